@@ -121,6 +121,7 @@ def __getattr__(name: str) -> object:
 
 
 def _captum_hint(name: str) -> str:
+    """Return the end of an error message, which names the call that replaces a name of captum."""
     from nnef_jax.analysis.captum_names import call_for
 
     call = call_for(name, filter(str.islower, __all__))

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from nnef_jax.analysis.argument_checks import require_bounds, require_count, require_key
 from nnef_jax.analysis.attack import Attack, AttackOptions, Bounds, Norm
 from nnef_jax.analysis.attribution import sizes_of
-from nnef_jax.analysis.question import Target, ask
+from nnef_jax.analysis.question import Question, Target, ask
 from nnef_jax.calls.arguments import Input, Params, has_values
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
@@ -71,8 +71,9 @@ class Adversarial(Result):
         columns = {"found": self.found, self.norm: self.distance, "margin": self.margin}
         if self.before is not None and self.after is not None:
             columns = {"before": self.before, "after": self.after, **columns}
+        arrays = [np.asarray(column) for column in columns.values()]
         items = range(len(self.found))
-        rows = zip(items, *map(np.asarray, columns.values()), strict=True)
+        rows = zip(items, *arrays, strict=True)
         title = f"{self.method} of {self.of} for {self.output}"
         return table_of(title, ["item", *columns], rows)
 
@@ -80,7 +81,11 @@ class Adversarial(Result):
         """Draw three rows for the first items: the original, the change, and the attacked tensor.
 
         Positive changes are red and negative changes are blue, with a separate scale for each item.
-        Returns the axes of matplotlib.
+        Return the axes of matplotlib.
+
+        Args:
+            ax: the axes on which the rows are drawn; new axes by default.
+            items: the largest number of items in a row.
         """
         from nnef_jax.analysis.tiles import montage, picture, signed
 
@@ -94,17 +99,15 @@ class Adversarial(Result):
         if self.before is not None and self.after is not None:
             before = [str(class_) for class_ in np.asarray(self.before[:items])]
             after = [str(class_) for class_ in np.asarray(self.after[:items])]
-        for item, succeeded in enumerate(np.asarray(self.found[:items])):
+        for index, succeeded in enumerate(np.asarray(self.found[:items])):
             if not succeeded:
-                after[item] += " (not found)"
+                after[index] += " (not found)"
         norm = _NORMS[self.norm]
         lengths = [f"{norm} {distance:.3g}" for distance in np.asarray(self.distance[:items])]
-        tiles = [
-            [picture(item, low, high) for item in original],
-            [signed(item) for item in x - original],
-            [picture(item, low, high) for item in x],
-        ]
-        return montage(ax, tiles, [before, lengths, after])
+        originals = [picture(item, low, high) for item in original]
+        changes = [signed(change) for change in x - original]
+        attacked = [picture(item, low, high) for item in x]
+        return montage(ax, [originals, changes, attacked], [before, lengths, after])
 
 
 def fgsm(
@@ -135,7 +138,7 @@ def fgsm(
             targeted attack raises its scores, and succeeds if they are above 0.
         bounds: the least and the largest value of an entry.
 
-    The other arguments, and the errors, are those of `saliency`.
+    All other arguments, and the errors, are as in `saliency`.
     """
     options: AttackOptions = {"target": target, "output": output, "wrt": wrt, "params": params}
     options |= {"targeted": targeted, "bounds": bounds}
@@ -145,10 +148,12 @@ def fgsm(
 
 @jax.jit
 def _fgsm(attack: Attack, epsilon: Array) -> Adversarial:
+    """Attack by a single step of the length `epsilon`."""
     attack = attack.with_original()
     gradient, _ = attack.gradient(attack.original)
-    x = attack.after_step(attack.original, gradient, attack.sizes(epsilon))
-    return _result(attack, "FGSM", x)
+    step_length = attack.sizes(epsilon)
+    attacked = attack.after_step(attack.original, gradient, step_length)
+    return _result(attack, "FGSM", attacked)
 
 
 def pgd(
@@ -184,19 +189,24 @@ def pgd(
     if key is not None:
         require_key(key)
     attack = _attack("pgd", model, inputs, norm, options)
-    size = sizes_of(attack.question, "epsilon", epsilon)
-    length = _STEPS / steps * size if step_size is None else step_size
-    return _pgd(attack, size, sizes_of(attack.question, "step_size", length), key, steps)
+    distances = sizes_of(attack.question, "epsilon", epsilon)
+    if step_size is None:
+        step_size = _STEPS / steps * distances
+    step_lengths = sizes_of(attack.question, "step_size", step_size)
+    return _pgd(attack, distances, step_lengths, key, steps)
 
 
 @partial(jax.jit, static_argnames="steps")
 def _pgd(
     attack: Attack, epsilon: Array, step_size: Array, key: Array | None, steps: int
 ) -> Adversarial:
+    """Attack by projected gradient descent within the distance `epsilon`."""
     attack = attack.with_original()
-    size = attack.sizes(epsilon)
-    start = attack.original if key is None else attack.random(key, size)
-    return _result(attack, "PGD", attack.after_descent(start, size, attack.sizes(step_size), steps))
+    distance = attack.sizes(epsilon)
+    step_length = attack.sizes(step_size)
+    start = attack.original if key is None else attack.random(key, distance)
+    attacked = attack.after_descent(start, distance, step_length, steps)
+    return _result(attack, "PGD", attacked)
 
 
 def smallest_perturbation(
@@ -211,9 +221,9 @@ def smallest_perturbation(
 
     Each step goes just beyond the nearest plane on which two scores are equal to first order
     (DeepFool, Moosavi-Dezfooli et al. 2015, arXiv:1511.04599). If the answer has changed already,
-    the next step goes half way towards the point of this plane that is nearest to the original, as
-    in the fast adaptive boundary attack (Croce and Hein 2019, arXiv:1907.02044). Finally a
-    bisection between the best point and the original finds where the answer changes.
+    the next step ends half way between such a point and the point of the plane that is nearest to
+    the original, as in the fast adaptive boundary attack (Croce and Hein 2019, arXiv:1907.02044).
+    Finally a bisection between the best point and the original finds where the answer changes.
 
     The resulting distance is an upper bound of the distance to the decision boundary, since
     gradients may miss a nearer point. If no step changes the answer, the result is the original,
@@ -224,9 +234,9 @@ def smallest_perturbation(
     Args:
         norm: the norm of distances: "l2" or "linf".
         steps: the number of steps.
-        classes: the number of other classes that a step considers, namely the classes with the
-            highest scores. For each of them, a step computes the plane on which its score equals
-            the score of the original class.
+        classes: the number of other classes that a step considers; they are the classes with the
+            highest scores. For each of these classes, a step computes the plane on which the score
+            of the class equals the score of the original class.
         options: `target`, `targeted`, `bounds`, `output`, `wrt` and `params`, as in `fgsm`.
 
     Raises the errors of `fgsm`.
@@ -239,33 +249,39 @@ def smallest_perturbation(
 
 @partial(jax.jit, static_argnames=("steps", "classes"))
 def _smallest(attack: Attack, steps: int, classes: int) -> Adversarial:
+    """Attack by steps to planes, and then by a bisection towards the original."""
     attack = attack.with_original()
-    best = attack.nearest(steps, classes)
-    _, succeeds = attack.margins_and_success(best)
-    boundary = attack.drawn_back(best, _HALVINGS)
-    best = jnp.where(attack.broadcast_items(succeeds), boundary, best)
-    result = _result(attack, "smallest perturbation", best)
+    nearest = attack.nearest(steps, classes)
+    _, succeeds = attack.margins_and_success(nearest)
+    at_boundary = attack.drawn_back(nearest, _HALVINGS)
+    # Items for which the attack did not succeed keep the original.
+    attacked = jnp.where(attack.broadcast_items(succeeds), at_boundary, nearest)
+    result = _result(attack, "smallest perturbation", attacked)
     distance = jnp.where(succeeds, result.distance, inf)
     return replace(result, found=succeeds, distance=distance)
 
 
-def _result(attack: Attack, method: str, x: Array) -> Adversarial:
+def _result(attack: Attack, method: str, attacked: Array) -> Adversarial:
+    """Return the result of an attack that ends at the tensor `attacked`."""
     question = attack.question
-    margin, succeeds = attack.margins_and_success(x)
+    margin, succeeds = attack.margins_and_success(attacked)
+    distance = attack.length(attacked - attack.original)
 
-    def classes_of(x: Array) -> Array | None:
+    def classes_at(x: Array) -> Array | None:
+        """Return the class of each item of a tensor, or None if the target is a function."""
         if question.score is not None:
             return None
-        return question.entries(question.run(x)[0]).argmax(1).astype(jnp.int32)
+        outputs, _ = question.run(x)
+        return question.entries(outputs).argmax(1).astype(jnp.int32)
 
     return Adversarial(
-        x=x,
+        x=attacked,
         original=attack.original,
         found=succeeds,
-        distance=attack.length(x - attack.original).reshape(-1),
+        distance=distance.reshape(-1),
         margin=margin,
-        before=classes_of(attack.original),
-        after=classes_of(x),
+        before=classes_at(attack.original),
+        after=classes_at(attacked),
         method=method,
         norm=attack.norm,
         of=question.wrt,
@@ -276,7 +292,7 @@ def _result(attack: Attack, method: str, x: Array) -> Adversarial:
 def _attack(
     function: str, model: Model, inputs: tuple[Input, ...], norm: Norm, options: AttackOptions
 ) -> Attack:
-    """Check the arguments, and return an attack before its first step."""
+    """Check the arguments of the attack named `function`, and return it before its first step."""
     require_choice("norm", norm, ("linf", "l2"))
     keywords: dict[str, Any] = {**options}
     targeted = keywords.pop("targeted", False)
@@ -291,12 +307,22 @@ def _attack(
         hint = "give a function as target that returns a margin: target=lambda y: y[:, 0]"
         raise InputError(message, hint=hint)
     if bounds is not None:
-        low, high = require_bounds(bounds)
-        x = None if question.position is None else question.inputs[question.position]
-        if x is not None and has_values(x):
-            smallest = float(np.min(x, initial=low))
-            largest = float(np.max(x, initial=low))
-            if smallest < low or largest > high:
-                message = f"'{question.wrt}' has values from {smallest:g} to {largest:g}"
-                raise InputError(f"{message}, bounds are {low:g} to {high:g}")
+        _require_input_within(question, *require_bounds(bounds))
     return Attack(question, bounds, targeted, norm)
+
+
+def _require_input_within(question: Question, low: float, high: float) -> None:
+    """Raise InputError if the attacked tensor is an input with a value outside the bounds.
+
+    A traced input, and a tensor inside the network, are not checked.
+    """
+    if question.position is None:
+        return
+    x = question.inputs[question.position]
+    if not has_values(x):
+        return
+    smallest = float(np.min(x, initial=low))
+    largest = float(np.max(x, initial=low))
+    if smallest < low or largest > high:
+        message = f"'{question.wrt}' has values from {smallest:g} to {largest:g}"
+        raise InputError(f"{message}, bounds are {low:g} to {high:g}")

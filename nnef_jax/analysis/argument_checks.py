@@ -25,13 +25,15 @@ def require_model(model: object) -> None:
 def require_real(name: str, value: Any, *, least: float | None = 0) -> float:
     """Return a value as a float, after checking that it is a finite number of at least `least`.
 
-    Raises TypeError if it is not a number, and ValueError if it is too small or not finite.
+    `name` is the name of the argument, for errors. Raises TypeError if the value is not a number,
+    and ValueError if it is too small or not finite.
     """
     require(name, value, float | int | np.floating | np.integer, "a number")
-    is_large_enough = least is None or value >= least
-    if not (np.isfinite(value) and is_large_enough):
-        enough = "" if least is None else f"at least {least:g} and "
-        raise ValueError(f"{name} must be {enough}finite, it is {value}")
+    is_too_small = least is not None and value < least
+    is_finite = np.isfinite(value)
+    if is_too_small or not is_finite:
+        condition = "finite" if least is None else f"at least {least:g} and finite"
+        raise ValueError(f"{name} must be {condition}, it is {value}")
     return float(value)
 
 
@@ -54,7 +56,8 @@ def require_bounds(bounds: Any) -> tuple[float, float]:
     is_pair = isinstance(bounds, tuple | list) and len(bounds) == 2  # pyright: ignore[reportUnknownArgumentType]
     if not is_pair:
         raise TypeError(f"bounds must be a pair of numbers, it is {shown(bounds)}")
-    low, high = (require_real("a bound", x, least=None) for x in bounds)
+    low = require_real("a bound", bounds[0], least=None)
+    high = require_real("a bound", bounds[1], least=None)
     if low >= high:
         raise ValueError(f"bounds must rise, they are {low:g} and {high:g}")
     return low, high
@@ -67,9 +70,10 @@ def require_key(key: object) -> None:
 
 
 def array_from(name: str, returned: object) -> Array:
-    """Convert the result of a function of the caller, the argument `name`, to an array.
+    """Convert the result of a function that the user passed to an array.
 
-    Raises TypeError if the result is not an array of numbers.
+    `name` is the argument by which the user passed the function. Raises TypeError if the result is
+    neither an array nor a number.
     """
     if not isinstance(returned, Array | np.ndarray | np.generic | float | int):
         raise TypeError(f"{name} must return an array, it returns {shown(returned)}")
@@ -77,9 +81,10 @@ def array_from(name: str, returned: object) -> Array:
 
 
 def broadcast(argument: str, array: Array, tensor: str, shape: Shape) -> Array:
-    """Broadcast an argument's array to the shape of a tensor.
+    """Broadcast the array of an argument to the shape of a tensor.
 
-    `argument` and `tensor` are their names. Raises InputError if the array does not fit.
+    `argument` is the name of the argument, and `tensor` is the name of the tensor, both for errors.
+    Raises InputError if the array does not broadcast to the shape.
     """
     try:
         return jnp.broadcast_to(array, [int(extent) for extent in shape])

@@ -56,7 +56,9 @@ class _Verdict(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Attack:
-    """An attack that leads each item of a batch away from its class, or towards it if `targeted`.
+    """An attack on each item of a batch.
+
+    The attack leads an item away from its class; if `targeted`, it leads the item to its class.
 
     An attack is a pytree. In its methods, an argument or result with a number for each item is an
     array [batch, 1, ...], which broadcasts to the attacked tensor `wrt`.
@@ -100,26 +102,27 @@ class Attack:
 
     def margins_and_success(self, x: Array) -> tuple[Array, Array]:
         """Return the margins at a point, [batch], and whether the attack succeeds, bool [batch]."""
-        verdict = self._judged(self.question.run(x)[0])
+        outputs, _ = self.question.run(x)
+        verdict = self._judged(outputs)
         return verdict.margin, verdict.succeeds
 
     def gradient(self, x: Array) -> tuple[Array, tuple[Array, Array]]:
-        """Return the gradient along which the attack succeeds, and `margins_and_success(x)`.
+        """Return the direction in which the attack should move `x`, and `margins_and_success(x)`.
 
-        The gradient is the derivative of the log-odds of the other classes against the class, with
-        opposite sign in a targeted attack. It has the direction of the gradient of the
-        cross-entropy, but does not vanish where the network is certain.
+        The direction is the gradient of the log-odds of the other classes against the item's class,
+        with opposite sign in a targeted attack. This gradient is parallel to the gradient of the
+        cross-entropy, but it does not vanish where the network is certain.
         """
 
         def log_odds(x: Array) -> tuple[Array, tuple[Array, Array]]:
-            outputs = self.question.run(x)[0]
+            outputs, _ = self.question.run(x)
             margin, succeeds, is_other = self._judged(outputs)
-            if is_other is None:
+            if is_other is None:  # The target is a function, which returns the margin.
                 return -margin.sum(), (margin, succeeds)
             entries = self.question.entries(outputs)
-            against = jax.nn.logsumexp(entries, axis=1, where=is_other)
-            odds = self._sign * (against - self.question.scores(outputs)).sum()
-            return odds, (margin, succeeds)
+            others_together = jax.nn.logsumexp(entries, axis=1, where=is_other)
+            odds_by_item = others_together - self.question.scores(outputs)
+            return self._sign * odds_by_item.sum(), (margin, succeeds)
 
         return jax.grad(log_odds, has_aux=True)(x)
 
@@ -128,17 +131,19 @@ class Attack:
         return -1 if self.targeted else 1
 
     def _judged(self, outputs: Any) -> _Verdict:
-        """Return the margins at the outputs of a network, and whether the attack succeeds."""
+        """Return the margins for the outputs of a network, and whether the attack succeeds."""
         question = self.question
         scores = question.scores(outputs)
         if question.score is not None:
             margin = self._sign * scores
             return _Verdict(margin, margin < 0, None)
         entries = question.entries(outputs)
-        classes = question.classes
-        assert classes is not None
-        is_other = jnp.arange(entries.shape[1])[None] != classes[:, None]
-        margin = self._sign * (scores - jnp.where(is_other, entries, -jnp.inf).max(1))
+        item_classes = question.classes
+        assert item_classes is not None
+        class_indices = jnp.arange(entries.shape[1])
+        is_other = class_indices[None] != item_classes[:, None]
+        highest_other = jnp.where(is_other, entries, -jnp.inf).max(1)
+        margin = self._sign * (scores - highest_other)
         rounding = _ROUNDING * float(jnp.finfo(entries.dtype).eps) * jnp.abs(scores)
         return _Verdict(margin, margin < -rounding, is_other)
 
@@ -159,23 +164,23 @@ class Attack:
         """Move a point to within a distance `size` of the original, and within bounds."""
         change = x - self.original
         if self.norm == "linf":
-            change = jnp.clip(change, -size, size)
-        else:
-            norm = self.length(change)
-            is_far = norm > size
-            shrinking = size / jnp.where(norm > 0, norm, 1)
-            change = change * jnp.where(is_far, shrinking, 1)
-        return self._within(self.original + change)
+            return self._within(self.original + jnp.clip(change, -size, size))
+        norm = self.length(change)
+        shrinking = size / jnp.where(norm > 0, norm, 1)
+        factor = jnp.where(norm > size, shrinking, 1)
+        return self._within(self.original + change * factor)
 
     def random(self, key: Array, size: Array) -> Array:
         """Return a random point, uniformly distributed within a distance `size` of the original."""
         x = self.original
         if self.norm == "linf":
             return self._within(x + size * jax.random.uniform(key, x.shape, x.dtype, -1, 1))
-        for_direction, for_radius = jax.random.split(key)
-        direction = jax.random.normal(for_direction, x.shape, x.dtype)
+        direction_key, radius_key = jax.random.split(key)
+        direction = jax.random.normal(direction_key, x.shape, x.dtype)
         dimensions = max(1, x[:1].size)
-        radius = jax.random.uniform(for_radius, size.shape, x.dtype) ** (1 / dimensions)
+        # The volume within a radius r is proportional to r ** dimensions.
+        volume = jax.random.uniform(radius_key, size.shape, x.dtype)
+        radius = volume ** (1 / dimensions)
         return self._within(x + size * radius * direction / self.length(direction))
 
     def after_descent(self, x: Array, size: Array, step_size: Array, steps: int) -> Array:
@@ -186,23 +191,25 @@ class Attack:
         """
 
         def move(state: tuple[Array, ...], _: None) -> tuple[tuple[Array, ...], None]:
+            """Compare the current point with the best point, and make a step."""
             x, best, best_margin = state
             gradient, (margin, _succeeds) = self.gradient(x)
             best, best_margin = self._better(x, margin, best, best_margin)
-            x = self.projected(self.after_step(x, gradient, step_size), size)
-            return (x, best, best_margin), None
+            moved = self.after_step(x, gradient, step_size)
+            return (self.projected(moved, size), best, best_margin), None
 
         start = x, x, jnp.full(x.shape[:1], jnp.inf)
-        (x, best, best_margin), _ = lax.scan(move, start, None, length=steps)
-        margin, _ = self.margins_and_success(x)
-        return self._better(x, margin, best, best_margin)[0]
+        (last, best, best_margin), _ = lax.scan(move, start, None, length=steps)
+        margin, _ = self.margins_and_success(last)
+        best, _ = self._better(last, margin, best, best_margin)
+        return best
 
     def _better(
         self, x: Array, margin: Array, best: Array, best_margin: Array
     ) -> tuple[Array, Array]:
-        """Return, for each item, the better of two points and its margin.
+        """Return the better of the points `x` and `best` for each item, and its margin.
 
-        The better point is `x` or `best`, whichever has the smaller margin.
+        The better point of an item is the point with the smaller margin.
         """
         margin = margin.astype(best_margin.dtype)
         is_better = self.broadcast_items(margin < best_margin)
@@ -212,67 +219,85 @@ class Attack:
         """Return the point nearest to the original at which the attack succeeds, or the original.
 
         A plane consists of the points at which the margin over another class is 0 to first order. A
-        step goes just beyond the nearest plane. If the attack has succeeded already, the step goes
-        half way towards the point of the plane that is nearest to the original.
+        step goes just beyond the nearest plane. If the attack has succeeded already, the step ends
+        half way between this point and the point of the plane that is nearest to the original.
+
+        Args:
+            steps: the number of steps.
+            classes: the number of other classes that a step considers.
         """
         original = self.original
 
-        def move(state: tuple[Array, ...], _: None) -> tuple[tuple[Array, ...], None]:
-            x, best, best_distance = state
-            margin, normal, succeeds = self._nearest_plane(x, classes)
+        def better(x: Array, succeeds: Array, best: Array, least: Array) -> tuple[Array, Array]:
+            """Return `x` and its distance where it is the nearest success, else `best`, `least`."""
             distance = self.length(x - original)
-            is_best = self.broadcast_items(succeeds) & (distance < best_distance)
-            best = jnp.where(is_best, x, best)
-            best_distance = jnp.where(is_best, distance, best_distance)
-            beyond = margin + _OVERSHOOT * jnp.abs(margin)
-            from_here = self._nearest_on_plane(x, beyond, normal)
+            is_better = self.broadcast_items(succeeds) & (distance < least)
+            return jnp.where(is_better, x, best), jnp.where(is_better, distance, least)
+
+        def move(state: tuple[Array, ...], _: None) -> tuple[tuple[Array, ...], None]:
+            """Compare the current point with the best point, and make a step."""
+            x, best, least_distance = state
+            margin, normal, succeeds = self._nearest_plane(x, classes)
+            best, least_distance = better(x, succeeds, best, least_distance)
+            margin_to_lose = margin + _OVERSHOOT * jnp.abs(margin)
+            from_x = self._nearest_on_plane(x, margin_to_lose, normal)
             axes = tuple(range(1, x.ndim))
-            change = (normal * (original - x)).sum(axes, keepdims=True)
-            from_original = self._nearest_on_plane(original, beyond + change, normal)
-            half_way = (from_here + from_original) / 2
-            x = jnp.where(self.broadcast_items(succeeds), half_way, from_here)
-            return (x, best, best_distance), None
+            # To first order, the original has this margin more than `x`.
+            more_margin = (normal * (original - x)).sum(axes, keepdims=True)
+            from_original = self._nearest_on_plane(original, margin_to_lose + more_margin, normal)
+            half_way = (from_x + from_original) / 2
+            x = jnp.where(self.broadcast_items(succeeds), half_way, from_x)
+            return (x, best, least_distance), None
 
         start = original, original, jnp.full_like(self.length(original), jnp.inf)
-        (x, best, best_distance), _ = lax.scan(move, start, None, length=steps)
-        _, succeeds = self.margins_and_success(x)
-        is_best = self.broadcast_items(succeeds) & (self.length(x - original) < best_distance)
-        return jnp.where(is_best, x, best)
+        (last, best, least_distance), _ = lax.scan(move, start, None, length=steps)
+        _, succeeds = self.margins_and_success(last)
+        best, _ = better(last, succeeds, best, least_distance)
+        return best
 
     def _nearest_plane(self, x: Array, classes: int) -> _Plane:
-        """Return the nearest of the planes on which the margin over another class is 0.
+        """Return the plane nearest to `x` on which the margin over another class is 0.
 
-        The planes belong to the `classes` other classes with the highest scores.
+        There is a plane for each of the `classes` other classes with the highest scores.
         """
         question = self.question
 
         def margins_at(x: Array) -> tuple[Array, Array]:
-            outputs = question.run(x)[0]
+            """Return the margins over other classes, [batch, class], and whether `x` succeeds."""
+            outputs, _ = question.run(x)
             margin, succeeds, is_other = self._judged(outputs)
             if is_other is None or self.targeted:
                 return margin[:, None], succeeds
-            entries = jnp.where(is_other, question.entries(outputs), -jnp.inf)
-            highest = lax.top_k(entries, min(classes, entries.shape[1] - 1))[0]
+            other_entries = jnp.where(is_other, question.entries(outputs), -jnp.inf)
+            count = min(classes, other_entries.shape[1] - 1)
+            highest, _ = lax.top_k(other_entries, count)
             return question.scores(outputs)[:, None] - highest, succeeds
 
         class_margins, pull, succeeds = jax.vjp(margins_at, x, has_aux=True)
-        shape = class_margins.shape
-        units = jnp.eye(shape[1], dtype=class_margins.dtype)[:, None]
-        normals = jax.vmap(lambda unit: pull(jnp.broadcast_to(unit, shape))[0])(units)
-        # (class, batch, 1, ...)
+
+        def normal_of(unit: Array) -> Array:
+            """Return the gradient of the margin over the class at which the unit vector is 1."""
+            (gradient,) = pull(jnp.broadcast_to(unit, class_margins.shape))
+            return gradient
+
+        class_count = class_margins.shape[1]
+        units = jnp.eye(class_count, dtype=class_margins.dtype)[:, None]
+        # The arrays are (class, batch, ...) from here on.
+        normals = jax.vmap(normal_of)(units)
         margins = jax.vmap(self.broadcast_items)(class_margins.T).astype(x.dtype)
         lengths = jax.vmap(self._dual_norm)(normals)
         distances = jnp.abs(margins) / jnp.where(lengths > 0, lengths, 1)
         nearest = jnp.where(lengths > 0, distances, jnp.inf).argmin(0)[None]
-        margin = jnp.take_along_axis(margins, nearest, 0)[0]
-        normal = jnp.take_along_axis(normals, nearest, 0)[0]
-        return _Plane(margin, normal, succeeds)
+        # Of the first axis, these arrays have only the nearest class.
+        nearest_margin = jnp.take_along_axis(margins, nearest, 0)
+        nearest_normal = jnp.take_along_axis(normals, nearest, 0)
+        return _Plane(nearest_margin[0], nearest_normal[0], succeeds)
 
     def _dual_norm(self, normal: Array) -> Array:
         """Return the dual norm of each item of a gradient, [batch, 1, ...].
 
-        The margin divided by the dual norm of its gradient is the distance to the plane of margin
-        0.
+        The margin of an item, divided by the dual norm of the margin's gradient, is the distance
+        from the item to the plane on which the margin is 0.
         """
         if self.norm == "linf":
             return jnp.abs(normal).sum(tuple(range(1, normal.ndim)), keepdims=True)
@@ -289,18 +314,22 @@ class Attack:
         direction = jnp.sign(normal) if self.norm == "linf" else normal
         direction = direction * jnp.sign(margin)
 
-        def at(t: Array) -> Array:
+        def point_at(t: Array) -> Array:
             return self._within(x - t * direction)
 
-        def newton(_: int, t: Array) -> Array:
-            point = at(t)
-            remaining = margin + (normal * (point - x)).sum(axes, keepdims=True)
-            slope = jnp.where(self._can_move(point, direction), normal * direction, 0)
-            slope = jnp.abs(slope.sum(axes, keepdims=True))
-            return t + jnp.abs(remaining) / jnp.where(slope > 0, slope, jnp.inf)
+        def newton_step(_: int, t: Array) -> Array:
+            """Return a better estimate of the solution t."""
+            point = point_at(t)
+            remaining_margin = margin + (normal * (point - x)).sum(axes, keepdims=True)
+            slopes = jnp.where(self._can_move(point, direction), normal * direction, 0)
+            slope = jnp.abs(slopes.sum(axes, keepdims=True))
+            # Without a slope, t does not change.
+            return t + jnp.abs(remaining_margin) / jnp.where(slope > 0, slope, jnp.inf)
 
+        # Without bounds the margin is linear in t, and a single step gives the solution.
         steps = 1 if self.bounds is None else _NEWTON
-        return at(lax.fori_loop(0, steps, newton, 0 * margin))
+        solution = lax.fori_loop(0, steps, newton_step, 0 * margin)
+        return point_at(solution)
 
     def drawn_back(self, x: Array, rounds: int) -> Array:
         """Return the point between the original and `x` where the attack just succeeds.
@@ -311,33 +340,45 @@ class Attack:
         """
         change = x - self.original
 
-        def halve(ends: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], None]:
-            low, high = ends
+        def halve(bracket: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], None]:
+            """Halve the interval of shares. The attack succeeds at `high`, and fails at `low`."""
+            low, high = bracket
             middle = (low + high) / 2
-            items_succeed = self.margins_and_success(self.original + middle * change)[1]
+            point = self.original + middle * change
+            _margin, items_succeed = self.margins_and_success(point)
             succeeds = self.broadcast_items(items_succeed)
-            return (jnp.where(succeeds, low, middle), jnp.where(succeeds, middle, high)), None
+            new_low = jnp.where(succeeds, low, middle)
+            new_high = jnp.where(succeeds, middle, high)
+            return (new_low, new_high), None
 
         zero = self.broadcast_items(jnp.zeros(x.shape[:1], x.dtype))
-        (_, share), _ = lax.scan(halve, (zero, zero + 1), None, length=rounds)
+        one = zero + 1
+        (_, share), _ = lax.scan(halve, (zero, one), None, length=rounds)
         return self.original + share * change
 
     def _within(self, x: Array) -> Array:
+        """Clip a tensor to the bounds, if there are any."""
         if self.bounds is None:
             return x
-        low, high = (jnp.asarray(bound, x.dtype) for bound in self.bounds)
-        return jnp.clip(x, low, high)
+        lowest, highest = self.bounds
+        return jnp.clip(x, jnp.asarray(lowest, x.dtype), jnp.asarray(highest, x.dtype))
 
     def _can_move(self, x: Array, direction: Array) -> Array:
-        """Return the mask of the entries that a step against the direction can still move."""
+        """Return the mask of the entries that a step from `x` against a direction can change.
+
+        An entry cannot change if it has reached its bound.
+        """
         if self.bounds is None:
             return jnp.ones(x.shape, bool)
-        low, high = (jnp.asarray(bound, x.dtype) for bound in self.bounds)
-        return jnp.where(direction > 0, x > low, x < high)
+        lowest, highest = self.bounds
+        is_above_lowest = x > jnp.asarray(lowest, x.dtype)
+        is_below_highest = x < jnp.asarray(highest, x.dtype)
+        return jnp.where(direction > 0, is_above_lowest, is_below_highest)
 
 
 def _euclidean(change: Array) -> Array:
     """Return the L2 norm of each item, [batch, 1, ...]. Squares are added in at least 32 bits."""
     wide = change if change.dtype == jnp.float64 else change.astype(jnp.float32)
-    squares = jnp.square(wide).sum(tuple(range(1, change.ndim)), keepdims=True)
-    return jnp.sqrt(squares).astype(change.dtype)
+    axes = tuple(range(1, change.ndim))
+    squared_norms = jnp.square(wide).sum(axes, keepdims=True)
+    return jnp.sqrt(squared_norms).astype(change.dtype)

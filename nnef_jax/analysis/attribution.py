@@ -56,11 +56,14 @@ class Attribution(Result):
         largest: list[float | None] = []
         positions: list[str] = []
         for item_values in values:
-            index: tuple[Any, ...] = ()
             if item_values.size:
-                index = np.unravel_index(np.abs(item_values).argmax(), item_values.shape)
-            largest.append(item_values[index] if item_values.size else None)
-            positions.append(show([int(i) for i in index]))
+                flat_index = np.abs(item_values).argmax()
+                index = np.unravel_index(flat_index, item_values.shape)
+                largest.append(item_values[index])
+                positions.append(show([int(i) for i in index]))
+            else:
+                largest.append(None)
+                positions.append(show([]))
         sums = [item_values.sum() for item_values in values]
         columns: dict[str, Any] = {"item": range(len(values))}
         if self.classes is not None:
@@ -75,7 +78,7 @@ class Attribution(Result):
         """Draw the attributions of the first items over these items.
 
         Positive values are red and negative values are blue, with a separate scale for each item.
-        The values of all channels are added up. Returns the axes of matplotlib.
+        The values of all channels are added up. Return the axes of matplotlib.
         """
         from nnef_jax.analysis.tiles import heat_maps
 
@@ -95,7 +98,10 @@ def attributed(
     gap: Array | None = None,
     of: str | None = None,
 ) -> Attribution:
-    """Return the attribution for a question. `of` is the attributed tensor, by default `wrt`."""
+    """Return the attribution for a question.
+
+    `of` is the name of the attributed tensor, by default the tensor `wrt` of the question.
+    """
     return Attribution(
         values=values,
         scores=scores,
@@ -132,8 +138,10 @@ METHODS = ("riemann_left", "riemann_middle", "riemann_right", "riemann_trapezoid
 
 
 def quadrature(method: str, steps: int, x: Array) -> tuple[Array, Array]:
-    """Return the points and the weights of a quadrature rule on the interval from 0 to 1."""
-    points = (np.arange(steps) + 0.5) / steps
+    """Return the points and the weights of a quadrature rule on the interval from 0 to 1.
+
+    The points have the dtype of the tensor `x`, and the weights have at least 32 bits.
+    """
     weights = np.full(steps, 1 / steps)
     if method == "riemann_left":
         points = np.arange(steps) / steps
@@ -144,10 +152,12 @@ def quadrature(method: str, steps: int, x: Array) -> tuple[Array, Array]:
         weights = np.full(steps, 1 / max(1, steps - 1))
         weights[[0, -1]] /= 2
     elif method == "gausslegendre":
-        # numpy's rule is for the interval from -1 to 1.
+        # numpy's rule is for the interval from -1 to 1, which has twice the length.
         points, weights = np.polynomial.legendre.leggauss(steps)
         points = (points + 1) / 2
         weights = weights / 2
+    else:  # "riemann_middle"
+        points = (np.arange(steps) + 0.5) / steps
     return jnp.asarray(points, x.dtype), jnp.asarray(weights, zeros(x).dtype)
 
 
@@ -172,22 +182,23 @@ def array_of(name: str, value: object) -> Any:
     """Return an argument as an array of numbers. Raises InputError if it is not numeric."""
     message = f"{name} must be a number or an array"
     array = value if isinstance(value, jax.Array) else numpy_of(value, InputError, message)
-    is_number = is_float(str(array.dtype)) or array.dtype.kind in "iu"
-    if not is_number:
-        raise InputError(f"{message}, it is {shown(value)}")
-    return array
+    is_integer = array.dtype.kind in "iu"
+    if is_integer or is_float(str(array.dtype)):
+        return array
+    raise InputError(f"{message}, it is {shown(value)}")
 
 
 def sizes_of(question: Question, name: str, value: object) -> Any:
-    """Check an argument that is a length, or lengths [batch], and return it as an array.
+    """Return an argument that is a length, or an array of lengths [batch], after checking it.
 
-    Raises ValueError for a length that is negative or infinite.
+    Raises InputError for another shape, and ValueError for a length that is negative or infinite.
     """
     sizes = array_of(name, value)
     if sizes.shape not in ((), (question.batch,)):
         message = f"{name} is {show(sizes.shape)}, '{question.wrt}' has {question.batch} items"
         raise InputError(message, hint="give a number, or one for each item")
     if not isinstance(sizes, Tracer):
-        for extreme in (np.min, np.max):
-            require_real(name, float(extreme(np.asarray(sizes), initial=0)))
+        numbers = np.asarray(sizes)
+        require_real(name, float(np.min(numbers, initial=0)))
+        require_real(name, float(np.max(numbers, initial=0)))
     return sizes

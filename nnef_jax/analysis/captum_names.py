@@ -40,11 +40,13 @@ def call_for(name: str, functions: Iterable[str]) -> str:
     """
     if name in _CALLS:
         return _CALLS[name]
-    by_spelling = {function.replace("_", ""): function for function in functions}
+    function_by_spelling = {function.replace("_", ""): function for function in functions}
     spelling = name.replace("_", "").lower()
-    options = {"": "", "layer": ", wrt=", "neuron": ", output=, target=unit"}
-    for prefix, keywords in options.items():
-        function = by_spelling.get(spelling.removeprefix(prefix))
-        if function and spelling.startswith(prefix):
+    keywords_by_prefix = {"": "", "layer": ", wrt=", "neuron": ", output=, target=unit"}
+    for prefix, keywords in keywords_by_prefix.items():
+        if not spelling.startswith(prefix):
+            continue
+        function = function_by_spelling.get(spelling.removeprefix(prefix))
+        if function:
             return f"{function}(...{keywords})"
     return ""

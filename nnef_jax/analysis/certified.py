@@ -57,10 +57,14 @@ class Bounds(Result):
 
     @property
     def margin(self) -> Array:
-        """Return the lower bound of the class's score minus the highest other score, [batch]."""
+        """Return the lower bound of the class's score minus the highest other score, [batch].
+
+        If the target is a function, return the lower bound of its score.
+        """
         if self.classes is None:
             return self.margins
-        return jnp.where(_is_class(self.margins, self.classes), jnp.inf, self.margins).min(1)
+        is_own_class = _is_class(self.margins, self.classes)
+        return jnp.where(is_own_class, jnp.inf, self.margins).min(1)
 
     @property
     def certified(self) -> Array:
@@ -72,8 +76,9 @@ class Bounds(Result):
         columns = {"certified": self.certified, "margin": self.margin}
         if self.classes is not None:
             columns = {"class": self.classes, **columns}
+        arrays = [np.asarray(column) for column in columns.values()]
         items = range(len(self.margin))
-        rows = zip(items, *map(np.asarray, columns.values()), strict=True)
+        rows = zip(items, *arrays, strict=True)
         title = f"{self.method} bounds of {self.output} for {self.of}"
         return table_of(title, ["item", *columns], rows)
 
@@ -88,10 +93,10 @@ def bounds(
 ) -> Bounds:
     """Bound the outputs for all inputs whose entries change by at most epsilon.
 
-    The bounds hold for the network as it is written, computed in exact arithmetic or in 32 bits,
-    for any order of summation: they include the largest rounding errors of all values that change.
-    They do not include the rounding errors of values that depend only on parameters, or the
-    rounding errors of products in fewer than 32 bits.
+    The bounds hold for the network as it is written. They hold in exact arithmetic, and also in 32
+    bits for any order of summation, because they include the largest rounding errors of all values
+    that depend on the changed input. They include neither the rounding errors of values that depend
+    only on parameters, nor the rounding errors of products in fewer than 32 bits.
 
     >>> nnef_jax.analysis.bounds(model, images, epsilon=2, bounds=(0, 255)).certified
 
@@ -105,7 +110,7 @@ def bounds(
             al. 2019, arXiv:1906.06316). It suits training.
         bounds: the least and the largest value of an entry.
 
-    The other arguments, and the errors, are those of `saliency`. The margins of the result are
+    All other arguments, and the errors, are as in `saliency`. The margins of the result are
     computed for the class `target`. If `target` is a function, they are its scores. Items of a
     batch must not depend on one another. Raises UnsupportedError for an operation without a rule,
     and for a network that computes in 16 bits.
@@ -125,43 +130,49 @@ def bounds(
 
 @partial(jax.jit, static_argnames="method")
 def _bounds(question: Question, epsilon: Array, ends: Ends | None, *, method: Method) -> Bounds:
+    """Bound the outputs for each item separately, in a batch of one.
+
+    If the network has a fixed batch size, the item is repeated to fill the batch.
+    """
     x = question.value()
     question = question.with_classes(x)
     question = replace(question, model=question.model.with_options(optimize=False))
     changed = _changed_inputs(x, epsilon, ends)
-    # Each item is bounded separately, in a batch of one. If the network has a fixed batch size, the
-    # item is repeated.
     batched_indices: list[int] = []
     for index, input in enumerate(question.inputs):
-        if input.ndim > 0 and input.shape[0] == len(x):
+        has_batch_axis = input.ndim > 0 and input.shape[0] == len(x)
+        if has_batch_axis:
             batched_indices.append(index)
     count = 1 if _takes_one(question, batched_indices) else len(x)
 
-    def bounds_of(item: tuple[Any, ...]) -> tuple[Any, Interval]:
-        batched_inputs, item_low, item_high, item_class = item
+    def bounds_of_item(item: tuple[Any, ...]) -> tuple[Any, Interval]:
+        """Return intervals of the outputs and of the margins, from the arrays of one item."""
+        item_inputs, item_low, item_high, item_class = item
         inputs = list(question.inputs)
-        for index, item_input in zip(batched_indices, batched_inputs, strict=True):
+        for index, item_input in zip(batched_indices, item_inputs, strict=True):
             inputs[index] = jnp.repeat(item_input[None], count, 0)
         classes = None if item_class is None else jnp.full(count, item_class)
-        single = replace(question, inputs=tuple(inputs), classes=classes)
-        return _item_bounds(single, Interval(item_low, item_high), count, method)
+        item_question = replace(question, inputs=tuple(inputs), classes=classes)
+        return _item_bounds(item_question, Interval(item_low, item_high), count, method)
 
-    batched = [question.inputs[index] for index in batched_indices]
-    items = batched, changed.low[:, None], changed.high[:, None], question.classes
+    batched_inputs = [question.inputs[index] for index in batched_indices]
+    # The ends of an item get a first axis, the batch of one.
+    items = batched_inputs, changed.low[:, None], changed.high[:, None], question.classes
     if method == "crown":
-        outputs, margins = lax.map(bounds_of, items)
+        outputs, margins = lax.map(bounds_of_item, items)
     else:
-        outputs, margins = jax.vmap(bounds_of)(items)
+        outputs, margins = jax.vmap(bounds_of_item)(items)
 
     lower = jax.tree.map(lambda y: y.low, outputs, is_leaf=_is_interval)
     upper = jax.tree.map(lambda y: y.high, outputs, is_leaf=_is_interval)
-    lowest = margins.low
+    lower_margins = margins.low
     if question.classes is not None:
-        lowest = jnp.where(_is_class(lowest, question.classes), 0, lowest)
+        is_own_class = _is_class(lower_margins, question.classes)
+        lower_margins = jnp.where(is_own_class, 0, lower_margins)
     return Bounds(
         lower=lower,
         upper=upper,
-        margins=lowest,
+        margins=lower_margins,
         classes=question.classes,
         method=method,
         output=question.output or "outputs",
@@ -175,37 +186,45 @@ def _changed_inputs(x: Array, epsilon: Array, ends: Ends | None) -> Interval:
     `epsilon` is a number, or a number for each item. The interval is clipped to `ends`.
     """
     by_item = jnp.broadcast_to(jnp.asarray(epsilon, x.dtype), x.shape[:1])
-    change = by_item.reshape(-1, *[1] * (x.ndim - 1))
+    other_axes = [1] * (x.ndim - 1)
+    change = by_item.reshape(-1, *other_axes)
     low = x - change
     high = x + change
     if ends is None:
         return Interval(low, high)
-    lowest, highest = (jnp.asarray(end, x.dtype) for end in ends)
+    lowest = jnp.asarray(ends[0], x.dtype)
+    highest = jnp.asarray(ends[1], x.dtype)
     return Interval(jnp.clip(low, lowest, highest), jnp.clip(high, lowest, highest))
 
 
 def _item_bounds(
     question: Question, item: Interval, count: int, method: Method
 ) -> tuple[Any, Interval]:
-    """Return two intervals for one item: of the outputs, and of the margins (or scores).
+    """Return an interval for each output of an item, and the interval of its margins.
 
-    The network runs on a batch in which the item is repeated `count` times.
+    If the target is a function, the second interval bounds its score. The network runs on a batch
+    in which the item is repeated `count` times.
     """
 
     def outputs_and_margins(x: Array) -> tuple[Any, Array]:
-        outputs = question.run(jnp.repeat(x, count, 0))[0]
+        """Return the outputs and margins of the first item, each with a batch axis of extent 1."""
+        outputs, _ = question.run(jnp.repeat(x, count, 0))
         scores = question.scores(outputs)
         first_outputs = jax.tree.map(lambda y: y[:1], outputs)
         if question.classes is None:
             return first_outputs, scores[:1]
-        return first_outputs, scores[:1, None] - question.entries(outputs)[:1]
+        margins = scores[:1, None] - question.entries(outputs)[:1]
+        return first_outputs, margins
 
-    closed, shapes = jaxprs.make_jaxpr_and_types(outputs_and_margins, item.low)
+    closed, result_types = jaxprs.make_jaxpr_and_types(outputs_and_margins, item.low)
     has_backward_bounds = method != "interval"
     is_sharp = method == "crown"
     walk = Walk(jaxprs.inlined(closed), [item], linear=has_backward_bounds, sharp=is_sharp)
-    intervals = [jax.tree.map(lambda y: y[0], interval(y)) for y in walk.results]
-    return jax.tree.unflatten(jax.tree.structure(shapes), intervals)
+    intervals: list[Interval] = []
+    for bounded_result in walk.results:
+        batch_of_one = interval(bounded_result)
+        intervals.append(Interval(batch_of_one.low[0], batch_of_one.high[0]))
+    return jax.tree.unflatten(jax.tree.structure(result_types), intervals)
 
 
 def _is_class(margins: Array, classes: Array) -> Array:
@@ -231,17 +250,18 @@ def _takes_one(question: Question, batched_indices: Sequence[int]) -> bool:
 
 
 def _located(question: Question, error: NoBounds) -> UnsupportedError:
-    """Return an UnsupportedError that names the operation to which an equation belongs.
+    """Return an UnsupportedError that names the operation that cannot be bounded.
 
-    `error` has the equation, for which there is no rule.
+    `error` has an equation without a rule. This equation belongs to the operation.
     """
     equation = error.equation
     assert equation is not None
     name = jaxprs.outer_scope(equation)
-    operations = [x for x in question.graph.operations if x.name == name]
+    operations = [operation for operation in question.graph.operations if operation.name == name]
     if not operations:
         return UnsupportedError(f"no rule bounds {described(equation)}")
     (operation,) = operations
     message = f"no rule bounds '{operation.kind}', which computes '{equation.primitive.name}'"
-    hint = f"bound its operand: output='{next(operation.reads()).name}'"
+    operand = next(operation.reads())
+    hint = f"bound its operand: output='{operand.name}'"
     return UnsupportedError(message, span=operation.span, calls=operation.calls, hint=hint)

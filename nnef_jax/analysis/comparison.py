@@ -79,47 +79,60 @@ class Comparison(Result):
     @property
     def first(self) -> TensorDifference | None:
         """Return the difference of the first tensor that differs, or None."""
-        return next((x for x in self.tensors.values() if x.reason), None)
+        for tensor_difference in self.tensors.values():
+            if tensor_difference.reason:
+                return tensor_difference
+        return None
 
     @property
     def origins(self) -> tuple[str, ...]:
         """Return the names of the tensors at which a difference arises.
 
-        Such a tensor also differs if it is computed from operands with the values of `a`.
+        These tensors differ even if they are computed from operands with the values of `a`.
         """
         return tuple(name for name, x in self.tensors.items() if x.own)
 
     def to_dict(self) -> dict[str, object]:
-        """Return values that JSON can hold.
+        """Return a dict of the fields and of `first` and `origins`, with values that JSON can hold.
 
-        `first` is the name of the first differing tensor in `a`, or None. `origins` is a list.
+        `first` is the name in `a` of the first tensor that differs, or None. `origins` is a list.
         """
         first = None if self.first is None else self.first.a
         return super().to_dict() | {"first": first, "origins": list(self.origins)}
 
     def table(self, *, differing: bool = False) -> Table:
-        """Return a table with a line for each pair, or only for each pair that differs."""
+        """Return a table with a line for each pair of tensors.
+
+        If `differing`, the table only has the pairs that differ.
+        """
         columns = ["a", "b", "operation", "shape", "dtype", "absolute", "relative", "SNR in dB"]
         columns += ["ulps", "differs"]
         if self.isolated:
             columns.append("by itself")
         tensors = [x for x in self.tensors.values() if x.reason or not differing]
-        title = f"{len(self.tensors)} tensors, none differs"
-        if first := self.first:
+        verdict = "none differs"
+        first = self.first
+        if first is not None:
             verdict = f"the first that differs is {first.a}: {first.reason}"
-            title = f"{len(self.tensors)} tensors, {verdict}"
-        counts = [f"{len(names)} of {side}" for side, names in self.unmatched.items() if names]
+        title = f"{len(self.tensors)} tensors, {verdict}"
+        counts = [
+            f"{len(names)} of {network}" for network, names in self.unmatched.items() if names
+        ]
         if counts:
             title += f", {' and '.join(counts)} unmatched"
         return table_of(title, columns, map(self._row, tensors))
 
     def _row(self, x: TensorDifference) -> list[Any]:
-        other_name = x.b if x.b != x.a else ""
-        dtypes = " ".join(dict.fromkeys(x.dtypes))
-        row: list[Any] = [x.a, other_name, x.kind, show(x.shapes[0]), dtypes]
+        """Return the cells of the table for one tensor."""
+        name_in_b = x.b if x.b != x.a else ""
+        distinct_dtypes = dict.fromkeys(x.dtypes)
+        shape, _ = x.shapes
+        row: list[Any] = [x.a, name_in_b, x.kind, show(shape), " ".join(distinct_dtypes)]
         row += [x.absolute, x.relative, x.snr, x.ulps, x.reason or "ok"]
-        if self.isolated:
-            row.append(None if x.own is None else x.own or "ok")
+        if self.isolated and x.own is None:
+            row.append(None)
+        elif self.isolated:
+            row.append(x.own or "ok")
         return row
 
     def plot(self, ax: Axes | None = None) -> Axes:
@@ -131,23 +144,24 @@ class Comparison(Result):
         ax = axes(ax, (8, 4))
         rows = list(self.tensors.values())
         errors = [_relative_error(x.snr) for x in rows]
-        isolated = [_relative_error(x.own_snr) for x in rows]
-        drawable = [error for error in (*errors, *isolated) if 0 < error < np.inf]
-        low = min(drawable, default=1e-8) / 3
+        own_errors = [_relative_error(x.own_snr) for x in rows]
+        drawable_errors = [error for error in errors + own_errors if 0 < error < np.inf]
+        lower_end = min(drawable_errors, default=1e-8) / 3
         positions = np.arange(len(rows))
         if self.isolated:
-            heights = np.fmax(isolated, low)  # NaN becomes the lower end.
+            bar_heights = np.fmax(own_errors, lower_end)  # NaN becomes the lower end.
             colours = ["#e8b4ad" if x.own else "#c9d3df" for x in rows]
-            ax.bar(positions, heights, color=colours, label="made here", width=0.8)
-        heights = [max(error, low) for error in errors]  # NaN stays NaN, which is not drawn.
+            ax.bar(positions, bar_heights, color=colours, label="made here", width=0.8)
+        heights = [max(error, lower_end) for error in errors]  # NaN stays NaN, which is not drawn.
         style: Any = {"color": "#1f4e79", "marker": "o", "markersize": 3, "lw": 1.2}
         ax.plot(positions, heights, label="error", **style)
-        if first := self.first:
+        first = self.first
+        if first is not None:
             position = rows.index(first)
             label = literally(f"the first that differs: {first.a}, {first.reason}")
             ax.plot(position, heights[position], "o", color="#c0392b", markersize=6, label=label)
         ax.set_yscale("log")
-        ax.set_ylim(low)
+        ax.set_ylim(lower_end)
         ax.set_ylabel("error / root mean square")
         ax.margins(x=0.01)
         if len(rows) <= _MOST_LABELLED:
@@ -176,9 +190,9 @@ def compare(
     it is written, without passes; a model with state runs one cycle from its initial state. All
     tensors of both networks are in memory together.
 
-    `by` tells how a pair of tensors was matched. "given": by `names`. "name": by equal names, or
-    names that are equal without characters other than letters and digits. "output": by the order of
-    the outputs, if both networks have equally many outputs. "position": by a longest common
+    `by` tells how a pair of tensors was matched. "given" is by `names`. "name" is by equal names,
+    or by names that become equal if only letters and digits are kept. "output" is by the order of
+    the outputs, if both networks have equally many outputs. "position" is by a longest common
     sequence of equal kinds and shapes between two matched pairs.
 
     A tensor differs if an item is out of tolerance: `|b - a| > atol + rtol * max(|a|, rms of a)`,
@@ -235,6 +249,7 @@ def compare(
         isolated = _isolated(b, inputs, pairs, arrays_a, arrays_b)
 
     def tensor_difference(pair: Pair) -> TensorDifference:
+        """Return the difference of two paired tensors."""
         x = arrays_a[pair.a]
         y = arrays_b[pair.b]
         reason, figures = difference(y, x, rtol, atol)
@@ -273,11 +288,14 @@ def compare(
 def _tensors(
     side: str, source: Run, other: Run, inputs: tuple[Input, ...]
 ) -> tuple[dict[str, Array], dict[str, TensorKind]]:
-    """Return the arrays of one network by name, in order, and a `TensorKind` for each of them.
+    """Return the arrays of one network by name, in order, and a `TensorKind` for each array.
 
-    If `source` is a function that returns outputs without names, and the other network is a model
-    with as many outputs, the outputs get the names of the other network. `side` names the network
-    in errors.
+    Args:
+        side: "a" or "b", the name of the network in errors.
+        source: the network.
+        other: the other network. If it is a model, and `source` is a function that returns equally
+            many outputs without names, these outputs get the names of the model's outputs.
+        inputs: the inputs of a call.
     """
     if isinstance(source, Model):
         try:
@@ -286,7 +304,9 @@ def _tensors(
             error.message = f"{side}: {error.message}"
             raise
     returned: Any = source
-    output_names = [spec.name for spec in other.outputs] if isinstance(other, Model) else []
+    output_names: list[str] = []
+    if isinstance(other, Model):
+        output_names = [spec.name for spec in other.outputs]
     if not isinstance(source, Mapping):
         if not callable(source):
             expected = "a model, a dict of arrays by name or a function of the inputs"
@@ -296,26 +316,28 @@ def _tensors(
     if not isinstance(returned, Mapping):
         returned = _outputs_by_name(returned, output_names)
         output_names = list(returned)
-    positions = {name: index for index, name in enumerate(output_names)}
     try:
-        items: dict[Any, Any] = dict(returned)
+        values_by_name: dict[Any, Any] = dict(returned)
     except Exception as reason:  # A .npz is read here, which may raise any exception.
         raise InputError(f"{side}: its arrays cannot be read: {reason}") from None
     arrays: dict[str, Array] = {}
-    for name, x in items.items():
-        array = numpy_of(x, InputError, f"{side}: '{name}' is not an array")
+    for name, value in values_by_name.items():
+        array = numpy_of(value, InputError, f"{side}: '{name}' is not an array")
         if kind_of(array) not in "bifc":
             raise InputError(f"{side}: '{name}' holds no numbers, its dtype is {array.dtype}")
         arrays[str(name)] = array
-    kinds = {name: TensorKind("", x.shape, positions.get(name)) for name, x in arrays.items()}
+    positions = {name: position for position, name in enumerate(output_names)}
+    kinds: dict[str, TensorKind] = {}
+    for name, array in arrays.items():
+        kinds[name] = TensorKind("", array.shape, positions.get(name))
     return arrays, kinds
 
 
 def _outputs_by_name(returned: Any, names: list[str]) -> dict[str, Any]:
     """Return the outputs of a function by name.
 
-    The fields of a named tuple give the names. Otherwise `names` are used if there is one for each
-    output, and "output0", "output1", ... if not.
+    The names are the fields of a named tuple. Other outputs have the names in `names`, if their
+    number is right, and otherwise "output0", "output1" and so on.
     """
     outputs: list[Any] = [*returned] if isinstance(returned, tuple | list) else [returned]
     if len(names) != len(outputs):
@@ -327,18 +349,20 @@ def _outputs_by_name(returned: Any, names: list[str]) -> dict[str, Any]:
 def _tensors_of_model(
     model: Model, inputs: tuple[Input, ...]
 ) -> tuple[dict[str, Array], dict[str, TensorKind]]:
+    """Return the tensors that a model computes by name, and a `TensorKind` for each tensor."""
     values = bound(model, inputs)
     graph = graph_for(model, values)
     layers = layers_of(graph)
-    positions: dict[str, int] = {}
-    for index, value in enumerate(graph.outputs):
-        positions.setdefault(value.name, index)
+    output_positions: dict[str, int] = {}
+    for position, value in enumerate(graph.outputs):
+        output_positions.setdefault(value.name, position)
     captured = model.intermediates(*values, names=list(layers)) if layers else {}
-    arrays = {name: np.asarray(captured[name]) for name in layers}
-    kinds = {
-        name: TensorKind(layers[name].kind, x.shape, positions.get(name))
-        for name, x in arrays.items()
-    }
+    arrays: dict[str, Array] = {}
+    kinds: dict[str, TensorKind] = {}
+    for name, layer in layers.items():
+        array = np.asarray(captured[name])
+        arrays[name] = array
+        kinds[name] = TensorKind(layer.kind, array.shape, output_positions.get(name))
     return arrays, kinds
 
 
@@ -351,15 +375,16 @@ def _isolated(
 ) -> dict[str, Array]:
     """Return the tensors of the model `b` by name, computed on operands with the values of `a`.
 
-    One run computes all tensors. An edit of each tensor records it, and replaces it by its
-    counterpart in `a`. The operations that read the tensor therefore get the values of `a`.
+    One run computes all tensors. In this run, each tensor of a pair is recorded, and then replaced
+    by its counterpart in `a`. Later operations therefore read the values of `a`.
     """
     replacements: dict[str, Array] = {}
     for pair in pairs:
-        x = arrays_a[pair.a]
-        y = arrays_b[pair.b]
-        if x.shape == y.shape and kind_of(x) == kind_of(y):
-            replacements[pair.b] = x.astype(y.dtype)
+        array_a = arrays_a[pair.a]
+        array_b = arrays_b[pair.b]
+        has_equal_shape = array_a.shape == array_b.shape
+        if has_equal_shape and kind_of(array_a) == kind_of(array_b):
+            replacements[pair.b] = array_a.astype(array_b.dtype)
     if not replacements:
         return {}
     model = without_mesh(model)
@@ -369,13 +394,16 @@ def _isolated(
     def run(
         params: Params, state: State, values: list[jax.Array], replacements: Mapping[str, jax.Array]
     ) -> dict[str, jax.Array]:
+        """Return the tensors of one run, each computed from replaced operands."""
         computed: dict[str, jax.Array] = {}
 
-        def replace(name: str, x: jax.Array) -> jax.Array:
+        def record_and_replace(name: str, x: jax.Array) -> jax.Array:
             computed[name] = x
             return replacements[name]
 
-        edits: dict[str, Callable[[Any], Any]] = {x: partial(replace, x) for x in replacements}
+        edits: dict[str, Callable[[Any], Any]] = {}
+        for name in replacements:
+            edits[name] = partial(record_and_replace, name)
         probe = Probe.of(edits, list(replacements))
         cycle(params, state, values, Probe(probe.edits, {}, probe.capture, results=False))
         return computed
@@ -387,6 +415,7 @@ def _isolated(
 
 
 def _count(test: Callable[[Array], Array], x: Array) -> int:
+    """Return the number of items for which a test, `np.isnan` or `np.isinf`, is true."""
     if kind_of(x) in "bi":
         return 0
     if x.dtype.kind == "V":  # numpy's kind of bfloat16 and float8
@@ -395,7 +424,7 @@ def _count(test: Callable[[Array], Array], x: Array) -> int:
 
 
 def _relative_error(snr: float) -> float:
-    """Return the root mean square of the errors, relative to that of the reference.
+    """Return the root mean square of the errors, divided by the reference's root mean square.
 
     `snr` is the signal-to-noise ratio in dB. For 20 dB the result is 0.1.
     """

@@ -56,12 +56,15 @@ class Statistics(Result):
     def merge(self, other: Statistics) -> Statistics:
         """Return the statistics of two series of batches together, such as two parts of a dataset.
 
-        Raises InputError if the tensors differ.
+        Raises InputError if the two results have different tensors, or one has activations and the
+        other has gradients.
         """
         if self.of != other.of or self.tensors.keys() != other.tensors.keys():
             raise InputError("statistics of other tensors cannot be merged")
-        both = {name: x.merge(other.tensors[name]) for name, x in self.tensors.items()}
-        return Statistics(tensors=both, of=self.of, batches=self.batches + other.batches)
+        merged: dict[str, TensorStatistics] = {}
+        for name, statistics in self.tensors.items():
+            merged[name] = statistics.merge(other.tensors[name])
+        return Statistics(tensors=merged, of=self.of, batches=self.batches + other.batches)
 
     def to_dict(self) -> dict[str, object]:
         """Return `{"of", "batches", "tensors": {name: ...}}`, of values that JSON can hold."""
@@ -85,9 +88,9 @@ class Statistics(Result):
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw a row for each tensor, in the order of computation. Return the axes.
 
-        The row of an activation is a line from minimum to maximum, which is thick within a standard
-        deviation of the mean. The number of dead units stands beside it. The row of a gradient
-        shows its root mean square.
+        The row of an activation is a line from minimum to maximum. The line is thick within a
+        standard deviation of the mean, and the number of dead units stands beside the line. The row
+        of a gradient shows its root mean square.
         """
         rows = list(self.tensors.values())
         ax = axes(ax, (7.5, max(2.5, 0.22 * len(rows))))
@@ -149,10 +152,12 @@ def activation_statistics(
     require_flags(rank=rank)
     model = model if params is None else model.with_params(params)
 
-    def of_batch(values: list[Any], layers: Mapping[str, LayerTensor]) -> dict[str, Any]:
+    def activations_of_batch(
+        values: list[Any], layers: Mapping[str, LayerTensor]
+    ) -> dict[str, Any]:
         return model.intermediates(*values, names=list(layers))
 
-    return _statistics_over(model, "activations", batches, names, of_batch, rank)
+    return _statistics_over(model, "activations", batches, names, activations_of_batch, rank)
 
 
 def gradient_statistics(
@@ -168,8 +173,9 @@ def gradient_statistics(
 ) -> Statistics:
     """Return statistics of the gradients of a loss at tensors inside a network and at parameters.
 
-    The statistics are those of `activation_statistics`. If the root mean square decreases or grows
-    from layer to layer, the gradient vanishes or explodes. A dead unit has gradient 0.
+    The statistics are the same as in `activation_statistics`. If the root mean square decreases
+    from layer to layer, the gradient vanishes; if it grows, the gradient explodes. A dead unit has
+    gradient 0.
 
     Args:
         batches: the inputs of each call: an array, a tuple of arrays, or a dict of arrays by name.
@@ -197,22 +203,26 @@ def gradient_statistics(
     chosen = {} if labels == () else chosen_params(model.params, labels)
     if targets is not None:
         require_samples("targets", targets)
-    remaining = None if targets is None else iter(targets)
+    remaining_targets = None if targets is None else iter(targets)
 
-    def of_batch(values: list[Any], layers: Mapping[str, LayerTensor]) -> dict[str, Any]:
-        target = () if remaining is None else tuple(islice(remaining, 1))
-        if remaining is not None and not target:
-            raise InputError("there are fewer targets than batches")
+    def gradients_of_batch(values: list[Any], layers: Mapping[str, LayerTensor]) -> dict[str, Any]:
+        """Return the gradients at tensors by name, followed by the gradients at parameters."""
+        loss_arguments: tuple[Sample, ...] = ()
+        if remaining_targets is not None:
+            loss_arguments = tuple(islice(remaining_targets, 1))
+            if not loss_arguments:
+                raise InputError("there are fewer targets than batches")
         require_gradients(model, graph_for(model, values), layers, chosen)
         zeros = zeros_at(model, values, list(layers))
-        gradients, of_params = _gradients(model, chosen, values, target, zeros, loss=loss)
-        tensor_names = set(gradients)
-        for label, gradient in of_params.items():
-            is_ambiguous = label in tensor_names  # A label may also be the name of a tensor.
-            gradients[f"{label} (parameter)" if is_ambiguous else label] = gradient
+        at_tensors, at_params = _gradients(model, chosen, values, loss_arguments, zeros, loss=loss)
+        gradients: dict[str, Any] = {**at_tensors}
+        for label, gradient in at_params.items():
+            is_tensor_name = label in at_tensors
+            name = f"{label} (parameter)" if is_tensor_name else label
+            gradients[name] = gradient
         return gradients
 
-    return _statistics_over(model, "gradients", batches, names, of_batch, rank)
+    return _statistics_over(model, "gradients", batches, names, gradients_of_batch, rank)
 
 
 @partial(jax.jit, static_argnames="loss")
@@ -220,19 +230,30 @@ def _gradients(
     model: Model,
     chosen: Mapping[str, Array],
     inputs: list[Array],
-    target: tuple[Sample, ...],
+    loss_arguments: tuple[Sample, ...],
     zeros: Mapping[str, Array],
     *,
     loss: Loss,
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """Return two dicts by name: gradients of the loss at tensors, and at parameters.
 
-    `zeros` has an array of zeros for each tensor, which is added to the tensor.
+    Args:
+        model: the network.
+        chosen: the parameters at which gradients are computed, by label.
+        inputs: the inputs of a call.
+        loss_arguments: the arguments of the loss after the outputs: a target, or nothing.
+        zeros: an array of zeros for each tensor, which is added to the tensor.
+        loss: the loss.
     """
 
     def loss_at(added: Mapping[str, Array], chosen: Mapping[str, Array]) -> Array:
         params = {**model.params, **chosen}
-        return loss_of(model, params, inputs, lambda outputs: loss(outputs, *target), added)[0]
+
+        def loss_of_outputs(outputs: Any) -> Any:
+            return loss(outputs, *loss_arguments)
+
+        value, _ = loss_of(model, params, inputs, loss_of_outputs, added)
+        return value
 
     return jax.grad(loss_at, (0, 1))(zeros, chosen)
 
@@ -245,16 +266,21 @@ def _statistics_over(
     tensors_of: Callable[[list[Any], Mapping[str, LayerTensor]], Mapping[str, Any]],
     rank: bool,
 ) -> Statistics:
-    """Return the merged statistics of the tensors that a function computes from each batch.
+    """Return the merged statistics of the tensors that `tensors_of` computes from each batch.
 
     Args:
-        tensors_of: a function from the inputs of a call, and the layers by name, to tensors by
+        model: the network.
+        of: the kind of the tensors, which is a field of the result.
+        batches: the inputs of each call.
+        names: names or patterns of the layers; None for all layers.
+        tensors_of: a function from the inputs of a call and the layers by name, to tensors by
             name.
         rank: whether effective ranks are computed.
     """
     require_samples("batches", batches)
 
-    def run(batch: tuple[Input, ...]) -> Any:
+    def tensors_and_layers(batch: tuple[Input, ...]) -> Any:
+        """Return the tensors for one batch, and the layers by name."""
         values = bound(model, batch)
         layers = layers_of(graph_for(model, values), names)
         if of == "gradients" and layers:
@@ -262,9 +288,10 @@ def _statistics_over(
         return tensors_of(values, layers), layers
 
     merged: Statistics | None = None
-    for arrays, layers in over_samples("batch", batches, run):
-        of_batch = Statistics(tensors=dict(_measured(arrays, layers, rank)), of=of, batches=1)
-        merged = of_batch if merged is None else merged.merge(of_batch)
+    for arrays, layers in over_samples("batch", batches, tensors_and_layers):
+        by_name = dict(_measured(arrays, layers, rank))
+        batch_statistics = Statistics(tensors=by_name, of=of, batches=1)
+        merged = batch_statistics if merged is None else merged.merge(batch_statistics)
     if merged is None:
         raise InputError("statistics need at least one batch")
     return merged
@@ -281,13 +308,15 @@ def _measured(
     parameter_names = [name for name in arrays if name not in layers]
     for name in (*layers, *parameter_names):
         x = jnp.asarray(arrays[name])
-        if not jnp.issubdtype(x.dtype, jnp.complexfloating):
-            axis = layers[name].unit_axis if name in layers else None
-            pending[name] = x, axis, measure(x, axis=axis)
-    for name, (x, axis, (numbers, alive)) in pending.items():
-        is_real = jnp.issubdtype(x.dtype, jnp.floating)
+        if jnp.issubdtype(x.dtype, jnp.complexfloating):
+            continue
+        axis = layers[name].unit_axis if name in layers else None
+        pending[name] = x, axis, measure(x, axis=axis)
+    for name, (x, axis, measured) in pending.items():
+        numbers, alive = measured
+        needs_rank = rank and jnp.issubdtype(x.dtype, jnp.floating)
         gram = None
-        if rank and is_real and axis is not None and x.shape[axis] <= _WIDEST:
+        if needs_rank and axis is not None and x.shape[axis] <= _WIDEST:
             gram = products(x, axis)
         figures = {key: number.item() for key, number in jax.device_get(numbers).items()}
         statistics = TensorStatistics(

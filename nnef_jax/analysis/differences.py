@@ -27,11 +27,11 @@ def difference(
     - excess: the largest error divided by its tolerance; above 1 if the arrays differ.
     - snr: 10 log10(sum of squares of the reference / sum of squares of the errors), in dB; infinite
       without errors.
-    - ulps: the largest number of representable steps between an item and its reference, in the
-      coarser of the two dtypes; NaN unless the arrays are floating-point.
-    - saturated: the share of saturated items among those out of tolerance. An item is saturated if
-      it is the minimum or maximum of one array, several items share this extreme, and the other
-      array goes beyond it.
+    - ulps: the largest distance between an item and its reference, in steps between representable
+      numbers of the coarser of the two dtypes; NaN unless the arrays are floating-point.
+    - saturated: the share of saturated items among the items out of tolerance. An item is saturated
+      if it is the minimum or maximum of one array, several items of this array are equal to this
+      extreme, and the item of the other array is beyond it.
 
     The reason is "" for equal arrays, "shape", "dtype" (another kind: logical, integer,
     floating-point or complex), "nan", "inf", "saturation" if most items out of tolerance are
@@ -46,45 +46,58 @@ def difference(
     y = _in_64_bits(reference)
     with np.errstate(all="ignore"):
         is_finite = np.isfinite(x) & np.isfinite(y)
-        error = np.where(is_finite, np.abs(x - y), 0.0)
-        size = np.where(is_finite, np.abs(y), 0.0)
-        rms = np.sqrt(np.mean(size**2)) if size.size else 0.0
-        excess = np.where(error > 0, error / (atol + rtol * np.maximum(size, rms)), 0.0)
-        is_wrong = excess > 1
-        error_power = float(np.sum(error**2))
+        errors = np.where(is_finite, np.abs(x - y), 0.0)
+        sizes = np.where(is_finite, np.abs(y), 0.0)
+        is_not_zero = sizes > 0
+        rms = np.sqrt(np.mean(sizes**2)) if sizes.size else 0.0
+        tolerances = atol + rtol * np.maximum(sizes, rms)
+        excesses = np.where(errors > 0, errors / tolerances, 0.0)
+        is_wrong = excesses > 1
+        error_power = float(np.sum(errors**2))
         snr = float("inf")
         if error_power:
-            snr = 10 * float(np.log10(np.sum(size**2) / error_power))
+            snr = 10 * float(np.log10(np.sum(sizes**2) / error_power))
         saturated = 0.0
         if is_wrong.any():
             saturated = float(np.mean(_saturated(x, y)[is_wrong]))
         figures = {
-            "absolute": _largest(error),
-            "relative": _largest(error[size > 0] / size[size > 0]),
-            "excess": _largest(excess),
+            "absolute": _largest(errors),
+            "relative": _largest(errors[is_not_zero] / sizes[is_not_zero]),
+            "excess": _largest(excesses),
             "snr": snr,
             "ulps": ulps,
             "saturated": saturated,
         }
-    if not np.array_equal(np.isnan(x), np.isnan(y)):
+    have_equal_nans = np.array_equal(np.isnan(x), np.isnan(y))
+    if not have_equal_nans:
         return "nan", figures
-    infinite = np.isinf(x) | np.isinf(y)
-    if not np.array_equal(x[infinite], y[infinite], equal_nan=True):
+    is_infinite = np.isinf(x) | np.isinf(y)
+    have_equal_infinities = np.array_equal(x[is_infinite], y[is_infinite], equal_nan=True)
+    if not have_equal_infinities:
         return "inf", figures
     if not is_wrong.any():
         return "", figures
-    return "saturation" if figures["saturated"] > 0.5 else "values", figures
+    return "saturation" if saturated > 0.5 else "values", figures
 
 
 def kind_of(x: Array) -> str:
-    """Return "b" for an array of bool, "i" of integers, "f" of floating-point, "c" of complex."""
-    if x.dtype.kind in "biufc":
-        return {"u": "i"}.get(x.dtype.kind, x.dtype.kind)
+    """Return the kind of the numbers in an array.
+
+    The result is "b" for bool, "i" for integers, "f" for floating-point and "c" for complex
+    numbers. For anything else it is numpy's kind of the dtype.
+    """
+    kind = x.dtype.kind
+    if kind == "u":
+        return "i"
+    if kind in "bifc":
+        return kind
+    # numpy has the kind "V" for dtypes such as bfloat16, float8 and int4.
     try:
         ml_dtypes.finfo(x.dtype)
     except ValueError:
-        return "i" if x.dtype.name.startswith(("int", "uint")) else x.dtype.kind
-    return "f"  # bfloat16 and float8
+        is_integer = x.dtype.name.startswith(("int", "uint"))
+        return "i" if is_integer else kind
+    return "f"
 
 
 def _in_64_bits(x: Array) -> Array:
@@ -103,30 +116,35 @@ def _largest(x: Array) -> float:
 
 def _saturated(x: Array, y: Array) -> Array:
     """Return the mask of saturated items, bool, as `difference` defines them."""
-    mask = np.zeros(x.shape, bool)
+    is_saturated = np.zeros(x.shape, bool)
     if not x.size:
-        return mask
+        return is_saturated
     for clipped, other in ((x, y), (y, x)):
         high = np.nanmax(clipped)
         is_high = clipped == high
-        mask |= (is_high.sum() > 1) & is_high & (other > high)
+        if is_high.sum() > 1:
+            is_saturated |= is_high & (other > high)
         low = np.nanmin(clipped)
         is_low = clipped == low
-        mask |= (is_low.sum() > 1) & is_low & (other < low)
-    return mask
+        if is_low.sum() > 1:
+            is_saturated |= is_low & (other < low)
+    return is_saturated
 
 
 def _ulps(a: Array, b: Array) -> float:
-    """Return the largest number of representable steps between items at the same position.
+    """Return the largest distance between two items at the same position of two arrays.
 
-    Only positions count at which both arrays are finite.
+    The distance is counted in steps between representable numbers of the coarser dtype. Positions
+    at which an array is not finite do not count.
     """
-    coarser = max(a.dtype, b.dtype, key=lambda dtype: float(ml_dtypes.finfo(dtype).eps))
+    coarser_dtype = max(a.dtype, b.dtype, key=lambda dtype: float(ml_dtypes.finfo(dtype).eps))
     with np.errstate(all="ignore"):
-        a = a.astype(coarser)
-        b = b.astype(coarser)
-        is_finite = np.isfinite(a.astype(np.float64)) & np.isfinite(b.astype(np.float64))
-    steps = np.abs(_ranks(a[is_finite]) - _ranks(b[is_finite]))
+        coarse_a = a.astype(coarser_dtype)
+        coarse_b = b.astype(coarser_dtype)
+        is_finite_a = np.isfinite(coarse_a.astype(np.float64))
+        is_finite_b = np.isfinite(coarse_b.astype(np.float64))
+    is_finite = is_finite_a & is_finite_b
+    steps = np.abs(_ranks(coarse_a[is_finite]) - _ranks(coarse_b[is_finite]))
     return float(np.max(steps, initial=0))
 
 
@@ -134,8 +152,9 @@ def _ranks(x: Array) -> Array:
     """Return the rank of each item among all numbers of its dtype. 0 and -0 have rank 0."""
     bits = x.dtype.itemsize * 8
     codes = np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
-    sign = codes >> (bits - 1)
-    magnitude = codes & (2 ** (bits - 1) - 1)
+    # The first bit is the sign. The remaining bits increase with the magnitude.
+    is_negative = (codes >> (bits - 1)).astype(bool)
+    magnitudes = codes & (2 ** (bits - 1) - 1)
     wide_dtype = np.float64 if bits == 64 else np.int64
-    wide = magnitude.astype(wide_dtype)
-    return np.where(sign.astype(bool), -wide, wide)
+    ranks = magnitudes.astype(wide_dtype)
+    return np.where(is_negative, -ranks, ranks)

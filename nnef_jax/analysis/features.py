@@ -28,17 +28,18 @@ _SWEEPS = 200  # the number of rounds of coordinate descent, each over all coeff
 
 
 class FeatureOptions(QuestionOptions, total=False):
-    """The keyword arguments `mask`, `baseline` and others, as `feature_ablation` takes them."""
+    """The keyword arguments of `feature_ablation`."""
 
     mask: ArrayLike | None
     baseline: ArrayLike
 
 
 class _Start(NamedTuple):
-    """The line from the baseline to the inputs, and the score as a function of a coalition.
+    """The start of an attribution: the fields of a `Line`, and the score of a coalition.
 
     A coalition is a mask of the features that keep their values, bool [count]. All other features
-    have the values of the baseline. The score is an array [batch].
+    have the values of the baseline. The field `score` is a function from a coalition to the scores
+    [batch].
     """
 
     x: Array
@@ -69,7 +70,8 @@ class _Features:
         x, question, x0 = line_from(self.question, self.baseline)
 
         def score(coalition: Array) -> Array:
-            return question.scores_at(jnp.where(coalition[self.groups][None], x, x0))
+            keeps_value = coalition[self.groups]
+            return question.scores_at(jnp.where(keeps_value[None], x, x0))
 
         return _Start(x, question, x0, score)
 
@@ -101,7 +103,7 @@ def feature_ablation(
             By default each entry is a feature.
         baseline: the values of removed features, as in `integrated_gradients`.
 
-    The other arguments, and the errors, are those of `saliency`.
+    All other arguments, and the errors, are as in `saliency`.
     """
     keywords = {"mask": mask, "baseline": baseline, **options}
     return _ablation(_features("feature_ablation", model, inputs, keywords), None)
@@ -120,7 +122,7 @@ def feature_permutation(
         key: a key of `jax.random`; each feature gets a separate permutation.
         mask: the feature of each entry, as in `feature_ablation`.
 
-    The other arguments, and the errors, are those of `saliency`.
+    All other arguments, and the errors, are as in `saliency`.
     """
     require_key(key)
     keywords = {"mask": mask, **options}
@@ -130,7 +132,7 @@ def feature_permutation(
 def shapley_values(
     model: Model, *inputs: Input, sampled: Sampled = None, **options: Unpack[FeatureOptions]
 ) -> Attribution:
-    """Compute the mean gain of a score when a feature is added, over all orders (Shapley 1953).
+    """Compute how much each added feature raises a score, averaged over all orders (Shapley 1953).
 
     >>> nnef_jax.analysis.shapley_values(model, images, mask=rows, sampled=(key, 25))
 
@@ -139,7 +141,7 @@ def shapley_values(
             items use the same orders. By default the values are exact; this is possible for at most
             16 features.
 
-    The other arguments, and the errors, are those of `feature_ablation`.
+    All other arguments, and the errors, are as in `feature_ablation`.
     """
     features = _features("shapley_values", model, inputs, options)
     if sampled is not None:
@@ -164,7 +166,7 @@ def kernel_shap(
         sampled: a key of `jax.random`, and the number of coalitions (sets of features that keep
             their values). All items use the same coalitions.
 
-    The other arguments, and the errors, are those of `feature_ablation`.
+    All other arguments, and the errors, are as in `feature_ablation`.
     """
     key, samples = _key_and_count(sampled)
     return _kernel_shap(_features("kernel_shap", model, inputs, options), key, samples=samples)
@@ -188,7 +190,7 @@ def lime(
         penalty: the weight of the sum of absolute coefficients in the loss. The loss also contains
             half the weighted mean of squared errors.
 
-    The other arguments, and the errors, are those of `feature_ablation`.
+    All other arguments, and the errors, are as in `feature_ablation`.
     """
     key, samples = _key_and_count(sampled)
     penalty = require_real("penalty", penalty)
@@ -202,7 +204,7 @@ def _features(
 ) -> _Features:
     """Check the arguments of an attribution function, and return the features that they describe.
 
-    `function` is its name, and `options` are its keyword arguments.
+    `function` is the name of the attribution function, and `options` are its keyword arguments.
     """
     keywords = {**options}
     mask = keywords.pop("mask", None)
@@ -212,19 +214,22 @@ def _features(
     if mask is None:
         count = int(np.prod(shape))
         return _Features(question, baseline, jnp.arange(count).reshape(shape), count)
-    numbers = np.asarray(array_of("mask", mask))
+    mask_array = np.asarray(array_of("mask", mask))
     try:
-        numbers = np.broadcast_to(numbers, (1, *shape))[0]
+        # The mask may have an axis of extent 1 for the batch.
+        batch_of_one = np.broadcast_to(mask_array, (1, *shape))
     except ValueError:
-        message = f"mask is {show(numbers.shape)}, an item of '{question.wrt}' is {show(shape)}"
+        message = f"mask is {show(mask_array.shape)}, an item of '{question.wrt}' is {show(shape)}"
         raise InputError(message, hint="give an array that broadcasts") from None
-    if numbers.dtype.kind not in "iu":
-        raise InputError(f"mask must be of integers, it is {numbers.dtype}")
-    features, groups = np.unique(numbers, return_inverse=True)
-    return _Features(question, baseline, jnp.asarray(groups.reshape(shape)), len(features))
+    if mask_array.dtype.kind not in "iu":
+        raise InputError(f"mask must be of integers, it is {mask_array.dtype}")
+    features, flat_groups = np.unique(batch_of_one[0], return_inverse=True)
+    groups = jnp.asarray(flat_groups.reshape(shape))
+    return _Features(question, baseline, groups, len(features))
 
 
 def _key_and_count(sampled: Any) -> tuple[Array, int]:
+    """Return the key and the number of samples in the argument `sampled`, after checking both."""
     is_pair = isinstance(sampled, tuple | list) and len(sampled) == 2  # pyright: ignore[reportUnknownArgumentType]
     if not is_pair:
         raise TypeError("sampled must be a pair of a key of jax.random and a number")
@@ -235,14 +240,21 @@ def _key_and_count(sampled: Any) -> tuple[Array, int]:
 
 @jax.jit
 def _ablation(features: _Features, key: Array | None) -> Attribution:
+    """Return how much the score falls without each feature.
+
+    A feature is replaced by the baseline; with a key it is permuted among the items instead.
+    """
     x, question, x0, _ = features.line_and_score()
     scores = question.scores_at(x)
 
     def score_without(feature: Array) -> Array:
+        """Return the score after a feature is replaced or permuted."""
         replacement = x0
         if key is not None:
-            replacement = jax.random.permutation(jax.random.fold_in(key, feature), x)
-        return question.scores_at(jnp.where((features.groups == feature)[None], replacement, x))
+            feature_key = jax.random.fold_in(key, feature)
+            replacement = jax.random.permutation(feature_key, x)
+        is_replaced = features.groups == feature
+        return question.scores_at(jnp.where(is_replaced[None], replacement, x))
 
     falls = scores[None] - lax.map(score_without, jnp.arange(features.count))
     method = "feature ablation" if key is None else "feature permutation"
@@ -251,90 +263,103 @@ def _ablation(features: _Features, key: Array | None) -> Attribution:
 
 @jax.jit
 def _exact(features: _Features) -> Attribution:
+    """Return exact Shapley values, computed from the scores of all coalitions."""
     x, question, _, score = features.line_and_score()
     count = features.count
-    # Row i is the coalition of the features whose bit is set in i.
+    # Row i of `coalitions`, [coalition, feature], has the features whose bit is set in i.
     rows = np.arange(2**count)[:, None]
     bits = (rows >> np.arange(count)) & 1
     coalitions = bits.astype(bool)
     sizes = coalitions.sum(1)
-    # The share of orders in which a feature is the last of its coalition, or the next feature to
-    # join it.
+    # A feature of a coalition is its last feature in this share of all orders. A feature outside
+    # the coalition is the next feature to join it in the second share.
     factorials = np.cumprod([1.0, *range(1, count + 1)])
-    last = factorials[sizes - 1] * factorials[count - sizes] / factorials[count]
-    following = factorials[sizes] * factorials[count - sizes - 1] / factorials[count]
-    weights = np.where(coalitions, last[:, None], -following[:, None]).astype(x.dtype)
+    share_last = factorials[sizes - 1] * factorials[count - sizes] / factorials[count]
+    share_next = factorials[sizes] * factorials[count - sizes - 1] / factorials[count]
+    weights = np.where(coalitions, share_last[:, None], -share_next[:, None]).astype(x.dtype)
     scores = lax.map(score, jnp.asarray(coalitions))
+    # (coalition, feature) and (coalition, batch) become (batch, feature).
     values = jnp.einsum("cf,cb->bf", weights, scores, precision="highest")
-    return features.attributed(question, "Shapley values", values, scores[-1], x)
+    full_scores = scores[-1]
+    return features.attributed(question, "Shapley values", values, full_scores, x)
 
 
 @partial(jax.jit, static_argnames="samples")
 def _orders(features: _Features, key: Array, *, samples: int) -> Attribution:
+    """Return mean gains over random orders of the features, an estimate of Shapley values."""
     x, question, _, score = features.line_and_score()
-    empty = jnp.zeros(features.count, bool)
-    empty_score = score(empty)
+    empty_coalition = jnp.zeros(features.count, bool)
+    empty_score = score(empty_coalition)
 
-    def add_order(total: Array, key: Array) -> tuple[Array, None]:
-        """Add to `total` how the score changes when features are added in a random order."""
+    def add_order(gains: Array, order_key: Array) -> tuple[Array, None]:
+        """Add to `gains` how much the score rises when features join in a random order."""
 
         def add_feature(carry: tuple[Array, Array, Array], feature: Array) -> Any:
-            coalition, score_without, total = carry
+            coalition, score_without, gains = carry
             larger_coalition = coalition.at[feature].set(True)
             score_with = score(larger_coalition)
-            total = total.at[:, feature].add(score_with - score_without)
-            return (larger_coalition, score_with, total), None
+            gains = gains.at[:, feature].add(score_with - score_without)
+            return (larger_coalition, score_with, gains), None
 
-        order = jax.random.permutation(key, features.count)
-        (_, _, total), _ = lax.scan(add_feature, (empty, empty_score, total), order)
-        return total, None
+        order = jax.random.permutation(order_key, features.count)
+        start = empty_coalition, empty_score, gains
+        (_, _, gains), _ = lax.scan(add_feature, start, order)
+        return gains, None
 
-    start = jnp.zeros((x.shape[0], features.count), empty_score.dtype)
-    total, _ = lax.scan(add_order, start, jax.random.split(key, samples))
-    values = total / samples
+    no_gains = jnp.zeros((x.shape[0], features.count), empty_score.dtype)
+    gains, _ = lax.scan(add_order, no_gains, jax.random.split(key, samples))
+    values = gains / samples
     return features.attributed(question, "Shapley sampling", values, question.scores_at(x), x)
 
 
 @partial(jax.jit, static_argnames="samples")
 def _kernel_shap(features: _Features, key: Array, *, samples: int) -> Attribution:
+    """Estimate Shapley values by a regression on the scores of random coalitions."""
     x, question, _, score = features.line_and_score()
     count = features.count
     full_score = score(jnp.full(count, True))
     empty_score = score(jnp.full(count, False))
     change = full_score - empty_score
-    values = change[:, None]
-    if count > 1:
-        for_sizes, for_ranks = jax.random.split(key)
-        all_sizes = np.arange(1, count)
-        # `choice` normalises the probabilities.
-        probabilities = jnp.asarray(1 / (all_sizes * (count - all_sizes)))
-        sizes = jax.random.choice(for_sizes, all_sizes, (samples,), p=probabilities)
-        ranks = jax.random.uniform(for_ranks, (samples, count)).argsort(1).argsort(1)
-        coalitions = ranks < sizes[:, None]
-        gains = lax.map(score, coalitions) - empty_score[None]
-        rows = coalitions.astype(x.dtype)
-        # The sum of all values is the change of the score. This equation eliminates the last
-        # feature.
-        last = rows[:, -1:]
-        solution = jnp.linalg.lstsq(rows[:, :-1] - last, gains - last * change[None])[0]
-        last_values = change - solution.sum(0)
-        values = jnp.concatenate([solution.T, last_values[:, None]], 1)
+    if count <= 1:
+        return features.attributed(question, "kernel SHAP", change[:, None], full_score, x)
+    size_key, rank_key = jax.random.split(key)
+    all_sizes = np.arange(1, count)
+    # `choice` normalises the probabilities.
+    probabilities = jnp.asarray(1 / (all_sizes * (count - all_sizes)))
+    sizes = jax.random.choice(size_key, all_sizes, (samples,), p=probabilities)
+    # Each row of `ranks` is a random permutation. Features of low rank form the coalition.
+    ranks = jax.random.uniform(rank_key, (samples, count)).argsort(1).argsort(1)
+    coalitions = ranks < sizes[:, None]
+    gains = lax.map(score, coalitions) - empty_score[None]  # (sample, batch)
+    rows = coalitions.astype(x.dtype)
+    # The sum of all values is the change of the score. This equation eliminates the last feature.
+    has_last = rows[:, -1:]
+    coefficients = rows[:, :-1] - has_last
+    solution, *_ = jnp.linalg.lstsq(coefficients, gains - has_last * change[None])
+    last_values = change - solution.sum(0)
+    values = jnp.concatenate([solution.T, last_values[:, None]], 1)
     return features.attributed(question, "kernel SHAP", values, full_score, x)
 
 
 @jax.jit
 def _lime(features: _Features, drawn: Array, penalty: Array) -> Attribution:
+    """Fit a lasso regression to the scores of the coalitions `drawn`, [sample, feature]."""
     x, question, x0, _ = features.line_and_score()
 
-    def sample(coalition: Array) -> tuple[Array, Array]:
-        near = jnp.where(coalition[features.groups][None], x, x0)
-        size = jnp.sqrt(sums(near * near) * sums(x * x))
-        distance = 1 - sums(near * x) / jnp.maximum(size, 1e-8)
-        return question.scores_at(near), jnp.exp(-(distance**2) / 2)
+    def score_and_weight(coalition: Array) -> tuple[Array, Array]:
+        """Return the scores of a sample, and its weight for each item, both [batch]."""
+        keeps_value = coalition[features.groups]
+        sample = jnp.where(keeps_value[None], x, x0)
+        norms = jnp.sqrt(sums(sample * sample) * sums(x * x))
+        cosine = sums(sample * x) / jnp.maximum(norms, 1e-8)
+        distance = 1 - cosine
+        return question.scores_at(sample), jnp.exp(-(distance**2) / 2)
 
-    scores, weights = lax.map(sample, drawn)
-    fit = jax.vmap(partial(_lasso, drawn.astype(x.dtype), penalty), in_axes=1)
-    return features.attributed(question, "LIME", fit(scores, weights), question.scores_at(x), x)
+    scores, weights = lax.map(score_and_weight, drawn)  # both (sample, batch)
+    rows = drawn.astype(x.dtype)
+    fit_items = jax.vmap(partial(_lasso, rows, penalty), in_axes=1)
+    values = fit_items(scores, weights)
+    return features.attributed(question, "LIME", values, question.scores_at(x), x)
 
 
 def _lasso(rows: Array, penalty: Array, y: Array, weights: Array) -> Array:
@@ -343,7 +368,7 @@ def _lasso(rows: Array, penalty: Array, y: Array, weights: Array) -> Array:
     Args:
         rows: the features of each sample, [sample, feature].
         penalty: the weight of the sum of absolute coefficients.
-        y: the predicted number of each sample, [sample].
+        y: the number that the regression predicts for each sample, [sample].
         weights: the weight of each sample, [sample].
     """
     shares = weights / weights.sum()
@@ -354,10 +379,13 @@ def _lasso(rows: Array, penalty: Array, y: Array, weights: Array) -> Array:
     products = weighted @ centred_y
 
     def improve(step: Array, coefficients: Array) -> Array:
+        """Replace one coefficient by its best value for the present other coefficients."""
         i = step % len(coefficients)
-        residual = products[i] - squares[i] @ coefficients + squares[i, i] * coefficients[i]
-        size = jnp.maximum(jnp.abs(residual) - penalty, 0)
-        square = jnp.where(squares[i, i] > 0, squares[i, i], 1)
-        return coefficients.at[i].set(jnp.sign(residual) * size / square)
+        square = squares[i, i]
+        residual = products[i] - squares[i] @ coefficients + square * coefficients[i]
+        magnitude = jnp.maximum(jnp.abs(residual) - penalty, 0)
+        divisor = jnp.where(square > 0, square, 1)
+        return coefficients.at[i].set(jnp.sign(residual) * magnitude / divisor)
 
-    return lax.fori_loop(0, _SWEEPS * rows.shape[1], improve, jnp.zeros_like(products))
+    steps = _SWEEPS * rows.shape[1]
+    return lax.fori_loop(0, steps, improve, jnp.zeros_like(products))

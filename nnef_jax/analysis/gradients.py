@@ -97,7 +97,7 @@ def integrated_gradients(
         method: the quadrature rule: "riemann_middle", "riemann_left", "riemann_right",
             "riemann_trapezoid" (which includes both ends of the line), or "gausslegendre".
 
-    The other arguments, and the errors, are those of `saliency`.
+    All other arguments, and the errors, are as in `saliency`.
     """
     require_count("steps", steps)
     require_method(method)
@@ -109,15 +109,20 @@ def integrated_gradients(
 def _integrated_gradients(
     question: Question, baseline: Array, steps: int, method: str
 ) -> Attribution:
+    """Add up weighted gradients at points of the line from the baseline."""
     x, question, x0 = line_from(question, baseline)
 
-    def add_gradient(total: Array, step: tuple[Array, Array]) -> tuple[Array, None]:
-        share, weight = step
-        gradient = question.gradient(x0 + share * (x - x0))[1]
+    change = x - x0
+
+    def add_gradient(total: Array, point: tuple[Array, Array]) -> tuple[Array, None]:
+        share, weight = point
+        _, gradient = question.gradient(x0 + share * change)
         return total + weight * gradient.astype(total.dtype), None
 
-    total, _ = lax.scan(add_gradient, zeros(x), quadrature(method, steps, x))
-    values = total * (x - x0).astype(total.dtype)
+    points_and_weights = quadrature(method, steps, x)
+    total, _ = lax.scan(add_gradient, zeros(x), points_and_weights)
+    values = total * change.astype(total.dtype)
     scores = question.scores_at(x)
-    gap = sums(values) - (scores - question.scores_at(x0)).astype(values.dtype)
+    score_change = scores - question.scores_at(x0)
+    gap = sums(values) - score_change.astype(values.dtype)
     return attributed(question, "integrated gradients", values, scores, x, gap)

@@ -33,8 +33,9 @@ class HessianTrace(Result):
     """An estimate of the trace of a Hessian, and of the trace of each parameter's diagonal block.
 
     Args:
-        samples: by label of a parameter, the estimates of the trace of its block, [samples], with
-            an estimate for each random vector. The mean of the estimates is the final estimate.
+        samples: for each label of a parameter, estimates of the trace of the parameter's block,
+            [samples]. There is an estimate for each random vector, and their mean is the final
+            estimate.
     """
 
     samples: Mapping[str, Array]
@@ -59,19 +60,24 @@ class HessianTrace(Result):
         return sum(self.samples.values(), jnp.zeros(()))
 
     def to_dict(self) -> dict[str, object]:
-        """Return `value`, `error`, and by label the dicts `parameters` and `errors`."""
+        """Return a dict of numbers.
+
+        `value` is the trace, and `error` is its standard error. `parameters` and `errors` are the
+        same numbers for each parameter's block, by label.
+        """
         return {
             "value": float(self.value),
             "error": float(self.error),
-            "parameters": {label: float(x) for label, x in self.by_parameter.items()},
+            "parameters": {label: float(trace) for label, trace in self.by_parameter.items()},
             "errors": {label: float(_error(x)) for label, x in self.samples.items()},
         }
 
     def table(self) -> Table:
         """Return a table with a line for each parameter, and a line for all parameters together."""
         rows = [(label, jnp.mean(x), _error(x)) for label, x in self.samples.items()]
+        rows.append(("all", self.value, self.error))
         columns = ["parameter", "trace", "standard error"]
-        return table_of("trace of the Hessian", columns, [*rows, ("all", self.value, self.error)])
+        return table_of("trace of the Hessian", columns, rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the trace of each parameter's block with its standard error. Return the axes."""
@@ -105,14 +111,15 @@ class HessianEigenvalues(Result):
 
         The line shows the parameter that has the largest share of the eigenvector's squared norm.
         """
-        shares: dict[str, Any] = {}
+        shares: dict[str, Any] = {}  # by label, the share of each eigenvector
         for label, vectors in self.vectors.items():
             squares = np.square(np.asarray(vectors))
             shares[label] = np.sum(squares.reshape(len(squares), -1), 1)
         rows: list[tuple[Any, ...]] = []
-        for index, (value, residual) in enumerate(zip(self.values, self.residuals, strict=True)):
-            largest = max(shares, key=lambda label: shares[label][index])
-            rows.append((value, residual, f"{largest} ({shares[largest][index]:.0%})"))
+        for index, value in enumerate(self.values):
+            shares_of_value = {label: shares[label][index] for label in shares}
+            label, share = max(shares_of_value.items(), key=lambda item: item[1])
+            rows.append((value, self.residuals[index], f"{label} ({share:.0%})"))
         columns = ["eigenvalue", "residual", "most of its direction"]
         return table_of("Hessian", columns, rows)
 
@@ -128,10 +135,10 @@ def hessian_trace(
 ) -> HessianTrace:
     """Estimate the trace of the Hessian of a loss by the parameters, and the traces of its blocks.
 
-    For vectors v of random signs, the mean of v^T H v is the trace of H (Hutchinson 1990). The same
-    products give the trace of the diagonal block of each parameter. A parameter whose block has a
-    small trace can be rounded more coarsely (Dong et al. 2020, arXiv:1911.03852). For a diagonal
-    Hessian the estimate is exact.
+    For random vectors v of signs 1 and -1, the mean of v^T H v is the trace of H (Hutchinson 1990).
+    The products H v also give the trace of the diagonal block of each parameter. A parameter whose
+    block has a small trace can be rounded more coarsely (Dong et al. 2020, arXiv:1911.03852). For a
+    diagonal Hessian the estimate is exact.
 
     Args:
         inputs: the inputs of a call, in order, or one dict by name.
@@ -168,10 +175,10 @@ def hessian_eigenvalues(
 ) -> HessianEigenvalues:
     """Return the eigenvalues of largest magnitude of the Hessian of a loss by the parameters.
 
-    The Hessian is never formed. Its products with vectors span a block Krylov space (for k = 1 this
-    is Lanczos's method) with full reorthogonalisation. Yao et al. 2020, arXiv:1912.07145, use power
-    iteration instead. If the parameters have at most k * steps entries, the values are exact up to
-    rounding.
+    The Hessian is never formed. Its products with vectors span a block Krylov space with full
+    reorthogonalisation; for k = 1 this is Lanczos's method. Yao et al. 2020, arXiv:1912.07145, use
+    power iteration instead. If the parameters have at most k * steps entries, the values are exact
+    up to rounding.
 
     Args:
         k: the number of eigenvalues; at most the number of entries of the parameters.
@@ -179,7 +186,7 @@ def hessian_eigenvalues(
             steps times the memory of the parameters.
         key: a key of `jax.random`, for the start; the default is a fixed key.
 
-    The other arguments, and the errors, are those of `hessian_trace`.
+    All other arguments, and the errors, are as in `hessian_trace`.
 
     >>> nnef_jax.analysis.hessian_eigenvalues(logits, images, loss=cross_entropy).values
     """
@@ -202,10 +209,12 @@ def _arguments(
     require_callable("loss", loss, "a function of the outputs")
     if key is not None:
         require_key(key)
+    else:
+        key = jax.random.key(0)
     model, values = on_one_device(model, inputs, params)
     chosen = chosen_params(model.params, labels)
     require_gradients(model, graph_for(model, values), {}, chosen)
-    return model, chosen, values, jax.random.key(0) if key is None else key
+    return model, chosen, values, key
 
 
 def _gradient(
@@ -214,7 +223,9 @@ def _gradient(
     """Return a function from the chosen parameters to the gradient of the loss."""
 
     def loss_at(chosen: Params) -> Array:
-        return loss_of(model, {**model.params, **chosen}, inputs, loss, {})[0]
+        params = {**model.params, **chosen}
+        value, _ = loss_of(model, params, inputs, loss, {})
+        return value
 
     return jax.grad(loss_at)
 
@@ -229,17 +240,23 @@ def _trace(
     loss: Loss,
     samples: int,
 ) -> dict[str, Array]:
-    _, product = jax.linearize(_gradient(model, inputs, loss), chosen)
+    """Return estimates of the trace of each parameter's block, [samples], by label."""
+    _, hessian_product = jax.linearize(_gradient(model, inputs, loss), chosen)
 
-    def sample(key: Array) -> dict[str, Array]:
-        keys = dict(zip(chosen, jax.random.split(key, len(chosen)), strict=True))
+    def estimate(sample_key: Array) -> dict[str, Array]:
+        """Return v^T H v for each block, where v are random signs."""
+        parameter_keys = jax.random.split(sample_key, len(chosen))
         signs: dict[str, Array] = {}
-        for label, x in chosen.items():
-            signs[label] = jax.random.rademacher(keys[label], x.shape, x.dtype)
-        terms = jax.tree.map(jnp.multiply, signs, product(signs))
-        return {label: jnp.sum(x.astype(jnp.float32)) for label, x in terms.items()}
+        for (label, x), parameter_key in zip(chosen.items(), parameter_keys, strict=True):
+            signs[label] = jax.random.rademacher(parameter_key, x.shape, x.dtype)
+        products = hessian_product(signs)
+        estimates: dict[str, Array] = {}
+        for label, sign in signs.items():
+            terms = sign * products[label]
+            estimates[label] = jnp.sum(terms.astype(jnp.float32))
+        return estimates
 
-    return jax.lax.map(sample, jax.random.split(key, samples))
+    return jax.lax.map(estimate, jax.random.split(key, samples))
 
 
 @partial(jax.jit, static_argnames=("loss", "k", "steps"))
@@ -253,17 +270,22 @@ def _eigenvalues(
     k: int,
     steps: int,
 ) -> HessianEigenvalues:
-    _, product = jax.linearize(_gradient(model, inputs, loss), chosen)
-    wide = {label: x.astype(jnp.float32) for label, x in chosen.items()}
-    flat, unravel = ravel_pytree(wide)
+    """Return eigenvalues of the Hessian, which is a map of flat vectors in 32 bits."""
+    _, hessian_product = jax.linearize(_gradient(model, inputs, loss), chosen)
+    wide_params = {label: x.astype(jnp.float32) for label, x in chosen.items()}
+    flat, unravel = ravel_pytree(wide_params)
 
     def vector_product(vector: Array) -> Array:
         tangents = {label: x.astype(chosen[label].dtype) for label, x in unravel(vector).items()}
-        products = {label: x.astype(jnp.float32) for label, x in product(tangents).items()}
-        return ravel_pytree(products)[0]
+        products = hessian_product(tangents)
+        wide_products = {label: x.astype(jnp.float32) for label, x in products.items()}
+        flat_products, _ = ravel_pytree(wide_products)
+        return flat_products
 
-    def block_product(block: Array) -> Array:  # (1, size, columns)
-        return jax.vmap(vector_product, 1, 1)(block[0])[None]
+    def block_product(block: Array) -> Array:
+        # A block is (1, size, columns).
+        product = jax.vmap(vector_product, in_axes=1, out_axes=1)(block[0])
+        return product[None]
 
     pairs = eigenpairs(block_product, key, flat.size, min(k, flat.size), steps)
     vectors = jax.vmap(unravel, 1)(pairs.vectors)

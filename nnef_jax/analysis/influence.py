@@ -47,18 +47,20 @@ class Influence(Result):
     def table(self) -> Table:
         """Return a table with the training items of most and least influence on each test item."""
         values = np.asarray(self.values)
-        rows = [
-            (item, row.argmax(), row.max(), row.argmin(), row.min())
-            for item, row in enumerate(values)
-            if row.size
-        ]
+        test_count, training_count = values.shape
+        rows: list[tuple[Any, ...]] = []
+        if training_count:
+            for item, influences in enumerate(values):
+                helper = influences.argmax()
+                harmer = influences.argmin()
+                rows.append((item, helper, influences[helper], harmer, influences[harmer]))
         heads = "item", "helped most by", "influence", "harmed most by", "influence"
-        return table_of(f"influence of {values.shape[1]} items on {len(values)}", heads, rows)
+        return table_of(f"influence of {training_count} items on {test_count}", heads, rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the influence of each training item on each test item.
 
-        Helpful items are red, and harmful items are blue. Returns the axes of matplotlib.
+        Helpful items are red, and harmful items are blue. Return the axes of matplotlib.
         """
         ax = axes(ax)
         values = np.asarray(self.values, np.float64)
@@ -109,27 +111,31 @@ def tracin(
     if checkpoints is None:
         checkpoints = [model]
     require("checkpoints", checkpoints, tuple | list, "a list of params or models")
-    points = [x.params if isinstance(x, Model) else x for x in checkpoints]
+    params_by_checkpoint = [x.params if isinstance(x, Model) else x for x in checkpoints]
     _require_batch_of_one(model)
-    rate_list = [rates] * len(points) if isinstance(rates, int | float) else list(rates)
-    if not points:
+    is_single_rate = isinstance(rates, int | float)
+    rate_list = [rates] * len(params_by_checkpoint) if is_single_rate else list(rates)
+    if not params_by_checkpoint:
         raise InputError("checkpoints is empty", hint="leave it out for the model's parameters")
-    if len(rate_list) != len(points):
-        raise InputError(f"{len(points)} checkpoints have {len(rate_list)} rates")
+    if len(rate_list) != len(params_by_checkpoint):
+        raise InputError(f"{len(params_by_checkpoint)} checkpoints have {len(rate_list)} rates")
     patterns = None if labels is None else names_of("labels", labels, "labels of parameters")
     total: Any = 0
-    for params, rate in zip(points, rate_list, strict=True):
+    for params, rate in zip(params_by_checkpoint, rate_list, strict=True):
         trained = without_mesh(model.with_params(params))
-        chosen = tuple(chosen_params(trained.params, patterns))
-        require_gradients(trained, trained.graph, {}, chosen)
-        of_data = _gradients(trained, *_items("data", data), loss, chosen)
-        of_test = _gradients(trained, *_items("test", test), loss, chosen)
-        product = jnp.matmul(of_test, of_data.T, precision="highest")
-        total += require_real("a rate", rate) * product
+        chosen_labels = tuple(chosen_params(trained.params, patterns))
+        require_gradients(trained, trained.graph, {}, chosen_labels)
+        data_inputs, data_answers = _items("data", data)
+        data_gradients = _gradients(trained, data_inputs, data_answers, loss, chosen_labels)
+        test_inputs, test_answers = _items("test", test)
+        test_gradients = _gradients(trained, test_inputs, test_answers, loss, chosen_labels)
+        products = jnp.matmul(test_gradients, data_gradients.T, precision="highest")
+        total += require_real("a rate", rate) * products
     return Influence(values=total)
 
 
 def _require_batch_of_one(model: Model) -> None:
+    """Raise InputError if an input declares a batch of another size than 1."""
     for spec in model.inputs:
         if spec.shape and spec.shape[0] not in (1, None):
             message = f"input '{spec.name}' has the declared shape {show(spec.shape)}"
@@ -142,11 +148,15 @@ def _items(argument: str, pair: Any) -> tuple[tuple[Array, ...], Array]:
     require(argument, pair, tuple | list, "a pair of inputs and answers")
     if len(pair) != 2:
         raise InputError(f"{argument} must be a pair, it has {len(pair)} parts")
-    inputs_or_input, all_answers = pair
-    is_tuple = isinstance(inputs_or_input, tuple)
-    inputs = tuple(map(jnp.asarray, inputs_or_input if is_tuple else (inputs_or_input,)))
-    answers = jnp.asarray(all_answers)
-    counts = {x.shape[0] if x.ndim else 0 for x in (*inputs, answers)}
+    inputs_or_input, answers_of_items = pair
+    if isinstance(inputs_or_input, tuple):
+        inputs = tuple(map(jnp.asarray, inputs_or_input))
+    else:
+        inputs = (jnp.asarray(inputs_or_input),)
+    answers = jnp.asarray(answers_of_items)
+    counts: set[int] = set()
+    for array in (*inputs, answers):
+        counts.add(array.shape[0] if array.ndim else 0)
     if len(counts) != 1:
         listed = ", ".join(map(str, sorted(counts)))
         raise InputError(f"{argument} has {listed} items along first axes")
@@ -163,19 +173,24 @@ def _gradients(
 ) -> Array:
     """Return the gradient of each item's loss, [item, parameter entry]."""
     params = model.params
+    chosen = {label: params[label] for label in labels}
 
-    def gradient(inputs: tuple[Array, ...], answer: Array) -> dict[str, Array]:
+    def item_gradient(item_inputs: tuple[Array, ...], answer: Array) -> dict[str, Array]:
+        """Return the gradient of one item's loss by label."""
+        batch_of_one = [x[None] for x in item_inputs]
+
         def loss_at(chosen: Params) -> Array:
-            outputs = model.apply({**params, **chosen}, *[x[None] for x in inputs])
+            outputs = model.apply({**params, **chosen}, *batch_of_one)
             value = array_from("loss", loss(outputs, answer[None]))
             if value.shape == (1,):
-                value = value[0]
+                return scalar(value[0])
             return scalar(value)
 
-        return jax.grad(loss_at)({label: params[label] for label in labels})
+        return jax.grad(loss_at)(chosen)
 
-    leaves = jax.tree.leaves(jax.vmap(gradient)(inputs, answers))
-    return jnp.concatenate([x.reshape(x.shape[0], -1) for x in leaves], 1)
+    by_label = jax.vmap(item_gradient)(inputs, answers)
+    matrices = [x.reshape(x.shape[0], -1) for x in jax.tree.leaves(by_label)]
+    return jnp.concatenate(matrices, 1)
 
 
 @result
@@ -198,9 +213,10 @@ class Concept(Result):
 
     def table(self) -> Table:
         """Return a table with a row for each item."""
-        rows = zip(np.arange(len(self.scores)), self.scores, self.derivatives, strict=True)
+        items = np.arange(len(self.scores))
+        rows = zip(items, self.scores, self.derivatives, strict=True)
         title = f"a concept in {self.layer}: the score rises with it for {self.share:.0%} of items"
-        return table_of(title, ["item", "score", "derivative"], [[*row] for row in rows])
+        return table_of(title, ["item", "score", "derivative"], [list(row) for row in rows])
 
 
 def tcav(
@@ -223,25 +239,28 @@ def tcav(
         concept: inputs that show the concept: an array, a tuple in order, or a dict by name.
         counterexamples: inputs that do not show the concept.
 
-    The other arguments, and the errors, are those of `saliency`.
+    All other arguments, and the errors, are as in `saliency`.
     """
     options = {"target": target, "output": output, "wrt": layer, "params": params}
     question = ask("tcav", model, inputs, options)
     if question.position is not None:
         raise InputError(f"layer: '{layer}' is an input", hint="name a tensor inside")
-    return _tcav(
-        question,
-        _layer_at(question.model, layer, concept),
-        _layer_at(question.model, layer, counterexamples),
-    )
+    examples = _layer_at(question.model, layer, concept)
+    return _tcav(question, examples, _layer_at(question.model, layer, counterexamples))
 
 
 def _layer_at(model: Model, layer: str, inputs: Input) -> Array:
-    return model.intermediates(*bound(model, [inputs]), names=[layer])[layer]
+    """Return the tensor of a layer, computed from inputs."""
+    values = bound(model, [inputs])
+    return model.intermediates(*values, names=[layer])[layer]
 
 
 @jax.jit
 def _tcav(question: Question, concept: Array, counterexamples: Array) -> Concept:
+    """Find the direction of a concept by a ridge regression, and derive the scores along it.
+
+    `concept` and `counterexamples` are activations of the layer, [example, ...].
+    """
     x = question.value()
     question = question.with_classes(x)
     examples = jnp.concatenate([concept, counterexamples])
@@ -249,11 +268,15 @@ def _tcav(question: Question, concept: Array, counterexamples: Array) -> Concept
     signs = jnp.concatenate([jnp.ones(len(concept)), -jnp.ones(len(counterexamples))])
     signs = signs.astype(activations.dtype)
     rows = activations - activations.mean(0, keepdims=True)
+    # The equations have a weight for each example. There are usually fewer examples than
+    # activations.
     products = jnp.matmul(rows, rows.T, precision="highest")
     ridge = _RIDGE * jnp.trace(products) / len(rows) + jnp.finfo(rows.dtype).tiny
-    weights = jnp.linalg.solve(products + ridge * jnp.eye(len(rows)), signs - signs.mean())
+    matrix = products + ridge * jnp.eye(len(rows))
+    weights = jnp.linalg.solve(matrix, signs - signs.mean())
     normal = weights @ rows
-    vector = (normal / jnp.linalg.norm(normal)).reshape(x.shape[1:])
+    unit_normal = normal / jnp.linalg.norm(normal)
+    vector = unit_normal.reshape(x.shape[1:])
     scores, gradient = question.gradient(x)
     derivatives = sums(gradient * vector[None])
     share = (derivatives > 0).mean()

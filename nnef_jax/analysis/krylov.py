@@ -41,10 +41,10 @@ def singular_triplets(
     """Return the k largest singular values of each item, their right vectors, and residuals.
 
     For a singular value s with the left vector u and the right vector v, two equations should hold:
-    A v = s u and A^T u = s v. The result fulfils the first equation, and its residual is |A^T u - s
-    v|, the error of the second equation. If A has fewer rows than columns, the result fulfils the
-    second equation, and its residual is |A v - s u|. A singular value of A is within this distance
-    of s. If A has at most k * steps rows or columns, the values are exact up to rounding.
+    A v = s u and A^T u = s v. The result fulfils the first equation, and its residual is the error
+    of the second equation, |A^T u - s v|. If A has fewer rows than columns, the equations change
+    places. A singular value of A is within the residual of s. If A has at most k * steps rows or
+    columns, the values are exact up to rounding.
 
     Args:
         forward: the map A from [batch, columns, n] to [batch, rows, n].
@@ -60,33 +60,44 @@ def singular_triplets(
     # The basis consists of vectors of the smaller size.
     product, back = (adjoint, forward) if is_wide else (forward, adjoint)
     basis, images = _krylov(product, back, key, batch, min(sizes), k, steps)
-    u, s, v = jnp.linalg.svd(images, full_matrices=False)
-    u = u[..., :k]
-    s = s[..., :k]
-    ritz = _product(basis, jnp.swapaxes(v, 1, 2)[..., :k])
-    residuals = jnp.linalg.norm(back(u) - ritz * s[:, None], axis=1)
-    right_vectors = u if is_wide else ritz
-    return SingularTriplets(s, right_vectors, residuals)
+    all_image_vectors, all_values, coordinates = jnp.linalg.svd(images, full_matrices=False)
+    image_vectors = all_image_vectors[..., :k]
+    values = all_values[..., :k]
+    # The rows of `coordinates` are singular vectors in the coordinates of the basis.
+    basis_vectors = _product(basis, jnp.swapaxes(coordinates, 1, 2)[..., :k])
+    errors = back(image_vectors) - basis_vectors * values[:, None]
+    residuals = jnp.linalg.norm(errors, axis=1)
+    right_vectors = image_vectors if is_wide else basis_vectors
+    return SingularTriplets(values, right_vectors, residuals)
 
 
 def eigenpairs(product: Map, key: Array, size: int, k: int, steps: int) -> Eigenpairs:
     """Return the k eigenvalues of largest magnitude of a symmetric map, vectors and residuals.
 
-    The residual of a value is |A v - value v|, for the map A
-    and the vector v. An eigenvalue of A is within the residual of each value (Parlett 1998, The
-    Symmetric Eigenvalue Problem, 4.5).
+    The residual of an eigenvalue s with the vector v is |A v - s v|, for the map A. An exact
+    eigenvalue of A is within the residual of s (Parlett 1998, The Symmetric Eigenvalue Problem,
+    4.5).
+
+    Args:
+        product: the map A from [1, size, columns] to [1, size, columns].
+        key: a key of `jax.random`, for the start.
+        size: the length of vectors.
+        k: the number of eigenvalues, at most `size`.
+        steps: the number of blocks of k vectors in the Krylov space.
     """
     bases, images_of_bases = _krylov(product, None, key, 1, size, k, steps)
     basis = bases[0]
     images = images_of_bases[0]
     projected = jnp.matmul(basis.T, images, precision=_HIGHEST)
-    values, vectors = jnp.linalg.eigh((projected + projected.T) / 2)
-    largest = jnp.argsort(-jnp.abs(values))[:k]
-    values = values[largest]
-    vectors = vectors[:, largest]
-    ritz = jnp.matmul(basis, vectors, precision=_HIGHEST)
-    difference = jnp.matmul(images, vectors, precision=_HIGHEST) - ritz * values[None]
-    return Eigenpairs(values, ritz, jnp.linalg.norm(difference, axis=0))
+    symmetric = (projected + projected.T) / 2
+    all_values, all_coordinates = jnp.linalg.eigh(symmetric)
+    largest = jnp.argsort(-jnp.abs(all_values))[:k]
+    values = all_values[largest]
+    coordinates = all_coordinates[:, largest]
+    vectors = jnp.matmul(basis, coordinates, precision=_HIGHEST)
+    mapped_vectors = jnp.matmul(images, coordinates, precision=_HIGHEST)
+    errors = mapped_vectors - vectors * values[None]
+    return Eigenpairs(values, vectors, jnp.linalg.norm(errors, axis=0))
 
 
 def _krylov(
@@ -95,46 +106,52 @@ def _krylov(
     """Return an orthonormal basis of the Krylov space of a map, and the images of the basis.
 
     The map is x -> back(product(x)), or `product` if `back` is None. The images are `product` of
-    the basis. Both arrays are [batch, size, columns].
+    the basis. Both arrays are [batch, size, columns]. The space has `steps` blocks of `width`
+    columns.
     """
-    if size <= width * steps:  # The Krylov space is the full space.
+    is_full_space = size <= width * steps
+    if is_full_space:
         basis = jnp.broadcast_to(jnp.eye(size, dtype=jnp.float32), (batch, size, size))
         return basis, product(basis)
-    start = jax.random.normal(key, (steps, batch, size, width), jnp.float32)
-    start = start / jnp.linalg.norm(start, axis=2, keepdims=True)
-    shape = jax.eval_shape(product, start[0]).shape
-    bases = jnp.zeros((batch, size, width * steps), jnp.float32)
-    images = jnp.zeros((*shape[:2], width * steps), jnp.float32)
+    random = jax.random.normal(key, (steps, batch, size, width), jnp.float32)
+    random_blocks = random / jnp.linalg.norm(random, axis=2, keepdims=True)
+    first_block = random_blocks[0]
+    image_size = jax.eval_shape(product, first_block).shape[1]
+    basis = jnp.zeros((batch, size, width * steps), jnp.float32)
+    images = jnp.zeros((batch, image_size, width * steps), jnp.float32)
 
-    def grow(index: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        bases, images, block = carry
-        block = _orthonormal(bases, block, start[index])
+    def add_block(step: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        """Add a block to the basis and its image to the images, and return the next block too."""
+        basis, images, block = carry
+        block = _orthonormal(basis, block, random_blocks[step])
         image = product(block)
-        place = (0, 0, index * width)
-        bases = jax.lax.dynamic_update_slice(bases, block, place)
-        images = jax.lax.dynamic_update_slice(images, image, place)
-        return bases, images, image if back is None else back(image)
+        start = (0, 0, step * width)
+        basis = jax.lax.dynamic_update_slice(basis, block, start)
+        images = jax.lax.dynamic_update_slice(images, image, start)
+        next_block = image if back is None else back(image)
+        return basis, images, next_block
 
-    bases, images, _ = jax.lax.fori_loop(0, steps, grow, (bases, images, start[0]))
-    return bases, images
+    basis, images, _ = jax.lax.fori_loop(0, steps, add_block, (basis, images, first_block))
+    return basis, images
 
 
 def _orthonormal(basis: Array, block: Array, spare: Array) -> Array:
-    """Return orthonormal columns that are orthogonal to a basis and span the block's columns.
+    """Return orthonormal columns that, together with a basis, span the columns of a block.
 
-    Arrays are [batch, size, columns]. A column of `block` that depends linearly on the basis or on
-    other columns is replaced by a column of `spare`, which is random: the Krylov space has become
-    invariant, and the random column extends it. Columns of the basis may be 0. The second of the
-    three rounds corrects cancellation in the first round (Giraud et al. 2005), or orthogonalises
-    spare columns.
+    The result is orthogonal to the basis. Arrays are [batch, size, columns], and columns of the
+    basis may be 0. A column of `block` that depends linearly on the basis or on other columns is
+    replaced by a random column, taken from `spare`. In this case the Krylov space has become
+    invariant, and the random column extends it. The second of the three rounds corrects
+    cancellation in the first round (Giraud et al. 2005), or orthogonalises spare columns.
     """
     for _ in range(3):
-        scale = jnp.max(jnp.linalg.norm(block, axis=1), axis=1)[:, None]
-        block = block - _product(basis, _product(jnp.swapaxes(basis, 1, 2), block))
-        q, r = jnp.linalg.qr(block)
-        size = jnp.abs(jnp.diagonal(r, axis1=1, axis2=2))
-        is_lost = size <= 4 * jnp.finfo(jnp.float32).eps * scale
-        block = jnp.where(is_lost[:, None], spare, q)
+        largest_norm = jnp.max(jnp.linalg.norm(block, axis=1), axis=1)[:, None]
+        coordinates = _product(jnp.swapaxes(basis, 1, 2), block)
+        remainder = block - _product(basis, coordinates)
+        orthonormal, triangle = jnp.linalg.qr(remainder)
+        sizes = jnp.abs(jnp.diagonal(triangle, axis1=1, axis2=2))
+        is_dependent = sizes <= 4 * jnp.finfo(jnp.float32).eps * largest_norm
+        block = jnp.where(is_dependent[:, None], spare, orthonormal)
     return block
 
 

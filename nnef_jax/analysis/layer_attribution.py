@@ -39,8 +39,9 @@ def grad_cam(
 ) -> Attribution:
     """Compute Grad-CAM of a layer's maps (Selvaraju et al. 2017, arXiv:1610.02391).
 
-    The weight of a channel is the mean, over positions, of the gradient of the score at its map.
-    The values are relu(sum over channels of weight * map), an array [batch, *positions].
+    Each channel has a map. The weight of a channel is the mean over positions of the score's
+    gradient at the map. The values are relu(sum over channels of weight * map), an array
+    [batch, *positions].
 
     >>> nnef_jax.analysis.grad_cam(model, images, layer="relu2", target=3).plot()
 
@@ -48,19 +49,19 @@ def grad_cam(
         layer: the name of the tensor with the maps, [batch, channel, *positions].
         upsample: whether the values are resized linearly to the positions of the tensor `wrt`.
 
-    The other arguments, and the errors, are those of `saliency`.
+    All other arguments, and the errors, are as in `saliency`.
     """
     require_flags(upsample=upsample)
     question = ask("grad_cam", model, inputs, options)
     _require_layer(question, layer)
     values = question.graph.values
-    shape = values[layer].type.shape
+    layer_shape = values[layer].type.shape
     wrt_shape = values[question.wrt].type.shape
-    if len(shape) < 3:
-        message = f"layer: '{layer}' is {show(shape)}"
+    if len(layer_shape) < 3:
+        message = f"layer: '{layer}' is {show(layer_shape)}"
         raise InputError(message, hint="name a tensor [batch, channel, *positions]")
-    if upsample and len(wrt_shape) != len(shape):
-        message = f"'{layer}' is {show(shape)}, it cannot be resized to '{question.wrt}'"
+    if upsample and len(wrt_shape) != len(layer_shape):
+        message = f"'{layer}' is {show(layer_shape)}, it cannot be resized to '{question.wrt}'"
         hint = "upsample=False leaves its positions"
         raise InputError(f"{message}, {show(wrt_shape)}", hint=hint)
     return _grad_cam(question, layer=layer, upsample=upsample)
@@ -68,13 +69,16 @@ def grad_cam(
 
 @partial(jax.jit, static_argnames=("layer", "upsample"))
 def _grad_cam(question: Question, *, layer: str, upsample: bool) -> Attribution:
+    """Return the rectified sum of a layer's maps, weighted by mean gradients."""
     x = question.value()
     question = question.with_classes(x)
-    scores, maps, gradient = question.layer_gradient(x, layer)
-    weights = gradient.mean(axis=tuple(range(2, maps.ndim)), keepdims=True)
+    scores, maps, gradient = question.layer_gradient(x, layer)  # maps (batch, channel, *positions)
+    position_axes = tuple(range(2, maps.ndim))
+    weights = gradient.mean(axis=position_axes, keepdims=True)
     values = jax.nn.relu((weights * maps).sum(axis=1))
     if upsample:
-        values = jax.image.resize(values, (values.shape[0], *x.shape[2:]), "linear")
+        batch = values.shape[0]
+        values = jax.image.resize(values, (batch, *x.shape[2:]), "linear")
     return attributed(question, "Grad-CAM", values, scores, x, of=layer)
 
 
@@ -97,7 +101,7 @@ def layer_conductance(
         baseline: the start of the line, as in `integrated_gradients`.
         steps: the number of gradients at the layer. Each is computed in the middle of a step.
 
-    The other arguments, and the errors, are those of `saliency`.
+    All other arguments, and the errors, are as in `saliency`.
     """
     require_count("steps", steps)
     question = ask("layer_conductance", model, inputs, options)
@@ -109,26 +113,33 @@ def layer_conductance(
 def _layer_conductance(
     question: Question, baseline: Array, *, layer: str, steps: int
 ) -> Attribution:
+    """Add up the conductances of the steps on the line from the baseline."""
     x, question, x0 = line_from(question, baseline)
 
-    def values_at(share: Array) -> Array:
-        return question.run(x0 + share * (x - x0), capture=[layer])[1][layer]
+    def point_at(share: Array) -> Array:
+        return x0 + share * (x - x0)
+
+    def layer_at(share: Array) -> Array:
+        _, captured = question.run(point_at(share), capture=[layer])
+        return captured[layer]
 
     def add_step(carry: tuple[Array, Array], share: Array) -> tuple[tuple[Array, Array], None]:
-        total, values_before = carry
-        half = jnp.asarray(0.5 / steps, x.dtype)
-        gradient = question.layer_gradient(x0 + share * (x - x0), layer).gradient
-        values_after = values_at(share + half)
-        flow = gradient * (values_after - values_before)
-        return (total + flow.astype(total.dtype), values_after), None
+        """Add the gradient in the middle of a step, times the change of the layer in the step."""
+        total, layer_before = carry
+        half_step = jnp.asarray(0.5 / steps, x.dtype)
+        gradient = question.layer_gradient(point_at(share), layer).gradient
+        layer_after = layer_at(share + half_step)
+        flow = gradient * (layer_after - layer_before)
+        return (total + flow.astype(total.dtype), layer_after), None
 
-    first_values = values_at(jnp.zeros((), x.dtype))
+    first_layer = layer_at(jnp.zeros((), x.dtype))
     shares, _ = quadrature("riemann_middle", steps, x)
-    start = zeros(first_values), first_values
-    (values, last_values), _ = lax.scan(add_step, start, shares)
+    start = zeros(first_layer), first_layer
+    (values, last_layer), _ = lax.scan(add_step, start, shares)
     scores = question.scores_at(x)
-    gap = sums(values) - (scores - question.scores_at(x0)).astype(values.dtype)
-    return attributed(question, "conductance", values, scores, last_values, gap, of=layer)
+    score_change = scores - question.scores_at(x0)
+    gap = sums(values) - score_change.astype(values.dtype)
+    return attributed(question, "conductance", values, scores, last_layer, gap, of=layer)
 
 
 def internal_influence(
@@ -146,7 +157,7 @@ def internal_influence(
         baseline: the start of the line, as in `integrated_gradients`.
         steps: the number of gradients at the layer. Each is computed in the middle of a step.
 
-    The other arguments, and the errors, are those of `saliency`.
+    All other arguments, and the errors, are as in `saliency`.
     """
     require_count("steps", steps)
     question = ask("internal_influence", model, inputs, options)
@@ -163,10 +174,10 @@ def neuron_conductance(
     steps: int = 50,
     **options: Unpack[QuestionOptions],
 ) -> Attribution:
-    """Compute the part of each entry's integrated gradient through one unit (arXiv:1805.12233).
+    """Compute the part of integrated gradients that flows through one unit (arXiv:1805.12233).
 
-    The unit is an entry of a tensor inside the network. The values have the shape of the tensor
-    `wrt`.
+    The unit is an entry of a tensor inside the network. The result has a value for each entry of
+    the tensor `wrt`.
 
     >>> nnef_jax.analysis.neuron_conductance(model, images, neuron=("relu2", 5, 2, 2))
 
@@ -176,12 +187,15 @@ def neuron_conductance(
         baseline: the start of the line, as in `integrated_gradients`.
         steps: the number of gradients. Each is computed in the middle of a step.
 
-    The other arguments, and the errors, are those of `saliency`.
+    All other arguments, and the errors, are as in `saliency`.
     """
     require_count("steps", steps)
     require("neuron", neuron, tuple, "a name of a tensor and indices")
-    layer: Any = neuron[0] if neuron else ""
-    unit: tuple[Any, ...] = neuron[1:]
+    layer: Any = ""
+    unit: tuple[Any, ...] = ()
+    if neuron:
+        layer, *indices = neuron
+        unit = tuple(indices)
     question = ask("neuron_conductance", model, inputs, options)
     _require_layer(question, layer)
     extents = [int(extent) for extent in question.graph.values[layer].type.shape[1:]]
@@ -192,11 +206,14 @@ def neuron_conductance(
 
 
 def _is_unit(unit: tuple[Any, ...], extents: Sequence[int]) -> bool:
-    """Tell whether a tuple has an index for each of the extents, within its range."""
+    """Tell whether a tuple has an index for each axis, from 0 to less than the axis's extent."""
     if len(unit) != len(extents):
         return False
-    pairs = zip(unit, extents, strict=True)
-    return all(isinstance(index, int) and 0 <= index < extent for index, extent in pairs)
+    for index, extent in zip(unit, extents, strict=True):
+        is_index = isinstance(index, int) and 0 <= index < extent
+        if not is_index:
+            return False
+    return True
 
 
 @partial(jax.jit, static_argnames=("layer", "unit", "steps"))
@@ -209,18 +226,25 @@ def _sum_along_line(
     """
     x, question, x0 = line_from(question, baseline)
 
-    def layer_at(x: Array) -> Array:
-        return question.run(x, capture=[layer])[1][layer]
+    def layer_at(point: Array) -> Array:
+        _, captured = question.run(point, capture=[layer])
+        return captured[layer]
 
-    def unit_at(x: Array) -> Array:
-        return layer_at(x)[:, *(unit or ())].sum()
+    def gradient_through(unit: tuple[int, ...], point: Array, layer_gradient: Array) -> Array:
+        """Return the gradient at `wrt` that flows through a unit, times the change of `wrt`."""
+
+        def sum_of_unit(point: Array) -> Array:
+            return layer_at(point)[:, *unit].sum()
+
+        gradient_at_unit = layer_gradient[:, *unit]
+        by_item = gradient_at_unit.reshape(-1, *[1] * (x.ndim - 1))
+        return by_item * jax.grad(sum_of_unit)(point) * (x - x0)
 
     def add_gradient(total: Array, share: Array) -> tuple[Array, None]:
         point = x0 + share * (x - x0)
         gradient = question.layer_gradient(point, layer).gradient
         if unit is not None:
-            at_unit = gradient[:, *unit].reshape(-1, *[1] * (x.ndim - 1))
-            gradient = at_unit * jax.grad(unit_at)(point) * (x - x0)
+            gradient = gradient_through(unit, point, gradient)
         return total + gradient.astype(total.dtype), None
 
     if unit is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import chain
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,7 +16,8 @@ from lowering.graph import Graph, Operation, Value, is_float, values_of
 from lowering.ops import rules
 from nnef_jax import Model
 from nnef_jax.analysis.argument_checks import array_from
-from nnef_jax.analysis.question import bound, require_derivatives
+from nnef_jax.analysis.differentiability import require_derivatives
+from nnef_jax.analysis.question import bound
 from nnef_jax.calls.arguments import Params, Sample
 from nnef_jax.errors import InputError
 from nnef_jax.execution.probe import Probe
@@ -60,22 +60,23 @@ def on_one_device(
     """Return the model on one device, with `params` as parameters, and the inputs in graph order.
 
     A model on a mesh is moved to the default device, since matrix decompositions are not
-    distributed.
+    distributed. If `params` is None, the model keeps its parameters.
     """
     if params is not None:
         model = model.with_params(params)
     values = bound(model, inputs)
-    single = without_mesh(model)
-    if single is not model:
+    model_on_one_device = without_mesh(model)
+    was_on_mesh = model_on_one_device is not model
+    if was_on_mesh:
         values = list(map(np.asarray, values))
-    return single, values
+    return model_on_one_device, values
 
 
 def layers_of(graph: Graph, names: Iterable[str] | None = None) -> dict[str, LayerTensor]:
     """Return layers by tensor name, in order of computation.
 
     If `names` is None, the result has all layers. Otherwise it has the layers whose names are in
-    `names`, or match a pattern in it. Raises TypeError unless `names` is a list of names, and
+    `names`, or match a pattern in `names`. Raises TypeError unless `names` is a list of names, and
     InputError for a name without a layer.
     """
     layers = {layer.name: layer for layer in _layers(graph)}
@@ -91,27 +92,30 @@ def layers_of(graph: Graph, names: Iterable[str] | None = None) -> dict[str, Lay
 
 
 def _layers(graph: Graph) -> Iterable[LayerTensor]:
-    varies = {*graph.inputs, *(state.value for state in graph.states)}
+    """Yield the layers of a graph: its named tensors that depend on inputs or states."""
+    varying = {*graph.inputs, *(state.value for state in graph.states)}
     labels: dict[Value, tuple[str, ...]] = {
         parameter.value: (parameter.label,) for parameter in graph.parameters
     }
-    axes: dict[Value, int | None] = {
-        value: 1 if len(value.type.shape) > 1 else None for value in varies
-    }
-    names = set(graph.values)
+    unit_axes: dict[Value, int | None] = {}
+    for value in varying:
+        unit_axes[value] = 1 if len(value.type.shape) > 1 else None
     for operation in graph.operations:
         reads = list(operation.reads())
-        if varies.isdisjoint(reads):  # The operation rearranges parameters.
-            sources = chain.from_iterable(labels.get(value, ()) for value in reads)
-            distinct_sources = tuple(dict.fromkeys(sources))
-            labels.update((value, distinct_sources) for value in operation.writes())
+        only_rearranges_parameters = varying.isdisjoint(reads)
+        if only_rearranges_parameters:
+            sources: dict[str, None] = {}
+            for value in reads:
+                sources.update(dict.fromkeys(labels.get(value, ())))
+            for value in operation.writes():
+                labels[value] = tuple(sources)
             continue
         params, weights = _parameters(operation, labels)
         for value in operation.writes():
-            varies.add(value)
-            axis = _unit_axis(operation, value, axes)
-            axes[value] = axis
-            has_name = value.name in names and not value.inserted
+            varying.add(value)
+            axis = _unit_axis(operation, value, unit_axes)
+            unit_axes[value] = axis
+            has_name = value.name in graph.values and not value.inserted
             if has_name and value in graph.needed:
                 kind = operation.kind
                 yield LayerTensor(value.name, kind, value, operation, params, weights, axis)
@@ -126,43 +130,51 @@ def _parameters(
     of the parameters from which each value is rearranged.
     """
     rule = operation.rule or rules[operation.kind]
-    params: dict[str, None] = {}
+    has_weights = rule.work is not None
+    params: dict[str, None] = {}  # The keys are an ordered set.
     weights: dict[str, None] = {}
     for name, operand in operation.operands:
         for value in values_of(operand):
-            params.update(dict.fromkeys(labels.get(value, ())))
-            if rule.work is not None and name != "bias":
-                weights.update(dict.fromkeys(labels.get(value, ())))
+            operand_labels = dict.fromkeys(labels.get(value, ()))
+            params |= operand_labels
+            if has_weights and name != "bias":
+                weights |= operand_labels
     return tuple(params), tuple(weights)
 
 
 def _unit_axis(operation: Operation, value: Value, axes: Mapping[Value, int | None]) -> int | None:
-    """Return the axis of channels or features of an operation's result.
+    """Return the axis of channels or features of a tensor, or None for fewer than two axes.
 
-    This is the channel axis of the last product or convolution before the result, followed through
-    later operations. `axes` has the axes of earlier values. The axis is None for fewer than two
-    axes.
+    The last product or convolution before the tensor creates this axis, and later operations may
+    move the axis. `axes` has the axes of the tensors that are computed earlier.
+
+    Args:
+        operation: the operation that computes the tensor.
+        value: the tensor.
+        axes: the axis of channels or features of each earlier tensor.
     """
-    rank = len(value.type.shape)
+    shape = value.type.shape
+    rank = len(shape)
+    last_axis = rank - 1
     if rank < 2:
         return None
     if "conv" in operation.kind:
         return 1
     rule = operation.rule or rules[operation.kind]
-    source = next((value for value in operation.reads() if axes.get(value) is not None), None)
-    makes_channels = rule.work is not None and "resample" not in operation.kind
-    if source is None or makes_channels:
-        return rank - 1
+    creates_channels = rule.work is not None and "resample" not in operation.kind
+    sources = [operand for operand in operation.reads() if axes.get(operand) is not None]
+    if not sources or creates_channels:
+        return last_axis
+    source = sources[0]
     axis = axes[source]
     assert axis is not None
     if operation.kind == "transpose":
         order: Any = dict(operation.attributes)["axes"]
         return order.index(axis) if axis < len(order) else axis
-    before = source.type.shape
-    after = value.type.shape
-    keeps_rank = rank == len(before)
-    keeps_extent = axis < rank and after[axis] == before[axis]
-    return axis if keeps_rank or keeps_extent else rank - 1
+    source_shape = source.type.shape
+    keeps_rank = rank == len(source_shape)
+    keeps_extent = axis < rank and shape[axis] == source_shape[axis]
+    return axis if keeps_rank or keeps_extent else last_axis
 
 
 def real_layers(layers: Mapping[str, LayerTensor]) -> dict[str, LayerTensor]:
@@ -181,15 +193,16 @@ def chosen_params(params: Mapping[str, Array], labels: Iterable[str] | None) -> 
     """Return floating-point parameters by label.
 
     If `labels` is None, the result has all floating-point parameters. Otherwise it has the
-    parameters whose labels are in `labels`, or match a pattern of `fnmatch` in it. Raises TypeError
-    unless `labels` is a list of strings. Raises InputError for a label without a floating-point
-    parameter, and if no parameter is floating-point.
+    parameters whose labels are in `labels`, or match a pattern of `fnmatch` in `labels`. Raises
+    TypeError unless `labels` is a list of strings. Raises InputError for a label without a
+    floating-point parameter, and if no parameter is floating-point.
     """
     real = {label: x for label, x in params.items() if jnp.issubdtype(x.dtype, jnp.floating)}
     if labels is not None:
         matching: set[str] = set()
         for pattern in names_of("labels", labels, "labels of parameters"):
-            matches = [x for x in real if x == pattern or fnmatchcase(x, pattern)]
+            # A label may contain characters that have a meaning in patterns.
+            matches = [label for label in real if label == pattern or fnmatchcase(label, pattern)]
             if not matches:
                 hint = did_you_mean(pattern, real) or "model.params has the labels"
                 raise InputError(f"no real parameter has the label '{pattern}'", hint=hint)
@@ -204,8 +217,9 @@ def require_gradients(
     model: Model, graph: Graph, layers: Mapping[str, LayerTensor], labels: Collection[str]
 ) -> None:
     """Raise InputError if rounding makes the gradient at one of the layers or parameters 0."""
-    params = [parameter.value for parameter in graph.parameters if parameter.label in labels]
-    require_derivatives(model, graph, [*(layer.value for layer in layers.values()), *params])
+    tensors = [layer.value for layer in layers.values()]
+    tensors += [parameter.value for parameter in graph.parameters if parameter.label in labels]
+    require_derivatives(model, graph, tensors)
 
 
 def require_callable(name: str, value: object, expected: str) -> None:
@@ -216,19 +230,25 @@ def require_callable(name: str, value: object, expected: str) -> None:
 
 def zeros_at(model: Model, inputs: Sequence[Array], names: Sequence[str]) -> dict[str, Array]:
     """Return arrays of zeros by name, with the shape and dtype of each tensor."""
-    types = {name: graph_for(model, inputs).values[name].type for name in names}
-    return {
-        name: jnp.zeros([int(extent) for extent in t.shape], t.dtype) for name, t in types.items()
-    }
+    values = graph_for(model, inputs).values
+    zeros: dict[str, Array] = {}
+    for name in names:
+        type = values[name].type
+        zeros[name] = jnp.zeros([int(extent) for extent in type.shape], type.dtype)
+    return zeros
 
 
 def loss_of(
     model: Model, params: Arrays, inputs: Sequence[Array], loss: Loss, added: Arrays
 ) -> tuple[Array, dict[str, Any]]:
-    """Return the loss after the arrays `added` are added to tensors, and the tensors by name."""
+    """Return the loss after arrays are added to tensors, and these tensors by name.
+
+    `added` has the added array for the name of each tensor.
+    """
 
     def adding(array: Array) -> Callable[[Array], Array]:
-        return lambda x: x + array
+        """Return a function that adds the array to a tensor."""
+        return lambda tensor: tensor + array
 
     edits = {name: adding(array) for name, array in added.items()}
     outputs, captured = model.apply(params, *inputs, edit=edits, capture=list(added))

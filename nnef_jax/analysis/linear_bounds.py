@@ -18,25 +18,22 @@ from jax import Array, lax
 from lowering import jaxprs
 from lowering.facts import facts
 from lowering.jaxprs import Atom, ClosedJaxpr, Equation, Variable, is_literal, primitive
+from nnef_jax.analysis.affine_equations import is_affine, magnitude, term_counts
+from nnef_jax.analysis.interval_rules import bounded, related_bounds
 from nnef_jax.analysis.intervals import (
     Bounded,
     Interval,
     NoBounds,
     apply,
-    bounded,
     ends,
     epsilon,
     interval,
-    is_affine,
-    magnitude,
-    related_bounds,
     size,
-    term_counts,
     varies,
 )
 from nnef_jax.analysis.relaxations import BackwardStep, ThresholdSelection, lines_of
 
-_ROWS = 512  # the number of backward passes that are computed together
+_PASSES = 512  # the number of backward passes that are computed together
 _DEPTH = 12  # the largest number of operations between the condition of a `select` and its cases
 # The reduction that computes the second operand: x minus its maximum, or x divided by its sum.
 _RELATED = {"sub": "reduce_max", "div": "reduce_sum"}
@@ -71,10 +68,8 @@ class Walk:
         self._steps: list[tuple[Equation, BackwardStep]] = []
         self._sharp: set[Atom] = set()
         for equation in jaxprs.equations(closed):
-            operands = [*map(self.read, equation.invars)]
             try:
-                is_nonlinear = any(map(varies, operands)) and not is_affine(equation, operands)
-                if sharp and is_nonlinear:
+                if sharp and self._is_nonlinear(equation):
                     for operand in equation.invars:
                         self._sharpen(operand)
                 results = self.evaluated(equation, self.read)
@@ -82,16 +77,21 @@ class Walk:
                 # The error names the outermost equation, because this equation has the name of the
                 # operation.
                 raise NoBounds(equation) from error
-            self._values.update(zip(equation.outvars, results, strict=True))
-            self.makers.update((variable, equation) for variable in equation.outvars)
+            for variable, result in zip(equation.outvars, results, strict=True):
+                self._values[variable] = result
+                self.makers[variable] = equation
             if linear and any(map(varies, results)):
-                step = self._step(equation, [*map(interval, results)])
+                step = self._step(equation, list(map(interval, results)))
                 self._steps.append((equation, step))
-        self.results: list[Any] = [*map(self.read, closed.jaxpr.outvars)]
         if linear:
-            for result in closed.jaxpr.outvars:
-                self._sharpen(result)
-            self.results = [*map(self.read, closed.jaxpr.outvars)]
+            for result_variable in closed.jaxpr.outvars:
+                self._sharpen(result_variable)
+        self.results: list[Any] = list(map(self.read, closed.jaxpr.outvars))
+
+    def _is_nonlinear(self, equation: Equation) -> bool:
+        """Tell whether an equation has an interval as an operand, but is not affine."""
+        operands = list(map(self.read, equation.invars))
+        return any(map(varies, operands)) and not is_affine(equation, operands)
 
     def read(self, variable: Atom) -> Bounded:
         """Return the array or interval of a variable, or the value of a literal."""
@@ -122,29 +122,32 @@ class Walk:
             if is_call:
                 return Walk(function, operands).results
         results = bounded(equation, operands)
-        reduction = _RELATED.get(name)
-        if reduction and self._source(equation.invars[1]) == (reduction, equation.invars[0]):
-            x, y = map(interval, operands)
-            return [related_bounds(equation, x, y, *results)]
+        if name in _RELATED:
+            first, second = equation.invars
+            is_reduction_of_first = self._source(second) == (_RELATED[name], first)
+            if is_reduction_of_first:
+                x, y = map(interval, operands)
+                return [related_bounds(equation, x, y, *results)]
         return results
 
     def _source(self, variable: Atom) -> tuple[str, Atom | None]:
         """Return the name and the first operand of the primitive that computes a variable.
 
         Primitives that only move items, such as a transpose, are skipped. The result is ("", None)
-        if no primitive computes the variable.
+        if no primitive with operands computes the variable.
         """
         equation = None if is_literal(variable) else self.makers.get(variable)
-        if equation is None:
+        if equation is None or not equation.invars:
             return "", None
         name = primitive(equation)
-        operand = equation.invars[0]
-        is_identity = name == "max" and is_literal(operand) and operand.val == -jnp.inf
-        if is_identity:
-            return self._source(equation.invars[1])
+        first, *further_operands = equation.invars
         if facts(equation).moves:
-            return self._source(operand)
-        return name, operand
+            return self._source(first)
+        is_minus_infinity = is_literal(first) and first.val == -jnp.inf
+        if name == "max" and is_minus_infinity:
+            # The maximum of -inf and a tensor is the tensor.
+            return self._source(further_operands[0])
+        return name, first
 
     def at(self, variable: Atom, values: Mapping[Atom, Bounded], depth: int = _DEPTH) -> Bounded:
         """Return the value of a variable if other variables have the values in `values`.
@@ -157,10 +160,14 @@ class Walk:
             return self.read(variable)
         if variable in values:
             return values[variable]
-        equation = self.makers.get(variable) if varies(self.read(variable)) else None
-        if equation is None or not facts(equation).by_item or not depth:
-            return self.read(variable)
-        return self.evaluated(equation, lambda operand: self.at(operand, values, depth - 1))[0]
+        computed_value = self.read(variable)
+        if depth == 0 or not varies(computed_value):
+            return computed_value
+        equation = self.makers.get(variable)
+        if equation is None or not facts(equation).by_item:
+            return computed_value
+        (value,) = self.evaluated(equation, lambda operand: self.at(operand, values, depth - 1))
+        return value
 
     def compared(self, equation: Equation) -> ThresholdSelection | None:
         """Return the variable and the threshold of a selection `select_n(x < threshold, ...)`.
@@ -168,36 +175,43 @@ class Walk:
         The result also tells which case is selected below the threshold. Return None if the
         condition is not a comparison of a variable with a known threshold.
         """
-        comparison = self.makers.get(equation.invars[0])
-        has_two_cases = len(equation.invars) == 3
-        if comparison is None or not has_two_cases:
+        condition, *cases = equation.invars
+        comparison = self.makers.get(condition)
+        if comparison is None or len(cases) != 2:
             return None
-        if primitive(comparison) not in _COMPARISONS:
+        name = primitive(comparison)
+        if name not in _COMPARISONS:
             return None
-        x, limit = comparison.invars
-        is_below = _COMPARISONS[primitive(comparison)]
-        if is_literal(x) or varies(self.read(limit)):
-            # The threshold is the left operand.
-            x, limit = limit, x
-            is_below = not is_below
+        variable, limit = comparison.invars
+        selects_second_below = _COMPARISONS[name]
+        is_reversed = is_literal(variable) or varies(self.read(limit))
+        if is_reversed:  # The threshold is the left operand, as in `threshold > x`.
+            variable, limit = limit, variable
+            selects_second_below = not selects_second_below
         threshold = self.read(limit)
-        if is_literal(x) or isinstance(threshold, Interval):
+        if is_literal(variable) or isinstance(threshold, Interval):
             return None
-        if x.aval.shape != equation.outvars[0].aval.shape:
+        if variable.aval.shape != equation.outvars[0].aval.shape:
             return None
-        return ThresholdSelection(x, threshold, int(is_below))
+        return ThresholdSelection(variable, threshold, int(selects_second_below))
 
     def is_affine_in(self, variable: Atom, x: Atom) -> bool:
-        """Tell whether a variable is an elementwise affine function of only one other variable."""
-        if is_literal(variable) or variable is x or not varies(self.read(variable)):
+        """Tell whether a variable is an elementwise affine function of `x`, and of nothing else.
+
+        Variables that are not intervals count as constants.
+        """
+        if is_literal(variable) or variable is x:
+            return True
+        is_constant = not varies(self.read(variable))
+        if is_constant:
             return True
         equation = self.makers.get(variable)
         if equation is None or not facts(equation).by_item:
             return False
-        operands = [*map(self.read, equation.invars)]
-        return is_affine(equation, operands) and all(
-            self.is_affine_in(operand, x) for operand in equation.invars
-        )
+        operands = list(map(self.read, equation.invars))
+        if not is_affine(equation, operands):
+            return False
+        return all(self.is_affine_in(operand, x) for operand in equation.invars)
 
     def _selection_bounds(self, equation: Equation, read: Read) -> Interval:
         """Bound the result of a selection between two cases by a condition.
@@ -216,20 +230,22 @@ class Walk:
             x = interval(read(compared))
             below = Interval(x.low, jnp.minimum(x.high, threshold))
             above = Interval(jnp.maximum(x.low, threshold), x.high)
-            parts = (above, below) if case_below else (below, above)  # that select each case
-            for index, (variable, part) in enumerate(zip(case_variables, parts, strict=True)):
-                on_part = interval(self.at(variable, {compared: part}))
-                cases[index] = cases[index].within(on_part)
+            for index, variable in enumerate(case_variables):
+                # the values of x at which this case is selected
+                part = below if index == case_below else above
+                case_on_part = interval(self.at(variable, {compared: part}))
+                cases[index] = cases[index].within(case_on_part)
             condition = interval(self.at(selector, {compared: x}))
         if_false, if_true = cases
-        low = jnp.minimum(if_false.low, if_true.low)
-        high = jnp.maximum(if_false.high, if_true.high)
-        low_unless_true = jnp.where(condition.high, low, if_false.low)
-        high_unless_true = jnp.where(condition.high, high, if_false.high)
-        return Interval(
-            jnp.where(condition.low, if_true.low, low_unless_true),
-            jnp.where(condition.low, if_true.high, high_unless_true),
-        )
+        is_certainly_true = condition.low
+        can_be_true = condition.high
+        low_of_both = jnp.minimum(if_false.low, if_true.low)
+        high_of_both = jnp.maximum(if_false.high, if_true.high)
+        low = jnp.where(can_be_true, low_of_both, if_false.low)
+        high = jnp.where(can_be_true, high_of_both, if_false.high)
+        low = jnp.where(is_certainly_true, if_true.low, low)
+        high = jnp.where(is_certainly_true, if_true.high, high)
+        return Interval(low, high)
 
     def _step(self, equation: Equation, results: Sequence[Interval]) -> BackwardStep:
         """Return affine functions that bound an equation's results, for the backward pass.
@@ -237,34 +253,44 @@ class Walk:
         `results` are the intervals of the results. If there is no rule for affine functions, the
         step has the ends of the intervals as constants.
         """
-        operands = [*map(self.read, equation.invars)]
+        operands = list(map(self.read, equation.invars))
+        has_single_result = len(results) == 1
+        lows: list[Array] = []
+        highs: list[Array] = []
         if not is_affine(equation, operands):
-            step = lines_of(self, equation, operands, results[0]) if len(results) == 1 else None
-            # A step without lines ends the backward pass with the intervals of the results.
+            if has_single_result:
+                step = lines_of(self, equation, operands, results[0])
+                if step is not None:
+                    return step
             dtype = results[0].low.dtype
-            lows = [x.low.astype(dtype) for x in results]
-            highs = [x.high.astype(dtype) for x in results]
-            return step or BackwardStep((), (), lows, highs)
-        varying = {i: x for i, x in enumerate(operands) if varies(x)}
+            for result in results:
+                lows.append(result.low.astype(dtype))
+                highs.append(result.high.astype(dtype))
+            return BackwardStep((), (), lows, highs)
+        varying = {position: x for position, x in enumerate(operands) if varies(x)}
         zeros = [jnp.zeros_like(x.low) for x in varying.values()]
 
-        def function(*arrays: Array) -> list[Array]:
+        def affine_function(*arrays: Array) -> list[Array]:
+            """Return the results of the equation for other values of the varying operands."""
             values: list[Any] = [*operands]
             for position, array in zip(varying, arrays, strict=True):
                 values[position] = array
             return apply(equation, values)
 
-        constants, pull = jax.vjp(function, *zeros)
-        rounding = (sum(term_counts(equation)) + 2) / 2 * epsilon(constants[0])
-        sizes = [magnitude(equation, operands)] if len(results) == 1 else [*map(size, results)]
-        lows: list[Array] = []
-        highs: list[Array] = []
-        for constant, magnitudes in zip(constants, sizes, strict=True):
+        constants, pull = jax.vjp(affine_function, *zeros)
+        terms, transpose_terms = term_counts(equation)
+        rounding = (terms + transpose_terms + 2) / 2 * epsilon(constants[0])
+        if has_single_result:
+            magnitudes = [magnitude(equation, operands)]
+        else:
+            magnitudes = list(map(size, results))
+        for constant, sum_of_magnitudes in zip(constants, magnitudes, strict=True):
             # The slack covers the rounding of the sums in the equation, and in its transpose.
-            slack = rounding * magnitudes
+            slack = rounding * sum_of_magnitudes
             lows.append(constant - slack)
             highs.append(constant + slack)
-        return BackwardStep([equation.invars[i] for i in varying], (pull,), lows, highs)
+        variables = [equation.invars[position] for position in varying]
+        return BackwardStep(variables, (pull,), lows, highs)
 
     def _sharpen(self, variable: Atom) -> None:
         """Tighten the interval of a variable by the backward pass, item by item.
@@ -278,86 +304,99 @@ class Walk:
         if not varies(x):
             return
         self._sharp.add(variable)
-        is_real = epsilon(x.low) > 0
-        if not is_real or not x.low.size or self._is_exact(variable):
-            return
         count = x.low.size
         shape = x.low.shape
+        is_float = epsilon(x.low) > 0
+        if not is_float or count == 0:
+            return
+        if self._is_exact(variable):
+            return
 
-        def bound(row: Array) -> Array:
-            """Return a lower bound of item `row`.
+        def bound(pass_index: Array) -> Array:
+            """Return a lower bound of an item, or of minus an item.
 
-            From `count` on, return a lower bound of minus item `row - count`.
+            The first `count` passes are for items, and the next `count` passes for minus each item.
             """
-            sign = jnp.where(row < count, 1, -1).astype(x.low.dtype)
-            unit = jnp.where(jnp.arange(count) == row % count, sign, 0).reshape(shape)
-            return self._lower_bound(variable, unit)
+            sign = jnp.where(pass_index < count, 1, -1).astype(x.low.dtype)
+            is_item = jnp.arange(count) == pass_index % count
+            coefficients = jnp.where(is_item, sign, 0).reshape(shape)
+            return self._lower_bound(variable, coefficients)
 
-        rows = jnp.arange(2 * count)
-        if 2 * count <= _ROWS:  # A loop with a single iteration would be a longer program.
-            lows = jax.vmap(bound)(rows)
+        pass_indices = jnp.arange(2 * count)
+        if 2 * count <= _PASSES:  # A loop with a single iteration would be a longer program.
+            lower_bounds = jax.vmap(bound)(pass_indices)
         else:
-            lows = lax.map(bound, rows, batch_size=_ROWS)
-        low = lows[:count].reshape(shape)
-        high = -lows[count:].reshape(shape)
+            lower_bounds = lax.map(bound, pass_indices, batch_size=_PASSES)
+        low = lower_bounds[:count].reshape(shape)
+        high = -lower_bounds[count:].reshape(shape)
         self._values[variable] = x.within(Interval(low, high))
 
     def _is_exact(self, variable: Variable) -> bool:
         """Tell whether the backward pass cannot improve the interval of a variable.
 
-        It cannot improve the interval of an argument, of the result of a nonlinear equation, and of
-        a rearrangement of arguments and such results.
+        The backward pass cannot improve the interval of an argument, or of the result of a
+        nonlinear equation. It also cannot improve the interval of a tensor whose items are only
+        moved there from arguments and from results of nonlinear equations.
         """
         equation = self.makers.get(variable)
-        if equation is None or not is_affine(equation, [*map(self.read, equation.invars)]):
+        if equation is None:
             return True
+        if not is_affine(equation, list(map(self.read, equation.invars))):
+            return True
+        if not facts(equation).moves:
+            return False
         operands = jaxprs.variables(equation.invars)
-        sources = [operand for operand in operands if varies(self.read(operand))]
-        return facts(equation).moves and all(map(self._is_exact, sources))
+        varying_operands = [operand for operand in operands if varies(self.read(operand))]
+        return all(map(self._is_exact, varying_operands))
 
     def _lower_bound(self, variable: Variable, coefficients: Array) -> Array:
-        """Return a lower bound of the number sum(coefficients * variable), by the backward pass."""
-        remaining: dict[Atom, Array] = {variable: coefficients}
-        bound = jnp.zeros((), coefficients.dtype)
-        rounding_error = bound
+        """Return a lower bound of the number sum(coefficients * variable), by the backward pass.
 
-        def add_least_value(positive: Array, negative: Array, lows: Array, highs: Array) -> None:
-            """Add the least value of sum((positive + negative) * x) for lows <= x <= highs.
+        The sum is at least a constant plus sums over other variables. Each backward step replaces
+        the results of its equation by the operands, until only arguments are left.
+        """
+        dtype = coefficients.dtype
+        remaining: dict[Atom, Array] = {variable: coefficients}  # coefficients by variable
+        least_values: list[Array] = []
 
-            `positive` has the coefficients above 0, and `negative` has the coefficients below 0.
-            All other entries of `positive` and `negative` are 0.
-            """
-            nonlocal bound, rounding_error
-            products = _times(positive, lows) + _times(negative, highs)
-            bound += products.sum()
-            # Rounding changes a sum of n terms by at most n / 2 * epsilon * sum(|terms|).
-            terms = products.size + len(self._steps) + 2
-            rounding_error += terms / 2 * epsilon(products) * jnp.abs(products).sum()
+        def add_least_value(factors: Array, lows: Array, highs: Array) -> None:
+            """Note the terms of the least value of sum(factors * x) for lows <= x <= highs."""
+            at_lows = _times(jnp.maximum(factors, 0), lows)
+            at_highs = _times(jnp.minimum(factors, 0), highs)
+            least_values.append(at_lows + at_highs)
 
         for equation, step in reversed(self._steps):
             results = equation.outvars
-            if not any(variable in remaining for variable in results):
+            if not any(result in remaining for result in results):
                 continue
-            factors = [
-                remaining.pop(variable, jnp.zeros(variable.aval.shape, bound.dtype))
-                for variable in results
-            ]
-            positive = [jnp.maximum(a, 0) for a in factors]
-            negative = [jnp.minimum(a, 0) for a in factors]
-            for arrays in zip(positive, negative, step.low, step.high, strict=True):
-                add_least_value(*arrays)
+            factors: list[Array] = []
+            for result, low, high in zip(results, step.low, step.high, strict=True):
+                zeros = jnp.zeros(result.aval.shape, dtype)
+                factors.append(remaining.pop(result, zeros))
+                add_least_value(factors[-1], low, high)
             pulled: list[Sequence[Array]] = []
             if len(step.pulls) == 1:
-                pulled = [step.pulls[0](factors)]
+                (pull,) = step.pulls
+                pulled = [pull(factors)]
             elif len(step.pulls) == 2:
-                pulled = [step.pulls[0](positive), step.pulls[1](negative)]
+                pull_below, pull_above = step.pulls
+                positive = [jnp.maximum(factor, 0) for factor in factors]
+                negative = [jnp.minimum(factor, 0) for factor in factors]
+                pulled = [pull_below(positive), pull_above(negative)]
             for parts in pulled:
                 for operand, part in zip(step.variables, parts, strict=True):
                     earlier = remaining.get(operand)
                     remaining[operand] = part if earlier is None else earlier + part
-        # Only arguments of the function are left, and their intervals complete the bound.
-        for argument, a in remaining.items():
-            add_least_value(jnp.maximum(a, 0), jnp.minimum(a, 0), *ends(self.read(argument)))
+        for argument, factors_of_argument in remaining.items():
+            low, high = ends(self.read(argument))
+            add_least_value(factors_of_argument, low, high)
+        bound = jnp.zeros((), dtype)
+        rounding_error = bound
+        for terms in least_values:
+            bound += terms.sum()
+            # Rounding changes a sum of n terms by at most n / 2 * epsilon * sum(|terms|).
+            term_count = terms.size + len(self._steps) + 2
+            rounding_error += term_count / 2 * epsilon(terms) * jnp.abs(terms).sum()
         safe_bound = bound - rounding_error
         return jnp.where(jnp.isnan(safe_bound), -jnp.inf, safe_bound)
 
@@ -374,13 +413,15 @@ def _branch_bounds(equation: Equation, operands: Sequence[Bounded]) -> list[Inte
     bounds contain the results of all functions.
     """
     index, *arguments = operands
-    branches = equation.params["branches"]
-    results = [[*map(interval, Walk(closed, arguments).results)] for closed in branches]
+    results_of_branches: list[list[Interval]] = []
+    for closed in equation.params["branches"]:
+        results = Walk(closed, arguments).results
+        results_of_branches.append(list(map(interval, results)))
     if not varies(index):
-        choices = [lambda _, result=result: tuple(result) for result in results]
+        choices = [lambda _, results=results: tuple(results) for results in results_of_branches]
         return list(lax.switch(index, choices, 0))
     hulls: list[Interval] = []
-    for intervals in zip(*results, strict=True):
+    for intervals in zip(*results_of_branches, strict=True):
         low = jnp.stack([x.low for x in intervals]).min(0)
         high = jnp.stack([x.high for x in intervals]).max(0)
         hulls.append(Interval(low, high))
@@ -395,15 +436,18 @@ def _loop_bounds(equation: Equation, operands: Sequence[Bounded]) -> list[Bounde
     closed = equation.params["jaxpr"]
     constants, start, stacks = jaxprs.scan_parts(equation, operands)
     is_varying: list[bool] = [varies(x) for x in operands]
-    carries = slice(len(constants), len(constants) + len(start))
+    carry_offset = len(constants)
+    carry_count = len(start)
     for _ in start:  # Each iteration may make one more carry vary.
-        depends = jaxprs.depending(closed, is_varying)[: len(start)]
-        is_varying[carries] = [a or b for a, b in zip(is_varying[carries], depends, strict=True)]
-    start = _intervals_where(is_varying[carries], start)
-    depends = jaxprs.depending(closed, is_varying)
+        for index, depends in enumerate(jaxprs.depending(closed, is_varying)[:carry_count]):
+            if depends:
+                is_varying[carry_offset + index] = True
+    is_varying_carry = is_varying[carry_offset : carry_offset + carry_count]
+    start = _intervals_where(is_varying_carry, start)
+    is_varying_result = jaxprs.depending(closed, is_varying)
 
     def step(*arguments: Any) -> list[Any]:
-        return _intervals_where(depends, Walk(closed, arguments).results)
+        return _intervals_where(is_varying_result, Walk(closed, arguments).results)
 
     scanned: Any = jaxprs.scanned  # Its arrays may be pytrees, such as intervals.
     return scanned(equation, step, constants, start, stacks)
@@ -411,8 +455,7 @@ def _loop_bounds(equation: Equation, operands: Sequence[Bounded]) -> list[Bounde
 
 def _intervals_where(flags: Sequence[bool], values: Sequence[Bounded]) -> list[Bounded]:
     """Return the values, after converting each value whose flag is True to an interval."""
-    results = list(values)
-    for index, is_varying in enumerate(flags):
-        if is_varying:
-            results[index] = interval(values[index])
+    results: list[Bounded] = []
+    for index, value in enumerate(values):
+        results.append(interval(value) if flags[index] else value)
     return results

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,61 +49,70 @@ def match(
     Tensors are paired in four ways. If several apply to a tensor, the first one counts:
 
     - given: `names` is a dict from names in `a` to names in `b`.
-    - name: equal names, or names that are equal without characters other than letters and digits,
-      such as "/conv1/Conv" in ONNX and "conv1_conv" in NNEF.
+    - name: equal names, or names that become equal if only letters and digits are kept, such as
+      "/conv1/Conv" in ONNX and "conv1_conv" in NNEF.
     - output: the outputs in order, if both networks have equally many outputs.
-    - position: between two neighbouring pairs from the other three ways, a longest common sequence
-      of tensors of equal kind and shape.
+    - position: a longest common sequence of tensors of equal kind and shape, between two
+      neighbouring pairs from the other three ways.
 
     Raises InputError for an unknown name in `names`, and if `names` has the same name in `b` for
     two names in `a`.
     """
-    for side, side_names, tensors in (("a", names.keys(), a), ("b", names.values(), b)):
-        for name in side_names:
-            if name not in tensors:
-                hint = did_you_mean(name, tensors)
-                raise InputError(f"names: {side} has no tensor '{name}'", hint=hint)
-    for name, count in Counter(names.values()).items():
+    _require_tensors("a", names.keys(), a)
+    _require_tensors("b", names.values(), b)
+    for name_b, count in Counter(names.values()).items():
         if count > 1:
-            names_a = [f"'{name_a}'" for name_a, name_b in names.items() if name_b == name]
-            raise InputError(f"names: '{name}' of b is given for {' and '.join(names_a)}")
+            names_a = [f"'{name_a}'" for name_a, partner in names.items() if partner == name_b]
+            raise InputError(f"names: '{name_b}' of b is given for {' and '.join(names_a)}")
     pairs = {name_a: Pair(name_a, name_b, "given") for name_a, name_b in names.items()}
     paired_b = set(names.values())
 
-    def without(tensors: Mapping[str, TensorKind], used: Collection[str]) -> dict[str, TensorKind]:
-        return {name: tensor for name, tensor in tensors.items() if name not in used}
-
     def add_unpaired(candidates: Iterator[tuple[str, str]], by: str) -> None:
+        """Add a pair for each candidate whose two tensors have no partner yet."""
         for name_a, name_b in candidates:
             if name_a not in pairs and name_b not in paired_b:
                 pairs[name_a] = Pair(name_a, name_b, by)
                 paired_b.add(name_b)
 
     for spelling in (str, _letters_and_digits):
-        candidates = _with_same_spelling(without(a, pairs), without(b, paired_b), spelling)
-        add_unpaired(candidates, "name")
+        unpaired_a = {name: tensor for name, tensor in a.items() if name not in pairs}
+        unpaired_b = {name: tensor for name, tensor in b.items() if name not in paired_b}
+        add_unpaired(_with_same_spelling(unpaired_a, unpaired_b, spelling), "name")
     add_unpaired(_outputs(a, b), "output")
     add_unpaired(_between(a, b, dict(pairs)), "position")
     return [pairs[name] for name in a if name in pairs]
 
 
+def _require_tensors(network: str, names: Iterable[str], tensors: Mapping[str, TensorKind]) -> None:
+    """Raise InputError for a name that no tensor of a network has.
+
+    `network` is "a" or "b", for the message.
+    """
+    for name in names:
+        if name not in tensors:
+            hint = did_you_mean(name, tensors)
+            raise InputError(f"names: {network} has no tensor '{name}'", hint=hint)
+
+
 def _with_same_spelling(
     a: Mapping[str, TensorKind], b: Mapping[str, TensorKind], spelling: Callable[[str], str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield a name of `a` and a name of `b` that have the same spelling.
+    """Yield pairs of a name of `a` and a name of `b` that have the same spelling.
 
-    `spelling` is a function that simplifies a name. A pair requires that only one name of `a` and
-    one name of `b` have this spelling.
+    `spelling` is a function that simplifies a name. A spelling gives a pair only if exactly one
+    name of `a` and exactly one name of `b` have it.
     """
     spellings_a = _by_spelling(a, spelling)
     spellings_b = _by_spelling(b, spelling)
     for spelled, names_a in spellings_a.items():
         names_b = spellings_b.get(spelled, [])
-        if len(names_a) == len(names_b) == 1:
+        are_single_names = len(names_a) == 1 and len(names_b) == 1
+        if are_single_names:
             yield names_a[0], names_b[0]
 
 
 def _by_spelling(names: Iterable[str], spelling: Callable[[str], str]) -> dict[str, list[str]]:
+    """Return lists of names by their spelling, which the function `spelling` returns."""
     by_spelling: dict[str, list[str]] = {}
     for name in names:
         by_spelling.setdefault(spelling(name), []).append(name)
@@ -111,10 +120,12 @@ def _by_spelling(names: Iterable[str], spelling: Callable[[str], str]) -> dict[s
 
 
 def _letters_and_digits(name: str) -> str:
+    # "/conv1/Conv" becomes "conv1_conv".
     return re.sub(r"[\W_]+", "_", name).strip("_").lower()
 
 
 def _outputs(a: Mapping[str, TensorKind], b: Mapping[str, TensorKind]) -> Iterator[tuple[str, str]]:
+    """Yield pairs of outputs at the same position, if both networks have equally many outputs."""
     outputs_a = {tensor.output: name for name, tensor in a.items() if tensor.output is not None}
     outputs_b = {tensor.output: name for name, tensor in b.items() if tensor.output is not None}
     if outputs_a.keys() == outputs_b.keys():
@@ -128,27 +139,29 @@ def _between(
     """Yield pairs of tensors of equal kind and shape, in the gaps between the pairs so far.
 
     `pairs` are the pairs so far, which divide the lists of tensors of `a` and `b` into segments. A
-    pair that is out of order in `b` does not divide them.
+    pair that is out of order in `b` does not divide these lists.
     """
     names_b = list(b)
-    index = {name: i for i, name in enumerate(names_b)}
+    index_b = {name: index for index, name in enumerate(names_b)}
     paired_b = {pair.b for pair in pairs.values()}
 
-    def segment_b(start: int, end: int) -> list[str]:
+    def unpaired_names_b(start: int, end: int) -> list[str]:
         return [name for name in names_b[start:end] if name not in paired_b]
 
     segment_a: list[str] = []
-    start = 0
+    start_b = 0
     for name in a:
         pair = pairs.get(name)
         if pair is None:
             segment_a.append(name)
-        elif index[pair.b] >= start:
-            end = index[pair.b] + 1
-            yield from _common(segment_a, segment_b(start, end), a, b)
+            continue
+        is_in_order = index_b[pair.b] >= start_b
+        if is_in_order:
+            end_b = index_b[pair.b] + 1
+            yield from _common(segment_a, unpaired_names_b(start_b, end_b), a, b)
             segment_a = []
-            start = end
-    yield from _common(segment_a, segment_b(start, len(names_b)), a, b)
+            start_b = end_b
+    yield from _common(segment_a, unpaired_names_b(start_b, len(names_b)), a, b)
 
 
 def _common(
@@ -159,16 +172,17 @@ def _common(
 ) -> Iterator[tuple[str, str]]:
     """Yield the pairs of a longest common sequence of tensors with equal kinds and shapes.
 
-    Tensors without a kind, from a recording, are left out, because a shape by itself is ambiguous.
+    Recorded tensors have no kind. They are left out, because a shape by itself is ambiguous.
     """
     names_a = [name for name in names_a if a[name].kind]
     names_b = [name for name in names_b if b[name].kind]
-    entries = len(names_a) * len(names_b)
-    if entries == 0 or entries > _MOST_ENTRIES:
+    entry_count = len(names_a) * len(names_b)
+    if entry_count == 0 or entry_count > _MOST_ENTRIES:
         return
     codes: dict[tuple[str, tuple[int, ...]], int] = {}
 
     def code_of(tensor: TensorKind) -> int:
+        """Return a number that is equal for tensors of equal kind and shape."""
         return codes.setdefault((tensor.kind, tensor.shape), len(codes))
 
     codes_a = np.array([code_of(a[name]) for name in names_a])
@@ -176,8 +190,10 @@ def _common(
     # lengths[i, j] is the length of a longest common sequence of codes_a[:i] and codes_b[:j].
     lengths = np.zeros((len(codes_a) + 1, len(codes_b) + 1), np.int32)
     for i, code in enumerate(codes_a):
-        best = np.maximum(lengths[i, 1:], lengths[i, :-1] + (codes_b == code))
-        lengths[i + 1, 1:] = np.maximum.accumulate(best)
+        without_code = lengths[i, 1:]
+        with_code = lengths[i, :-1] + (codes_b == code)
+        lengths[i + 1, 1:] = np.maximum.accumulate(np.maximum(without_code, with_code))
+    # The pairs are collected from the last to the first.
     pairs: list[tuple[str, str]] = []
     i = len(codes_a)
     j = len(codes_b)

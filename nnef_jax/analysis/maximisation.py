@@ -48,15 +48,19 @@ class Maximised(Result):
 
     def table(self) -> Table:
         """Return a table with a row for each item: unit, score at the start and at the end."""
-        units = [None] * len(self.scores) if self.classes is None else np.asarray(self.classes)
-        rows = zip(range(len(self.scores)), units, self.history[0], self.scores, strict=True)
+        count = len(self.scores)
+        units: Any = [None] * count
+        if self.classes is not None:
+            units = np.asarray(self.classes)
+        first_scores = self.history[0]
+        rows = zip(range(count), units, first_scores, self.scores, strict=True)
         heads = ("item", "unit", "start", "score")
         return table_of(f"{self.of} that excites {self.output}", heads, rows)
 
     def plot(self, ax: Axes | None = None, *, items: int = 16) -> Axes:
         """Draw the first inputs, each on a scale from its smallest to its largest value.
 
-        Returns the axes of matplotlib.
+        Return the axes of matplotlib.
         """
         from nnef_jax.analysis.tiles import in_rows, picture
 
@@ -127,31 +131,39 @@ def activation_maximisation(
 def _maximised(
     question: Question, key: Array, rates: dict[str, float], bounds: Bounds | None, *, steps: int
 ) -> Maximised:
-    x = question.value()
-    number = partial(jnp.asarray, dtype=x.dtype)
-    rate, l2, variation = (number(rates[name]) for name in ("step", "l2", "total_variation"))
+    """Add noise to the start, and climb by gradients of the scores minus the costs."""
+    start = question.value()
+    number = partial(jnp.asarray, dtype=start.dtype)
+    step_length = number(rates["step"])
+    l2_weight = number(rates["l2"])
+    variation_weight = number(rates["total_variation"])
     low, high = map(number, bounds or (-inf, inf))
     middle = (low + high) / 2 if bounds else number(0)
     scale = high - low if bounds else number(1)
-    axes = tuple(range(1, x.ndim))
+    axes = tuple(range(1, start.ndim))
 
     def objective(x: Array) -> tuple[Array, Array]:
+        """Return the sum of the scores minus the costs, and the scores."""
         scores = question.scores_at(x)
-        shares = (x - middle) / scale
-        cost = l2 * jnp.square(shares).sum() / 2
+        scaled = (x - middle) / scale
+        cost = l2_weight * jnp.square(scaled).sum() / 2
         for axis in range(2, x.ndim):
-            cost += variation * jnp.abs(jnp.diff(shares, axis=axis)).sum()
+            variation = jnp.abs(jnp.diff(scaled, axis=axis)).sum()
+            cost += variation_weight * variation
         return scores.sum() - cost, scores
 
     def climb(x: Array, decay: Array) -> tuple[Array, Array]:
+        """Return the tensor after a step, and the scores before the step."""
         gradient, scores = jax.grad(objective, has_aux=True)(x)
         length = jnp.sqrt(jnp.square(gradient).mean(axes, keepdims=True))
-        change = gradient / jnp.where(length > 0, length, 1)
-        return jnp.clip(x + rate * decay * scale * change, low, high), scores
+        direction = gradient / jnp.where(length > 0, length, 1)
+        moved = x + step_length * decay * scale * direction
+        return jnp.clip(moved, low, high), scores
 
-    noise = rate * scale * jax.random.normal(key, x.shape, x.dtype)
-    decays = (1 - jnp.arange(steps, dtype=jnp.float32) / steps).astype(x.dtype)
-    x, history = lax.scan(climb, jnp.clip(x + noise, low, high), decays)
+    noise = step_length * scale * jax.random.normal(key, start.shape, start.dtype)
+    noisy_start = jnp.clip(start + noise, low, high)
+    decays = (1 - jnp.arange(steps, dtype=jnp.float32) / steps).astype(start.dtype)
+    x, history = lax.scan(climb, noisy_start, decays)
     return Maximised(
         x=x,
         scores=question.scores_at(x),
@@ -163,17 +175,23 @@ def _maximised(
 
 
 def _middle_input(model: Model, target: Target, bounds: Bounds | None) -> tuple[Any, ...]:
-    """Return an input of the declared shape whose entries are in the middle of the bounds."""
+    """Return an input of the declared shape, filled with the middle of the bounds.
+
+    An open batch has an item for each target. The result is a tuple of one array.
+    """
     require_model(model)
     names = [spec.name for spec in model.inputs]
     if len(names) != 1:
         message = f"the network has inputs {', '.join(names)}, one alone has a default"
         raise InputError(message, hint="give them all; the input `wrt` is the start")
     (spec,) = model.inputs
-    batch = 1 if target is None or callable(target) else max(1, int(np.size(target)))
-    first, *item_shape = spec.shape or (None,)
+    batch = 1
+    if target is not None and not callable(target):
+        batch = max(1, int(np.size(target)))
+    declared_batch, *item_shape = spec.shape or (None,)
     extents = [extent for extent in item_shape if extent is not None]
     if len(extents) < len(item_shape):
         raise InputError(f"the shape of input '{spec}' is open", hint="give an input to start from")
     low, high = bounds or (0, 0)
-    return (np.full((first or batch, *extents), (low + high) / 2, np.float32),)
+    shape = (declared_batch or batch, *extents)
+    return (np.full(shape, (low + high) / 2, np.float32),)

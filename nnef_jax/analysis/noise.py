@@ -49,7 +49,7 @@ def gradient_shap(
             baseline is drawn at random.
         samples: the number of random points for each item.
 
-    The other arguments, and the errors, are those of `saliency`.
+    All other arguments, and the errors, are as in `saliency`.
     """
     require_key(key)
     require_count("samples", samples)
@@ -61,18 +61,22 @@ def gradient_shap(
 def _gradient_shap(
     question: Question, key: Array, baselines: Array, *, samples: int
 ) -> Attribution:
+    """Average gradients times changes at random points between baselines and items."""
     x = question.value()
     question = question.with_classes(x)
-    starts = lax.map(question.start, jnp.asarray(baselines))
+    starts = lax.map(question.start, jnp.asarray(baselines))  # (baseline, batch, ...)
     items = jnp.arange(x.shape[0])
 
-    def add_gradient(total: Array, key: Array) -> tuple[Array, None]:
-        for_start, for_share = jax.random.split(key)
-        x0 = starts[jax.random.randint(for_start, items.shape, 0, len(starts)), items]
-        share = jax.random.uniform(for_share, items.shape, x.dtype)
-        share = share.reshape(-1, *[1] * (x.ndim - 1))
-        gradient = question.gradient(x0 + share * (x - x0))[1]
-        return total + (gradient * (x - x0)).astype(total.dtype), None
+    def add_gradient(total: Array, sample_key: Array) -> tuple[Array, None]:
+        """Add the gradient at a random point between a random baseline and each item."""
+        start_key, share_key = jax.random.split(sample_key)
+        start_of_item = jax.random.randint(start_key, items.shape, 0, len(starts))
+        x0 = starts[start_of_item, items]
+        shares = jax.random.uniform(share_key, items.shape, x.dtype)
+        shares = shares.reshape(-1, *[1] * (x.ndim - 1))  # (batch, 1, ...)
+        change = x - x0
+        _, gradient = question.gradient(x0 + shares * change)
+        return total + (gradient * change).astype(total.dtype), None
 
     total, _ = lax.scan(add_gradient, zeros(x), jax.random.split(key, samples))
     return attributed(question, "gradient SHAP", total / samples, question.scores_at(x), x)
@@ -104,25 +108,26 @@ def noise_tunnel(
         kind: "mean" of the attributions, "square" (the mean of their squares) or "variance".
         options: options of the method, such as `target`. If `wrt` is a tensor inside, noise is
             added to the first floating-point input. A method with a parameter `key` gets another
-            key of `jax.random`, which is equal for all copies.
+            key of `jax.random`, the same key for all copies.
     """
     if kind not in _KINDS:
-        here = NT_TYPES.get(str(kind))
-        hint = f"it is kind={here!r} here" if here else ""
+        equivalent = NT_TYPES.get(str(kind))
+        hint = f"it is kind={equivalent!r} here" if equivalent else ""
         raise InputError(f"kind {kind!r} is none of {', '.join(_KINDS)}", hint=hint)
     copies = _Copies("noise_tunnel", model, method, inputs, key, options)
-    deviation = sizes_of(copies.question, "noise", noise)
+    deviations = sizes_of(copies.question, "noise", noise)
 
-    def normal(key: Array, x: Array) -> Array:
-        by_item = jnp.asarray(deviation, x.dtype).reshape(-1, *[1] * (x.ndim - 1))
-        return by_item * jax.random.normal(key, x.shape, x.dtype)
+    def normal_noise(copy_key: Array, x: Array) -> Array:
+        by_item = jnp.asarray(deviations, x.dtype).reshape(-1, *[1] * (x.ndim - 1))
+        return by_item * jax.random.normal(copy_key, x.shape, x.dtype)
 
-    attributions = [x.values for x in copies.attributed(samples, normal)]
-    mean = sum(attributions) / samples
-    square = sum(x * x for x in attributions) / samples
-    values = {"mean": mean, "square": square, "variance": square - mean * mean}[kind]
+    values_of_copies = [copy.values for copy in copies.attributed(samples, normal_noise)]
+    mean = sum(values_of_copies) / samples
+    mean_square = sum(values * values for values in values_of_copies) / samples
+    by_kind = {"mean": mean, "square": mean_square, "variance": mean_square - mean * mean}
     first = copies.first
-    return replace(first, values=values, gap=None, method=f"{kind} of noisy {first.method}")
+    method_name = f"{kind} of noisy {first.method}"
+    return replace(first, values=by_kind[kind], gap=None, method=method_name)
 
 
 @result
@@ -174,15 +179,19 @@ def max_sensitivity(
     radius = require_real("radius", radius)
     copies = _Copies("max_sensitivity", model, method, inputs, key, options)
 
-    def uniform(key: Array, x: Array) -> Array:
-        return jax.random.uniform(key, x.shape, x.dtype, -radius, radius)
+    def uniform_noise(copy_key: Array, x: Array) -> Array:
+        return jax.random.uniform(copy_key, x.shape, x.dtype, -radius, radius)
+
+    def norms(attributions: Array) -> Array:
+        return jnp.sqrt(sums(attributions**2))
 
     first = copies.first
-    moves = [x.values - first.values for x in copies.attributed(samples, uniform)]
-    changes = jnp.stack([jnp.sqrt(sums(move**2)) for move in moves])
-    largest = changes.max(0)
-    norm = jnp.sqrt(sums(first.values**2))
-    values = jnp.where(largest > 0, largest / norm, largest)  # 0 / 0 becomes 0, and NaN stays.
+    changes: list[Array] = []
+    for copy in copies.attributed(samples, uniform_noise):
+        changes.append(norms(copy.values - first.values))
+    largest = jnp.stack(changes).max(0)
+    # 0 / 0 becomes 0, and NaN stays.
+    values = jnp.where(largest > 0, largest / norms(first.values), largest)
     return MaxSensitivity(values=values, method=first.method, of=first.of, output=first.output)
 
 
@@ -233,7 +242,7 @@ def infidelity(
             inputs of about 1. If noise is lost to rounding, there is a warning.
         samples: the number of copies of the batch.
 
-    The other arguments, and the errors, are those of `saliency`.
+    All other arguments, and the errors, are as in `saliency`.
     """
     require_key(key)
     require_count("samples", samples)
@@ -249,44 +258,53 @@ def infidelity(
     return Infidelity(values=errors, of=question.wrt, output=question.output or "outputs")
 
 
-def _explained(values: Attribution, options: QuestionOptions) -> QuestionOptions:
+def _explained(attribution: Attribution, options: QuestionOptions) -> QuestionOptions:
     """Return `wrt`, `target` and `output` of an attribution, updated by the options of the call."""
-    if values.values.shape != values.x.shape:
-        shapes = f"{show(values.values.shape)}, the tensor is {show(values.x.shape)}"
-        raise InputError(f"values: {values.method} is {shapes}", hint="give a value for each entry")
-    if values.classes is not None:
-        return {"wrt": values.of, "target": values.classes, "output": values.output, **options}
-    if options.get("target") is None:
+    if attribution.values.shape != attribution.x.shape:
+        shapes = f"{show(attribution.values.shape)}, the tensor is {show(attribution.x.shape)}"
+        message = f"values: {attribution.method} is {shapes}"
+        raise InputError(message, hint="give a value for each entry")
+    defaults: QuestionOptions = {"wrt": attribution.of}
+    if attribution.classes is not None:
+        defaults |= {"target": attribution.classes, "output": attribution.output}
+    elif options.get("target") is None:
         raise InputError("values explain a function of the outputs", hint="give it as target")
-    return {"wrt": values.of, **options}
+    return {**defaults, **options}
 
 
 @partial(jax.jit, static_argnames="samples")
 def _infidelity(
     question: Question, values: Array, key: Array, noise: Array, *, samples: int
 ) -> tuple[Array, Array]:
-    """Return the errors [batch], and for each copy whether its noise is lost, bool [samples]."""
+    """Return the mean square of the error, [batch], and whether noise is lost, bool [samples].
+
+    The noise of a copy is lost if rounding to the dtype of the input removes all of it.
+    """
     x = question.value()
     question = question.with_classes(x)
-    wide = x.astype(zeros(x).dtype)
+    wide_x = x.astype(zeros(x).dtype)
+    wide_dtype = wide_x.dtype
     scores = question.scores_at(x)
 
-    def error(key: Array) -> tuple[Array, Array]:
-        drawn = noise.astype(wide.dtype) * jax.random.normal(key, x.shape, wide.dtype)
-        copy = rounding.rounded_to(wide - drawn, x.dtype)
-        change = wide - copy.astype(wide.dtype)
-        fall = (scores - question.scores_at(copy)).astype(wide.dtype)
-        predicted_fall = sums(change * values.astype(wide.dtype))
-        return (predicted_fall - fall) ** 2, drawn.any() & ~change.any()
+    def square_and_loss(sample_key: Array) -> tuple[Array, Array]:
+        """Return the squared error of one copy, [batch], and whether its noise is lost."""
+        normal = jax.random.normal(sample_key, x.shape, wide_dtype)
+        drawn_noise = noise.astype(wide_dtype) * normal
+        copy = rounding.rounded_to(wide_x - drawn_noise, x.dtype)
+        change = wide_x - copy.astype(wide_dtype)
+        fall = (scores - question.scores_at(copy)).astype(wide_dtype)
+        predicted_fall = sums(change * values.astype(wide_dtype))
+        is_lost = drawn_noise.any() & ~change.any()
+        return (predicted_fall - fall) ** 2, is_lost
 
-    errors, lost = lax.map(error, jax.random.split(key, samples))
-    return errors.mean(0), lost
+    squares, lost = lax.map(square_and_loss, jax.random.split(key, samples))
+    return squares.mean(0), lost
 
 
 def _warn_lost(question: Question, lost: Array) -> None:
-    """Warn if rounding removes all noise of one of the copies, as the mask `lost` tells.
+    """Warn if rounding removes all noise of a copy.
 
-    In a traced function there is no warning.
+    The mask `lost` is True for the copies without noise. In a traced function there is no warning.
     """
     if has_values(lost) and np.asarray(lost).any():
         message = f"noise of '{question.wrt}' is lost to rounding: a copy did not move"
@@ -313,19 +331,22 @@ class _Copies:
             require_keywords(function, options, parameters, KEYWORDS)
         key_parameter = parameters.get("key")
         if key_parameter is not None and key_parameter.default is key_parameter.empty:
-            key, for_method = jax.random.split(key)
-            options = {**options, "key": for_method}
+            key, method_key = jax.random.split(key)
+            options = {**options, "key": method_key}
         self._key = key
         self.first = method(model, *inputs, **options)
         require("the result of method", self.first, Attribution, "an Attribution")
-        keywords = {x: options[x] for x in QuestionOptions.__annotations__ if x in options}
-        names = [value.name for value in model.graph.inputs]
-        real = [value.name for value in model.graph.inputs if is_float(value.type.dtype)]
-        if keywords.get("wrt") not in names:  # It is a tensor inside, or the default.
+        question_options = {
+            name: options[name] for name in QuestionOptions.__annotations__ if name in options
+        }
+        input_names = [value.name for value in model.graph.inputs]
+        wrt_is_input = question_options.get("wrt") in input_names
+        if not wrt_is_input:  # `wrt` is a tensor inside, or the default.
+            real = [value.name for value in model.graph.inputs if is_float(value.type.dtype)]
             if not real:
                 raise InputError("no input is real", hint="noise is added to an input")
-            keywords["wrt"] = real[0]
-        self.question: Question = ask("", model, inputs, keywords)
+            question_options["wrt"] = real[0]
+        self.question: Question = ask("", model, inputs, question_options)
         assert self.question.position is not None
         self._inputs = self.question.inputs
         self._position = self.question.position
@@ -340,18 +361,21 @@ class _Copies:
 
         `noise_of` is a function from a key of `jax.random` and the input to the noise.
         """
-        for key in jax.random.split(self._key, require_count("samples", samples)):
+        count = require_count("samples", samples)
+        x = jnp.asarray(self._inputs[self._position])
+        wide_x = x.astype(zeros(x).dtype)
+        for copy_key in jax.random.split(self._key, count):
+            noise = noise_of(copy_key, wide_x)
+            copy = (wide_x + noise).astype(x.dtype)
+            is_lost = noise.any() & (copy == x).all()
+            _warn_lost(self.question, is_lost)
             inputs = list(self._inputs)
-            x = jnp.asarray(inputs[self._position])
-            wide = x.astype(zeros(x).dtype)
-            noise = noise_of(key, wide)
-            copy = (wide + noise).astype(x.dtype)
             inputs[self._position] = copy
-            _warn_lost(self.question, noise.any() & (copy == x).all())
             yield self._attribute(*inputs)
 
 
 def _require_order(function: str, model: object, method: object) -> None:
+    """Raise TypeError unless the first arguments of a call are a model and a method, in order."""
     is_method = callable(method) and not isinstance(method, Model)
     if not isinstance(model, Model) or not is_method:
         message = f"{function} takes a model, then an attribution function"

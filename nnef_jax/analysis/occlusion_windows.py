@@ -32,8 +32,8 @@ def occlusion(
 ) -> Attribution:
     """Compute how much a score falls if a window is covered (Zeiler 2013, arXiv:1311.2901).
 
-    The value of a position is the mean over all windows that cover it. The values are an array
-    [batch, *positions]. Windows begin at each multiple of the stride, until every position is
+    The value of a position is the mean over all windows that cover the position. The values are an
+    array [batch, *positions]. Windows begin at each multiple of the stride, until every position is
     covered. The windows are computed one after the other.
 
     >>> nnef_jax.analysis.occlusion(model, images, window=(2, 2), target=3)
@@ -45,7 +45,7 @@ def occlusion(
         stride: steps between windows, by default half the window, rounded up.
         baseline: the values inside a window, as in `integrated_gradients`.
 
-    The other arguments, and the errors, are those of `saliency`.
+    All other arguments, and the errors, are as in `saliency`.
     """
     question = ask("occlusion", model, inputs, options)
     shape = [int(extent) for extent in question.graph.values[question.wrt].type.shape]
@@ -69,35 +69,49 @@ def occlusion(
 def _occlusion(
     question: Question, baseline: Array, *, windows: tuple[int, ...], strides: tuple[int, ...]
 ) -> Attribution:
+    """Return the mean fall of the score over the windows that cover each position.
+
+    `windows` and `strides` are along the last axes, the axes of positions.
+    """
     x, question, cover = line_from(question, baseline)
     extents = x.shape[x.ndim - len(windows) :]
     counts: list[int] = []  # the number of windows along each axis
     for extent, window, stride in zip(extents, windows, strides, strict=True):
-        steps = ceil((extent - window) / stride)
-        counts.append(max(0, steps) + 1)
+        strides_to_end = ceil((extent - window) / stride)
+        counts.append(max(0, strides_to_end) + 1)
     scores = question.scores_at(x)
 
-    def add_window(carry: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
-        total, window_counts = carry
-        covered = jnp.ones(extents, bool)
-        for axis, window_index in enumerate(jnp.unravel_index(index, counts)):
-            start = window_index * strides[axis]
-            position = lax.broadcasted_iota(jnp.int32, extents, axis) - start
-            covered &= (position >= 0) & (position < windows[axis])
-        other_axes = x.ndim - len(extents)
-        mask = covered.reshape(*[1] * other_axes, *extents)
-        fall = scores - question.scores_at(jnp.where(mask, cover, x))
-        fall_by_item = fall.astype(total.dtype).reshape(-1, *[1] * len(extents))
-        total += jnp.where(covered[None], fall_by_item, 0)
-        return (total, window_counts + covered.astype(jnp.int32)), None
+    def covered_by(index: Array) -> Array:
+        """Return the mask of the positions that a window covers, bool [*positions]."""
+        is_covered = jnp.ones(extents, bool)
+        for axis, axis_index in enumerate(jnp.unravel_index(index, counts)):
+            start = axis_index * strides[axis]
+            offset = lax.broadcasted_iota(jnp.int32, extents, axis) - start
+            is_covered &= (offset >= 0) & (offset < windows[axis])
+        return is_covered
 
-    empty = jnp.zeros((x.shape[0], *extents), zeros(x).dtype), jnp.zeros(extents, jnp.int32)
-    (total, window_counts), _ = lax.scan(add_window, empty, jnp.arange(int(np.prod(counts))))
+    def add_window(carry: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
+        """Add the fall of the score for a window at all positions that the window covers."""
+        total, window_counts = carry
+        is_covered = covered_by(index)
+        first_axes = [1] * (x.ndim - len(extents))
+        mask = is_covered.reshape(*first_axes, *extents)
+        fall = scores - question.scores_at(jnp.where(mask, cover, x))
+        # The falls [batch] become [batch, 1, ...].
+        fall_by_item = fall.astype(total.dtype).reshape(-1, *[1] * len(extents))
+        total += jnp.where(is_covered[None], fall_by_item, 0)
+        return (total, window_counts + is_covered.astype(jnp.int32)), None
+
+    no_falls = jnp.zeros((x.shape[0], *extents), zeros(x).dtype)
+    no_windows = jnp.zeros(extents, jnp.int32)
+    indices = jnp.arange(int(np.prod(counts)))
+    (total, window_counts), _ = lax.scan(add_window, (no_falls, no_windows), indices)
     values = total / window_counts[None].astype(total.dtype)
     return attributed(question, "occlusion", values, scores, x)
 
 
 def _extents(name: str, value: int | Sequence[int], rank: int) -> tuple[int, ...]:
+    """Return an argument as extents along axes. An integer is the extent along `rank` axes."""
     extents = [value] * rank if isinstance(value, int | np.integer) else value
     require(name, extents, list | tuple, "an integer or a tuple of integers")
-    return tuple([require_count(name, n) for n in extents])
+    return tuple([require_count(name, extent) for extent in extents])

@@ -42,21 +42,27 @@ class OperationStep:
     @property
     def is_curve(self) -> bool:
         """Tell whether the operation is a nonlinear elementwise function of one operand."""
-        is_unary = len(self.reads) == len(self.writes) == 1
-        if self.operation.kind not in _CURVES or not is_unary:
+        if self.operation.kind not in _CURVES:
             return False
-        # A division is affine in its numerator.
+        is_unary = len(self.reads) == 1 and len(self.writes) == 1
+        if not is_unary:
+            return False
         _, first_operand = self.operation.operands[0]
-        is_affine = self.operation.kind == "div" and first_operand in self.reads
-        keeps_shape = self.reads[0].type.shape == self.writes[0].type.shape
-        return keeps_shape and not is_affine
+        is_numerator = self.operation.kind == "div" and first_operand in self.reads
+        if is_numerator:  # A division is affine in its numerator.
+            return False
+        (operand,) = self.reads
+        (result,) = self.writes
+        return operand.type.shape == result.type.shape
 
     def run(self, tensors: Tensors, *reads: Array) -> list[Array]:
-        """Return the results of the operation for the values `reads` of its operands.
+        """Return the results of the operation for given values of its operands.
 
-        Operands that are not in the field `reads` are taken from `tensors`.
+        `reads` are the values of the operands in the field `reads`. All other operands are taken
+        from `tensors`.
         """
-        values = {**tensors, **dict(zip(self.reads, reads, strict=True))}
+        values = dict(tensors)
+        values.update(zip(self.reads, reads, strict=True))
         inputs = [values[value] for value in self.graph.inputs]
         results = self.evaluate(self.graph, {}, {}, inputs)
         return [jnp.asarray(results[value]) for value in self.writes]
@@ -64,11 +70,12 @@ class OperationStep:
     def pull(self, tensors: Tensors, scores: Sequence[Array]) -> list[Array]:
         """Return the gradients at the operands `reads` from gradients at the results `writes`.
 
-        This multiplies `scores`, the gradients at the results, by the transposed derivative.
+        The gradients at the results, `scores`, are multiplied by the transposed derivative of the
+        operation at `tensors`.
         """
-        reads = [jnp.asarray(tensors[value]) for value in self.reads]
-        _, pull = jax.vjp(lambda *xs: self.run(tensors, *xs), *reads)
-        return list(pull(list(scores)))
+        operands = [jnp.asarray(tensors[value]) for value in self.reads]
+        _, pull_back = jax.vjp(lambda *values: self.run(tensors, *values), *operands)
+        return list(pull_back(list(scores)))
 
 
 # A function from a step and the relevances of its `writes` to the relevances of its `reads`.
@@ -88,10 +95,13 @@ def tensors_at(question: Question, x: Array) -> dict[Value, Any]:
         inputs[question.position] = x
     results = [*_scored(question), wrt]
     needed = graph.dependencies(results)
-    labels = [parameter.label for parameter in graph.parameters if parameter.value in needed]
     arrays = stored(model)
-    params = {label: arrays[label] for label in labels}
-    return evaluation(model)(graph, params, model.init_state(*inputs), inputs, results, edits)
+    params: dict[str, Any] = {}
+    for parameter in graph.parameters:
+        if parameter.value in needed:
+            params[parameter.label] = arrays[parameter.label]
+    evaluate = evaluation(model)
+    return evaluate(graph, params, model.init_state(*inputs), inputs, results, edits)
 
 
 def score_of(question: Question, tensors: Tensors) -> Array:
@@ -125,9 +135,12 @@ def propagated(
         has_relevance = any(value in relevances for value in step.writes)
         if not has_relevance:
             continue
-        of_results = [relevances.pop(value, jnp.zeros_like(start[value])) for value in step.writes]
-        of_operands = rule(step, of_results)
-        for value, relevance in zip(step.reads, of_operands, strict=True):
+        result_relevances: list[Array] = []
+        for value in step.writes:
+            zeros = jnp.zeros_like(start[value])
+            result_relevances.append(relevances.pop(value, zeros))
+        operand_relevances = rule(step, result_relevances)
+        for value, relevance in zip(step.reads, operand_relevances, strict=True):
             earlier = relevances.get(value)
             relevances[value] = relevance if earlier is None else earlier + relevance
     return relevances.get(wrt, jnp.zeros_like(start[wrt]))
@@ -136,33 +149,37 @@ def propagated(
 def _scored(question: Question) -> list[Value]:
     """Return the tensors from which scores are computed: the tensor `output`, or all outputs."""
     graph = question.graph
-    named = graph.values | dict(zip(graph.output_names, graph.outputs, strict=True))
-    return [named[question.output]] if question.output else list(dict.fromkeys(graph.outputs))
+    if not question.output:
+        distinct_outputs = dict.fromkeys(graph.outputs)
+        return list(distinct_outputs)
+    value_by_name = graph.values | dict(zip(graph.output_names, graph.outputs, strict=True))
+    return [value_by_name[question.output]]
 
 
 def _score(question: Question, arrays: Sequence[Array]) -> Array:
+    """Return the score of each item, [batch], from the arrays of the tensors in `_scored`."""
     if question.output:
         return question.scores(arrays[0])
-    by_value = dict(zip(_scored(question), arrays, strict=True))
-    outputs = [by_value[value] for value in question.graph.outputs]
+    array_by_value = dict(zip(_scored(question), arrays, strict=True))
+    outputs = [array_by_value[value] for value in question.graph.outputs]
     return question.scores(packed(question.model, outputs))
 
 
 def _steps(evaluate: Evaluation, graph: Graph, wrt: Value) -> list[OperationStep]:
-    """Return a step for each operation that depends on a tensor by floating-point operands.
+    """Return a step for each operation that depends on the tensor `wrt`, in order of computation.
 
-    The steps are in order of computation. `wrt` is the tensor, and `evaluate` computes the tensors
-    of a graph.
+    An operation without floating-point results, or without floating-point operands that depend on
+    `wrt`, has no step. `evaluate` is a function that computes the tensors of a graph.
     """
-    varies = {wrt}
+    varying = {wrt}
     steps: list[OperationStep] = []
     for operation in graph.operations:
         reads = tuple(dict.fromkeys(operation.reads()))
         writes = tuple(operation.writes())
-        if varies.isdisjoint(reads):
+        if varying.isdisjoint(reads):
             continue
-        varies.update(writes)
-        single = replace(
+        varying.update(writes)
+        single_operation = replace(
             graph,
             inputs=reads,
             outputs=writes,
@@ -172,10 +189,10 @@ def _steps(evaluate: Evaluation, graph: Graph, wrt: Value) -> list[OperationStep
             states=(),
             aliases={},
         )
-        real_reads = tuple(
-            value for value in reads if value in varies and is_float(value.type.dtype)
-        )
+        varying_reads = [value for value in reads if value in varying]
+        real_reads = tuple(value for value in varying_reads if is_float(value.type.dtype))
         real_writes = tuple(value for value in writes if is_float(value.type.dtype))
         if real_reads and real_writes:
-            steps.append(OperationStep(operation, real_reads, real_writes, single, evaluate))
+            step = OperationStep(operation, real_reads, real_writes, single_operation, evaluate)
+            steps.append(step)
     return steps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypedDict
 
@@ -16,33 +16,31 @@ from numpy.typing import ArrayLike
 
 from lowering.extents import show
 from lowering.graph import Graph, Operation, Value, is_float
-from lowering.ops import FAMILIES
 from nnef_jax.analysis.argument_checks import array_from, broadcast, require_model
 from nnef_jax.analysis.captum_names import KEYWORDS
+from nnef_jax.analysis.differentiability import QUANTIZES, require_derivative
 from nnef_jax.calls.arguments import Params, Sample, arguments_of
 from nnef_jax.errors import InputError
 from nnef_jax.execution.probe import Edits, hint_for
 from nnef_jax.model import Model
 from nnef_jax.options import numpy_of, require, require_keywords, shown
-from nnef_jax.workings import bind, graph_for, rounds_straight_through
+from nnef_jax.workings import bind, graph_for
 
 # A class, classes [batch], or a function of the outputs. None is the class with the highest score.
 Target = ArrayLike | Callable[..., ArrayLike] | None
 _SATURATES = ("softmax", "log_softmax", "sigmoid")
-_QUANTIZES = tuple(kind for kind in FAMILIES["quantize"] if kind.endswith("_quantize"))
-_ROUNDS = (*_QUANTIZES, "round")
-_PASSES = ("copy", "log", "reshape", "squeeze", "unsqueeze", *_QUANTIZES)
+_PASSES = ("copy", "log", "reshape", "squeeze", "unsqueeze", *QUANTIZES)
 
 
 class TensorOptions(TypedDict, total=False):
-    """The keyword arguments `wrt`, the explaining tensor, and `params` of `saliency`."""
+    """The keyword arguments `wrt` and `params` of `saliency`."""
 
     wrt: str | None
     params: Params | None
 
 
 class QuestionOptions(TensorOptions, total=False):
-    """The keyword arguments `target` and `output` of `saliency`, and `wrt` and `params`."""
+    """The keyword arguments `target`, `output`, `wrt` and `params` of `saliency`."""
 
     target: Target
     output: str | None
@@ -68,8 +66,7 @@ class Question:
             choose the classes, or if `score` is a function.
         wrt: the name of an input, or of a tensor inside.
         output: the name of the output or tensor with the scores; "" for all outputs.
-        score: a function from outputs to scores [batch], or None if the scores are those of
-            classes.
+        score: a function from outputs to scores [batch], or None if classes determine the scores.
     """
 
     model: Model
@@ -83,7 +80,8 @@ class Question:
         """Return the tensor `wrt`, computed from the inputs."""
         if self.position is not None:
             return jnp.asarray(self.inputs[self.position])
-        return self.model(*self.inputs, capture=[self.wrt])[1][self.wrt]
+        _, captured = self.model(*self.inputs, capture=[self.wrt])
+        return captured[self.wrt]
 
     def start(self, baseline: ArrayLike) -> Array:
         """Return the tensor `wrt`, computed from a baseline instead of the inputs.
@@ -94,20 +92,28 @@ class Question:
         """
         x = self.value()
         needed = self.graph.dependencies([self.graph.values[self.wrt]])
-        is_source = [value in needed and is_float(value.type.dtype) for value in self.graph.inputs]
-        if self.position is not None or not any(is_source):
-            return _filled(self.wrt, baseline, x)
+        is_inside = self.position is None
+        depends_on_floats = False
         inputs = list(self.inputs)
-        for i, value in enumerate(self.graph.inputs):
-            if is_source[i]:
-                inputs[i] = _filled(value.name, baseline, inputs[i])
-        return replace(self, inputs=tuple(inputs)).value()
+        for index, value in enumerate(self.graph.inputs):
+            is_source = value in needed and is_float(value.type.dtype)
+            if is_inside and is_source:
+                depends_on_floats = True
+                inputs[index] = _filled(value.name, baseline, inputs[index])
+        if depends_on_floats:
+            return replace(self, inputs=tuple(inputs)).value()
+        return _filled(self.wrt, baseline, x)
 
     def run(self, x: Array, edit: Edits | None = None, capture: Sequence[str] = ()) -> Any:
-        """Return `output`, or all outputs, and captured tensors by name.
+        """Run the network with `x` as the tensor `wrt`; return its output and captured tensors.
 
-        `x` replaces the tensor `wrt`. `edit` has functions that change tensors, by name, and
-        `capture` has the names of the captured tensors.
+        The output is the tensor `output`, or all outputs if `output` is "". The captured tensors
+        are a dict by name.
+
+        Args:
+            x: the array that replaces the tensor `wrt`.
+            edit: functions that change tensors, by the tensors' names.
+            capture: the names of the captured tensors.
         """
         inputs = list(self.inputs)
         edits = dict(edit or {})
@@ -130,14 +136,22 @@ class Question:
 
     def entries(self, outputs: Any) -> Array:
         """Return the scores of all classes, [batch, class], as means over all further axes."""
-        y = jnp.asarray(outputs)
-        return y[:, None] if y.ndim == 1 else y.mean(axis=tuple(range(2, y.ndim)))
+        array = jnp.asarray(outputs)
+        if array.ndim == 1:
+            return array[:, None]
+        further_axes = tuple(range(2, array.ndim))
+        return array.mean(axis=further_axes)
 
     def scores(self, outputs: Any) -> Array:
-        """Return the score of each item, [batch]."""
+        """Return the score of each item, [batch], from the outputs of the network.
+
+        Raises InputError if the target is a function that does not return such scores.
+        """
         if self.score is None:
             assert self.classes is not None
-            return jnp.take_along_axis(self.entries(outputs), self.classes[:, None], 1)[:, 0]
+            entries = self.entries(outputs)
+            class_indices = self.classes[:, None]
+            return jnp.take_along_axis(entries, class_indices, 1)[:, 0]
         scores = array_from("target", self.score(outputs))
         batch = self.batch
         is_real = jnp.issubdtype(scores.dtype, jnp.floating)
@@ -149,17 +163,21 @@ class Question:
 
     def scores_at(self, x: Array) -> Array:
         """Return the score of each item, [batch], if `x` replaces the tensor `wrt`."""
-        return self.scores(self.run(x)[0])
+        outputs, _ = self.run(x)
+        return self.scores(outputs)
 
     def gradient(self, x: Array) -> tuple[Array, Array]:
-        """Return the score of each item, [batch], and the gradient of the scores at `x`."""
+        """Return the score of each item, [batch], and the gradient of the scores at `x`.
+
+        Raises InputError if rounding makes the gradient 0.
+        """
         self.require_derivative()
 
-        def total(x: Array) -> tuple[Array, Array]:
+        def sum_and_scores(x: Array) -> tuple[Array, Array]:
             scores = self.scores_at(x)
             return scores.sum(), scores
 
-        gradient, scores = jax.grad(total, has_aux=True)(x)
+        gradient, scores = jax.grad(sum_and_scores, has_aux=True)(x)
         return scores, gradient
 
     def layer_gradient(self, x: Array, layer: str) -> LayerGradient:
@@ -167,24 +185,29 @@ class Question:
         type = self.graph.values[layer].type
         self.require_derivative(layer)
 
-        def total(added: Array) -> tuple[Array, tuple[Array, Array]]:
-            outputs, captured = self.run(x, {layer: lambda tensor: tensor + added}, [layer])
+        # The derivative by an array that is added to the tensor is the derivative by the tensor.
+        def sum_and_tensors(added: Array) -> tuple[Array, tuple[Array, Array]]:
+            edits: Edits = {layer: lambda tensor: tensor + added}
+            outputs, captured = self.run(x, edits, [layer])
             scores = self.scores(outputs)
             return scores.sum(), (scores, captured[layer])
 
         zero = jnp.zeros([int(extent) for extent in type.shape], type.dtype)
-        gradient, (scores, values) = jax.grad(total, has_aux=True)(zero)
+        gradient, (scores, values) = jax.grad(sum_and_tensors, has_aux=True)(zero)
         return LayerGradient(scores, values, gradient)
 
     def require_derivative(self, name: str | None = None) -> None:
-        """Raise InputError if rounding makes every derivative by a tensor 0.
+        """Raise InputError if rounding makes every derivative of the scores by a tensor 0.
 
-        The tensor is named `name`, and is `wrt` by default.
+        `name` is the name of the tensor, by default `wrt`.
         """
         graph = self.graph
-        named = graph.values | dict(zip(graph.output_names, graph.outputs, strict=True))
-        scored = [named[self.output]] if self.output else graph.outputs
-        require_derivative(self.model, graph, [graph.values[name or self.wrt]], scored)
+        source = graph.values[name or self.wrt]
+        scored = graph.outputs
+        if self.output:
+            value_by_name = graph.values | dict(zip(graph.output_names, graph.outputs, strict=True))
+            scored = [value_by_name[self.output]]
+        require_derivative(self.model, graph, [source], scored)
 
     def with_classes(self, x: Array) -> Question:
         """Return the question with classes.
@@ -193,8 +216,9 @@ class Question:
         """
         if self.classes is not None or self.score is not None:
             return self
-        best = self.entries(self.run(x)[0]).argmax(1).astype(jnp.int32)
-        return replace(self, classes=best)
+        outputs, _ = self.run(x)
+        best = self.entries(outputs).argmax(1)
+        return replace(self, classes=best.astype(jnp.int32))
 
     @property
     def graph(self) -> Graph:
@@ -211,8 +235,10 @@ class Question:
     def count(self) -> int:
         """Return the number of classes of the output."""
         graph = self.graph
-        names = dict(zip(graph.output_names, graph.outputs, strict=True))
-        return _classes_of(names.get(self.output) or graph.values[self.output])
+        output_by_name = dict(zip(graph.output_names, graph.outputs, strict=True))
+        if self.output in output_by_name:
+            return _classes_of(output_by_name[self.output])
+        return _classes_of(graph.values[self.output])
 
     @property
     def batch(self) -> int:
@@ -225,32 +251,37 @@ def ask(
 ) -> Question:
     """Check the arguments of an analysis, and return its question.
 
-    `options` are `QuestionOptions`. `function` is the name of the analysis. Raises TypeError for
-    arguments of wrong types. Raises InputError for names that the graph lacks, classes that the
-    output lacks, and tensors without a derivative.
+    `options` are `QuestionOptions`. `function` is the name of the analysis, for errors. Raises
+    TypeError for arguments of wrong types. Raises InputError for names that the graph lacks,
+    classes that the output lacks, and tensors without a derivative.
     """
     require_keywords(function, options, QuestionOptions.__annotations__, KEYWORDS)
-    target, output, wrt, params = map(options.get, ("target", "output", "wrt", "params"))
+    target = options.get("target")
+    output = options.get("output")
+    wrt = options.get("wrt")
+    params = options.get("params")
     require_model(model)
     if params is not None:
         model = model.with_params(params)
     arrays = tuple(bound(model, inputs))
     graph = graph_for(model, arrays)
-    source = tensor_named(graph, "wrt", wrt) if wrt is not None else _first_real(graph)
+    source = _first_real(graph) if wrt is None else tensor_named(graph, "wrt", wrt)
     _require_real(graph, "wrt", source)
-    outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
+    output_by_name = dict(zip(graph.output_names, graph.outputs, strict=True))
     if output is None:
-        output = next(iter(outputs)) if len(outputs) == 1 else ""
+        output = ""
+        if len(output_by_name) == 1:
+            (output,) = output_by_name
         if output and not callable(target):
             output = _logits(graph, output)
-    if output and output not in outputs:
-        outputs = {output: tensor_named(graph, "output", output)}
+    scored = output_by_name.get(output)
+    if scored is None and output:
+        scored = tensor_named(graph, "output", output)
     if callable(target):
         return Question(model, arrays, None, source.name, output, target)
-    if not output:
-        message = f"the network has outputs {', '.join(outputs)}"
+    if scored is None:
+        message = f"the network has outputs {', '.join(output_by_name)}"
         raise InputError(message, hint="name one by output=, or give a function of all as target")
-    scored = outputs[output]
     _require_real(graph, "output", scored)
     batch = _batch_of(source)
     if _batch_of(scored) != batch:
@@ -261,128 +292,71 @@ def ask(
     return Question(model, arrays, classes, source.name, output, None)
 
 
-def require_derivative(
-    model: Model, graph: Graph, sources: Iterable[Value], results: Iterable[Value]
-) -> None:
-    """Raise InputError if every path from `sources` to `results` stops derivatives.
-
-    A path stops derivatives if it passes through rounding or integers.
-    """
-    kinds = () if rounds_straight_through(model) else _ROUNDS
-    stop = _stopping_operation(graph, sources, results, kinds)
-    if stop is not None:
-        reason = "is rounded" if stop.kind in kinds else "is of integers"
-        hint = "occlusion and feature_ablation need no derivatives"
-        if _stopping_operation(graph, sources, results, ()) is None:
-            hint = 'load(..., quantization="ste") passes derivatives straight through rounding'
-        message = f"all derivatives are 0: '{stop.name}' {reason}"
-        raise InputError(message, span=stop.span, hint=hint)
-
-
-def _stopping_operation(
-    graph: Graph, sources: Iterable[Value], results: Iterable[Value], kinds: Sequence[str]
-) -> Operation | None:
-    """Return the first operation from `sources` to `results` that stops derivatives.
-
-    An operation stops derivatives if its kind is in `kinds`, or if all its results are integers.
-    Return None if a path from `sources` to `results` avoids all of them.
-    """
-    with_derivative = set(sources)
-    first_stop = None
-    for operation in graph.operations:
-        if with_derivative.isdisjoint(operation.reads()):
-            continue
-        real_results = [value for value in operation.writes() if is_float(value.type.dtype)]
-        if real_results and operation.kind not in kinds:
-            with_derivative.update(real_results)
-        else:
-            first_stop = first_stop or operation
-    return first_stop if with_derivative.isdisjoint(results) else None
-
-
-def require_derivatives(model: Model, graph: Graph, sources: Iterable[Value]) -> None:
-    """Raise InputError if rounding makes the derivatives at one of `sources` 0.
-
-    Rounding does so if all paths from the source to outputs pass through it.
-    """
-    if rounds_straight_through(model):
-        return
-    connected = _differentiable(graph, ())
-    unrounded = _differentiable(graph, _ROUNDS)
-    for value in sources:
-        if value in connected and value not in unrounded:
-            require_derivative(model, graph, [value], graph.outputs)
-
-
-def _differentiable(graph: Graph, avoided: Sequence[str]) -> set[Value]:
-    """Return the tensors that are connected to an output by a path of floating-point tensors.
-
-    Paths through operations of the kinds `avoided` do not count.
-    """
-    connected = {value for value in graph.outputs if is_float(value.type.dtype)}
-    for operation in reversed(graph.operations):
-        leads_to_output = not connected.isdisjoint(operation.writes())
-        if leads_to_output and operation.kind not in avoided:
-            connected.update(value for value in operation.reads() if is_float(value.type.dtype))
-    return connected
-
-
 def bound(model: Model, inputs: Sequence[Sample]) -> list[Any]:
     """Return the inputs of a call in graph order.
 
-    `inputs` are the inputs in graph order, or one dict by name.
+    `inputs` are the inputs in graph order, or one dict by name. Raises InputError for an option
+    among the inputs.
     """
     args, kwargs = arguments_of(inputs)
-    texts = [x for x in args if isinstance(x, str)]
-    surplus_integers = [x for x in args[len(model.inputs) :] if isinstance(x, int)]
-    for x in [*texts, *surplus_integers]:
+    texts = [argument for argument in args if isinstance(argument, str)]
+    surplus = args[len(model.inputs) :]
+    surplus_integers = [argument for argument in surplus if isinstance(argument, int)]
+    options = [*texts, *surplus_integers]
+    if options:
         hint = "options have names, such as target=3, wrt='conv1' and layer='conv1'"
-        raise InputError(f"{x!r} is among the inputs of the call", hint=hint)
+        raise InputError(f"{options[0]!r} is among the inputs of the call", hint=hint)
     return bind(model, args, kwargs)
 
 
 def tensor_named(graph: Graph, argument: str, name: str) -> Value:
     """Return the input or computed tensor with a name.
 
-    Raises InputError if there is none. `argument` is the name of the caller's argument, for the
-    message.
+    Raises InputError if there is no tensor of this name, or if it is a parameter or a state.
+    `argument` is the argument that has the name, for errors.
     """
     require(argument, name, str, "a name of a tensor")
     tensor = graph.values.get(name)
     if tensor is None:
         message = f"{argument}: the graph has no tensor '{name}'"
         raise InputError(message, hint=hint_for(name, graph, graph.values))
-    if any(tensor is variable.value for variable in (*graph.parameters, *graph.states)):
+    variables = (*graph.parameters, *graph.states)
+    is_variable = any(tensor is variable.value for variable in variables)
+    if is_variable:
         message = f"{argument}: '{name}' is a variable, the same for all items of a batch"
         raise InputError(message, hint="name an input or the result of an operation")
     return tensor
 
 
 def _filled(name: str, baseline: ArrayLike, x: Array) -> Array:
+    """Broadcast a baseline to the shape and dtype of the tensor `x`, which is named `name`."""
     return broadcast("baseline", jnp.asarray(baseline, x.dtype), name, x.shape)
 
 
 def _logits(graph: Graph, output: str) -> str:
-    """Return the name of the logits if an output is their softmax or sigmoid, else `output`.
+    """Return the name of the logits if an output is a softmax or sigmoid, else the output's name.
 
     Warns if the output is a softmax or sigmoid, but the graph has no logits with an entry for each
     class of the output.
     """
-    makers = {value: x for x in graph.operations for value in x.writes()}
-    final = dict(zip(graph.output_names, graph.outputs, strict=True))[output]
-    value = final
-    maker = makers.get(value)
+    makers: dict[Value, Operation] = {}  # the operation that computes each tensor
+    for operation in graph.operations:
+        makers.update(dict.fromkeys(operation.writes(), operation))
+    output_by_name = dict(zip(graph.output_names, graph.outputs, strict=True))
+    output_value = output_by_name[output]
+    saturated = output_value
+    maker = makers.get(saturated)
     while maker is not None and maker.kind in _PASSES:
-        value = next(maker.reads())
-        maker = makers.get(value)
+        saturated = next(maker.reads())
+        maker = makers.get(saturated)
     logits = None if maker is None else _operand_of_saturation(maker, makers)
     if logits is None:
         return output
-    has_same_classes = _batch_and_classes(logits) == _batch_and_classes(final)
+    has_same_classes = _batch_and_classes(logits) == _batch_and_classes(output_value)
     has_name = graph.values.get(logits.name) is logits
     if has_name and has_same_classes:
         return logits.name
-    message = f"'{output}' saturates by '{value.name}', its gradients vanish"
+    message = f"'{output}' saturates by '{saturated.name}', its gradients vanish"
     warnings.warn(f"{message}: name a tensor before it by output=", stacklevel=4)
     return output
 
@@ -398,27 +372,34 @@ def _batch_and_classes(value: Value) -> tuple[int, ...]:
 def _operand_of_saturation(operation: Operation, makers: dict[Value, Operation]) -> Value | None:
     """Return the operand of a softmax or sigmoid, or None for another operation.
 
-    A softmax may also be the quotient of `exp` and its sum.
+    A softmax may also be a division of `exp` by its sum. `makers` has the operation that computes
+    each tensor.
     """
     if operation.kind in _SATURATES:
         return next(operation.reads())
-    reads = [*operation.reads()]
+    reads = list(operation.reads())
     if operation.kind != "div" or len(reads) != 2:
         return None
-    numerator, denominator = map(makers.get, reads)
-    if numerator is None or denominator is None:
+    numerator, denominator = reads
+    numerator_maker = makers.get(numerator)
+    denominator_maker = makers.get(denominator)
+    if numerator_maker is None or numerator_maker.kind != "exp":
         return None
-    if numerator.kind != "exp" or denominator.kind != "sum_reduce":
+    if denominator_maker is None or denominator_maker.kind != "sum_reduce":
         return None
-    exponent = next(numerator.reads())
-    difference = makers.get(exponent)
-    if difference is not None and difference.kind == "sub":
+    is_sum_of_numerator = next(denominator_maker.reads()) is numerator
+    if not is_sum_of_numerator:
+        return None
+    exponent = next(numerator_maker.reads())
+    exponent_maker = makers.get(exponent)
+    if exponent_maker is not None and exponent_maker.kind == "sub":
         # The maximum is subtracted from the logits.
-        exponent = next(difference.reads())
-    return exponent if next(denominator.reads()) is reads[0] else None
+        return next(exponent_maker.reads())
+    return exponent
 
 
 def _first_real(graph: Graph) -> Value:
+    """Return the first floating-point input. Raises InputError if there is none."""
     for value in graph.inputs:
         if is_float(value.type.dtype):
             return value
@@ -429,6 +410,10 @@ def _first_real(graph: Graph) -> Value:
 
 
 def _require_real(graph: Graph, argument: str, value: Value) -> None:
+    """Raise InputError for a tensor that is not floating-point, or has no axes.
+
+    `argument` is the argument that names the tensor, "wrt" or "output".
+    """
     if not is_float(value.type.dtype):
         message = f"{argument}: '{value.name}' is of {value.type.dtype}, which has no derivative"
         hint = _inside(graph) if argument == "wrt" else "name another by output="
@@ -439,18 +424,22 @@ def _require_real(graph: Graph, argument: str, value: Value) -> None:
 
 def _inside(graph: Graph) -> str:
     """Return a hint that names a tensor inside: embeddings, or the first floating-point tensor."""
-    varies = set(graph.inputs)
-    by_kind: dict[str, str] = {}
+    varying = set(graph.inputs)
+    first_by_kind: dict[str, str] = {}  # the first tensor of each kind of operation
     for operation in graph.operations:
-        if varies.isdisjoint(operation.reads()):
+        if varying.isdisjoint(operation.reads()):
             continue
-        varies.update(operation.writes())
+        varying.update(operation.writes())
         for value in operation.writes():
             has_name = graph.values.get(value.name) is value
             if has_name and is_float(value.type.dtype):
-                by_kind.setdefault(operation.kind, value.name)
-    name = by_kind.get("gather") or next(iter(by_kind.values()), "")
-    return f"explain a tensor inside: wrt='{name}'" if name else "no tensor inside is real either"
+                first_by_kind.setdefault(operation.kind, value.name)
+    if not first_by_kind:
+        return "no tensor inside is real either"
+    first_kind = next(iter(first_by_kind))
+    # Embeddings are results of "gather".
+    name = first_by_kind["gather" if "gather" in first_by_kind else first_kind]
+    return f"explain a tensor inside: wrt='{name}'"
 
 
 def _batch_of(value: Value) -> int:
@@ -463,18 +452,24 @@ def _classes_of(value: Value) -> int:
 
 
 def _classes(target: object, batch: int, count: int, output: str) -> Array | None:
+    """Return the class of each item, int32 [batch], or None if `target` is None.
+
+    `count` is the number of classes of `output`. Raises InputError for other classes.
+    """
     if target is None:
         return None
     message = f"target must be a class, one for each item, or a function; it is {shown(target)}"
     classes = target if isinstance(target, jax.Array) else numpy_of(target, InputError, message)
     is_integer = classes.dtype.kind in "iu"
-    if not is_integer or classes.shape not in ((), (batch,)):
-        type = shown(target) if not classes.shape else f"{classes.dtype}{show(classes.shape)}"
+    has_right_shape = classes.shape in ((), (batch,))
+    if not is_integer or not has_right_shape:
+        type = f"{classes.dtype}{show(classes.shape)}" if classes.shape else shown(target)
         message = f"target must be an integer, integers [{batch}] or a function; it is {type}"
         hint = "a function of the outputs returns any score: target=lambda y: y[:, 3, 1]"
         raise InputError(message, hint=hint)
     if not isinstance(classes, Tracer):
-        wrong = [int(x) for x in np.ravel(np.asarray(classes)) if not 0 <= x < count]
+        numbers = np.ravel(np.asarray(classes))
+        wrong = [int(number) for number in numbers if number < 0 or number >= count]
         if wrong:
             message = f"target {wrong[0]} is no class of '{output}', which has {count}"
             raise InputError(message, hint=f"classes are 0 to {count - 1}")

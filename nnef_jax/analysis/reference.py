@@ -52,7 +52,7 @@ def deep_lift(
     Args:
         baseline: the reference, as in `integrated_gradients`.
 
-    The other arguments, and the errors, are those of `saliency`.
+    All other arguments, and the errors, are as in `saliency`.
     """
     question = ask("deep_lift", model, inputs, options)
     return _deep_lift(question, array_of("baseline", baseline)[None], "DeepLift")
@@ -71,7 +71,7 @@ def deep_lift_shap(
     Args:
         baselines: an array whose first axis counts baselines. Each baseline is used for all items.
 
-    The other arguments, and the errors, are those of `saliency`.
+    All other arguments, and the errors, are as in `saliency`.
     """
     question = ask("deep_lift_shap", model, inputs, options)
     return _deep_lift(question, several("baselines", baselines), "DeepLift SHAP")
@@ -91,61 +91,77 @@ def several(name: str, value: object) -> Any:
 
 @partial(jax.jit, static_argnums=2)
 def _deep_lift(question: Question, baselines: Array, method: str) -> Attribution:
+    """Return the mean of DeepLift's attributions over baselines, [baseline, ...]."""
     x, question, _ = line_from(question, baselines[0])
     values = tensors_at(question, x)
     scores = score_of(question, values)
 
     def add_baseline(
-        total: tuple[Array, Array], baseline: Array
+        carry: tuple[Array, Array], baseline: Array
     ) -> tuple[tuple[Array, Array], None]:
+        """Add the attributions and the scores for one baseline."""
+        total, total_scores = carry
         x0 = question.start(baseline)
         start = tensors_at(question, x0)
         middle = {value: _mean(values[value], start[value]) for value in values}
-        slopes = propagated(question, _rescaled(values, start, middle), middle)
-        terms = slopes * (x - x0), score_of(question, start)
-        return jax.tree.map(lambda x, term: x + term.astype(x.dtype), total, terms), None
+        rule = _rescaled(values, start, middle)
+        slopes = propagated(question, rule, middle)
+        attributions = slopes * (x - x0)
+        start_scores = score_of(question, start)
+        total += attributions.astype(total.dtype)
+        total_scores += start_scores.astype(total_scores.dtype)
+        return (total, total_scores), None
 
     empty = zeros(x), zeros(scores)
-    sums_over_baselines, _ = lax.scan(add_baseline, empty, baselines)
-    total, before = (a / len(baselines) for a in sums_over_baselines)
-    gap = sums(total) - (scores.astype(before.dtype) - before)
-    return attributed(question, method, total, scores, x, gap)
+    (total, total_scores), _ = lax.scan(add_baseline, empty, baselines)
+    mean = total / len(baselines)
+    mean_start_scores = total_scores / len(baselines)
+    score_change = scores.astype(mean_start_scores.dtype) - mean_start_scores
+    gap = sums(mean) - score_change
+    return attributed(question, method, mean, scores, x, gap)
 
 
 def _mean(a: Array, b: Array) -> Array:
+    """Return the mean of two floating-point tensors, or the first of two other tensors."""
     return (a + b) / 2 if jnp.issubdtype(a.dtype, jnp.floating) else a
 
 
 def _rescaled(values: Tensors, start: Tensors, middle: Tensors) -> Rule:
     """Return the rule of DeepLift that compares the tensors at the item and at the baseline.
 
-    `values` are the tensors at the item, `start` the tensors at the baseline, and `middle` the
-    means of the two.
+    Args:
+        values: the tensors at the item.
+        start: the tensors at the baseline.
+        middle: the means of `values` and `start`.
     """
 
     def rule(step: OperationStep, pulled: list[Array]) -> list[Array]:
+        """Return the multipliers of a step's operands from the multipliers of its results."""
         extreme = _EXTREMES.get(step.operation.kind)
         if not step.is_curve and extreme is None:
             # This is exact for functions that are affine in each of two operands.
             return step.pull(middle, pulled)
-        (result,) = step.writes[:1]
+        result = step.writes[0]
+        result_multiplier = pulled[0]
         y = values[result]
         y0 = start[result]
         if extreme is None or step.is_curve:
-            shares = [pulled[0] * (y - y0)]
+            shares = [result_multiplier * (y - y0)]
         else:
+            # The result changes from y0 to the extreme of both, and from there to y.
             top = extreme(y, y0)
-            rise_from_start = pulled[0] * (top - y0)
-            fall_to_value = pulled[0] * (y - top)
-            at_values = step.pull(values, [rise_from_start])
-            at_start = step.pull(start, [fall_to_value])
+            share_to_top = result_multiplier * (top - y0)
+            share_from_top = result_multiplier * (y - top)
+            at_values = step.pull(values, [share_to_top])
+            at_start = step.pull(start, [share_from_top])
             shares = [a + b for a, b in zip(at_values, at_start, strict=True)]
         multipliers: list[Array] = []
         slopes = step.pull(values, pulled)
         for operand, share, slope in zip(step.reads, shares, slopes, strict=True):
             change = values[operand] - start[operand]
             is_small = jnp.abs(change) < _SMALL
-            multipliers.append(jnp.where(is_small, slope, share / jnp.where(is_small, 1, change)))
+            quotient = share / jnp.where(is_small, 1, change)
+            multipliers.append(jnp.where(is_small, slope, quotient))
         return multipliers
 
     return rule

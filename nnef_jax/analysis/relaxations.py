@@ -93,7 +93,7 @@ def lines_of(
         out: the interval of its result.
     """
     name = primitive(equation)
-    varying = {i: x for i, x in enumerate(operands) if varies(x)}
+    varying = {position: x for position, x in enumerate(operands) if varies(x)}
     if not epsilon(out.low):
         return None
     if name in ("reduce_max", "reduce_window_max"):
@@ -103,31 +103,34 @@ def lines_of(
         x = interval(walk.read(kink.variable))
         below, above = _kink_step(x, kink)
         return _step([kink.variable], [x], below, above, out)
-    variables = [equation.invars[i] for i in varying]
-    xs = [*varying.values()]
-    if any(x.low.shape != out.low.shape for x in xs):
+    variables = [equation.invars[position] for position in varying]
+    intervals = list(varying.values())
+    if any(x.low.shape != out.low.shape for x in intervals):
         return None
     if name == "mul":
-        below, above = _planes(*xs)
-        return _step(variables, xs, below, above, out)
-    is_reciprocal = list(varying) == [1]
-    has_curve = is_reciprocal if name == "div" else name in _CURVES
-    if not has_curve:
+        below, above = _planes(*intervals)
+        return _step(variables, intervals, below, above, out)
+    if name not in _CURVES:
+        return None
+    varies_only_in_denominator = list(varying) == [1]
+    if name == "div" and not varies_only_in_denominator:
         return None
 
-    def curve(x: Array) -> Array:
-        values = [*operands]
+    def curve(array: Array) -> Array:
+        """Return the result of the equation if its varying operand is an array."""
+        values = list(operands)
         for position in varying:
-            values[position] = x
-        return apply(equation, values)[0]
+            values[position] = array
+        (result,) = apply(equation, values)
+        return result
 
-    below, above = _CURVES[name](curve, *xs)
-    return _step(variables, xs, below, above, out, _ULPS)
+    below, above = _CURVES[name](curve, *intervals)
+    return _step(variables, intervals, below, above, out, _ULPS)
 
 
 def _step(
     variables: Sequence[Atom],
-    xs: Sequence[Interval],
+    operands: Sequence[Interval],
     below: Line,
     above: Line,
     out: Interval,
@@ -135,30 +138,41 @@ def _step(
 ) -> BackwardStep:
     """Return a step of the backward pass that bounds a result by two lines.
 
-    The lines `below` and `above` are moved apart by their rounding errors. Where a line is not
-    finite, an end of the interval `out` replaces it.
+    Args:
+        variables: the operands that vary.
+        operands: the intervals of these operands.
+        below: the line below the result.
+        above: the line above the result.
+        out: the interval of the result. One of its ends replaces a line that is not finite.
+        ulps: the rounding error by which each line is moved outwards, in epsilons.
     """
 
     def finite(line: Line, end: Array) -> tuple[Line, Array]:
-        """Return the line with `end` in place of items that are not finite, and its rounding error.
+        """Return a line after replacing items that are not finite by `end`, and its rounding error.
 
         The rounding error is 0 for the replaced items.
         """
-        sizes = [jnp.abs(slope) * x.size for slope, x in zip(line.slopes, xs, strict=True)]
-        error = ulps * epsilon(end) * (sum(sizes) + jnp.abs(line.constant))
+        terms = [jnp.abs(slope) * x.size for slope, x in zip(line.slopes, operands, strict=True)]
+        error = ulps * epsilon(end) * (sum(terms) + jnp.abs(line.constant))
         is_finite = jnp.isfinite(error)
         slopes = [jnp.where(is_finite, slope, 0) for slope in line.slopes]
         constant = jnp.where(is_finite, line.constant, end)
         return Line(slopes, constant), jnp.where(is_finite, error, 0)
 
-    def pull_of(line: Line) -> Pull:
-        return lambda coefficients: [slope * coefficients[0] for slope in line.slopes]
+    def transpose(line: Line) -> Pull:
+        """Return the function from coefficients of the result to coefficients of the operands."""
+
+        def pull(coefficients: Sequence[Array]) -> Sequence[Array]:
+            (of_result,) = coefficients
+            return [slope * of_result for slope in line.slopes]
+
+        return pull
 
     finite_below, error_below = finite(below, out.low)
     finite_above, error_above = finite(above, out.high)
     low = finite_below.constant - error_below
     high = finite_above.constant + error_above
-    pulls = pull_of(finite_below), pull_of(finite_above)
+    pulls = transpose(finite_below), transpose(finite_above)
     return BackwardStep(variables, pulls, [low], [high])
 
 
@@ -188,15 +202,19 @@ def _kink(walk: Values, equation: Equation, operands: Sequence[Bounded]) -> _Kin
     out = equation.outvars[0].aval
     if name == "select_n":
         return _selection_kink(walk, equation) if varies(operands[0]) else None
-    slopes = {"max": (0, 1), "min": (1, 0), "abs": (-1, 1)}
-    varying = [i for i, x in enumerate(operands) if varies(x)]
-    if name not in slopes or len(varying) != 1:
+    slopes_by_name = {"max": (0, 1), "min": (1, 0), "abs": (-1, 1)}  # before and after the kink
+    varying = [position for position, x in enumerate(operands) if varies(x)]
+    if name not in slopes_by_name or len(varying) != 1:
         return None
     (position,) = varying
     if interval(operands[position]).low.shape != out.shape:
         return None
-    place = jnp.zeros((), out.dtype) if name == "abs" else ends(operands[1 - position])[0]
-    before, after = (jnp.full(out.shape, slope, out.dtype) for slope in slopes[name])
+    place = jnp.zeros((), out.dtype)
+    if name != "abs":  # The parts of a maximum meet at the other operand, which is an array.
+        place, _ = ends(operands[1 - position])
+    slope_before, slope_after = slopes_by_name[name]
+    before = jnp.full(out.shape, slope_before, out.dtype)
+    after = jnp.full(out.shape, slope_after, out.dtype)
     return _Kink(equation.invars[position], place, place, before, after, True)
 
 
@@ -209,19 +227,26 @@ def _selection_kink(walk: Values, equation: Equation) -> _Kink | None:
     if comparison is None:
         return None
     x, threshold, case_below = comparison
-    below = equation.invars[1 + case_below]
-    above = equation.invars[2 - case_below]
+    _, *cases = equation.invars
+    below = cases[case_below]
+    above = cases[1 - case_below]
     are_affine = walk.is_affine_in(below, x) and walk.is_affine_in(above, x)
     if not are_affine:
         return None
     place = jnp.broadcast_to(threshold, equation.outvars[0].aval.shape)
     distance = 1 + jnp.abs(place)
-    points = (below, place), (above, place), (below, place - distance), (above, place + distance)
-    values = [walk.at(case, {x: point}) for case, point in points]
-    # `at` could not compute them, because there are too many equations.
-    if any(map(varies, values)):
-        return None
-    below_at_place, above_at_place, left, right = (ends(value)[0] for value in values)
+    values = [
+        walk.at(below, {x: place}),
+        walk.at(above, {x: place}),
+        walk.at(below, {x: place - distance}),
+        walk.at(above, {x: place + distance}),
+    ]
+    arrays: list[Array] = []
+    for value in values:
+        if isinstance(value, Interval):  # Too many equations are between x and the case.
+            return None
+        arrays.append(value)
+    below_at_place, above_at_place, left, right = arrays
     slope_before = (below_at_place - left) / distance
     slope_after = (right - above_at_place) / distance
     is_continuous = below_at_place == above_at_place
@@ -237,37 +262,46 @@ def _kink_step(x: Interval, kink: _Kink) -> tuple[Line, Line]:
     _, place, value, before, after, is_continuous = kink
     is_after = x.low >= place
     is_before = x.high <= place
+    is_straight = is_after | is_before
     # The values of the function at both ends. Each term is 0 outside its own part.
     low_before = before * (jnp.minimum(x.low, place) - place)
-    low = value + low_before + after * jnp.maximum(x.low - place, 0)
+    low_after = after * jnp.maximum(x.low - place, 0)
+    low = value + low_before + low_after
     high_before = before * jnp.minimum(x.high - place, 0)
-    high = value + high_before + after * (jnp.maximum(x.high, place) - place)
+    high_after = after * (jnp.maximum(x.high, place) - place)
+    high = value + high_before + high_after
     width = x.high - x.low
-    slope = (high - low) / jnp.where(width > 0, width, 1)
-    is_straight = is_after | is_before
-    slope = jnp.where(is_after, after, jnp.where(is_before, before, slope))
-    constant = jnp.where(is_straight, value - slope * place, low - slope * x.low)
-    longer_part = jnp.where(x.high - place >= place - x.low, after, before)
-    part = jnp.where(is_straight, slope, longer_part)
-    part_constant = value - part * place
+    chord_slope = (high - low) / jnp.where(width > 0, width, 1)
+    chord_slope = jnp.where(is_before, before, chord_slope)
+    chord_slope = jnp.where(is_after, after, chord_slope)
+    through_place = value - chord_slope * place
+    through_low_end = low - chord_slope * x.low
+    chord = chord_slope, jnp.where(is_straight, through_place, through_low_end)
+    is_longer_after = x.high - place >= place - x.low
+    longer_part = jnp.where(is_longer_after, after, before)
+    part_slope = jnp.where(is_straight, chord_slope, longer_part)
+    part = part_slope, value - part_slope * place
     is_convex = after >= before
     invalid = jnp.where(is_continuous, 0, jnp.nan)
 
     def select(if_convex: tuple[Array, Array], if_concave: tuple[Array, Array]) -> Line:
-        slope = jnp.where(is_convex, if_convex[0], if_concave[0])
-        constant = jnp.where(is_convex, if_convex[1], if_concave[1])
+        """Return one of two lines, which are pairs of slope and constant."""
+        convex_slope, convex_constant = if_convex
+        concave_slope, concave_constant = if_concave
+        slope = jnp.where(is_convex, convex_slope, concave_slope)
+        constant = jnp.where(is_convex, convex_constant, concave_constant)
         return Line([slope + invalid], constant + invalid)
 
-    chord = slope, constant
-    below = select((part, part_constant), chord)
-    above = select(chord, (part, part_constant))
+    below = select(part, chord)
+    above = select(chord, part)
     return below, above
 
 
 def _planes(x: Interval, y: Interval) -> tuple[Line, Line]:
     """Return a plane below and a plane above the product of two operands (McCormick 1976)."""
     below = Line((y.low, x.low), -x.low * y.low)
-    return below, Line((y.high, x.low), -x.low * y.high)
+    above = Line((y.high, x.low), -x.low * y.high)
+    return below, above
 
 
 def _maximum(equation: Equation, x: Interval, out: Interval) -> BackwardStep:
@@ -279,17 +313,19 @@ def _maximum(equation: Equation, x: Interval, out: Interval) -> BackwardStep:
     # The barrier ensures that `low` is rounded only once, since the maximum must equal one of its
     # items.
     low = lax.optimization_barrier(lax.stop_gradient(x.low))
-    _, pull = jax.vjp(lambda x: apply(equation, [x])[0], low)
+    _, pull_to_highest = jax.vjp(lambda operand: apply(equation, [operand])[0], low)
     # The factor 2 is needed because windows may overlap.
     slack = 2 * _ULPS * epsilon(out.low) * out.size
 
-    def below(coefficients: Sequence[Array]) -> Sequence[Array]:
-        return pull(coefficients[0])
+    def pull_below(coefficients: Sequence[Array]) -> Sequence[Array]:
+        (of_result,) = coefficients
+        return pull_to_highest(of_result)
 
-    def above(coefficients: Sequence[Array]) -> Sequence[Array]:
+    def pull_above(coefficients: Sequence[Array]) -> Sequence[Array]:
+        # The upper bound is a constant, which does not depend on the operand.
         return [jnp.zeros_like(low)]
 
-    return BackwardStep([equation.invars[0]], (below, above), [-slack], [out.high])
+    return BackwardStep([equation.invars[0]], (pull_below, pull_above), [-slack], [out.high])
 
 
 Curve = Callable[[Array], Array]
@@ -320,8 +356,9 @@ def _convex(curve: Curve, x: Interval) -> tuple[Line, Line]:
 
 
 def _concave(curve: Curve, x: Interval) -> tuple[Line, Line]:
-    below, above = _convex(curve, x)
-    return above, below
+    """Return a line below a concave curve, its chord, and a line above it, its tangent."""
+    tangent, chord = _convex(curve, x)
+    return chord, tangent
 
 
 def _reciprocal(curve: Curve, x: Interval) -> tuple[Line, Line]:
@@ -331,7 +368,8 @@ def _reciprocal(curve: Curve, x: Interval) -> tuple[Line, Line]:
     """
     tangent, chord = _convex(curve, x)
     is_convex = curve(x.low) >= 0
-    invalid = jnp.where(x.low * x.high > 0, 0, jnp.nan)
+    contains_no_zero = x.low * x.high > 0
+    invalid = jnp.where(contains_no_zero, 0, jnp.nan)
 
     def select(if_convex: Line, if_concave: Line) -> Line:
         slope = jnp.where(is_convex, if_convex.slopes[0], if_concave.slopes[0])
@@ -346,40 +384,28 @@ def _sigmoidal(curve: Curve, x: Interval) -> tuple[Line, Line]:
 
     A sigmoid is convex below 0 and concave above 0, and it is an odd function plus a constant.
     """
-    # A line below the curve is a line above the rotated curve, which is rotated by 180 degrees.
-    slope_below, constant_below = _line_above(lambda t: -curve(-t), Interval(-x.high, -x.low))
     slope_above, constant_above = _line_above(curve, x)
-    return Line([slope_below], -constant_below), Line([slope_above], constant_above)
+    above = Line([slope_above], constant_above)
+
+    # If the curve is rotated by 180 degrees, a line below it becomes a line above it.
+    def rotated_curve(t: Array) -> Array:
+        return -curve(-t)
+
+    rotated_x = Interval(-x.high, -x.low)
+    slope_below, rotated_constant = _line_above(rotated_curve, rotated_x)
+    below = Line([slope_below], -rotated_constant)
+    return below, above
 
 
 def _line_above(curve: Curve, x: Interval) -> tuple[Array, Array]:
-    """Return slope and constant of a line above a sigmoid: of its chord or of a tangent.
+    """Return slope and constant of a line above a sigmoid. The line is a chord or a tangent.
 
     If the interval is in the concave half, the tangent touches the curve in the middle of the
     interval. Otherwise the tangent passes through the curve's point at the lower end of the
     interval.
     """
-    slope, constant = _chord(curve, x)
-
-    def gap(point: Array, low: Array = x.low) -> Array:
-        """Return the height of the curve above its tangent at `point`, measured at `low`."""
-        tangent_slope, tangent_constant = _tangent(curve, point)
-        return curve(low) - (tangent_slope * low + tangent_constant)
-
-    fixed = lax.stop_gradient(x)
-
-    def halved(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = bracket
-        middle = (low + high) / 2
-        is_above = gap(middle, fixed.low) <= 0
-        return jnp.where(is_above, low, middle), jnp.where(is_above, middle, high)
-
-    start = jnp.zeros_like(fixed.low), jnp.maximum(fixed.high, 0)
-    point = lax.fori_loop(0, _HALVINGS, halved, start)[1]
-    # The bisection has no derivative. A Newton step from its result has the derivative of the
-    # solution.
-    change = lax.stop_gradient(_tangent(gap, point)[0])
-    point = point - gap(point) / jnp.where(change < -1e-12, change, -jnp.inf)
+    chord_slope, chord_constant = _chord(curve, x)
+    point = _point_of_tangent(curve, x)
     is_concave = x.low >= 0
     middle = (x.low + x.high) / 2
     point = jnp.where(is_concave, middle, jnp.clip(point, 0, jnp.maximum(x.high, 0)))
@@ -391,9 +417,40 @@ def _line_above(curve: Curve, x: Interval) -> tuple[Array, Array]:
     is_convex = x.high <= 0
     starts_convex = x.low < 0
     slope_at_end, _ = _tangent(curve, x.high)
-    is_chord = is_convex | (starts_convex & (slope <= slope_at_end))
-    slope = jnp.where(is_chord, slope, tangent_slope)
-    return slope, jnp.where(is_chord, constant, tangent_constant)
+    is_chord = is_convex | (starts_convex & (chord_slope <= slope_at_end))
+    slope = jnp.where(is_chord, chord_slope, tangent_slope)
+    constant = jnp.where(is_chord, chord_constant, tangent_constant)
+    return slope, constant
+
+
+def _point_of_tangent(curve: Curve, x: Interval) -> Array:
+    """Return the point whose tangent to a sigmoid meets the curve at the interval's lower end."""
+
+    def gap(point: Array, low: Array) -> Array:
+        """Return the height of the curve above its tangent at `point`, measured at `low`."""
+        tangent_slope, tangent_constant = _tangent(curve, point)
+        return curve(low) - (tangent_slope * low + tangent_constant)
+
+    def gap_at_lower_end(point: Array) -> Array:
+        return gap(point, x.low)
+
+    fixed = lax.stop_gradient(x)
+
+    def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
+        left, right = bracket
+        middle = (left + right) / 2
+        is_tangent_above = gap(middle, fixed.low) <= 0
+        new_left = jnp.where(is_tangent_above, left, middle)
+        new_right = jnp.where(is_tangent_above, middle, right)
+        return new_left, new_right
+
+    start = jnp.zeros_like(fixed.low), jnp.maximum(fixed.high, 0)
+    _, point = lax.fori_loop(0, _HALVINGS, halve, start)
+    # The bisection has no derivative. A Newton step from its result has the derivative of the
+    # solution.
+    slope_of_gap, _ = _tangent(gap_at_lower_end, point)
+    fixed_slope = lax.stop_gradient(slope_of_gap)
+    return point - gap_at_lower_end(point) / jnp.where(fixed_slope < -1e-12, fixed_slope, -jnp.inf)
 
 
 _CURVES: dict[str, Callable[[Curve, Interval], tuple[Line, Line]]] = {

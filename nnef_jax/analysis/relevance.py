@@ -50,13 +50,13 @@ def lrp(
     Args:
         rule: a rule for all operations, or a dict from patterns of `fnmatch` to rules. A pattern is
             for names of tensors or kinds of operations, and the first pattern that matches counts.
-            If none matches, the rule is "epsilon", which adds `epsilon` to the denominator, away
+            If none matches, the rule is "epsilon". All rules add `epsilon` to the denominator, away
             from 0. "gamma" also adds `gamma` times the positive part of the weights of a product to
             the weights. "alpha1_beta0" uses only the positive part of the weights.
         epsilon: the number that all rules add to the denominator.
-        gamma: the number of the rule "gamma".
+        gamma: the factor of the positive part of the weights in the rule "gamma".
 
-    The other arguments, and the errors, are those of `saliency`.
+    All other arguments, and the errors, are as in `saliency`.
     """
     require("rule", rule, str | Mapping, "a name or a dict of names")
     by_pattern = {"*": rule} if isinstance(rule, str) else dict(rule)
@@ -74,36 +74,49 @@ def lrp(
 
 @partial(jax.jit, static_argnames="rules_by_pattern")
 def _lrp(question: Question, numbers: Array, *, rules_by_pattern: RuleNames) -> Attribution:
+    """Propagate relevance back by the rule of each operation's first fitting pattern."""
     x = question.value()
     question = question.with_classes(x)
     epsilon, gamma = numbers.astype(x.dtype)
     tensors = tensors_at(question, x)
 
-    def shares(step: OperationStep, relevances: list[Array]) -> list[Array]:
+    def with_changed_weights(step: OperationStep, rule: str) -> dict[Value, Any]:
+        """Return the tensors after the rule of an operation has changed the operation's weights."""
+        changed = dict(tensors)
+        if rule == "epsilon":
+            return changed
+        for value, weight in _weights(step, tensors).items():
+            positive = jnp.maximum(weight, 0)
+            if rule == "gamma":
+                changed[value] = weight + gamma * positive
+            else:  # "alpha1_beta0"
+                changed[value] = positive
+        return changed
+
+    def operand_relevances(step: OperationStep, relevances: list[Array]) -> list[Array]:
+        """Divide the relevances of an operation's results among its operands."""
         if step.is_curve:
             return relevances
         operation = step.operation
-        rule = _rule_for(operation, rules_by_pattern)
-        weighted = dict(tensors)
-        if rule != "epsilon":
-            share, positive_share = (1.0, gamma) if rule == "gamma" else (0.0, 1.0)
-            for value, weight in _weights(step, tensors).items():
-                weighted[value] = share * weight + positive_share * jnp.maximum(weight, 0)
-        results = step.run(weighted, *[tensors[value] for value in step.reads])
+        changed = with_changed_weights(step, _rule_for(operation, rules_by_pattern))
+        operands = [tensors[value] for value in step.reads]
+        results = step.run(changed, *operands)
         quotients: list[Array] = []
-        for relevance, y in zip(relevances, results, strict=True):
-            quotients.append(relevance / (y + jnp.where(y < 0, -epsilon, epsilon)))
+        for relevance, result in zip(relevances, results, strict=True):
+            signed_epsilon = jnp.where(result < 0, -epsilon, epsilon)
+            quotients.append(relevance / (result + signed_epsilon))
         # The factors of a product get equal shares of the relevance.
-        factors = len(step.reads) if operation.kind in _PRODUCTS else 1
-        pulled = step.pull(weighted, quotients)
+        factor_count = len(step.reads) if operation.kind in _PRODUCTS else 1
+        gradients = step.pull(changed, quotients)
         return [
-            tensors[value] * gradient / factors
-            for value, gradient in zip(step.reads, pulled, strict=True)
+            operand * gradient / factor_count
+            for operand, gradient in zip(operands, gradients, strict=True)
         ]
 
-    values = propagated(question, shares, tensors, times_output=True)
+    values = propagated(question, operand_relevances, tensors, times_output=True)
     scores = score_of(question, tensors)
-    return attributed(question, "relevance", values, scores, x, sums(values) - scores)
+    gap = sums(values) - scores
+    return attributed(question, "relevance", values, scores, x, gap)
 
 
 def guided_backprop(
@@ -113,9 +126,11 @@ def guided_backprop(
 ) -> Attribution:
     """Compute a gradient whose negative entries are set to 0 at each rectifier (arXiv:1412.6806).
 
+    The rectifiers are the operations `relu` and `clamp`.
+
     >>> nnef_jax.analysis.guided_backprop(model, images).plot()
 
-    The arguments, and the errors, are those of `saliency`.
+    The arguments, and the errors, are as in `saliency`.
     """
     question = _rectified(ask("guided_backprop", model, inputs, options))
     return _guided(question, method="guided backpropagation")
@@ -126,10 +141,10 @@ def deconvolution(
     *inputs: Input,
     **options: Unpack[QuestionOptions],
 ) -> Attribution:
-    """Compute a gradient that each rectifier clips to 0 instead of masking (arXiv:1311.2901).
+    """Compute a gradient by the deconvolution rule of rectifiers (Zeiler 2013, arXiv:1311.2901).
 
-    At a rectifier such as ReLU, the backward pass sets negative entries of the gradient to 0, and
-    ignores the sign of the operand (Zeiler 2013). The arguments, and the errors, are those of
+    At a rectifier such as ReLU, the backward pass sets negative entries of the gradient to 0. It
+    ignores the sign of the rectifier's operand. The arguments, and the errors, are as in
     `saliency`.
     """
     question = _rectified(ask("deconvolution", model, inputs, options))
@@ -144,7 +159,7 @@ def guided_grad_cam(
 ) -> Attribution:
     """Multiply `guided_backprop` by `grad_cam` of a layer, position by position (arXiv:1610.02391).
 
-    The arguments, and the errors, are those of `grad_cam`.
+    The arguments, and the errors, are as in `grad_cam`.
     """
     cam = grad_cam(model, *inputs, layer=layer, **options)
     question = _rectified(ask("guided_grad_cam", model, inputs, options))
@@ -153,23 +168,29 @@ def guided_grad_cam(
 
 @partial(jax.jit, static_argnames="method")
 def _guided(question: Question, factor: Array | float = 1.0, *, method: str) -> Attribution:
+    """Return the gradient with rectified entries, times a factor; `method` names the rule."""
     x = question.value()
     question = question.with_classes(x)
     tensors = tensors_at(question, x)
 
-    def rule(step: OperationStep, pulled: list[Array]) -> list[Array]:
-        if step.operation.kind in _RECTIFIERS:
-            pulled = [jnp.maximum(gradient, 0) for gradient in pulled]
-            if method == "deconvolution":
-                return pulled
-        return step.pull(tensors, pulled)
+    def rule(step: OperationStep, gradients: list[Array]) -> list[Array]:
+        """Return the gradients at the operands of an operation from those at its results."""
+        is_rectifier = step.operation.kind in _RECTIFIERS
+        if not is_rectifier:
+            return step.pull(tensors, gradients)
+        positive = [jnp.maximum(gradient, 0) for gradient in gradients]
+        if method == "deconvolution":
+            return positive
+        return step.pull(tensors, positive)
 
     values = propagated(question, rule, tensors) * factor
     return attributed(question, method, values, score_of(question, tensors), x)
 
 
 def _rectified(question: Question) -> Question:
-    if not any(x.kind in _RECTIFIERS for x in question.graph.operations):
+    """Return the question. Raises InputError unless its network has rectifiers and a derivative."""
+    has_rectifier = any(x.kind in _RECTIFIERS for x in question.graph.operations)
+    if not has_rectifier:
         hint = "saliency() is the gradient of any network"
         raise InputError(f"the network has no {' or '.join(_RECTIFIERS)}", hint=hint)
     question.require_derivative()
@@ -177,10 +198,11 @@ def _rectified(question: Question) -> Question:
 
 
 def _fits(pattern: str, operation: Operation) -> bool:
-    return any(fnmatchcase(name, pattern) for name in (operation.name, operation.kind))
+    return fnmatchcase(operation.name, pattern) or fnmatchcase(operation.kind, pattern)
 
 
 def _rule_for(operation: Operation, rules_by_pattern: RuleNames) -> str:
+    """Return the name of the rule of the first pattern that fits an operation."""
     for pattern, rule in rules_by_pattern:
         if _fits(pattern, operation):
             return rule
@@ -188,13 +210,18 @@ def _rule_for(operation: Operation, rules_by_pattern: RuleNames) -> str:
 
 
 def _weights(step: OperationStep, tensors: Tensors) -> dict[Value, Any]:
-    """Return the operands of a product that do not depend on `wrt`, except its bias."""
+    """Return the weights of a product: its operands that do not depend on `wrt`, except a bias.
+
+    The result is empty for an operation that is not a product.
+    """
     operation = step.operation
-    if (operation.rule or rules[operation.kind]).work is None:
-        return {}
-    operands = [value for name, x in operation.operands if name != "bias" for value in values_of(x)]
-    return {
-        value: tensors[value]
-        for value in operands
-        if value not in step.reads and is_float(value.type.dtype)
-    }
+    rule = operation.rule or rules[operation.kind]
+    is_product = rule.work is not None
+    weights: dict[Value, Any] = {}
+    for name, operand in operation.operands:
+        if name == "bias" or not is_product:
+            continue
+        for value in values_of(operand):
+            if value not in step.reads and is_float(value.type.dtype):
+                weights[value] = tensors[value]
+    return weights

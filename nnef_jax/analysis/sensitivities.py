@@ -58,26 +58,29 @@ class Sensitivity(Result):
     kinds: tuple[str, ...] = static()
 
     def table(self, *, sort: str | None = None) -> Table:
-        """Return a table with a line for each layer, in the order of computation or sorted.
+        """Return a table with a line for each layer.
 
         Args:
-            sort: a key of `scores` or `increases`, by which the lines are sorted; the largest
-                magnitude comes first.
+            sort: a key of `scores` or `increases`. The lines are sorted by its figures, with the
+                largest magnitude first. By default they are in the order of computation.
 
         Raises ValueError for an unknown key.
         """
         figures_by_name = {**self.scores, **self.increases}
-        columns = {name: np.asarray(x) for name, x in figures_by_name.items()}
-        order = np.arange(len(self.names))
+        columns = {name: np.asarray(figures) for name, figures in figures_by_name.items()}
+        layer_indices = np.arange(len(self.names))
         if sort is not None:
             if sort not in columns:
                 raise ValueError(f"sort must be one of {', '.join(columns)}, it is {sort!r}")
-            order = np.argsort(-np.nan_to_num(np.abs(columns[sort]), nan=-1), kind="stable")
+            magnitudes = np.nan_to_num(np.abs(columns[sort]), nan=-1)  # NaN comes last.
+            layer_indices = np.argsort(-magnitudes, kind="stable")
         rows: list[list[Any]] = []
-        for i in order:
-            figures = [x[i] for x in columns.values()]
-            cells = [None if np.isnan(x) else x for x in figures]
-            rows.append([self.names[i], self.kinds[i], *cells])
+        for layer in layer_indices:
+            cells: list[Any] = [self.names[layer], self.kinds[layer]]
+            for figures in columns.values():
+                figure = figures[layer]
+                cells.append(None if np.isnan(figure) else figure)
+            rows.append(cells)
         title = f"loss {float(self.loss):.5g}: gradients, and its increase where values are rounded"
         return table_of(title, ["layer", "operation", *columns], rows)
 
@@ -126,7 +129,7 @@ def sensitivity(
     Each increase of the loss takes a run, and all runs are in one compiled function. Each run
     rounds one layer in one way. "weights 8 bits" rounds the weights of the layer, without biases,
     to 2^bits evenly spaced levels between their extremes. "values 8 bits" rounds the tensor of the
-    layer to such levels. A dtype, such as "float16", is the dtype to which the tensor is rounded.
+    layer to such levels. "float16" rounds the tensor of the layer to this dtype.
 
     Args:
         inputs: the inputs of a call, in order, or one dict by name.
@@ -214,23 +217,29 @@ def _sensitivity(
     count = len(names)
     weights = [_weights(layer, params) for layer in layers.values()]
 
-    # Run i * count + j applies rounding i to the tensor of layer j. The last `count` of these runs
-    # round weights.
+    first_weight_run = len(roundings) * count
+
+    # Run i * count + j applies rounding i to the tensor of layer j. The runs from
+    # `first_weight_run` on round the weights of each layer.
     def rounded_loss(run: Array) -> Array:
-        def edit(layer: int, x: Array) -> Array:
-            index = jnp.where(run % count == layer, run // count, len(roundings))
+        def round_tensor(layer: int, x: Array) -> Array:
+            no_rounding = len(roundings)
+            index = jnp.where(run % count == layer, run // count, no_rounding)
             branches = [*roundings.values(), _unchanged]
-            return jax.lax.switch(jnp.clip(index, 0, len(roundings)), branches, x)
+            return jax.lax.switch(jnp.clip(index, 0, no_rounding), branches, x)
 
         rounded_params = dict(params)
         if bits is not None:
-            rounding = partial(_to_levels, bits=bits, per_channel=per_channel)
+            round_weight = partial(_to_levels, bits=bits, per_channel=per_channel)
             for label in dict.fromkeys(chain.from_iterable(weights)):
-                readers = [layer for layer, row in enumerate(weights) if label in row]
-                is_read = jnp.any(run == len(roundings) * count + jnp.array(readers))
-                rounded_params[label] = jax.lax.cond(is_read, rounding, _unchanged, params[label])
-        edits = {name: partial(edit, layer) for layer, name in enumerate(names)}
-        outputs = model.apply(rounded_params, *inputs, edit=edits if roundings else None)
+                readers = [layer for layer, labels in enumerate(weights) if label in labels]
+                is_rounded = jnp.any(run == first_weight_run + jnp.array(readers))
+                weight = params[label]
+                rounded_params[label] = jax.lax.cond(is_rounded, round_weight, _unchanged, weight)
+        edits = None
+        if roundings:
+            edits = {name: partial(round_tensor, layer) for layer, name in enumerate(names)}
+        outputs = model.apply(rounded_params, *inputs, edit=edits)
         return scalar(loss(outputs))
 
     kinds = list(roundings)
@@ -238,16 +247,21 @@ def _sensitivity(
         kinds.append(f"weights {bits} bits")
     # The last run rounds nothing. It is computed by the same program as the others, so differences
     # of the losses are only due to rounding.
-    unrounded = (len(roundings) + 1) * count
-    losses = jax.lax.map(rounded_loss, jnp.array([*range(len(kinds) * count), unrounded]))
+    unrounded_run = first_weight_run + count
+    runs = jnp.array([*range(len(kinds) * count), unrounded_run])
+    losses = jax.lax.map(rounded_loss, runs)
+    unrounded_loss = losses[-1]
     increases: dict[str, Array] = {}
-    for i, kind in enumerate(kinds):
-        increases[kind] = losses[i * count : (i + 1) * count] - losses[-1]
+    for index, kind in enumerate(kinds):
+        start = index * count
+        increases[kind] = losses[start : start + count] - unrounded_loss
     if bits is not None:
+        # The increases by rounded weights come first.
         kind = f"weights {bits} bits"
-        has_weights = jnp.array([bool(row) for row in weights])
-        increases = {kind: jnp.where(has_weights, increases.pop(kind), jnp.nan), **increases}
-    return _Measured(losses[-1], scores, increases)
+        has_weights = jnp.array([bool(labels) for labels in weights])
+        of_weights = jnp.where(has_weights, increases.pop(kind), jnp.nan)
+        increases = {kind: of_weights, **increases}
+    return _Measured(unrounded_loss, scores, increases)
 
 
 def _unchanged(x: Array) -> Array:
@@ -256,10 +270,13 @@ def _unchanged(x: Array) -> Array:
 
 def _weights(layer: LayerTensor, params: Mapping[str, Array]) -> tuple[str, ...]:
     """Return the labels of a layer's floating-point weights that have two axes or more."""
-    arrays = {label: params[label] for label in layer.weights}
-    return tuple(
-        label for label, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.floating) and x.ndim > 1
-    )
+    labels: list[str] = []
+    for label in layer.weights:
+        weight = params[label]
+        is_floating = jnp.issubdtype(weight.dtype, jnp.floating)
+        if is_floating and weight.ndim > 1:
+            labels.append(label)
+    return tuple(labels)
 
 
 def _scores(
@@ -268,10 +285,9 @@ def _scores(
     layers: Mapping[str, LayerTensor],
     loss: Loss,
 ) -> dict[str, Array]:
-    """Return the four kinds of scores by name, [layers].
+    """Return the four kinds of scores by name, each an array [layers].
 
-    The scores are norms of gradients, and norms of products of gradients with tensors or
-    parameters.
+    The scores are norms of gradients, and norms of gradients times tensors or parameters.
     """
     params = model.params
     real = {label: x for label, x in params.items() if jnp.issubdtype(x.dtype, jnp.floating)}
@@ -282,38 +298,50 @@ def _scores(
         return loss_of(model, {**params, **real}, inputs, loss, added)
 
     zeros = zeros_at(model, inputs, list(layers))
-    (at_layers, at_params), values = jax.grad(loss_at, (0, 1), has_aux=True)(zeros, real)
+    gradients, values = jax.grad(loss_at, (0, 1), has_aux=True)(zeros, real)
+    layer_gradients, parameter_gradients = gradients
 
     def norm(arrays: Sequence[Array]) -> Array:
-        squares = [jnp.sum(jnp.square(x.astype(jnp.float32))) for x in arrays]
-        return jnp.sqrt(sum(squares, jnp.zeros(()))) if squares else jnp.full((), jnp.nan)
+        """Return the norm over all entries of several arrays, or NaN without arrays."""
+        if not arrays:
+            return jnp.full((), jnp.nan)
+        squares = [jnp.sum(jnp.square(array.astype(jnp.float32))) for array in arrays]
+        return jnp.sqrt(sum(squares, jnp.zeros(())))
 
     def parameter_norms(arrays: Mapping[str, Array]) -> Array:
+        """Return the norm over each layer's parameters of arrays by label."""
         norms: list[Array] = []
         for layer in layers.values():
             norms.append(norm([arrays[label] for label in layer.params if label in real]))
         return jnp.stack(norms)
 
-    products = {label: x * real[label] for label, x in at_params.items()}
+    layer_norms: list[Array] = []
+    layer_product_norms: list[Array] = []
+    for name in layers:
+        gradient = layer_gradients[name]
+        layer_norms.append(norm([gradient]))
+        layer_product_norms.append(norm([gradient * values[name]]))
+    parameter_products = {label: x * real[label] for label, x in parameter_gradients.items()}
     return {
-        "gradient": jnp.stack([norm([at_layers[name]]) for name in layers]),
-        "gradient x value": jnp.stack([norm([at_layers[name] * values[name]]) for name in layers]),
-        "parameter gradient": parameter_norms(at_params),
-        "parameter x gradient": parameter_norms(products),
+        "gradient": jnp.stack(layer_norms),
+        "gradient x value": jnp.stack(layer_product_norms),
+        "parameter gradient": parameter_norms(parameter_gradients),
+        "parameter x gradient": parameter_norms(parameter_products),
     }
 
 
 def _to_levels(x: Array, *, bits: int, per_channel: bool) -> Array:
     """Round a tensor to 2^bits equidistant levels from its minimum to its maximum.
 
-    If `per_channel`, each index of axis 0 has separate levels, from its own minimum to its own
-    maximum.
+    If `per_channel`, each index of axis 0 has separate levels, from the minimum to the maximum at
+    this index.
     """
-    reduced = tuple(range(int(per_channel), x.ndim))
-    low = jnp.min(x, axis=reduced, keepdims=True)
-    high = jnp.max(x, axis=reduced, keepdims=True)
-    rule = rules["min_max_linear_quantize"].lower
-    return rule(Context(), x, low, high, bits, signed=False, symmetric=False)
+    first_reduced_axis = 1 if per_channel else 0
+    reduced_axes = tuple(range(first_reduced_axis, x.ndim))
+    low = jnp.min(x, axis=reduced_axes, keepdims=True)
+    high = jnp.max(x, axis=reduced_axes, keepdims=True)
+    quantize = rules["min_max_linear_quantize"].lower
+    return quantize(Context(), x, low, high, bits, signed=False, symmetric=False)
 
 
 def _to_dtype(x: Array, *, dtype: str) -> Array:

@@ -72,7 +72,7 @@ class JacobianSpectrum(Result):
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the singular values of each item by index, with residuals as error bars.
 
-        Returns the axes of matplotlib.
+        Return the axes of matplotlib.
         """
         ax = axes(ax, (6.4, 4))
         indices = np.arange(1, self.values.shape[-1] + 1)
@@ -136,8 +136,8 @@ def jacobian_spectrum(
         require_key(key)
     model, values = on_one_device(model, inputs, params)
     if output is None:
-        names = zip(model.graph.output_names, model.graph.outputs, strict=True)
-        real = [name for name, value in names if is_float(value.type.dtype)]
+        named_outputs = zip(model.graph.output_names, model.graph.outputs, strict=True)
+        real = [name for name, value in named_outputs if is_float(value.type.dtype)]
         if not real:
             raise InputError("no output is of real numbers, none has a Jacobian")
         output = real[0]
@@ -174,7 +174,8 @@ class _Spectrum(NamedTuple):
 @partial(jax.jit, static_argnames=("k", "steps", "batched"))
 def _spectrum(question: Question, key: Array, *, k: int, steps: int, batched: bool) -> _Spectrum:
     def run(x: Array) -> Array:
-        return question.run(x)[0]
+        outputs, _ = question.run(x)
+        return outputs
 
     x = question.value()
     y, push = jax.linearize(run, x)
@@ -194,25 +195,33 @@ def _spectrum(question: Question, key: Array, *, k: int, steps: int, batched: bo
     def by_column(product: Callable[[Array], Array], like: Array) -> Map:
         """Return a linear map of tensors as a map of blocks [batch, size, columns].
 
-        `product` takes a tensor of the shape of `like`. The map applies it to each column of a
-        block.
+        `product` takes a tensor of the shape of `like`. The map applies `product` to each column of
+        a block.
         """
 
         def block_product(block: Array) -> Array:
-            tensors = jnp.moveaxis(block, 2, 0).reshape(-1, *like.shape).astype(like.dtype)
+            block_columns = jnp.moveaxis(block, 2, 0)  # (columns, batch, size)
+            tensors = block_columns.reshape(-1, *like.shape).astype(like.dtype)
             results = jax.vmap(product)(tensors)
-            return jnp.moveaxis(results.reshape(len(results), batch, -1), 0, 2).astype(jnp.float32)
+            result_columns = results.reshape(len(results), batch, -1)
+            return jnp.moveaxis(result_columns, 0, 2).astype(jnp.float32)
 
         return block_product
 
+    def pull_one(tensor: Array) -> Array:
+        (result,) = pull(tensor)
+        return result
+
     forward = by_column(push, x)
-    adjoint = by_column(lambda v: pull(v)[0], y)
+    adjoint = by_column(pull_one, y)
     k = min(k, rows, columns)
     triplets = singular_triplets(forward, adjoint, key, batch, (rows, columns), k, steps)
-    shape = x.shape[1:] if batched else x.shape
+    item_shape = x.shape[1:] if batched else x.shape
     rounding = max(_LEAST_ROUNDING, 8 * float(jnp.finfo(y.dtype).eps))
-    mixed = _has_mixed_items(forward, jax.random.normal(key, (batch, columns, 1)), rounding)
-    directions = jnp.moveaxis(triplets.right_vectors, 2, 1).reshape(batch, k, *shape)
+    random_vectors = jax.random.normal(key, (batch, columns, 1))
+    mixed = _has_mixed_items(forward, random_vectors, rounding)
+    right_vectors = jnp.moveaxis(triplets.right_vectors, 2, 1)
+    directions = right_vectors.reshape(batch, k, *item_shape)
     # The outputs are checked too, because the derivative of a ReLU is finite at NaN.
     is_finite = jnp.isfinite(y.reshape(batch, -1))
     is_valid = jnp.all(is_finite, axis=1, keepdims=True) & ~mixed
@@ -236,8 +245,10 @@ def _has_mixed_items(product: Map, vectors: Array, rounding: float) -> Array:
     batch = len(vectors)
     bit_count = max(1, (batch - 1).bit_length())
     items = np.arange(batch)[:, None]
-    bits = (items >> np.arange(bit_count)[None]) & 1
-    signs = jnp.asarray(1 - 2 * bits, jnp.float32)[:, None]
-    plain = product(vectors)
-    flipped = product(vectors * signs)
-    return jnp.any(jnp.abs(flipped - plain * signs) > rounding * jnp.max(jnp.abs(plain)))
+    bits = (items >> np.arange(bit_count)[None]) & 1  # (batch, bit)
+    signs = jnp.asarray(1 - 2 * bits, jnp.float32)[:, None]  # (batch, 1, bit)
+    results = product(vectors)
+    results_of_signed = product(vectors * signs)
+    differences = jnp.abs(results_of_signed - results * signs)
+    tolerance = rounding * jnp.max(jnp.abs(results))
+    return jnp.any(differences > tolerance)

@@ -48,7 +48,10 @@ class TensorStatistics(Moments):
 
     @property
     def dead(self) -> tuple[int, ...] | None:
-        """Return the indices of the units that are 0 in all items; None without units or items."""
+        """Return the indices of the units that are 0 in all items.
+
+        Return None if the tensor has no axis of units, or no items.
+        """
         if self.alive is None or not self.size:
             return None
         return tuple(np.flatnonzero(~self.alive).tolist())
@@ -57,19 +60,21 @@ class TensorStatistics(Moments):
     def effective_rank(self) -> float | None:
         """Return the effective rank of the activations (Roy and Vetterli 2007).
 
-        The rank is exp of the entropy of s / sum(s). Here s are the singular values of the matrix
-        whose columns are the units, and whose rows are all items and positions. The rank is 1 if
-        all rows are parallel, and the number of units if all singular values are equal. It is 0 if
-        all activations are 0, and None if no Gram matrix was computed, or if there are NaNs or
-        infinities.
+        The rank is exp of the entropy of s / sum(s). Here s are the singular values of a matrix.
+        The columns of the matrix are the units, and its rows are all items and positions. The rank
+        is 1 if all rows are parallel, and the number of units if all singular values are equal. It
+        is 0 if all activations are 0, and None if no Gram matrix was computed, or if there are NaNs
+        or infinities.
         """
-        if self.gram is None or self.nan or self.inf:
+        are_all_finite = not self.nan and not self.inf
+        if self.gram is None or not are_all_finite:
             return None
-        values = np.sqrt(np.maximum(np.linalg.eigvalsh(self.gram), 0))
-        positive = values[values > 0]
+        squares = np.maximum(np.linalg.eigvalsh(self.gram), 0)
+        singular_values = np.sqrt(squares)
+        positive = singular_values[singular_values > 0]
         if not positive.size:
             return 0.0
-        shares = positive / values.sum()
+        shares = positive / singular_values.sum()
         entropy = -np.sum(shares * np.log(shares))
         return float(np.exp(entropy))
 
@@ -88,7 +93,8 @@ class TensorStatistics(Moments):
         """Return values that JSON can hold. `zeros` is the share of items that are 0."""
         names = "name", "kind", "shape", "count", "mean", "min", "max", "zeros", "nan", "inf"
         values = {name: vars(self)[name] for name in names}
-        values |= {"std": self.std, "rms": self.rms, "zeros": self.zeros / max(self.size, 1)}
+        values["zeros"] = self.zeros / max(self.size, 1)
+        values |= {"std": self.std, "rms": self.rms}
         values |= {"units": self.units, "dead": self.dead, "effective_rank": self.effective_rank}
         return plain(values)
 
@@ -118,7 +124,8 @@ def measure(x: Array, *, axis: int | None) -> tuple[dict[str, Array], Array | No
     if axis is None:
         return numbers, None
     units_last = jnp.moveaxis(x, axis, -1)
-    return numbers, jnp.any(units_last != 0, axis=tuple(range(x.ndim - 1)))
+    other_axes = tuple(range(x.ndim - 1))
+    return numbers, jnp.any(units_last != 0, axis=other_axes)
 
 
 def products(x: Array, axis: int) -> Any:
@@ -127,13 +134,15 @@ def products(x: Array, axis: int) -> Any:
     Computing this matrix on the host takes a tenth of the time of a QR decomposition in 32 bits,
     and the singular values are equally precise.
     """
-    units = x.shape[axis]
-    columns = np.moveaxis(np.asarray(x).astype(np.float64), axis, -1).reshape(-1, units)
+    unit_count = x.shape[axis]
+    wide_x = np.asarray(x).astype(np.float64)
+    columns = np.moveaxis(wide_x, axis, -1).reshape(-1, unit_count)
     with np.errstate(all="ignore"):
         return columns.T @ columns
 
 
 def _sum(x: Array) -> Array:
+    """Return the sum of all items, added axis by axis."""
     # Rounding errors grow with the length of an axis, and not with the number of all items.
     for _ in range(x.ndim):
         x = jnp.sum(x, axis=-1)

@@ -21,11 +21,11 @@ _CHANNELS = (1, 3, 4)  # numbers of channels of pictures
 
 def heat_maps(ax: Axes | None, values: Array, x: Array, titles: Sequence[str]) -> Axes:
     """Draw maps of values as tiles in rows, each over an item of `x`. Return the axes."""
-    under = [grey(item) for item in x]
-    is_mostly_black = len(under) > 0 and np.quantile(under, 0.25) < 0.02
+    backgrounds = [grey(item) for item in x]
+    is_mostly_black = len(backgrounds) > 0 and np.quantile(backgrounds, 0.25) < 0.02
     if is_mostly_black:  # Dark ink on white paper shows the map better.
-        under = [1 - tile for tile in under]
-    tiles = [heat(value, tile) for value, tile in zip(values, under, strict=True)]
+        backgrounds = [1 - tile for tile in backgrounds]
+    tiles = [heat(value, tile) for value, tile in zip(values, backgrounds, strict=True)]
     ax = in_rows(ax, tiles, titles)
     _legend(ax)
     return ax
@@ -33,20 +33,25 @@ def heat_maps(ax: Axes | None, values: Array, x: Array, titles: Sequence[str]) -
 
 def in_rows(ax: Axes | None, tiles: Sequence[Tile], titles: Sequence[str]) -> Axes:
     """Draw tiles in rows, with a title above each tile. Return the axes."""
-    root = max(1, len(tiles)) ** 0.5
+    square_root = max(1, len(tiles)) ** 0.5
 
-    def cost(columns: int) -> tuple[int, int]:
-        """Return the empty places in the last row of `columns` tiles, followed by `columns`.
+    def cost(column_count: int) -> tuple[int, int]:
+        """Return the number of empty places in the last row, and the number of columns.
 
         The arrangement with the least cost is drawn.
         """
-        places = ceil(len(tiles) / columns) * columns
-        return places - len(tiles), columns
+        row_count = ceil(len(tiles) / column_count)
+        return row_count * column_count - len(tiles), column_count
 
-    columns = min(range(ceil(root), ceil(2 * root) + 1), key=cost)
-    rows = [tiles[i : i + columns] for i in range(0, len(tiles), columns)]
-    names = [list(titles[i : i + columns]) for i in range(0, len(tiles), columns)]
-    return montage(ax, rows, names)
+    candidates = range(ceil(square_root), ceil(2 * square_root) + 1)
+    column_count = min(candidates, key=cost)
+    rows: list[Sequence[Tile]] = []
+    row_titles: list[Sequence[str]] = []
+    for start in range(0, len(tiles), column_count):
+        end = start + column_count
+        rows.append(tiles[start:end])
+        row_titles.append(list(titles[start:end]))
+    return montage(ax, rows, row_titles)
 
 
 def montage(
@@ -54,7 +59,10 @@ def montage(
 ) -> Axes:
     """Draw rows of tiles, with a title above each tile. Return the axes."""
     # The unit of the axes is the width of a tile.
-    height, width = rows[0][0].shape[:2] if rows and rows[0] else (1, 1)
+    height, width = 1, 1
+    if rows and rows[0]:
+        first_tile = rows[0][0]
+        height, width = first_tile.shape[:2]
     ratio = height / width
     row_gap = 2.2 * _GAP
     row_count = len(rows)
@@ -79,19 +87,20 @@ def montage(
     return ax
 
 
-def heat(values: ArrayLike, under: Tile) -> Tile:
-    """Return the tile `under` with a map drawn over it, which is red above 0 and blue below 0.
+def heat(values: ArrayLike, background: Tile) -> Tile:
+    """Return a tile with a map of values over a background, red above 0 and blue below 0.
 
-    Large values hide the tile, and the tile shows through where values are near 0.
+    Large values hide the background, and it shows through where values are near 0. If the shapes
+    differ, the background is white.
     """
     plane = _plane(np.asarray(values, np.float64))
     limit = np.abs(plane).max(initial=0) or 1.0
-    background = 0.55 + 0.45 * under  # Colours stand out on a lighter tile.
+    shares = plane / limit  # from -1 to 1
+    lighter_background = 0.55 + 0.45 * background  # Colours stand out on a lighter tile.
     if background.shape[:2] != plane.shape:
-        background = np.ones((*plane.shape, 3))
-    opacity = np.abs(plane / limit)[..., None] ** 0.6
-    colours = _colours(plane / limit)
-    return background * (1 - opacity) + colours * opacity
+        lighter_background = np.ones((*plane.shape, 3))
+    opacity = np.abs(shares)[..., None] ** 0.6
+    return lighter_background * (1 - opacity) + _colours(shares) * opacity
 
 
 def signed(values: ArrayLike) -> Tile:
@@ -106,8 +115,10 @@ def grey(x: ArrayLike) -> Tile:
     plane = _plane(np.asarray(x, np.float64))
     low = plane.min(initial=np.inf)
     high = plane.max(initial=-np.inf)
-    plane = (plane - low) / (high - low) if high > low else np.zeros(plane.shape)
-    return np.repeat(plane[..., None], 3, 2)
+    shades = np.zeros(plane.shape)
+    if high > low:
+        shades = (plane - low) / (high - low)
+    return np.repeat(shades[..., None], 3, 2)
 
 
 def picture(x: ArrayLike, low: float, high: float) -> Tile:
@@ -116,14 +127,18 @@ def picture(x: ArrayLike, low: float, high: float) -> Tile:
     The tile is coloured if the tensor has 3 channels, and otherwise grey. The axis of channels is
     the first or the last axis.
     """
-    array = np.clip((np.asarray(x, np.float64) - low) / ((high - low) or 1.0), 0, 1)
-    has_channels = array.ndim == 3
-    if has_channels and array.shape[0] == 3:
-        return array.transpose(1, 2, 0)
-    if has_channels and array.shape[-1] == 3 and array.shape[0] != 1:
-        return array
-    channels = array.shape[0] if has_channels else 1
-    return np.repeat(_plane(array)[..., None] / channels, 3, 2)
+    width = (high - low) or 1.0
+    array = np.clip((np.asarray(x, np.float64) - low) / width, 0, 1)
+    channel_count = 1
+    if array.ndim == 3:
+        channel_count, _, last_extent = array.shape
+        if channel_count == 3:
+            return array.transpose(1, 2, 0)
+        is_coloured_last = last_extent == 3 and channel_count != 1
+        if is_coloured_last:
+            return array
+    shades = _plane(array) / channel_count
+    return np.repeat(shades[..., None], 3, 2)
 
 
 def _colours(shares: NDArray[np.float64]) -> Tile:
@@ -132,17 +147,24 @@ def _colours(shares: NDArray[np.float64]) -> Tile:
 
 
 def _plane(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return an item as a matrix, the sum over channels, which are the first or the last axis."""
-    x = np.nan_to_num(x, nan=0.0)
-    has_channels_last = x.ndim == 3 and x.shape[-1] in _CHANNELS and x.shape[0] not in _CHANNELS
-    if has_channels_last:
-        return x.sum(-1)
-    while x.ndim > 2:
-        x = x.sum(0)
-    return np.atleast_2d(x)
+    """Return an item as a matrix, by summing over its channels.
+
+    Channels are the last axis if only this axis has a usual number of channels, and otherwise the
+    first axis. NaN counts as 0.
+    """
+    plane = np.nan_to_num(x, nan=0.0)
+    if plane.ndim == 3:
+        first_extent, _, last_extent = plane.shape
+        has_channels_last = last_extent in _CHANNELS and first_extent not in _CHANNELS
+        if has_channels_last:
+            return plane.sum(-1)
+    while plane.ndim > 2:
+        plane = plane.sum(0)
+    return np.atleast_2d(plane)
 
 
 def _legend(ax: Any) -> None:
+    """Draw a bar with the colours of values against and for a score."""
     scale = plotting("cm").ScalarMappable(cmap=_MAP)
     bar = ax.figure.colorbar(scale, ax=ax, ticks=[0, 0.5, 1], shrink=0.6)
     bar.ax.set_yticklabels(["against", "0", "for"])

@@ -17,6 +17,7 @@ from nnef_jax.cli.commands import app
 from nnef_jax.cli.terminal import print_result, report_error, status
 
 if TYPE_CHECKING:
+    from lowering.graph import TensorType
     from nnef_jax import Model, TensorSpec
     from nnef_jax.cli.batch_results import Parts
     from nnef_jax.reading.network import Network
@@ -142,68 +143,78 @@ def batch(
 
 
 def _shard(text: str) -> tuple[int, int]:
-    """Return the numbers I and N of the text I/N of the option --shard."""
+    """Return the index and the number of shards in the text I/N of the option --shard."""
     if not re.fullmatch("[0-9]{1,9}/[0-9]{1,9}", text):
         message = f"{text!r:.60} is not of the form I/N, such as 0/4"
         raise typer.BadParameter(message, param_hint="--shard")
-    first, count = map(int, text.split("/"))
-    if first >= count:
+    index, count = map(int, text.split("/"))
+    if index >= count:
         message = f"{text}: the first number counts from 0, and must be less than the second"
         raise typer.BadParameter(message, param_hint="--shard")
-    return first, count
+    return index, count
 
 
-def _folder(out: Path, first: int, count: int) -> Path:
-    """Return the folder for the results of shard `first` of `count` shards.
+def _folder(out: Path, shard_index: int, shard_count: int) -> Path:
+    """Return the folder for the results of a shard.
 
-    It is `out` if there is one shard. Otherwise it is a subfolder such as shard-0-of-4, and `out`
-    is created.
+    It is `out` if there is only one shard. Otherwise it is a subfolder of `out` such as
+    shard-0-of-4, and the function creates `out`.
     """
-    if count == 1:
+    if shard_count == 1:
         return out
     out.mkdir(exist_ok=True)
-    return out / f"shard-{first}-of-{count}"
+    return out / f"shard-{shard_index}-of-{shard_count}"
 
 
 def _item_specs(network: Network, item_shapes: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
     """Return the inputs of the network for a single item, whose batch extent is 1.
 
-    `item_shapes` are the shapes of items that the user gives. Raises InputError for an open shape,
-    and for an input without an axis for the batch.
+    `item_shapes` are the shapes that --shape gives, by input name. Raises InputError for a name
+    that no input has, and for a network without inputs.
     """
-    from lowering.extents import is_known, show
-    from nnef_jax import InputError, TensorSpec
+    from nnef_jax import InputError
     from nnef_jax.wording.similar import did_you_mean, listed
 
-    inputs = {value.name: value.type for value in network.graph.inputs}
+    types = {value.name: value.type for value in network.graph.inputs}
     for name in item_shapes:
-        if name not in inputs:
+        if name not in types:
             raise InputError(
-                f"--shape: the graph has no input '{name}', its inputs are {listed(inputs)}",
-                hint=did_you_mean(name, inputs),
+                f"--shape: the graph has no input '{name}', its inputs are {listed(types)}",
+                hint=did_you_mean(name, types),
             )
-    specs: list[TensorSpec] = []
-    for name, type in inputs.items():
-        if not type.shape:
-            raise InputError(f"input '{name}' is a single number, without an axis for a batch")
-        shape = item_shapes.get(name, (1, *type.shape[1:]))
-        is_of_one_item = len(shape) == len(type.shape) and shape[0] == 1
-        if not is_of_one_item:
-            raise InputError(
-                f"--shape: {show(shape)} is no shape of an item of input '{name}', "
-                f"whose shape is {show(type.shape)}",
-                hint="an item has the same number of axes, and its first extent is 1",
-            )
-        if not is_known(shape):
-            extents = show(shape)[1:-1].replace("?", "224")
-            raise InputError(
-                f"the shape of an item of input '{name}' has open extents: {show(shape)}",
-                hint=f"give all extents: --shape {name}={extents}",
-            )
-        specs.append(TensorSpec(name, shape, type.dtype))
+    specs = [_item_spec(name, type, item_shapes.get(name)) for name, type in types.items()]
     if not specs:
         raise InputError(f"{network.graph.name} has no inputs")
     return tuple(specs)
+
+
+def _item_spec(name: str, type: TensorType, item_shape: Any) -> TensorSpec:
+    """Return an input of a single item. `item_shape` is the shape that --shape gives, or None.
+
+    Raises InputError for an open shape, and for an input without an axis for the batch.
+    """
+    from lowering.extents import is_known, show
+    from nnef_jax import InputError, TensorSpec
+
+    if not type.shape:
+        raise InputError(f"input '{name}' is a single number, without an axis for a batch")
+    shape = item_shape
+    if shape is None:
+        shape = (1, *type.shape[1:])
+    is_of_one_item = len(shape) == len(type.shape) and shape[0] == 1
+    if not is_of_one_item:
+        raise InputError(
+            f"--shape: {show(shape)} is no shape of an item of input '{name}', "
+            f"whose shape is {show(type.shape)}",
+            hint="an item has the same number of axes, and its first extent is 1",
+        )
+    if not is_known(shape):
+        extents = show(shape)[1:-1].replace("?", "224")
+        raise InputError(
+            f"the shape of an item of input '{name}' has open extents: {show(shape)}",
+            hint=f"give all extents: --shape {name}={extents}",
+        )
+    return TensorSpec(name, shape, type.dtype)
 
 
 def _declared(network: Network) -> int:
@@ -216,8 +227,10 @@ def _declared(network: Network) -> int:
     first_extents = {value.type.shape[:1] for value in network.graph.inputs}
     if len(first_extents) != 1:
         return 0
-    (shape,) = first_extents
-    return shape[0] if shape and is_known(shape) else 0
+    (extents,) = first_extents  # a tuple of one extent, or an empty tuple
+    if extents and is_known(extents):
+        return extents[0]
+    return 0
 
 
 def _load(
@@ -225,14 +238,15 @@ def _load(
 ) -> Model:
     """Load a network for batches of `size` items.
 
-    `declared` is the batch extent that the document declares. Raises InputError if the network
-    cannot compute batches of this size.
+    `declared` is the batch extent that the document declares, or 0. Raises InputError if the
+    network cannot compute batches of `size` items.
     """
     from nnef_jax import InputError, NnefError, load
     from nnef_jax.errors import raise_all
 
     hint = ""
-    if declared and declared != size:
+    declares_another_size = declared not in (0, size)
+    if declares_another_size:
         hint = f"the document declares batches of {declared}: give --batch-size {declared}"
     shapes = {spec.name: (size, *spec.shape[1:]) for spec in specs}
     try:
@@ -264,6 +278,7 @@ def _report(parts: Parts, count: int, computed: int, devices: int) -> None:
     """Print the report of a batch; raise DataError if at least one file failed.
 
     Args:
+        parts: the results.
         count: the number of all items.
         computed: the number of items that this run has computed.
         devices: the number of devices.
@@ -271,14 +286,15 @@ def _report(parts: Parts, count: int, computed: int, devices: int) -> None:
     from nnef_jax import DataError
 
     path_of_failures = parts.write_failures()
-    plural = "s" if devices > 1 else ""
-    counts = f"{count} files: {computed} on {devices} device{plural}"
+    device_noun = "devices" if devices > 1 else "device"
+    counts = f"{count} files: {computed} on {devices} {device_noun}"
     if computed < count:
         counts += f", {count - computed} by an earlier run"
     damaged = [f"{path}: damaged, its items were computed again" for path in parts.damaged]
     print_result(*damaged, counts, f"saved {parts.folder}")
-    if parts.failures:
-        for _, text in parts.failures[:_SHOWN]:
-            report_error(*text.split("\n"))
-        message = f"{len(parts.failures)} of {count} files failed"
-        raise DataError(message, hint=f"{path_of_failures} lists them, as --list reads them")
+    if not parts.failures:
+        return
+    for _, text in parts.failures[:_SHOWN]:
+        report_error(*text.split("\n"))
+    message = f"{len(parts.failures)} of {count} files failed"
+    raise DataError(message, hint=f"{path_of_failures} lists them, as --list reads them")

@@ -16,7 +16,6 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from itertools import count
 from math import ceil
 from pathlib import Path
 from typing import Any, cast
@@ -75,31 +74,39 @@ class Parts:
 
     def items_of(self, part: int) -> Sequence[Item]:
         """Return the items of the part with the index `part`."""
-        return self._items[part * self._size : (part + 1) * self._size]
+        start = part * self._size
+        return self._items[start : start + self._size]
 
     def write(self, part: int, results: Sequence[ItemArrays]) -> None:
-        """Write the results of all items of a part, and then its records."""
-        outcomes = [result.outcome for result in results]
-        arrays_by_item = [x for x in outcomes if not isinstance(x, Exception)]
-        arrays: dict[str, Array] = {}
-        for spec in self._outputs:
-            rows = [item[spec.name] for item in arrays_by_item]
-            shape = (0, *(extent or 0 for extent in spec.shape[1:]))
-            arrays[spec.name] = np.stack(rows) if rows else np.zeros(shape, spec.dtype)
-        save_npz(self._path(part, "npz"), arrays, overwrite=True)
+        """Write the results of all items of a part, and then a record for each item."""
+        self._write_arrays(part, results)
         lines: list[dict[str, Any]] = []
-        row_numbers = count()
+        next_row = 0
         for result in results:
             line = asdict(result.item)
             if isinstance(result.outcome, Exception):
                 line["error"] = reason(result.outcome)
                 self.failures.append((line["file"], line["error"]))
             else:
-                line["row"] = next(row_numbers)
+                line["row"] = next_row
+                next_row += 1
             lines.append(line)
-        lines[-1] |= {_CHECKSUM: self._checksum(part, lines)}
+        lines[-1][_CHECKSUM] = self._checksum(part, lines)
         with files.replacing(self._path(part, "jsonl"), overwrite=True) as file:
             file.writelines(_encoded(lines))
+
+    def _write_arrays(self, part: int, results: Sequence[ItemArrays]) -> None:
+        """Write the outputs of a part, with a row for each item that did not fail."""
+        outcomes = [result.outcome for result in results]
+        computed = [outcome for outcome in outcomes if not isinstance(outcome, Exception)]
+        arrays: dict[str, Array] = {}
+        for spec in self._outputs:
+            if computed:
+                arrays[spec.name] = np.stack([outputs[spec.name] for outputs in computed])
+            else:
+                item_shape = [extent or 0 for extent in spec.shape[1:]]
+                arrays[spec.name] = np.zeros((0, *item_shape), spec.dtype)
+        save_npz(self._path(part, "npz"), arrays, overwrite=True)
 
     def write_failures(self) -> str:
         """Write the names of the files that failed, one a line.
@@ -118,7 +125,8 @@ class Parts:
     def _settle(self, settings: Mapping[str, Any], size: int | None) -> int:
         """Write the settings, or compare them with the settings of an earlier run.
 
-        Returns the number of items of a part. Raises InputError if the settings differ.
+        Return the number of items of a part. `size` is this number if the user gives one, and
+        otherwise None. Raises InputError if the settings differ.
         """
         with suppress(FileExistsError):
             self.folder.mkdir()
@@ -126,40 +134,50 @@ class Parts:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.folder))
         path = str(self.folder / _SETTINGS)
         earlier = _read_settings(path)
-        if earlier is None:
-            present = [name for name in os.listdir(self.folder) if not name.startswith(".")]
-            if present:
-                raise InputError(
-                    f"'{self.folder}' holds other files, such as '{min(present)}'",
-                    hint="give an empty or a new folder to --out",
-                )
-            size = size or self._default_size()
-            with files.replacing(path, overwrite=True) as file:
-                file.write(json.dumps({**settings, _PART_SIZE: size}).encode())
-            return size
-        part_size: int = size or earlier[_PART_SIZE]
-        current = json.loads(json.dumps({**settings, _PART_SIZE: part_size}))
+        if earlier is not None:
+            part_size: int = size or earlier[_PART_SIZE]
+            self._require_equal_settings(earlier, {**settings, _PART_SIZE: part_size})
+            return part_size
+        present = [name for name in os.listdir(self.folder) if not name.startswith(".")]
+        if present:
+            raise InputError(
+                f"'{self.folder}' holds other files, such as '{min(present)}'",
+                hint="give an empty or a new folder to --out",
+            )
+        size = size or self._default_size()
+        with files.replacing(path, overwrite=True) as file:
+            file.write(json.dumps({**settings, _PART_SIZE: size}).encode())
+        return size
+
+    def _require_equal_settings(
+        self, earlier: Mapping[str, Any], settings: Mapping[str, Any]
+    ) -> None:
+        """Raise InputError if the settings of an earlier run differ from the current settings."""
+        # JSON turns tuples into lists, as in the earlier settings.
+        current = json.loads(json.dumps(settings))
         for name in sorted(earlier.keys() | current.keys()):
             earlier_value = earlier.get(name)
             value = current.get(name)
-            if value != earlier_value:
-                origin = "of another network"
-                if name != "network":
-                    origin = f"with {name} {_shown(earlier_value)}, now it is {_shown(value)}"
-                raise InputError(f"'{self.folder}' has results {origin}", hint=_OTHER_FOLDER)
-        return part_size
+            if value == earlier_value:
+                continue
+            origin = "of another network"
+            if name != "network":
+                origin = f"with {name} {_shown(earlier_value)}, now it is {_shown(value)}"
+            raise InputError(f"'{self.folder}' has results {origin}", hint=_OTHER_FOLDER)
 
     def _default_size(self) -> int:
+        """Return the number of items that have 64 MB of outputs, from 1 to 1024."""
         bytes_per_item = 0
         for spec in self._outputs:
-            numbers = int(np.prod([extent or 1 for extent in spec.shape[1:]]))
-            bytes_per_item += numbers * np.dtype(spec.dtype).itemsize
-        return max(1, min(_MOST_ITEMS, _DEFAULT_BYTES // max(bytes_per_item, 1)))
+            count = int(np.prod([extent or 1 for extent in spec.shape[1:]]))
+            bytes_per_item += count * np.dtype(spec.dtype).itemsize
+        items_in_default_bytes = _DEFAULT_BYTES // max(bytes_per_item, 1)
+        return max(1, min(_MOST_ITEMS, items_in_default_bytes))
 
     def _pending_parts(self) -> list[int]:
-        """Return the parts that are missing, damaged or outdated.
+        """Return the indices of the parts that are missing, damaged or outdated.
 
-        A part is outdated if items were added to it, or if a file that failed has changed since.
+        A part is outdated if items were added to it, or if the file of a failed item has changed.
         """
         part_count = ceil(len(self._items) / self._size)
         matches = map(_PART.fullmatch, os.listdir(self.folder))
@@ -168,7 +186,8 @@ class Parts:
             raise self._other_inputs(f"there were more than {len(self._items)}")
         pending: list[int] = []
         for part in range(part_count):
-            if part not in present or not os.path.exists(self._path(part, "npz")):
+            has_both_files = part in present and os.path.exists(self._path(part, "npz"))
+            if not has_both_files:
                 pending.append(part)
                 continue
             lines = self._read(part)
@@ -178,16 +197,17 @@ class Parts:
             elif self._is_outdated(part, lines, self.items_of(part)):
                 pending.append(part)
             else:
-                self.failures += [(x["file"], x["error"]) for x in lines if "row" not in x]
+                failed = [line for line in lines if "row" not in line]
+                self.failures += [(line["file"], line["error"]) for line in failed]
         return pending
 
     def _is_outdated(
         self, part: int, lines: Sequence[dict[str, Any]], items: Sequence[Item]
     ) -> bool:
-        """Tell whether items were added to a part, or a file that failed has changed.
+        """Tell whether items were added to a part, or the file of a failed item has changed.
 
         `lines` are the records of the earlier run, and `items` are the current items. Raises
-        InputError if a file that did not fail has changed, or if the part had other items.
+        InputError if the file of a computed item has changed, or if the part had other items.
         """
         if len(lines) > len(items):
             raise self._other_inputs(f"there were more than {len(self._items)}")
@@ -195,17 +215,18 @@ class Parts:
         for line, item in zip(lines, items, strict=False):  # Items may have been added.
             if line["file"] != item.file:
                 raise self._other_inputs(f"'{line['file']}' was where '{item.file}' is now")
-            is_changed = line != {**line, **asdict(item)}
-            if is_changed:
-                if "error" not in line:
-                    raise InputError(
-                        f"'{item.file}' has changed since its results in '{self.folder}' were "
-                        "computed",
-                        hint="give another folder to --out, or compute its part again: remove "
-                        f"{self._path(part, 'jsonl')}",
-                    )
-                has_changed_failure = True
-        return has_changed_failure or len(lines) < len(items)
+            current_line = {**line, **asdict(item)}
+            if line == current_line:
+                continue
+            if "error" not in line:
+                raise InputError(
+                    f"'{item.file}' has changed since its results in '{self.folder}' were computed",
+                    hint="give another folder to --out, or compute its part again: remove "
+                    f"{self._path(part, 'jsonl')}",
+                )
+            has_changed_failure = True
+        has_new_items = len(lines) < len(items)
+        return has_changed_failure or has_new_items
 
     def _read(self, part: int) -> list[dict[str, Any]] | None:
         """Return the records of the items of a part, or None if the part is damaged."""
@@ -231,9 +252,10 @@ class Parts:
             digest.update(line)
         return digest.hexdigest()
 
-    def _other_inputs(self, what: str) -> InputError:
+    def _other_inputs(self, difference: str) -> InputError:
+        """Return the error for a folder with results of other items than the current items."""
         return InputError(
-            f"'{self.folder}' has results for other inputs: {what}",
+            f"'{self.folder}' has results for other inputs: {difference}",
             hint="give another folder to --out, or the inputs in their former order",
         )
 

@@ -16,10 +16,10 @@ MOST = 2_000_000_000  # the largest size of the folder in bytes
 
 @contextmanager
 def bounded_folder(cache_dir: str | None) -> Generator[str | None]:
-    """Yield the folder for compiled networks, which is `cache_dir` or else the user's folder.
+    """Yield the folder for compiled networks: `cache_dir`, or the user's folder if it is None.
 
-    The user's folder is trimmed to `MOST` bytes afterwards. If it cannot be used, yield None
-    without a message.
+    After the block, the user's folder is trimmed to `MOST` bytes. If the user's folder cannot be
+    used, yield None without a message.
     """
     if cache_dir is not None:
         yield cache_dir
@@ -61,18 +61,22 @@ def cache_report(*, clear: bool, as_json: bool) -> str:
     files = cache_folder.clear(folder) if clear else cache_folder.entries(folder)
     size = sum(file.size for file in files)
     if as_json:
-        figures = {"folder": folder, "files": len(files), "bytes": size}
-        figures |= {"cleared": True} if clear else {"most_bytes": MOST}
+        figures: dict[str, object] = {"folder": folder, "files": len(files), "bytes": size}
+        if clear:
+            figures["cleared"] = True
+        else:
+            figures["most_bytes"] = MOST
         return json.dumps(figures)
     megabytes = f"{size / 1e6:.1f} MB"
     if clear:
         return f"removed {len(files)} files, {megabytes}, from {folder}"
-    lines = [("folder", folder), ("files", len(files)), ("size", megabytes)]
-    lines.append(("at most", f"{MOST / 1e6:.1f} MB"))
-    return "\n".join(f"{name:<16}{text}" for name, text in lines)
+    facts = {"folder": folder, "files": len(files), "size": megabytes}
+    facts["at most"] = f"{MOST / 1e6:.1f} MB"
+    return "\n".join(f"{name:<16}{fact}" for name, fact in facts.items())
 
 
 def _require_usable(folder: str, reason_unusable: str) -> None:
+    """Raise InputError if there is a reason why the cache folder cannot be used."""
     if reason_unusable:
         raise InputError(
             f"the cache folder '{folder}' cannot be used: {reason_unusable}",

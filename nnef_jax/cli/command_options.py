@@ -74,6 +74,7 @@ _DIALECTS = ("auto", *FORMATS)
 
 
 def _known_dialect(name: str) -> str:
+    """Return the name of a dialect. Raises BadParameter if there is no such dialect."""
     if name not in _DIALECTS:
         dialects = ", ".join(map(repr, _DIALECTS))
         raise typer.BadParameter(f"{name!r} is not one of {dialects}")
@@ -104,29 +105,30 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command in which a parameter that is a dataclass becomes an option for each field.
+    """Return a command with an option for each field of the dataclasses among its parameters.
 
-    The command that typer calls gets the fields, and passes dataclasses to `command`.
+    typer calls the returned function with the values of the options. This function makes the
+    dataclasses from the values, and passes them to `command`.
     """
-    groups: dict[str, Any] = {}
-    parameters: list[Any] = []
+    class_by_parameter: dict[str, Any] = {}
+    option_parameters: list[Any] = []
     for parameter in signature(command, eval_str=True).parameters.values():
-        group: Any = parameter.annotation
+        annotation: Any = parameter.annotation
         if is_dataclass(parameter.annotation):
-            groups[parameter.name] = group
-            parameters += signature(group, eval_str=True).parameters.values()
+            class_by_parameter[parameter.name] = annotation
+            option_parameters += signature(annotation, eval_str=True).parameters.values()
         else:
-            parameters.append(parameter)
+            option_parameters.append(parameter)
 
     def run(**keywords: Any) -> None:
-        for name, group in groups.items():
-            values = {field.name: keywords.pop(field.name) for field in fields(group)}
-            keywords[name] = group(**values)
+        for name, option_class in class_by_parameter.items():
+            values = {field.name: keywords.pop(field.name) for field in fields(option_class)}
+            keywords[name] = option_class(**values)
         command(**keywords)
 
-    typed: Any = wraps(command)(run)
-    typed.__signature__ = Signature(parameters)
-    return typed
+    command_with_options: Any = wraps(command)(run)
+    command_with_options.__signature__ = Signature(option_parameters)
+    return command_with_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,15 +229,21 @@ class Pixels:
 def caching(cache_dir: str | None, no_cache: bool) -> AbstractContextManager[str | None]:
     """Return a context manager that yields the folder for compiled networks, or None.
 
-    It yields None if `no_cache`, or if the user's folder cannot be used.
+    The manager yields None if `no_cache`, or if the user's folder cannot be used. Raises
+    BadParameter if `no_cache` and `cache_dir` are both passed.
     """
-    if no_cache and cache_dir is not None:
+    if not no_cache:
+        return bounded_folder(cache_dir)
+    if cache_dir is not None:
         raise typer.BadParameter("does not go with --cache-dir", param_hint="--no-cache")
-    return nullcontext() if no_cache else bounded_folder(cache_dir)
+    return nullcontext()
 
 
 def name_of(source: str) -> str:
-    """Return the name of a file or folder, without the suffixes of file formats."""
+    """Return the name of a file or folder, without the suffixes of file formats.
+
+    For graph.nnef it is the name of the folder that contains the file.
+    """
     path = Path(source).resolve()
     if path.name == "graph.nnef":
         path = path.parent
@@ -246,6 +254,10 @@ def name_of(source: str) -> str:
 
 
 def _numbers(text: str, option: str) -> tuple[float, ...]:
+    """Return the numbers in the text of an option, such as 0.5,0.5,0.5.
+
+    Raises BadParameter for any other text.
+    """
     with suppress(ValueError):
         numbers = tuple(map(float, text.split(",")))
         if all(map(math.isfinite, numbers)):
@@ -276,14 +288,15 @@ def _shape(text: str) -> tuple[str, tuple[int | None, ...]]:
     The extent '?' becomes None.
     """
     name, _, extents = text.rpartition("=")
-    items = [item.strip() for item in extents.split(",")] if extents else []
+    extent_texts = [extent.strip() for extent in extents.split(",")] if extents else []
     shape: list[int | None] = []
-    for item in items:
-        if item == "?":
+    for extent_text in extent_texts:
+        if extent_text == "?":
             shape.append(None)
-        elif item.isdecimal() and int(item):
-            shape.append(int(item))
-    if not name or len(shape) < len(items):
+        elif extent_text.isdecimal() and int(extent_text):
+            shape.append(int(extent_text))
+    has_wrong_extent = len(shape) < len(extent_texts)
+    if not name or has_wrong_extent:
         message = f"{text!r} is not a name and extents as in x=?,3,224,224"
         raise typer.BadParameter(message, param_hint="--shape")
     return name, tuple(shape)

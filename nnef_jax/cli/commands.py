@@ -180,7 +180,8 @@ def run(
 
         largest = None
         if top:
-            largest = outputs.Top(top, outputs.read_labels(labels) if labels else ())
+            entry_names = outputs.read_labels(labels) if labels else ()
+            largest = outputs.Top(top, entry_names)
         model = reading.load(source, cache_dir=folder, measure=bool(folder))
         calls = read_inputs(inputs or (), model.inputs, pictures)
         if output:
@@ -317,10 +318,11 @@ def main(args: Sequence[str] | None = None) -> int:
     except SystemExit as exit:
         return exit.code if isinstance(exit.code, int) else 0
     except _UsageError as error:
-        text = io.StringIO()
-        error.show(file=text)
-        # pydantic adds these words to the message
-        report_usage(text.getvalue().replace(": Value error, ", ": ", 1))
+        buffer = io.StringIO()
+        error.show(file=buffer)
+        # pydantic adds the words "Value error" to the message.
+        message = buffer.getvalue().replace(": Value error, ", ": ", 1)
+        report_usage(message)
         return error.exit_code
     except NnefError as error:
         for single in error.errors:

@@ -46,7 +46,7 @@ _PICTURES = (".png", ".svg", ".pdf")
 def calls_of(
     model: Model, files: Sequence[str], pictures: PictureOptions | None = None
 ) -> list[dict[str, Any]]:
-    """Return the inputs that files contain: for each call, a dict of arrays by input name."""
+    """Return the inputs that files contain, as a dict of arrays by input name for each call."""
     from nnef_jax.cli.inputs import read_inputs
     from nnef_jax.cli.pictures import PictureOptions
 
@@ -111,23 +111,31 @@ class Shown:
     def show(self, result: Result, table: Table | None = None, saved: Path | None = None) -> None:
         """Print a result as JSON or as a table, and save a picture of it.
 
-        The default of `table` is the result's own table. `saved` is the path of another file, which
-        the output reports as saved.
+        Args:
+            result: the result.
+            table: the table to print, by default the table of the result.
+            saved: the path of another saved file, which the output names.
         """
-        from nnef_jax.results import plotting, text_of
+        from nnef_jax.results import text_of
 
         if self.plot is not None:
-            from nnef_jax.storage import files
-
-            axes = result.plot()  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue]
-            try:
-                with files.replacing(str(self.plot), overwrite=self.overwrite) as file:
-                    axes.figure.savefig(file, format=self.plot.suffix[1:].lower(), dpi=120)
-            finally:
-                plotting("pyplot").close(axes.figure)
+            self._save_picture(result, self.plot)
         if self.as_json:
             print_result(json.dumps(result.to_dict(), allow_nan=False))
             return
         text = str(result) if table is None else text_of(table)
-        lines = [f"saved {path}" for path in (saved, self.plot) if path is not None]
-        print_result(*text.split("\n"), *lines)
+        saved_paths = [path for path in (saved, self.plot) if path is not None]
+        print_result(*text.split("\n"), *[f"saved {path}" for path in saved_paths])
+
+    def _save_picture(self, result: Result, path: Path) -> None:
+        """Save the picture of a result in the format of the path's suffix."""
+        from nnef_jax.results import plotting
+        from nnef_jax.storage import files
+
+        axes = result.plot()  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue]
+        picture_format = path.suffix.removeprefix(".").lower()
+        try:
+            with files.replacing(str(path), overwrite=self.overwrite) as file:
+                axes.figure.savefig(file, format=picture_format, dpi=120)
+        finally:
+            plotting("pyplot").close(axes.figure)

@@ -174,11 +174,10 @@ def _outputs_of(model: Model) -> Callable[..., tuple[Any, ...]]:
 
 
 def _source_of(path: str, reading: option.Reading, *, inside: bool) -> Any:
-    """Return a network to compare, by the suffix of its path.
+    """Return a network to compare. The suffix of its path determines the kind of the result.
 
     For .npz the result is a dict of recorded tensors, for .onnx a function that runs onnxruntime,
-    and otherwise a model. `inside` tells whether the function returns tensors inside the network
-    too.
+    and otherwise a model. If `inside`, the function also returns tensors inside the network.
     """
     match Path(path).suffix.lower():
         case ".npz":
@@ -198,32 +197,38 @@ def _inputs(
 ) -> dict[str, Any]:
     """Return the inputs for the networks to compare, as a dict of arrays by name.
 
-    The arrays are from `files`, or else from recorded tensors among `sources`, or else random.
+    The arrays are from `files`. Without files they are from recorded tensors among `sources`, if
+    all inputs are recorded, and otherwise random.
     """
     models = [source for source in sources if _is_model(source)]
+    recordings: list[Any] = [source for source in sources if isinstance(source, Mapping)]
     if not models:
-        if files or not all(isinstance(source, Mapping) for source in sources):
+        needs_inputs = bool(files) or len(recordings) < len(sources)
+        if needs_inputs:
             raise InputError("one side must be a network, which declares the inputs")
         return {}
+    model = models[0]
+    names = [spec.name for spec in model.inputs]
     if files:
-        arrays = compared_models.arrays_of(models[0], files, pictures)
-        return {spec.name: x for spec, x in zip(models[0].inputs, arrays, strict=True)}
-    recorded = next((source for source in sources if isinstance(source, Mapping)), {})
-    names = [spec.name for spec in models[0].inputs]
-    if names and all(name in recorded for name in names):
-        return {name: recorded[name] for name in names}
+        arrays = compared_models.arrays_of(model, files, pictures)
+        return dict(zip(names, arrays, strict=True))
+    recording = recordings[0] if recordings else {}
+    if names and all(name in recording for name in names):
+        return {name: recording[name] for name in names}
     from nnef_jax.measure.examples import random_inputs
 
-    return random_inputs(models[0], seed)
+    return random_inputs(model, seed)
 
 
 def _is_model(source: object) -> bool:
+    """Tell whether a source is a model. jax is imported only here, in the function."""
     from nnef_jax import Model
 
     return isinstance(source, Model)
 
 
 def _pair(text: str) -> tuple[str, str]:
+    """Return the two names in the text A=B of the option --name."""
     a, equals, b = text.partition("=")
     is_pair = a and equals and b
     if not is_pair:

@@ -55,20 +55,7 @@ def find_items(arguments: Sequence[str], listed: Path | None, output: Path) -> l
 
     paths: list[str] = []
     for argument in arguments:
-        if os.path.isdir(argument):
-            candidates = list(_input_files_below(argument))
-            absence = f"no {', '.join(_SUFFIXES)} file is below '{argument}'"
-        elif glob.has_magic(argument) and not os.path.lexists(argument):
-            matches = sorted(glob.iglob(argument, recursive=True))
-            candidates = [path for path in matches if os.path.isfile(path)]
-            absence = f"no file matches '{argument}'"
-        else:
-            os.stat(argument)
-            candidates = [argument]
-            absence = ""
-        inputs = [file for file in candidates if not is_output(file)]
-        if not candidates:
-            raise InputError(absence)
+        inputs = [file for file in _files_of(argument) if not is_output(file)]
         if not inputs:
             raise InputError(f"'{argument}' is in the output folder")
         paths += inputs
@@ -85,18 +72,41 @@ def find_items(arguments: Sequence[str], listed: Path | None, output: Path) -> l
     return [_item(file) for file in paths]
 
 
+def _files_of(argument: str) -> list[str]:
+    """Return the input files in a folder, the files that match a pattern, or a single file.
+
+    Raises InputError for a folder or pattern without a file, and OSError for a missing file.
+    """
+    if os.path.isdir(argument):
+        below = list(_input_files_below(argument))
+        if not below:
+            raise InputError(f"no {', '.join(_SUFFIXES)} file is below '{argument}'")
+        return below
+    is_pattern = glob.has_magic(argument) and not os.path.lexists(argument)
+    if is_pattern:
+        matches = sorted(glob.iglob(argument, recursive=True))
+        matching_files = [path for path in matches if os.path.isfile(path)]
+        if not matching_files:
+            raise InputError(f"no file matches '{argument}'")
+        return matching_files
+    os.stat(argument)  # raises OSError
+    return [argument]
+
+
 def read_list(path: Path) -> list[str]:
     """Return the names of files in a text file with a name in each line.
 
-    The names may contain any bytes.
+    The names may contain any bytes. Empty lines are left out.
     """
     with files.open_regular(str(path), DataError) as file:
-        lines = file.read().removeprefix(codecs.BOM_UTF8).split(b"\n")
-    names = [line.removesuffix(b"\r") for line in lines]
+        content = file.read().removeprefix(codecs.BOM_UTF8)
+    names = [line.removesuffix(b"\r") for line in content.split(b"\n")]
     return [os.fsdecode(name) for name in names if name]
 
 
 def _input_files_below(folder: str) -> Iterator[str]:
+    """Yield the paths of all input files below a folder, sorted by name in each folder."""
+
     def raise_error(error: OSError) -> None:
         raise error
 
@@ -108,6 +118,7 @@ def _input_files_below(folder: str) -> Iterator[str]:
 
 
 def _item(file: str) -> Item:
+    """Return a file as an item, with its present size and time."""
     try:
         status = os.stat(file)
     except (OSError, ValueError):  # A ValueError means that no file can have this name.
@@ -131,34 +142,46 @@ class ItemReader:
         Raises NnefError if the file does not fit the inputs, and OSError if it cannot be read.
         """
         path = Path(file)
-        names = [spec.name for spec in self.specs]
-        if len(names) > 1:
-            if path.suffix.lower() != ".npz":
-                raise InputError(
-                    f"{file} is one array, the graph takes {', '.join(names)}",
-                    hint="an item for several inputs is a .npz with an array for each",
-                )
-            arrays = read_members(path)
-            if arrays.keys() != set(names):
-                members = ", ".join(arrays) or "nothing"
-                raise InputError(f"{file} holds {members}, the graph takes {', '.join(names)}")
-        elif is_picture(path):
-            arrays = {names[0]: read_picture(path, self.specs[0], self.pictures)}
+        if len(self.specs) > 1:
+            arrays = self._arrays_of_several_inputs(path, file)
         else:
-            arrays = {names[0]: read_array(path, names[0])}
+            spec = self.specs[0]
+            if is_picture(path):
+                arrays = {spec.name: read_picture(path, spec, self.pictures)}
+            else:
+                arrays = {spec.name: read_array(path, spec.name)}
         return {spec.name: _as_item(file, arrays[spec.name], spec) for spec in self.specs}
+
+    def _arrays_of_several_inputs(self, path: Path, file: str) -> dict[str, Array]:
+        """Return the arrays in a .npz file, after checking that there is one for each input."""
+        names = [spec.name for spec in self.specs]
+        if path.suffix.lower() != ".npz":
+            raise InputError(
+                f"{file} is one array, the graph takes {', '.join(names)}",
+                hint="an item for several inputs is a .npz with an array for each",
+            )
+        arrays = read_members(path)
+        if arrays.keys() != set(names):
+            members = ", ".join(arrays) or "nothing"
+            raise InputError(f"{file} holds {members}, the graph takes {', '.join(names)}")
+        return arrays
 
 
 def _as_item(file: str, array: Array, spec: TensorSpec) -> Array:
+    """Return the array of a file in the shape and dtype of an input.
+
+    The array may lack the axis of the batch. Raises InputError for another shape.
+    """
     shape: Any = spec.shape
     if array.shape not in (shape, shape[1:]):
         raise InputError(
             f"{file} has shape {show(array.shape)}, "
             f"an item of input '{spec.name}' has {show(shape)} or {show(shape[1:])}"
         )
+    item = converted_to_type(file, array.reshape(shape), TensorType(shape, spec.dtype))
     # The item is copied, because otherwise the thread that computes would have to read a mapped
     # file.
-    return np.array(converted_to_type(file, array.reshape(shape), TensorType(shape, spec.dtype)))
+    return np.array(item)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +201,9 @@ def reading_ahead(
 ) -> Callable[[Sequence[Item], int], Iterator[ItemArrays]]:
     """Return a function that reads items with grain's threads, and yields them in order.
 
-    `read` reads a file. The returned function takes items, and the number of items to read ahead.
-    Threads are fast enough, since decoders release the GIL, whereas processes of grain would
-    survive a command that is killed.
+    `read` is a function that reads one file. The returned function takes items, and the number of
+    items to read ahead. Threads are fast enough, since decoders release the GIL. Processes of grain
+    would survive a command that is killed.
 
     Raises UnsupportedError if grain is not installed.
     """
@@ -190,6 +213,7 @@ def reading_ahead(
         raise extra_missing("reading a dataset needs grain", "batch") from None
 
     def attempt(item: Item) -> ItemArrays:
+        """Read one item. An error becomes the outcome of the item."""
         try:
             return ItemArrays(item, read(item.file))
         except (NnefError, OSError) as error:
@@ -200,14 +224,18 @@ def reading_ahead(
     def stream(items: Sequence[Item], ahead: int) -> Iterator[ItemArrays]:
         # The elements of the dataset are chunks of items, because grain checks its whole buffer at
         # each element, which takes 0.2 ms for 1000 elements.
-        threads = min(ahead, 2 * (os.cpu_count() or 1))
-        size = min(_CHUNK, ahead // threads)
-        chunks = [items[i : i + size] for i in range(0, len(items), size)]
-        options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead // size)
+        thread_count = min(ahead, 2 * (os.cpu_count() or 1))
+        chunk_size = min(_CHUNK, ahead // thread_count)
+        starts = range(0, len(items), chunk_size)
+        chunks = [items[start : start + chunk_size] for start in starts]
+        chunks_ahead = ahead // chunk_size
         context = copy_context()  # The context records which files are read.
-        dataset = grain.MapDataset.source(chunks).map(
-            lambda chunk: context.copy().run(lambda: list(map(attempt, chunk)))
-        )
+
+        def read_chunk(chunk: Sequence[Item]) -> list[ItemArrays]:
+            return context.copy().run(lambda: list(map(attempt, chunk)))
+
+        dataset = grain.MapDataset.source(chunks).map(read_chunk)
+        options = grain.ReadOptions(num_threads=thread_count, prefetch_buffer_size=chunks_ahead)
         return chain.from_iterable(dataset.to_iter_dataset(options))
 
     return stream

@@ -163,6 +163,7 @@ def stats(
 
 
 def _dtype(profile: str, unsigned: bool) -> str | None:
+    """Return "uint8" for the option --unsigned, and otherwise None, the profile's own dtype."""
     if unsigned and profile != "openvx-8bit":
         raise typer.BadParameter("needs --profile openvx-8bit", param_hint="--unsigned")
     return "uint8" if unsigned else None
@@ -172,14 +173,15 @@ def _raw_of(lowered: Lowered) -> Any:
     """Return a function of floating-point inputs that returns the outputs as raw integers."""
     from nnef_jax.openvx import Tensor
 
-    def data_of(output: Any) -> Any:
+    def integers_of(output: Any) -> Any:
         return output.data if isinstance(output, Tensor) else output
 
     def run(*arrays: Any) -> Any:
-        outputs: Any = lowered(*lowered.quantize(*arrays))
-        if isinstance(outputs, tuple):
-            items: tuple[Any, ...] = outputs
-            return tuple(map(data_of, items))
-        return data_of(outputs)
+        quantized = lowered.quantize(*arrays)
+        results: Any = lowered(*quantized)
+        if isinstance(results, tuple):
+            outputs: tuple[Any, ...] = results
+            return tuple(map(integers_of, outputs))
+        return integers_of(results)
 
     return run

@@ -50,7 +50,9 @@ def formats(
         dicts = {format: list(map(asdict, table)) for format, table in tables.items()}
         print_result(json.dumps(dicts))
     elif is_operator:
-        blocks = [_block(format, entry) for format, table in tables.items() for entry in table]
+        blocks: list[Iterable[str]] = []
+        for format, table in tables.items():
+            blocks += [_block(format, entry) for entry in table]
         print_result(*_separated(blocks))
     else:
         print_result(*_separated(_table(format, table) for format, table in tables.items()))
@@ -66,6 +68,7 @@ def _entries_of(
     """
 
     def has_name(entry: OperatorEntry) -> bool:
+        # "tract_core_cast" has the names "tract_core_cast", "core_cast" and "cast".
         return f"_{entry.name}".lower().endswith(f"_{name}".lower())
 
     matches: dict[str, list[OperatorEntry]] = {}
@@ -77,7 +80,9 @@ def _entries_of(
         return matches
     from nnef_jax.wording.similar import did_you_mean
 
-    names = dict.fromkeys(entry.name for table in tables.values() for entry in table)
+    names: dict[str, None] = {}
+    for table in tables.values():
+        names.update(dict.fromkeys(entry.name for entry in table))
     hint = did_you_mean(name, [*tables, *names])
     raise InputError(f"no format and no operator is called {name!r}", hint=hint)
 
@@ -93,6 +98,7 @@ def _separated(blocks: Iterable[Iterable[str]]) -> list[str]:
 
 
 def _table(format: str, entries: list[OperatorEntry]) -> list[str]:
+    """Return the lines of a table with a row for each operator of a format."""
     from nnef_jax.results import table_of, text_of
 
     columns = {"operator": [x.name for x in entries]}
@@ -106,17 +112,20 @@ def _table(format: str, entries: list[OperatorEntry]) -> list[str]:
 
 
 def _block(format: str, entry: OperatorEntry) -> Iterator[str]:
+    """Yield the lines that describe one operator of a format."""
     domain = f" of {entry.domain}" if entry.domain else ""
     yield f"{entry.name}{domain} ({format})"
-    lines = [("versions", versions(entry)), ("becomes", becomes(entry))]
-    lines += [("attribute", attribute(x)) for x in entry.attributes]
-    yield from (f"{head:<12}{text}" for head, text in lines)
+    facts = [("versions", versions(entry)), ("becomes", becomes(entry))]
+    facts += [("attribute", attribute(x)) for x in entry.attributes]
+    for head, text in facts:
+        yield f"{head:<12}{text}"
 
 
 def versions(entry: OperatorEntry) -> str:
-    """Return a text for the versions of an operator, such as "7-12"."""
+    """Return a text for the versions of an operator: "all", "13-", "7-12" or "7"."""
     if entry.until is None:
-        return "all" if entry.since == 1 else f"{entry.since}-"
+        has_all_versions = entry.since == 1
+        return "all" if has_all_versions else f"{entry.since}-"
     if entry.since < entry.until:
         return f"{entry.since}-{entry.until}"
     return str(entry.since)
@@ -138,10 +147,11 @@ def becomes(entry: OperatorEntry) -> str:
 
 def attribute(entry: AttributeEntry) -> str:
     """Return a text for an attribute, with its name, type and default."""
-    text = f"{entry.name}: {' | '.join(entry.words) or entry.type}"
-    value: Any = entry.default
-    if value is not None and not entry.words:
-        text += f" = {json.dumps(value)}"
+    values = " | ".join(entry.words) or entry.type
+    text = f"{entry.name}: {values}"
+    default: Any = entry.default
+    if default is not None and not entry.words:
+        text += f" = {json.dumps(default)}"
     if entry.is_required:
         text += ", required"
     return text

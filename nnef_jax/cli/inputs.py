@@ -33,10 +33,12 @@ class CallInputs:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
+    """The pictures for one input, their paths, and whether they are stacked to one tensor."""
+
     name: str
     paths: Sequence[Path]
     pictures: Sequence[Array]
-    stacks: bool  # whether the pictures are stacked to one tensor
+    is_stacked: bool
 
 
 def read_inputs(
@@ -56,39 +58,49 @@ def read_inputs(
     for spec in specs:
         input_paths = paths.get(spec.name, [])
         if any(map(is_picture, input_paths)):
-            pictures = [read_picture(path, spec, options) for path in input_paths]
-            count = len(input_paths)
-            extent = spec.shape[0] if options.layout.startswith("n") else 1
-            if extent not in (None, 1, count):
-                given = f"{count} pictures are given" if count > 1 else "1 picture is given"
-                message = f"{given} for input '{spec.name}', which takes a batch of {extent}"
-                raise InputError(message)
-            is_uniform = len({picture.shape for picture in pictures}) == 1
-            stacks = count == 1 or (is_uniform and extent != 1)
-            batches.append(_Batch(spec.name, input_paths, pictures, stacks))
+            batches.append(_batch_of_pictures(input_paths, spec, options))
         elif input_paths:
             arrays[spec.name] = read_array(input_paths[0], spec.name)
     return _calls(arrays, batches)
 
 
+def _batch_of_pictures(paths: Sequence[Path], spec: TensorSpec, options: PictureOptions) -> _Batch:
+    """Read the pictures for an input. Raises InputError if they do not fit the input's batch."""
+    pictures = [read_picture(path, spec, options) for path in paths]
+    count = len(paths)
+    batch_extent = spec.shape[0] if options.layout.startswith("n") else 1
+    if batch_extent not in (None, 1, count):
+        number = f"{count} pictures are given" if count > 1 else "1 picture is given"
+        message = f"{number} for input '{spec.name}', which takes a batch of {batch_extent}"
+        raise InputError(message)
+    have_equal_shapes = len({picture.shape for picture in pictures}) == 1
+    can_be_stacked = have_equal_shapes and batch_extent != 1
+    return _Batch(spec.name, paths, pictures, is_stacked=count == 1 or can_be_stacked)
+
+
 def _calls(arrays: dict[str, Array], batches: Sequence[_Batch]) -> list[CallInputs]:
+    """Return the calls for the arrays of some inputs, and the pictures of the other inputs.
+
+    There is a single call if all pictures are stacked, and otherwise a call for each picture.
+    """
     if not batches:
         return [CallInputs(arrays)]
-    longest = max(batches, key=lambda batch: len(batch.pictures))
-    count = len(longest.pictures)
+    largest = max(batches, key=lambda batch: len(batch.pictures))
+    count = len(largest.pictures)
     if any(len(batch.pictures) not in (1, count) for batch in batches):
         counts = [f"{len(batch.pictures)} for input '{batch.name}'" for batch in batches]
-        shown = ", ".join(counts)
-        raise InputError(f"the numbers of pictures differ: {shown}")
-    titles = tuple(map(str, longest.paths))
-    if all(batch.stacks for batch in batches):
+        raise InputError(f"the numbers of pictures differ: {', '.join(counts)}")
+    titles = tuple(map(str, largest.paths))
+    if all(batch.is_stacked for batch in batches):
         stacked = {batch.name: np.concatenate(batch.pictures) for batch in batches}
         return [CallInputs(arrays | stacked, titles)]
     calls: list[CallInputs] = []
-    for i, title in enumerate(titles):
-        # A single picture is used in every call.
-        pictures = {batch.name: batch.pictures[i % len(batch.pictures)] for batch in batches}
-        calls.append(CallInputs(arrays | pictures, (title,)))
+    for index, title in enumerate(titles):
+        call_arrays = dict(arrays)
+        for batch in batches:
+            is_single = len(batch.pictures) == 1  # A single picture is used in every call.
+            call_arrays[batch.name] = batch.pictures[0 if is_single else index]
+        calls.append(CallInputs(call_arrays, (title,)))
     return calls
 
 
@@ -103,43 +115,72 @@ def _assign(
     arrays: dict[str, Array] = {}
     paths: dict[str, list[Path]] = {}
     unnamed: list[Path] = []
-    shown = ", ".join(names) or "none"
+    listed_names = ", ".join(names) or "none"
     for argument in arguments:
         name, equals, file = argument.partition("=")
+        path = Path(argument)
         if equals and name in names:
             paths.setdefault(name, []).append(Path(file))
-        elif equals and name.isidentifier() and not Path(argument).exists():
-            raise InputError(f"the graph has no input '{name}', its inputs are {shown}")
-        elif Path(argument).suffix.lower() == ".npz":
-            for member, array in read_members(Path(argument)).items():
-                if member not in names:
-                    message = f"{argument} holds '{member}', the graph's inputs are {shown}"
-                    raise InputError(message, hint=_NAME_HINT)
-                if member in arrays:
-                    raise InputError(f"input '{member}' is given by two .npz files")
-                arrays[member] = array
+            continue
+        looks_like_assignment = equals and name.isidentifier()
+        if looks_like_assignment and not path.exists():
+            raise InputError(f"the graph has no input '{name}', its inputs are {listed_names}")
+        if path.suffix.lower() == ".npz":
+            _add_members(arrays, path, argument, names)
         else:
-            unnamed.append(Path(argument))
+            unnamed.append(path)
     twice = [name for name in paths if name in arrays]
     if twice:
         raise InputError(f"input '{twice[0]}' is given by name and by a .npz file")
-    free = [name for name in names if name not in paths and name not in arrays]
-    if len(free) == 1 and unnamed:
-        paths[free[0]] = unnamed
-    elif len(unnamed) > len(free):
-        message = f"{len(unnamed)} files are given without a name, the graph's inputs are {shown}"
-        if len(free) < len(names):
-            message += f", of which {len(free)} have no file yet"
-        raise InputError(message, hint=_NAME_HINT)
-    else:
-        for name, path in zip(free[: len(unnamed)], unnamed, strict=True):
-            paths[name] = [path]
-    missing = [name for name in free if name not in paths]
+    without_file = [name for name in names if name not in paths and name not in arrays]
+    _assign_unnamed(paths, unnamed, without_file, names)
+    missing = [name for name in without_file if name not in paths]
     if missing:
         missing_names = ", ".join(map(repr, missing))
-        raise InputError(f"no file is given for input {missing_names}, the graph takes {shown}")
+        message = f"no file is given for input {missing_names}, the graph takes {listed_names}"
+        raise InputError(message)
     _require_single_arrays(paths)
     return arrays, paths
+
+
+def _add_members(arrays: dict[str, Array], path: Path, argument: str, names: Sequence[str]) -> None:
+    """Add the arrays in a .npz file to `arrays`. `names` are the names of the inputs.
+
+    Raises InputError for an array of an unknown name, or of a name that `arrays` has already.
+    """
+    for member, array in read_members(path).items():
+        if member not in names:
+            listed_names = ", ".join(names) or "none"
+            message = f"{argument} holds '{member}', the graph's inputs are {listed_names}"
+            raise InputError(message, hint=_NAME_HINT)
+        if member in arrays:
+            raise InputError(f"input '{member}' is given by two .npz files")
+        arrays[member] = array
+
+
+def _assign_unnamed(
+    paths: dict[str, list[Path]],
+    unnamed: list[Path],
+    without_file: Sequence[str],
+    names: Sequence[str],
+) -> None:
+    """Add files without a name to `paths`, for the inputs `without_file`, in order.
+
+    A single input takes all of these files. Raises InputError if there are too many files.
+    """
+    if len(without_file) == 1 and unnamed:
+        (name,) = without_file
+        paths[name] = unnamed
+        return
+    if len(unnamed) > len(without_file):
+        listed_names = ", ".join(names) or "none"
+        message = f"{len(unnamed)} files are given without a name"
+        message += f", the graph's inputs are {listed_names}"
+        if len(without_file) < len(names):
+            message += f", of which {len(without_file)} have no file yet"
+        raise InputError(message, hint=_NAME_HINT)
+    for name, path in zip(without_file, unnamed, strict=False):  # There may be fewer files.
+        paths[name] = [path]
 
 
 def _require_single_arrays(paths: dict[str, list[Path]]) -> None:
@@ -169,7 +210,8 @@ def read_array(path: Path, name: str) -> Array:
             if name in members:
                 return members[name]
             if len(members) != 1:
-                raise InputError(f"{path} holds {', '.join(members) or 'nothing'}, but no '{name}'")
+                listed_members = ", ".join(members) or "nothing"
+                raise InputError(f"{path} holds {listed_members}, but no '{name}'")
             (array,) = members.values()
             return array
         case ".dat":

@@ -207,7 +207,8 @@ def _axes(text: str) -> dict[str, int]:
     axes: dict[str, int] = {}
     for part in text.split(","):
         name, _, extent = part.partition("=")
-        if not name.strip() or not _is_positive(extent):
+        is_axis = name.strip() and _is_positive(extent)
+        if not is_axis:
             message = f"{part!r} is no axis of a mesh; give some as in data=4,model=4"
             raise typer.BadParameter(message, param_hint="--mesh")
         axes[name.strip()] = int(extent)
@@ -217,14 +218,17 @@ def _axes(text: str) -> dict[str, int]:
 def _with_open_batch(model: Model, source: str, reading: option.Reading, **options: Any) -> Model:
     """Load a network again, with a batch of any size.
 
-    The first extent of an input becomes open if it equals the first extent of the first input.
+    The batch is the first extent of the first input that has axes. Each input whose first extent is
+    equal to the batch gets an open first extent.
     """
     keywords = reading.keywords
-    shapes = keywords.pop("input_shapes")
-    open_shapes = {spec.name: list(shapes.get(spec.name, spec.shape)) for spec in model.inputs}
-    first = next((shape[0] for shape in open_shapes.values() if shape), None)
+    shapes_by_option = keywords.pop("input_shapes")
+    open_shapes: dict[str, list[Any]] = {}
+    for spec in model.inputs:
+        open_shapes[spec.name] = list(shapes_by_option.get(spec.name, spec.shape))
+    first_extents = [shape[0] for shape in open_shapes.values() if shape]
     for shape in open_shapes.values():
-        if shape and shape[0] == first:
+        if shape and shape[0] == first_extents[0]:
             shape[0] = None
     with status(f"reading {source}"):
         import nnef_jax
@@ -233,6 +237,7 @@ def _with_open_batch(model: Model, source: str, reading: option.Reading, **optio
 
 
 def _size(text: str) -> int:
+    """Return the batch size in a text. Raises BadParameter if it is not a positive number."""
     if not _is_positive(text):
         message = f"{text!r} is not a batch size; sizes are numbers as in 1,8,32"
         raise typer.BadParameter(message, param_hint="--batch")

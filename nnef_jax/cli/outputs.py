@@ -49,8 +49,9 @@ def run_calls(
 ) -> list[CallOutputs]:
     """Run the network for each call, and return the outputs of each picture or call.
 
-    A single call uses the variant of the model that is compiled and run once in the least time. If
-    `function` is not None, this function of the inputs runs instead of the network.
+    A single call uses a variant of the model. The compilation and one run of this variant take the
+    least time together. If `function` is not None, this function of the inputs runs instead of the
+    network.
     """
     if function is None and len(calls) == 1:
         model = for_one_call(model, bind(model, (), calls[0].arrays))
@@ -65,22 +66,25 @@ def _run_call(model: Model, call: CallInputs, function: Callable[..., Any]) -> l
 
     If an output has no axis for the batch, all outputs are returned together.
     """
-    results = function(*(call.arrays[spec.name] for spec in model.inputs))
+    inputs = [call.arrays[spec.name] for spec in model.inputs]
+    results = function(*inputs)
     outputs = {name: np.asarray(array) for name, array in by_name(model, results).items()}
     count = len(call.pictures)
-    if count > 1 and all(array.shape[:1] == (count,) for array in outputs.values()):
-        by_picture: list[CallOutputs] = []
-        for i, title in enumerate(call.pictures):
-            rows = {name: array[i : i + 1] for name, array in outputs.items()}
-            by_picture.append(CallOutputs(title, rows))
-        return by_picture
-    return [CallOutputs(", ".join(call.pictures), outputs)]
+    have_batch_axis = all(array.shape[:1] == (count,) for array in outputs.values())
+    if count <= 1 or not have_batch_axis:
+        return [CallOutputs(", ".join(call.pictures), outputs)]
+    by_picture: list[CallOutputs] = []
+    for index, title in enumerate(call.pictures):
+        batches_of_one = {name: array[index : index + 1] for name, array in outputs.items()}
+        by_picture.append(CallOutputs(title, batches_of_one))
+    return by_picture
 
 
 def by_name(model: Model, results: Any) -> dict[str, Any]:
     """Return the results of a call by the names of the outputs."""
     arrays = [results] if len(model.outputs) == 1 else results
-    return {spec.name: array for spec, array in zip(model.outputs, arrays, strict=True)}
+    names = [spec.name for spec in model.outputs]
+    return dict(zip(names, arrays, strict=True))
 
 
 def read_labels(path: Path) -> tuple[str, ...]:
@@ -104,19 +108,21 @@ def saved_or_shown(
     """Save results if there is a path, and return the lines to print.
 
     If `output` is None, the lines show the results. Otherwise they name the written files, and show
-    the largest entries if `top` is not None.
+    the largest entries if `top` is not None. If `as_json`, the only line is a JSON object.
     """
-    saved = save_results(output, results, overwrite) if output else []
+    saved_files = save_results(output, results, overwrite) if output else []
+    shows_values = not saved_files
     if as_json:
-        return [_as_json(network, results, top, values=not saved, files=saved)]
-    return [*_as_text(results, top, values=not saved), *(f"saved {file}" for file in saved)]
+        return [_as_json(network, results, top, values=shows_values, files=saved_files)]
+    lines = _as_text(results, top, values=shows_values)
+    return lines + [f"saved {file}" for file in saved_files]
 
 
 def _as_text(results: Sequence[CallOutputs], top: Top | None, *, values: bool) -> list[str]:
     """Return lines that show results, with a block for each result.
 
-    A block has the types of the outputs. With `top` it also has the largest entries, and otherwise,
-    if `values`, all values.
+    A block has the types of the outputs. If `top` is not None, it also has the largest entries.
+    Otherwise, if `values`, it has all values.
     """
     lines: list[str] = []
     for result in results:
@@ -147,24 +153,30 @@ def _as_json(
     Numbers that JSON lacks are the strings "NaN", "Infinity" and "-Infinity". If not `values`, the
     object has no values of outputs. `files` are the names of the written files.
     """
-    shown: list[dict[str, Any]] = []
+    json_results: list[dict[str, Any]] = []
     for result in results:
-        outputs: list[dict[str, Any]] = []
+        json_outputs: list[dict[str, Any]] = []
         for name, array in result.outputs.items():
-            entry: dict[str, Any] = {"name": name, "shape": list(array.shape)}
-            entry["dtype"] = str(array.dtype)
+            json_output: dict[str, Any] = {"name": name, "shape": list(array.shape)}
+            json_output["dtype"] = str(array.dtype)
             if top:
-                rows = _top_rows(array, top)
-                entry["top"] = [{"row": row, "entries": plain(entries)} for row, entries in rows]
+                json_output["top"] = [
+                    {"row": position, "entries": plain(entries)}
+                    for position, entries in _top_rows(array, top)
+                ]
             elif values:
-                entry["values"] = plain(array)
-            outputs.append(entry)
-        shown.append({"input": result.title or None, "outputs": outputs})
-    return json.dumps({"network": network, "results": shown, "files": list(files)}, allow_nan=False)
+                json_output["values"] = plain(array)
+            json_outputs.append(json_output)
+        json_results.append({"input": result.title or None, "outputs": json_outputs})
+    document = {"network": network, "results": json_results, "files": list(files)}
+    return json.dumps(document, allow_nan=False)
 
 
 class _TopRow(NamedTuple):
-    """The position of a row in an output, and the index, label and value of its largest entries."""
+    """The position of a row in an output, and the row's largest entries.
+
+    An entry is a dict of its index, label and value.
+    """
 
     position: tuple[int, ...]
     entries: list[dict[str, Any]]
@@ -176,13 +188,14 @@ def _top_rows(array: Array, top: Top) -> list[_TopRow]:
     Rows run along the last axis that is longer than 1: an array of shape (1, 1000, 1, 1) is one row
     of 1000 entries.
     """
-    shape = _row_shape(array)
-    rows = array.reshape(-1, shape[-1])
-    labels = top.labels if len(top.labels) == rows.shape[1] else ()
+    *outer_shape, row_length = _row_shape(array)
+    rows = array.reshape(-1, row_length)
+    labels = top.labels if len(top.labels) == row_length else ()
     # NaN comes last, and equal entries keep their order.
     order = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")
+    positions = np.ndindex(*outer_shape)
     top_rows: list[_TopRow] = []
-    for position, row, indices in zip(np.ndindex(*shape[:-1]), rows, order, strict=True):
+    for position, row, indices in zip(positions, rows, order, strict=True):
         entries: list[dict[str, Any]] = []
         for index in indices[: top.count]:
             label = labels[index] if labels else None
@@ -192,6 +205,10 @@ def _top_rows(array: Array, top: Top) -> list[_TopRow]:
 
 
 def _row_shape(array: Array) -> tuple[int, ...]:
+    """Return the shape of an array without axes of extent 1 at its end.
+
+    (2, 1000, 1, 1) becomes (2, 1000). At least one axis remains.
+    """
     shape = array.shape or (1,)
     while len(shape) > 1 and shape[-1] == 1:
         shape = shape[:-1]
@@ -200,13 +217,20 @@ def _row_shape(array: Array) -> tuple[int, ...]:
 
 def check_labels(top: Top, results: Sequence[CallOutputs]) -> None:
     """Raise InputError if no output has as many entries in a row as there are labels."""
-    lengths = {name: _row_shape(array)[-1] for name, array in results[0].outputs.items()}
-    if top.labels and len(top.labels) not in lengths.values():
-        rows = [f"rows of '{name}' have {length} entries" for name, length in lengths.items()]
-        raise InputError(f"there are {len(top.labels)} labels, but {', '.join(rows)}")
+    label_count = len(top.labels)
+    row_lengths: dict[str, int] = {}
+    for name, array in results[0].outputs.items():
+        row_lengths[name] = _row_shape(array)[-1]
+    if label_count and label_count not in row_lengths.values():
+        rows = [f"rows of '{name}' have {length} entries" for name, length in row_lengths.items()]
+        raise InputError(f"there are {label_count} labels, but {', '.join(rows)}")
 
 
 def _top_lines(array: Array, top: Top) -> list[str]:
+    """Return a line for each of the largest entries of an output.
+
+    If there are several rows, the lines of a row follow a line with its position.
+    """
     lines: list[str] = []
     rows = _top_rows(array, top)
     for position, entries in rows:
@@ -237,20 +261,22 @@ def check_output(path: Path, names: Sequence[str], overwrite: bool) -> None:
 def save_results(path: Path, results: Sequence[CallOutputs], overwrite: bool) -> list[str]:
     """Save outputs to a path, and return the names of the written files.
 
-    Several results are concatenated along axis 0 if each has a batch of 1, and otherwise stacked
-    along a new axis.
+    The suffix of the path determines the format; a path without a known suffix is a folder of .dat
+    files. Several results are concatenated along axis 0 if each has a batch of 1. Otherwise they
+    are stacked along a new axis.
     """
-    names = results[0].outputs
-    arrays = {name: _joined([result.outputs[name] for result in results]) for name in names}
-    first = next(iter(arrays.values()))
+    arrays: dict[str, Array] = {}
+    for name in results[0].outputs:
+        arrays[name] = _joined([result.outputs[name] for result in results])
+    first_array = next(iter(arrays.values()))
     match path.suffix.lower():
         case ".npz":
             save_npz(str(path), arrays, overwrite=overwrite)
         case ".npy":
             with files.replacing(str(path), overwrite=overwrite) as file:
-                np.lib.format.write_array(file, first, allow_pickle=False)
+                np.lib.format.write_array(file, first_array, allow_pickle=False)
         case ".dat":
-            write_tensor(path, first, overwrite=overwrite)
+            write_tensor(path, first_array, overwrite=overwrite)
         case _:
             members = {member_of(name): array for name, array in arrays.items()}
             write_folder(str(path), members, overwrite=overwrite)
@@ -265,6 +291,10 @@ def save_npz(path: str, arrays: Mapping[str, Array], *, overwrite: bool) -> None
 
 
 def _joined(arrays: Sequence[Array]) -> Array:
+    """Return the arrays of several results as one array.
+
+    Raises InputError if their shapes differ.
+    """
     if len(arrays) == 1:
         return arrays[0]
     shapes = sorted({array.shape for array in arrays})

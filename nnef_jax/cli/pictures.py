@@ -64,14 +64,14 @@ def read_picture(path: Path, spec: TensorSpec, options: PictureOptions) -> Array
             f"a picture has 1, 3 or 4",
             hint="--layout says what the axes of the input are",
         )
-    pixels = _pixels(path, spec.name, extents, options.resize)
+    values = _pixels(path, spec.name, extents, options.resize)  # (height, width, channels)
+    channel_count = values.shape[2]
     for option, numbers in (("--mean", options.mean), ("--scale", options.scale)):
-        if len(numbers) not in (1, pixels.shape[2]):
+        if len(numbers) not in (1, channel_count):
             raise InputError(
                 f"{option} has {len(numbers)} numbers, "
-                f"input '{spec.name}' has {pixels.shape[2]} channels"
+                f"input '{spec.name}' has {channel_count} channels"
             )
-    values = pixels
     values -= np.array(options.mean, np.float32)  # in place, because pictures may be large
     values *= np.array(options.scale, np.float32)
     if spec.dtype.startswith("int") and np.array_equal(values, np.round(values)):
@@ -79,15 +79,16 @@ def read_picture(path: Path, spec: TensorSpec, options: PictureOptions) -> Array
     axes = [axis for axis in layout if axis != "n"]
     if "c" not in axes:
         values = values[..., 0]
-    values = values.transpose(["hwc".index(axis) for axis in axes])
-    return values[np.newaxis] if "n" in layout else values
+    in_layout = values.transpose(["hwc".index(axis) for axis in axes])
+    return in_layout[np.newaxis] if "n" in layout else in_layout
 
 
 def _pixels(path: Path, name: str, extents: dict[str, int | None], resize: bool) -> Array:
     """Return the pixels of a picture as float32 numbers from 0 to 255, [height, width, channel].
 
     `name` is the name of the input, and `extents` are the extents of its axes by letter. If
-    `resize`, the picture is resized to them.
+    `resize`, the picture is resized to the height and width of the input. Raises InputError if the
+    size differs, and the picture must not be resized.
     """
     channels = extents.get("c", 1)
     image = _open_picture(path, channels or 3)
@@ -100,7 +101,8 @@ def _pixels(path: Path, name: str, extents: dict[str, int | None], resize: bool)
         image = image.convert(_MODES[channels or 3])
     height = extents["h"] or image.height
     width = extents["w"] or image.width
-    if (image.width, image.height) != (width, height):
+    has_other_size = image.width != width or image.height != height
+    if has_other_size:
         if not resize:
             raise InputError(
                 f"{path} is {image.width} pixels wide and {image.height} high, "
@@ -151,6 +153,7 @@ def _open_picture(path: Path, channels: int) -> Any:
 
 
 def _image_module() -> Any:
+    """Return the module PIL.Image. Raises UnsupportedError if Pillow is not installed."""
     try:
         from PIL import Image
     except ImportError:

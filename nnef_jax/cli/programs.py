@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def printed_after(names: Sequence[str]) -> Generator[list[str]]:
-    """Yield a list that receives the lines of the program after each named pass.
+    """Yield a list to which the lines of the program are added after each named pass.
 
     The name "all" stands for all passes. Raises BadParameter for a pass that the target of the
     default device does not have.
@@ -25,8 +25,10 @@ def printed_after(names: Sequence[str]) -> Generator[list[str]]:
     from lowering import DIFFERENTIABLE, name_of, target_of, watched
     from nnef_jax.execution.places import default_device
 
-    passes = (*DIFFERENTIABLE.passes, *target_of(default_device().platform).passes)
-    choices = [*dict.fromkeys(map(name_of, passes)), "all"]
+    target = target_of(default_device().platform)
+    passes = (*DIFFERENTIABLE.passes, *target.passes)
+    distinct_names = dict.fromkeys(map(name_of, passes))
+    choices = [*distinct_names, "all"]
     for name in names:
         if name not in choices:
             message = f"{name!r} is not one of {', '.join(choices)}"
@@ -34,13 +36,17 @@ def printed_after(names: Sequence[str]) -> Generator[list[str]]:
     lines: list[str] = []
 
     def watch(name: str, target: Target, before: Program, after: Program) -> None:
-        if name in names or "all" in names:
-            text = str(after)
-            head = f"after {name} for {target.platform or 'all platforms'}:"
-            if after is before or text == str(before):
-                lines.append(f"{head} as before")
-            else:
-                lines.extend([head, *text.split("\n")])
+        """Add the program after a pass to the lines, if the pass was named."""
+        is_named = name in names or "all" in names
+        if not is_named:
+            return
+        text = str(after)
+        head = f"after {name} for {target.platform or 'all platforms'}:"
+        is_unchanged = after is before or text == str(before)
+        if is_unchanged:
+            lines.append(f"{head} as before")
+        else:
+            lines.extend([head, *text.split("\n")])
 
     with watched(watch):
         yield lines

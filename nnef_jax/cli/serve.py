@@ -115,25 +115,30 @@ def _write_line(text: str) -> None:
 def _reading_of(name: str, names: Collection[str], reading: option.Reading) -> option.Reading:
     """Return the options for reading the network `name`.
 
-    They are the options without the name of a network, and the options with this name, as in
-    "digits:x=1,28,28". `names` are the names of all networks.
+    An option such as "digits:x=1,28,28" is only for the network "digits". An option without the
+    name of a network is for all networks. `names` are the names of all networks.
     """
 
     def for_network(texts: Sequence[str] | None) -> list[str]:
+        """Return the texts of an option that are for the network, without its name."""
         selected: list[str] = []
         for text in texts or ():
-            network, _, remainder = text.partition(":")
-            if network not in names:
+            network, _, option_of_network = text.partition(":")
+            is_for_all = network not in names
+            if is_for_all:
                 selected.append(text)
             elif network == name:
-                selected.append(remainder)
+                selected.append(option_of_network)
         return selected
 
     return replace(reading, shapes=for_network(reading.shapes), values=for_network(reading.values))
 
 
 def _name_and_source(text: str) -> tuple[str, str]:
-    """Return the name and the source in the text [NAME=]SOURCE."""
+    """Return the name and the source in the text [NAME=]SOURCE.
+
+    Without NAME, the name is the name of the source's file or folder.
+    """
     name, equals, source = text.partition("=")
     if equals and "/" not in name:
         return name, source

@@ -20,19 +20,22 @@ _Compute = Callable[[Sequence[Mapping[str, Array]]], dict[str, Any]]
 
 
 def groups_of(reads: Iterator[ItemArrays], size: int, *, stop: bool) -> Iterator[list[ItemArrays]]:
-    """Group items in order. Each group except the last has `size` items without an error."""
+    """Yield groups of items in order. Each group has `size` items without an error.
+
+    The last group may have fewer items. If `stop`, the function raises the first error instead.
+    """
     group: list[ItemArrays] = []
-    count = 0
+    items_without_error = 0
     for read in reads:
-        if isinstance(read.outcome, Exception) and stop:
-            raise read.outcome
         group.append(read)
         if not isinstance(read.outcome, Exception):
-            count += 1
-        if count == size:
+            items_without_error += 1
+        elif stop:
+            raise read.outcome
+        if items_without_error == size:
             yield group
             group = []
-            count = 0
+            items_without_error = 0
     if group:
         yield group
 
@@ -49,10 +52,13 @@ def computing(model: Model, devices: Sequence[Any], size: int) -> _Compute:
         sharding = NamedSharding(mesh, PartitionSpec("batch"))
 
     def compute(items: Sequence[Mapping[str, Array]]) -> dict[str, Any]:
+        """Pad the items to a full batch, and start to compute the batch."""
         padding = [items[-1]] * (size - len(items))
-        rows = [*items, *padding]
-        stacked = {x.name: np.concatenate([row[x.name] for row in rows]) for x in model.inputs}
-        outputs = model(*jax.device_put(list(stacked.values()), sharding))
+        padded_items = [*items, *padding]
+        batches: list[Array] = []
+        for spec in model.inputs:
+            batches.append(np.concatenate([item[spec.name] for item in padded_items]))
+        outputs = model(*jax.device_put(batches, sharding))
         return by_name(model, outputs)
 
     return compute
@@ -69,27 +75,28 @@ def results_of(
     `done` is called with the number of finished items.
     """
     running: deque[tuple[list[ItemArrays], dict[str, Any]]] = deque()
-    count = 0
-    for group in chain(groups, [None]):
+    finished = 0
+    for group in chain(groups, [None]):  # None comes after the last group.
         if group is not None:
             items = [read.outcome for read in group if not isinstance(read.outcome, Exception)]
             running.append((group, compute(items) if items else {}))
-        # After the last group, all groups are finished. Before that, one group stays in
-        # computation.
+        # One group stays in computation, and after the last group none.
         most_running = 0 if group is None else 1
         while len(running) > most_running:
             reads, outputs = running.popleft()
             yield from _rows(reads, outputs)
-            count += len(reads)
-            done(count)
+            finished += len(reads)
+            done(finished)
 
 
 def _rows(reads: Sequence[ItemArrays], outputs: Mapping[str, Any]) -> Iterator[ItemArrays]:
+    """Yield the result of each item of a group: its row of the outputs, or its error."""
     arrays = {name: np.asarray(array) for name, array in outputs.items()}
-    row = 0
+    next_row = 0
     for read in reads:
         if isinstance(read.outcome, Exception):
             yield read
-        else:
-            yield ItemArrays(read.item, {name: array[row] for name, array in arrays.items()})
-            row += 1
+            continue
+        row_by_name = {name: array[next_row] for name, array in arrays.items()}
+        next_row += 1
+        yield ItemArrays(read.item, row_by_name)

@@ -28,11 +28,11 @@ def print_result(*lines: str) -> None:
 
 @contextmanager
 def status(text: str, *, counts: bool = False) -> Generator[Callable[[int, int], None] | None]:
-    """Show a spinner on a terminal's stderr if the block takes longer than `STATUS_AFTER`.
+    """Show a spinner beside a text on stderr if the block takes longer than `STATUS_AFTER`.
 
-    Yields a function that takes the finished and the total amount, and shows them as a bar. If
-    `counts`, these numbers and the remaining time stand beside the bar. Yields None if stderr is
-    not a terminal.
+    Yield a function that takes the finished and the total amount, and shows them as a bar. If
+    `counts`, these numbers and the remaining time stand beside the bar. If stderr is not a
+    terminal, show nothing and yield None.
     """
     if sys.stderr is None or not sys.stderr.isatty():
         yield None
@@ -70,7 +70,9 @@ def status(text: str, *, counts: bool = False) -> Generator[Callable[[int, int],
 def message_of(error: OSError) -> str:
     """Return the message of an OSError, preceded by the name of its file."""
     reason = error.strerror or str(error)
-    return f"{error.filename}: {reason}" if error.filename else reason
+    if error.filename:
+        return f"{error.filename}: {reason}"
+    return reason
 
 
 def report_error(*lines: str) -> None:

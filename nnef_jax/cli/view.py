@@ -58,6 +58,10 @@ def view(
 
 
 def _json_in(path: Path | None) -> Any:
+    """Return the JSON object in a file, or None without a file.
+
+    Raises DataError for a file that is not a JSON object.
+    """
     if path is None:
         return None
     from nnef_jax.storage import files

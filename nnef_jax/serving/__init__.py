@@ -45,7 +45,7 @@ def app(
     Requests are computed in batches of the sizes `sizes`, as by `Model.batcher`. If the items of a
     batch depend on one another in a model, the requests for this model are computed one at a time.
     A model with a state computes one cycle for each request, for the sequence that the request
-    names. All models are compiled when the application starts, and until then it is not ready.
+    names. All models are compiled when the application starts. It is ready after that.
 
     Args:
         models: models by name. A `Batcher`, or any `Servable`, may take the place of a model.

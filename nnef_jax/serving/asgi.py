@@ -50,14 +50,16 @@ class RequestProgress:
         return time.monotonic() - self._start
 
     def done(self, part: str) -> None:
-        """Note the end of a part of the answer, which began when the part before it ended."""
-        self._parts[part] = self.seconds - sum(self._parts.values())
+        """Note the end of a part of the answer. The part began when the previous part ended."""
+        seconds_of_earlier_parts = sum(self._parts.values())
+        self._parts[part] = self.seconds - seconds_of_earlier_parts
 
     def line(self, model: str, status: int) -> str:
         """Return a line for the log. Names in the line are JSON strings, and are shortened."""
-        name = json.dumps(model[:_SHOWN_CHARACTERS])
-        id = json.dumps(self.id[:_SHOWN_CHARACTERS])
-        line = f"request model={name} id={id} status={status} seconds={self.seconds:.6f}"
+        short_name = json.dumps(model[:_SHOWN_CHARACTERS])
+        short_id = json.dumps(self.id[:_SHOWN_CHARACTERS])
+        line = f"request model={short_name} id={short_id} status={status}"
+        line += f" seconds={self.seconds:.6f}"
         for part, seconds in self._parts.items():
             line += f" {part}={seconds:.6f}"
         return line
@@ -79,10 +81,9 @@ class Application:
         self.limits: ServingLimits = limits
         self.progress: Progress | None = progress
         self.metrics: Metrics = Metrics()
-        self.services: dict[str, Service] = {
-            name: Service(name, model, sizes, limits, self.metrics)
-            for name, model in models.items()
-        }
+        self.services: dict[str, Service] = {}
+        for name, model in models.items():
+            self.services[name] = Service(name, model, sizes, limits, self.metrics)
         self.bytes_in_memory: int = 0  # number of bytes of requests that are in memory
         self.metrics.bytes.set_function(lambda: self.bytes_in_memory)
         self.texts: ThreadPoolExecutor = ThreadPoolExecutor(1, "nnef-jax-json")
@@ -103,21 +104,24 @@ class Application:
 
     @asynccontextmanager
     async def _lifespan(self, starlette: Starlette) -> AsyncGenerator[None]:
-        tasks = [asyncio.create_task(x.run(self._report)) for x in self.services.values()]
+        """Run the services while the application runs, and close them when it stops."""
+        services = self.services.values()
+        tasks = [asyncio.create_task(service.run(self._report)) for service in services]
         try:
             yield
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            for service in self.services.values():
+            for service in services:
                 service.close()
             self.texts.shutdown(wait=False)
 
     def _report(self) -> None:
+        """Report the number of services that are ready."""
         if self.progress:
-            ready = [x for x in self.services.values() if x.state == "ready"]
-            self.progress(len(ready), len(self.services))
+            states = [service.state for service in self.services.values()]
+            self.progress(states.count("ready"), len(states))
 
     async def _server(self, request: Request) -> Response:
         extensions = ["binary_tensor_data", "sequence"]
@@ -160,6 +164,7 @@ class Application:
         return self.services[name]
 
     async def _infer(self, request: Request) -> Response:
+        """Answer an inference request, also if it fails; record its time, and write the log."""
         service = self._service(request)
         progress = RequestProgress()
         body = bytearray()
@@ -180,41 +185,45 @@ class Application:
     async def _answer(
         self, request: Request, service: Service, body: bytearray, progress: RequestProgress
     ) -> Response:
-        """Read the body of an inference request, compute it, and return the response.
+        """Read an inference request into `body`, compute it, and return the response.
 
         The function may raise any error.
         """
         _require_ready(service)
         await self._read(request, body)
         progress.done("read")
-        length = protocol.json_length(request.headers.get(protocol.LENGTH), len(body))
-        if length > self.limits.json:
-            raise HTTPException(413, f"{length} bytes are JSON, the limit is {self.limits.json}")
+        json_bytes = protocol.json_length(request.headers.get(protocol.LENGTH), len(body))
+        if json_bytes > self.limits.json:
+            raise HTTPException(
+                413, f"{json_bytes} bytes are JSON, the limit is {self.limits.json}"
+            )
         outputs = service.servable.outputs
-        query = await self._called(length, partial(protocol.decoded, body, length, outputs))
+        decode = partial(protocol.decoded, body, json_bytes, outputs)
+        query = await self._called(json_bytes, decode)
         progress.id = query.id
-        input_bytes = sum(x.nbytes for x in query.arrays.values())
+        input_bytes = sum(array.nbytes for array in query.arrays.values())
         bind = partial(service.servable.bind, (), query.arrays)
         arrays = await self._called(input_bytes, bind)
         progress.done("decode")
         remaining = self.limits.timeout - progress.seconds
         results = await service.infer(query.parameters, arrays, remaining)
         progress.done("compute")
-        has_json_items = not all(query.outputs.values())
-        items = sum(x.size for x in results) if has_json_items else 0
+        are_all_binary = all(query.outputs.values())
+        json_items = 0 if are_all_binary else sum(result.size for result in results)
         encode = partial(protocol.encoded, service.name, query, outputs, results)
-        text, length = await self._called(items, encode)
+        content, length = await self._called(json_items, encode)
         progress.done("encode")
         if length is None:
-            return Response(text, media_type="application/json")
+            return Response(content, media_type="application/json")
         headers = {protocol.LENGTH: str(length)}
-        return Response(text, headers=headers, media_type="application/octet-stream")
+        return Response(content, headers=headers, media_type="application/octet-stream")
 
     def _refusal(self, name: str, error: Exception) -> Response:
-        """Return the response that reports an error to the client."""
+        """Return the response that reports an error to the client. `name` is the model's name."""
         return _response(self._http_exception(name, error))
 
     def _http_exception(self, name: str, error: Exception) -> HTTPException:
+        """Return an error as an HTTP error with a status. An unexpected error is logged."""
         if isinstance(error, HTTPException):
             return error
         if isinstance(error, NnefError):
@@ -228,16 +237,20 @@ class Application:
         _log.error("'%s' failed", name, exc_info=error)
         return HTTPException(500, f"'{name}' failed: {error}")
 
-    async def _called(self, size: int, function: Callable[[], _Result]) -> _Result:
-        """Call a function and return its result; if `size` is large, call it on a thread."""
+    async def _called(self, size: int, work: Callable[[], _Result]) -> _Result:
+        """Call a function and return its result.
+
+        If `size`, in bytes or items, is large, a thread calls the function, so that other requests
+        can run.
+        """
         if size < _LONG_TEXT:
-            return function()
-        return await asyncio.get_running_loop().run_in_executor(self.texts, function)
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self.texts, work)
 
     async def _read(self, request: Request, body: bytearray) -> None:
         """Append the bytes of a request to a body, and count them in `bytes_in_memory`.
 
-        Raises HTTPException for a body beyond the limits.
+        Raises HTTPException for a body that is beyond the limits, or that arrives too late.
         """
         limits = self.limits
         coding = request.headers.get("Content-Encoding", "identity")
@@ -245,24 +258,31 @@ class Application:
             raise HTTPException(415, f"Content-Encoding {coding!r:.60} is not served")
         length = request.headers.get("Content-Length", "0")
         # The first digits of a long number suffice.
-        if length.isdecimal() and int(length[:20]) > limits.body:
+        is_too_long = length.isdecimal() and int(length[:20]) > limits.body
+        if is_too_long:
             raise HTTPException(413, f"the body has {length} bytes, the limit is {limits.body}")
         try:
             async with asyncio.timeout(limits.timeout):
                 async for part in request.stream():
-                    if len(body) + len(part) > limits.body:
-                        raise HTTPException(413, f"the body has more than {limits.body} bytes")
-                    if self.bytes_in_memory + len(part) > limits.memory:
-                        message = f"{self.bytes_in_memory} bytes of requests are in memory"
-                        raise HTTPException(503, f"{message}, the limit is {limits.memory}")
-                    self.bytes_in_memory += len(part)
-                    body += part
+                    self._append(body, part)
         except TimeoutError:
             message = f"the body did not arrive within {limits.timeout:g} s"
             raise HTTPException(408, message, {"Connection": "close"}) from None
 
+    def _append(self, body: bytearray, part: bytes) -> None:
+        """Append a part to a body. Raises HTTPException if the body or the memory is too large."""
+        limits = self.limits
+        if len(body) + len(part) > limits.body:
+            raise HTTPException(413, f"the body has more than {limits.body} bytes")
+        if self.bytes_in_memory + len(part) > limits.memory:
+            message = f"{self.bytes_in_memory} bytes of requests are in memory"
+            raise HTTPException(503, f"{message}, the limit is {limits.memory}")
+        self.bytes_in_memory += len(part)
+        body += part
+
 
 def _require_ready(service: Service) -> None:
+    """Raise HTTPException unless a service is ready."""
     if service.state != "ready":
         raise HTTPException(503, f"'{service.name}' is {service.state}", {"Retry-After": "1"})
 

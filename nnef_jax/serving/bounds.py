@@ -38,10 +38,13 @@ class ServingLimits:
     idle: float = 300.0
 
     def __post_init__(self) -> None:
+        """Raise TypeError or InputError for a bound that is not a positive number."""
         for field in fields(self):
             value = getattr(self, field.name)
             types = int if field.type == "int" else int | float
             require(field.name, value, types, "a number")
-            is_no_delay = field.name == "delay" and value == 0
-            if not value > 0 and not is_no_delay:
+            is_positive = value > 0  # False for NaN
+            may_be_zero = field.name == "delay"
+            is_allowed = is_positive or (may_be_zero and value == 0)
+            if not is_allowed:
                 raise InputError(f"{field.name} must be more than 0, it is {value}")

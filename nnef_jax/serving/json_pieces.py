@@ -34,30 +34,37 @@ Items = list[Any]  # a list of JSON values, or of Pieces
 class Pieces:
     """A long JSON array, as consecutive lists of its items.
 
-    If the items include lists of numbers, these lists are flattened. An array that contains
-    `Pieces` is itself `Pieces`, and never a list.
+    Lists of numbers among the items may be flattened. An array that contains `Pieces` is itself
+    `Pieces`, and never a list.
     """
 
     lists: list[Items]
 
     def flat(self) -> Iterator[Items]:
-        """Yield lists of items; items that are `Pieces` are replaced by their own lists."""
+        """Yield lists of items. An item that is `Pieces` is replaced by the lists in it."""
         for items in self.lists:
             types = set(map(type, items))
-            if Pieces in types and types <= {Pieces, list}:
-                for x in items:
-                    yield from x.flat() if isinstance(x, Pieces) else [x]
-            else:
+            has_only_arrays = types <= {Pieces, list}
+            if Pieces not in types or not has_only_arrays:
                 yield items
+                continue
+            for array in items:
+                if isinstance(array, Pieces):
+                    yield from array.flat()
+                else:
+                    yield array
 
 
 def loads(data: bytes) -> Any:
     """Return the value of a JSON text as `json.loads` does, but with long arrays as `Pieces`.
 
-    Raises RecursionError or ValueError, also for a long text with too many strings and objects.
+    Raises RecursionError or ValueError for a text that is not JSON, and ValueError for a long text
+    with too many strings and objects.
     """
     text = data.decode(json.detect_encoding(data), "surrogatepass")
-    return json.loads(text) if len(text) <= _PIECE else _Reader(text).document()
+    if len(text) <= _PIECE:
+        return json.loads(text)
+    return _Reader(text).document()
 
 
 def flattened(items: Items) -> Items:
@@ -65,20 +72,26 @@ def flattened(items: Items) -> Items:
 
     Raises ValueError if the lists have different lengths.
     """
+    # [[1, 2], [3, 4]] becomes [1, 2, 3, 4].
     while set(map(type, items)) == {list}:
-        if len(set(map(len, items))) > 1:
+        lengths = set(map(len, items))
+        if len(lengths) > 1:
             raise ValueError("lists in a list differ in length")
-        items = [*chain.from_iterable(items)]
+        items = list(chain.from_iterable(items))
     return items
 
 
 def dumped(array: NDArray[np.generic]) -> Iterator[str]:
-    """Yield the JSON text of an array in pieces, with flat items separated by commas."""
+    """Yield the JSON text of an array's items in pieces.
+
+    The items are flat and separated by commas, as in "1, 2, 3", without brackets around them.
+    """
     items = array.ravel()
     for start in range(0, len(items), _ITEMS):
-        separator = ", " if start else ""
-        text_in_brackets = json.dumps(items[start : start + _ITEMS].tolist())
-        yield separator + text_in_brackets[1:-1]
+        piece = items[start : start + _ITEMS].tolist()
+        text = json.dumps(piece).removeprefix("[").removesuffix("]")
+        is_first = start == 0
+        yield text if is_first else f", {text}"
 
 
 class _Reader:
@@ -113,6 +126,7 @@ class _Reader:
         return character
 
     def _value(self) -> Any:
+        """Read and return the next value. Raises ValueError if there have been too many values."""
         self._values += 1
         if self._values > _MOST_VALUES:
             raise ValueError(f"it has more than {_MOST_VALUES} strings, objects and long lists")
@@ -126,6 +140,7 @@ class _Reader:
                 return value
 
     def _object(self) -> dict[str, Any]:
+        """Read and return a JSON object."""
         self._take("{")
         members: dict[str, Any] = {}
         if self._next() == "}":
@@ -141,22 +156,28 @@ class _Reader:
                 return members
 
     def _array(self) -> Items | Pieces:
+        """Read and return a JSON array.
+
+        Runs of numbers are read at once, and all other items one by one.
+        """
         self._take("[")
-        lists: list[Items] = [[]]
         if self._next() == "]":
             self._take("]")
-            return lists[0]
-        while True:
-            items = self._numbers()
-            if items is None:
+            return []
+        lists: list[Items] = [[]]
+        is_open = True
+        while is_open:
+            numbers = self._numbers()
+            if numbers is None:
                 lists[-1].append(self._value())
             else:
-                lists += [items, []]
-            if self._take(",", "]") == "]":
-                lists = [items for items in lists if items]
-                if len(lists) > 1 or any(isinstance(x, Pieces) for x in lists[0]):
-                    return Pieces(lists)
-                return lists[0]
+                lists += [numbers, []]
+            is_open = self._take(",", "]") == ","
+        lists = [items for items in lists if items]
+        has_pieces = any(isinstance(item, Pieces) for item in lists[0])
+        if len(lists) > 1 or has_pieces:
+            return Pieces(lists)
+        return lists[0]
 
     def _numbers(self) -> Items | None:
         """Return the next complete items of an array, before any string or object.
@@ -170,14 +191,17 @@ class _Reader:
                 stop = position
         region = self.text[self.at : stop]
         codes = np.frombuffer(region.encode("latin-1", "replace"), np.uint8)
-        steps = (codes == ord("[")).astype(np.int32) - (codes == ord("]"))
-        depth = np.cumsum(steps)
-        # The items end at the bracket that closes the array, or else at the last comma in this
-        # region.
-        closing_brackets = np.flatnonzero(depth < 0)
+        # The depth rises by 1 at "[", and falls by 1 at "]". The array's own items have depth 0.
+        opening = (codes == ord("[")).astype(np.int32)
+        closing = codes == ord("]")
+        depth = np.cumsum(opening - closing)
+        # The items end at the bracket that closes the array, or else at the last comma between
+        # items in this region.
+        ends_of_array = np.flatnonzero(depth < 0)
         commas = np.flatnonzero((codes == ord(",")) & (depth == 0))
-        if len(closing_brackets):
-            end = int(closing_brackets[0])
+        has_end = len(ends_of_array) > 0
+        if has_end:
+            end = int(ends_of_array[0])
         elif len(commas):
             end = int(commas[-1])
         else:
@@ -186,7 +210,7 @@ class _Reader:
         items = json.loads(f"[{region[:end]}]")
         if not items:
             raise self._error("a value")
-        if len(closing_brackets):
+        if has_end:
             return items
         with suppress(ValueError):
             return flattened(items)

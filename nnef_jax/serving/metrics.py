@@ -34,9 +34,12 @@ class Metrics:
         self.bytes: Gauge = Gauge(f"{name}request_bytes", text, registry=registry)
 
     def watch(self, quantity: str, model: str, count: Callable[[], int]) -> None:
-        """Let Prometheus count a model's "waiting" requests or open "sequences" at each reading.
+        """Let a function give the value of a metric of a model whenever Prometheus reads it.
 
-        `count` returns the current number.
+        Args:
+            quantity: the metric: "waiting" for waiting requests, or "sequences" for open sequences.
+            model: the name of the model.
+            count: the function that returns the current number.
         """
         self._gauges[quantity].labels(model).set_function(count)
 

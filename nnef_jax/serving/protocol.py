@@ -62,7 +62,7 @@ class InferenceRequest:
 
 
 def datatype(spec: TensorSpec) -> str:
-    """Return the name that the protocol gives to a dtype.
+    """Return the protocol's name for the dtype of a tensor.
 
     Raises UnsupportedError for a dtype that the protocol lacks.
     """
@@ -83,21 +83,21 @@ def described(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
 def json_length(header: str | None, size: int) -> int:
     """Return the number of bytes of JSON in a body of `size` bytes.
 
-    `header` is the value of the HTTP header with this number; without a header the whole body is
-    JSON. Raises InputError for a wrong number.
+    `header` is the value of the HTTP header `LENGTH`, which contains this number. If it is None,
+    the complete body is JSON. Raises InputError for a wrong number.
     """
     if header is None:
         return size
-    is_number = header.isascii() and header.isdecimal() and len(header) < 20
-    if not is_number or int(header) > size:
-        raise InputError(f"{LENGTH} is {header!r:.60}, the body has {size} bytes")
-    return int(header)
+    is_short_number = header.isascii() and header.isdecimal() and len(header) < 20
+    if is_short_number and int(header) <= size:
+        return int(header)
+    raise InputError(f"{LENGTH} is {header!r:.60}, the body has {size} bytes")
 
 
 def decoded(
     body: bytes | bytearray, length: int, outputs: Sequence[TensorSpec]
 ) -> InferenceRequest:
-    """Return the request that a body contains, which starts with `length` bytes of JSON.
+    """Return the request in a body that starts with `length` bytes of JSON.
 
     `outputs` are the outputs of the model. Raises InputError for a wrong request.
     """
@@ -108,22 +108,23 @@ def decoded(
     request = _fields("the request", document)
     parameters = _parameters("the request", request)
     arrays: dict[str, NDArray[Any]] = {}
-    start = length
+    remaining = memoryview(body)[length:]  # the bytes of binary tensors that are not read yet
     for item in _items("inputs", request, []):
-        name, what = _name_and_title("input", item)
+        name, title = _name_and_title("input", item)
         if name in arrays:
-            raise InputError(f"{what} is given twice")
-        size = _parameters(what, item).get("binary_data_size")
+            raise InputError(f"{title} is given twice")
+        size = _parameters(title, item).get("binary_data_size")
         if size is None:
-            arrays[name] = _from_json(what, item)
+            arrays[name] = _from_json(title, item)
             continue
-        if type(size) is not int or not 0 <= size <= len(body) - start:
-            left = len(body) - start
-            raise InputError(f"{what}: binary_data_size is {shown(size)}, {left} bytes are left")
-        arrays[name] = _from_bytes(what, item, memoryview(body)[start : start + size])
-        start += size
-    if start != len(body):
-        raise InputError(f"{len(body) - start} bytes of the body belong to no input")
+        is_valid_size = type(size) is int and 0 <= size <= len(remaining)
+        if not is_valid_size:
+            message = f"{title}: binary_data_size is {shown(size)}"
+            raise InputError(f"{message}, {len(remaining)} bytes are left")
+        arrays[name] = _from_bytes(title, item, remaining[:size])
+        remaining = remaining[size:]
+    if len(remaining):
+        raise InputError(f"{len(remaining)} bytes of the body belong to no input")
     id = request.get("id", "")
     if not isinstance(id, str):
         raise InputError(f"id must be a string, it is {shown(id)}")
@@ -136,25 +137,33 @@ def encoded(
     """Return the body of a response, and the number of bytes of JSON in it.
 
     The number is None if no output is a binary tensor.
+
+    Args:
+        model: the name of the model.
+        request: the request, which names the outputs of the response.
+        specs: all outputs of the model.
+        results: the values of these outputs.
     """
-    by_name = {spec.name: (spec, x) for spec, x in zip(specs, results, strict=True)}
+    by_name = {spec.name: (spec, result) for spec, result in zip(specs, results, strict=True)}
     head = {"model_name": model, "model_version": "1"}
     if request.id:
         head["id"] = request.id
-    text = [f'{json.dumps(head)[:-1]}, "outputs": [']
+    # The JSON is written in pieces: an object without its last brace is continued.
+    text = [f'{json.dumps(head).removesuffix("}")}, "outputs": [']
     parts: list[bytes] = []
     for name, is_binary in request.outputs.items():
         spec, result = by_name[name]
         array = np.asarray(result)
         output: dict[str, Any] = {"name": name, "datatype": datatype(spec), "shape": array.shape}
-        if len(text) > 1:
+        is_first = len(text) == 1
+        if not is_first:
             text.append(", ")
         if is_binary:
             parts.append(_in_little_endian(array).tobytes())
             output["parameters"] = {"binary_data_size": len(parts[-1])}
             text.append(json.dumps(output))
         else:
-            text += [f'{json.dumps(output)[:-1]}, "data": [', *dumped(array), "]}"]
+            text += [f'{json.dumps(output).removesuffix("}")}, "data": [', *dumped(array), "]}"]
     # All texts and tensors are joined at once, which avoids another copy.
     texts = [x.encode() for x in (*text, "]}")]
     length = sum(map(len, texts)) if parts else None
@@ -169,24 +178,30 @@ def _in_little_endian(array: NDArray[Any]) -> NDArray[Any]:
     return array if _LITTLE else array.byteswap()
 
 
-def _fields(what: str, value: object) -> _Object:
+def _fields(title: str, value: object) -> _Object:
+    """Return a value that must be a JSON object. `title` names the value in errors."""
     if not isinstance(value, dict):
-        raise InputError(f"{what} must be a JSON object, it is {shown(value)}")
+        raise InputError(f"{title} must be a JSON object, it is {shown(value)}")
     return value  # pyright: ignore[reportUnknownVariableType]
 
 
 def _items(name: str, request: _Object, default: list[Any] | None) -> list[Any]:
+    """Return the member `name` of a JSON object, which must be a list, or else the default."""
     items = request.get(name, default)
     if not isinstance(items, list):
         raise InputError(f"{name} must be a list, it is {shown(items)}")
     return items  # pyright: ignore[reportUnknownVariableType]
 
 
-def _parameters(what: str, item: _Object) -> _Object:
-    parameters = _fields(f"parameters of {what}", item.get("parameters", {}))
+def _parameters(title: str, item: _Object) -> _Object:
+    """Return the parameters of the request, of an input or of an output; `title` names it.
+
+    Raises InputError for parameters of extensions that are not supported.
+    """
+    parameters = _fields(f"parameters of {title}", item.get("parameters", {}))
     for name in ("shared_memory_region", "classification"):
         if name in parameters:
-            raise InputError(f"{what} asks for {name}, which is not supported")
+            raise InputError(f"{title} asks for {name}, which is not supported")
     return parameters
 
 
@@ -204,89 +219,97 @@ def _name_and_title(kind: str, item: object) -> tuple[str, str]:
 def _requested(
     request: _Object, parameters: _Object, outputs: Sequence[TensorSpec]
 ) -> dict[str, bool]:
-    """Return the names of the requested outputs, each with whether it is sent as a binary tensor.
+    """Return whether each requested output is sent as a binary tensor, by the output's name.
 
-    `outputs` are all outputs of the model, which are requested by default.
+    `outputs` are all outputs of the model. A request that names no outputs requests all of them.
     """
     names = [spec.name for spec in outputs]
-    is_binary = parameters.get("binary_data_output") is True
+    is_binary_by_default = parameters.get("binary_data_output") is True
     requested: dict[str, bool] = {}
     for item in _items("outputs", request, []):
-        name, what = _name_and_title("output", item)
+        name, title = _name_and_title("output", item)
         if name not in names:
-            message = f"the graph has no {what}, its outputs are {listed(names)}"
+            message = f"the graph has no {title}, its outputs are {listed(names)}"
             raise InputError(message, hint=did_you_mean(name, names))
-        requested[name] = _parameters(what, item).get("binary_data", is_binary) is True
-    return requested or dict.fromkeys(names, is_binary)
+        binary_data = _parameters(title, item).get("binary_data", is_binary_by_default)
+        requested[name] = binary_data is True
+    return requested or dict.fromkeys(names, is_binary_by_default)
 
 
-def _type(what: str, item: _Object) -> tuple[list[int], np.dtype[Any]]:
+def _type(title: str, item: _Object) -> tuple[list[int], np.dtype[Any]]:
     """Return the shape and the dtype in the description of an input.
 
-    `what` is the title of the input in messages. Raises InputError if shape or datatype are wrong.
+    `title` names the input in errors. Raises InputError if the shape or the datatype is wrong.
     """
     shape: Any = item.get("shape")
     name = item.get("datatype")
     if not isinstance(name, str) or name not in _DATATYPES:
         names = listed(_DATATYPES)
-        raise InputError(f"{what} has datatype {shown(name)}, which is none of {names}")
-    is_list = isinstance(shape, list) and len(shape) <= _MOST_AXES
-    if not is_list or not all(map(_is_extent, shape)):
-        raise InputError(f"{what} has shape {str(shape)[:60]}, it must be a list of extents from 1")
-    return shape, jnp.dtype(_DATATYPES[name])
+        raise InputError(f"{title} has datatype {shown(name)}, which is none of {names}")
+    is_short_list = isinstance(shape, list) and len(shape) <= _MOST_AXES
+    if is_short_list and all(map(_is_extent, shape)):
+        return shape, jnp.dtype(_DATATYPES[name])
+    raise InputError(f"{title} has shape {str(shape)[:60]}, it must be a list of extents from 1")
 
 
 def _is_extent(value: object) -> bool:
     return type(value) is int and 1 <= value < _TOO_LARGE_EXTENT
 
 
-def _from_bytes(what: str, item: _Object, data: memoryview) -> NDArray[Any]:
+def _from_bytes(title: str, item: _Object, data: memoryview) -> NDArray[Any]:
+    """Return an input whose items are the bytes `data`, in little endian.
+
+    `item` is the description of the input, and `title` names the input in errors.
+    """
     if "data" in item:
-        raise InputError(f"{what} has both data and binary_data_size")
-    shape, dtype = _type(what, item)
+        raise InputError(f"{title} has both data and binary_data_size")
+    shape, dtype = _type(title, item)
     size = math.prod(shape) * dtype.itemsize
     if len(data) != size:
-        raise InputError(f"{what} has {len(data)} bytes, its shape and datatype take {size}")
+        raise InputError(f"{title} has {len(data)} bytes, its shape and datatype take {size}")
     if dtype.kind == "b":
         return np.frombuffer(data, np.uint8).reshape(shape) != 0
     return _in_little_endian(np.frombuffer(data, dtype).reshape(shape))
 
 
-def _from_json(what: str, item: _Object) -> NDArray[Any]:
+def _from_json(title: str, item: _Object) -> NDArray[Any]:
     """Return an input whose items are JSON numbers, in a flat list or in nested lists.
 
-    `item` is the description of the input, and `what` is its title in messages.
+    `item` is the description of the input, and `title` names the input in errors.
     """
-    shape, dtype = _type(what, item)
+    shape, dtype = _type(title, item)
     data = item.get("data")
     lists = data.flat() if isinstance(data, Pieces) else [_items("data", item, None)]
-    parts = [_numbers(what, item["datatype"], dtype, items) for items in lists]
+    parts = [_numbers(title, item["datatype"], dtype, items) for items in lists]
     count = sum(map(len, parts))
     if count != math.prod(shape):
-        raise InputError(f"data of {what} have {count} items, its shape {math.prod(shape)}")
+        raise InputError(f"data of {title} have {count} items, its shape {math.prod(shape)}")
     return np.concatenate(parts).reshape(shape)
 
 
-def _numbers(what: str, name: str, dtype: np.dtype[Any], items: Items) -> NDArray[Any]:
+def _numbers(title: str, datatype: str, dtype: np.dtype[Any], items: Items) -> NDArray[Any]:
     """Return the numbers in nested lists as a flat array of a dtype.
 
     Types are checked before the array is made. Otherwise a list of strings would become an array in
-    which every item has the length of the longest string.
+    which every item has the length of the longest string. `title` names the input in errors, and
+    `datatype` is the protocol's name of the dtype.
     """
     try:
-        items = flattened(items)
+        numbers = flattened(items)
     except ValueError as error:
-        raise InputError(f"data of {what} are not an array: {error}") from None
-    if not set(map(type, items)) <= _TYPES.get(dtype.kind, {int, float}):
-        raise InputError(f"data of {what} must be of {name}")
-    if dtype.kind in "iu" and items:
+        raise InputError(f"data of {title} are not an array: {error}") from None
+    allowed_types = _TYPES.get(dtype.kind, {int, float})
+    has_allowed_types = set(map(type, numbers)) <= allowed_types
+    if not has_allowed_types:
+        raise InputError(f"data of {title} must be of {datatype}")
+    if dtype.kind in "iu" and numbers:
         bounds = np.iinfo(dtype)
-        if min(items) < bounds.min or max(items) > bounds.max:
-            raise InputError(f"data of {what} do not fit {name}")
-        return np.array(items, dtype)
+        if min(numbers) < bounds.min or max(numbers) > bounds.max:
+            raise InputError(f"data of {title} do not fit {datatype}")
+        return np.array(numbers, dtype)
     wide_dtype = bool if dtype.kind == "b" else np.float64
     try:
-        array = np.array(items, wide_dtype)
+        array = np.array(numbers, wide_dtype)
     except OverflowError:  # An integer is too large for float64.
-        raise InputError(f"data of {what} do not fit {name}") from None
+        raise InputError(f"data of {title} do not fit {datatype}") from None
     return rounding.saturated(array, dtype)

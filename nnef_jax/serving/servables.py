@@ -26,7 +26,7 @@ class Full(Exception):
 
 
 class Servable(Protocol):
-    """The interface of a network to a service. A `Batcher` implements it."""
+    """The interface of a network to a service. A `Batcher` implements this interface."""
 
     @property
     def inputs(self) -> Sequence[TensorSpec]:
@@ -40,7 +40,7 @@ class Servable(Protocol):
 
     @property
     def sizes(self) -> Sequence[int]:
-        """Return the batch sizes. There are none if calls cannot be batched."""
+        """Return the batch sizes. The result is empty if calls cannot be batched."""
         ...
 
     def compile(self, progress: Progress | None = None) -> None:
@@ -63,9 +63,9 @@ class Servable(Protocol):
 
 
 class FewShapes:
-    """A limit on the number of shapes for which a network is compiled.
+    """A limit on the number of input shapes for which a network is compiled.
 
-    There is a limit because each executable stays in memory.
+    Each compiled executable stays in memory, so the number must be limited.
     """
 
     def __init__(self, most: int) -> None:
@@ -73,8 +73,12 @@ class FewShapes:
         self._served: set[Hashable] = set()
 
     def require(self, shapes: Hashable) -> None:
-        """Note a set of shapes. Raises InputError if it is new and the limit is reached."""
-        if shapes not in self._served and len(self._served) >= self._most:
+        """Note the shapes of a request. Raises InputError if they are new and the limit is reached.
+
+        `shapes` stands for the shapes of all inputs of the request.
+        """
+        is_new = shapes not in self._served
+        if is_new and len(self._served) >= self._most:
             message = f"inputs of {self._most} shapes were served, which is the limit"
             raise InputError(message, hint="load the network with known shapes, or allow more")
         self._served.add(shapes)
@@ -114,7 +118,7 @@ class SingleCalls:
 
 
 class SequenceStep(NamedTuple):
-    """The sequence to which a request belongs, and whether the request starts or ends it."""
+    """A request of a sequence: the sequence's id, and whether the request starts or ends it."""
 
     id: int | str
     starts: bool
@@ -129,13 +133,16 @@ class SequenceStep(NamedTuple):
         id = parameters.get("sequence_id", 0)
         starts = parameters.get("sequence_start", False)
         ends = parameters.get("sequence_end", False)
+        is_id = type(id) in (int, str)
         are_flags = type(starts) is bool and type(ends) is bool
-        if type(id) not in (int, str) or not are_flags:
+        if not is_id or not are_flags:
             message = "sequence_id must be a number or a string, sequence_start and sequence_end"
             raise InputError(f"{message} must be true or false")
-        is_long = len(id) > _LONGEST_ID if isinstance(id, str) else id.bit_length() > _MOST_ID_BITS
-        if is_long:
+        is_long_text = isinstance(id, str) and len(id) > _LONGEST_ID
+        is_long_number = isinstance(id, int) and id.bit_length() > _MOST_ID_BITS
+        if is_long_text or is_long_number:
             raise InputError(f"sequence_id has at most {_LONGEST_ID} characters, or 64 bits")
+        # The ids 0 and "" mean that the request belongs to no sequence.
         return cls(id, starts, ends) if id else None
 
 
@@ -176,7 +183,8 @@ class Sequences(SingleCalls):
                 f"there is no sequence {step.id!r:.60}",
                 hint=f"sequence_start begins one; it ends {self._idle:g} s after its last use",
             )
-        self._shapes.require(("state", *((name, x.shape) for name, x in state.items())))
+        state_shapes = [(name, array.shape) for name, array in state.items()]
+        self._shapes.require(("state", *state_shapes))
         results, next_state = self.model.step(state, *arrays)
         outputs = self._on_host(results)
         if not step.ends:
@@ -189,8 +197,8 @@ class Sequences(SingleCalls):
 
     def expire(self) -> None:
         """Drop the states that have not been used for `idle` seconds."""
-        oldest = time.monotonic() - self._idle
+        earliest_use = time.monotonic() - self._idle
         for id, (last_use, _) in list(self._states.items()):
-            if last_use > oldest:
-                break
+            if last_use > earliest_use:
+                break  # All later states have been used more recently.
             del self._states[id]

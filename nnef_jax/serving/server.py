@@ -19,20 +19,21 @@ _BACKLOG = 2048  # number of connections that the system accepts before the serv
 def listeners(host: str, port: int) -> list[socket.socket]:
     """Return a socket for each address of a host. Raises OSError if an address is in use."""
     flags = {"type": socket.SOCK_STREAM, "flags": socket.AI_PASSIVE}
-    families: dict[Any, int] = {}  # by address
+    family_by_address: dict[Any, int] = {}
     for family, _type, _protocol, _name, address in socket.getaddrinfo(host, port, **flags):
-        families[address[:2]] = family
+        host_and_port = address[:2]  # An IPv6 address has four parts.
+        family_by_address[host_and_port] = family
     return [
         socket.create_server(address, family=family, backlog=_BACKLOG)
-        for address, family in families.items()
+        for address, family in family_by_address.items()
     ]
 
 
 class Server(uvicorn.Server):
     """A server that stops at a signal, after it has answered all requests that it accepted.
 
-    A connection that has no request in progress for `idle` seconds is closed, whether its client
-    sends slowly, does not send at all, or does not read. `listening` is called with the URL.
+    A connection that has no request in progress for `idle` seconds is closed. Its client may send
+    slowly, or not at all, or may not read. `listening` is called with the URL.
     """
 
     def __init__(
@@ -69,22 +70,29 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Close connections that have been idle for too long."""
-        if counter % 10 == 0:
-            now = time.monotonic()
-            seen = self._seen
-            self._seen = {}
-            connections: list[Any] = [*self.server_state.connections]
-            for connection in connections:
-                request = connection.cycle
-                last, since = seen.get(connection, (None, now))
-                is_busy = request is not None and not request.response_complete
-                if is_busy or request is not last:
-                    since = now
-                if now - since > self._idle:
-                    connection.transport.abort()
-                else:
-                    self._seen[connection] = request, since
+        if counter % 10 == 0:  # once a second
+            self._close_idle_connections(time.monotonic())
         return await super().on_tick(counter)
+
+    def _close_idle_connections(self, now: float) -> None:
+        """Close connections without a request in progress for `idle` seconds, and note all others.
+
+        `now` is the time in seconds, by the monotonic clock.
+        """
+        seen_before = self._seen
+        self._seen = {}  # Connections that were closed are left out.
+        connections: list[Any] = list(self.server_state.connections)
+        for connection in connections:
+            request = connection.cycle
+            last_request, idle_since = seen_before.get(connection, (None, now))
+            is_busy = request is not None and not request.response_complete
+            has_new_request = request is not last_request
+            if is_busy or has_new_request:
+                idle_since = now
+            if now - idle_since > self._idle:
+                connection.transport.abort()
+            else:
+                self._seen[connection] = request, idle_since
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening, answer the requests on open connections, and then close them."""

@@ -40,15 +40,20 @@ _FILLED = 0.75
 class _Waiting:
     """A waiting request. Requests with equal `shapes` can be computed in one batch.
 
-    `arrays` are the inputs, `step` is the step of a sequence or None, and `result` receives the
-    outputs.
+    Args:
+        arrays: the inputs.
+        count: the number of items in the request.
+        shapes: the shapes of the inputs, without the axis of a batch.
+        step: the step of a sequence, or None.
+        since: the time of arrival in seconds, by the clock of the event loop.
+        result: the future outputs.
     """
 
     arrays: Arrays
-    count: int  # number of items of the batch
+    count: int
     shapes: tuple[tuple[int, ...], ...]
     step: SequenceStep | None
-    since: float  # in seconds, by the event loop's clock
+    since: float
     result: asyncio.Future[Arrays]
 
 
@@ -119,93 +124,103 @@ class Service:
         `timeout` seconds.
         """
         step = SequenceStep.of(parameters)
-        sizes = self.servable.sizes
         if step and not isinstance(self.servable, Sequences):
             raise InputError(f"'{self.name}' has no state: it takes no sequence_id")
-        if sizes and len(arrays[0]) > max(sizes):
-            raise InputError(f"a request has at most {max(sizes)} items, this has {len(arrays[0])}")
-        shapes = tuple(x.shape[1:] if sizes else x.shape for x in arrays)
+        sizes = self.servable.sizes
+        count = 1
+        shapes = tuple(array.shape for array in arrays)
+        if sizes:  # The first axis is the batch.
+            count = len(arrays[0])
+            shapes = tuple(shape[1:] for shape in shapes)
+            if count > max(sizes):
+                raise InputError(f"a request has at most {max(sizes)} items, this has {count}")
         self._shapes.require(shapes)
         if len(self._waiting) >= self._limits.queue:
             raise Full(f"{self._limits.queue} requests wait for the network, which is the limit")
         loop = asyncio.get_running_loop()
-        count = len(arrays[0]) if sizes else 1
         waiting = _Waiting(arrays, count, shapes, step, loop.time(), loop.create_future())
         self._waiting.append(waiting)
         self._arrived.set()
         return await asyncio.wait_for(waiting.result, timeout)
 
-    def _in_thread(
-        self, function: Callable[..., _Result], *args: object
-    ) -> asyncio.Future[_Result]:
-        return asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+    def _in_thread(self, work: Callable[..., _Result], *args: object) -> asyncio.Future[_Result]:
+        """Call a function on the service's thread, and return its future result."""
+        return asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
 
     async def _expire(self, sequences: Sequences) -> None:
+        """Drop unused states again and again, until cancelled."""
         while True:
             await asyncio.sleep(self._limits.idle / 4)
             await self._in_thread(sequences.expire)
 
     async def _answer(self) -> None:
+        """Compute batch after batch of waiting requests, until cancelled."""
         while True:
             await self._wait_for_batch()
             requests = self._take_batch()
-            if not requests:
-                continue
-            try:
-                results = await self._in_thread(partial(_compute, self.servable, requests))
-            except Exception as error:
-                for request in requests:
-                    if not request.result.done():
-                        request.result.set_exception(error)
-                continue
-            self._count(sum(request.count for request in requests))
-            for request, result in zip(requests, results, strict=True):
+            if requests:
+                await self._answer_batch(requests)
+
+    async def _answer_batch(self, requests: Sequence[_Waiting]) -> None:
+        """Compute requests in one batch, and set the result or the error of each request."""
+        try:
+            results = await self._in_thread(partial(_compute, self.servable, requests))
+        except Exception as error:
+            for request in requests:
                 if not request.result.done():
-                    request.result.set_result(result)
-                elif request.step and isinstance(self.servable, Sequences):
-                    # The client timed out, and cannot know whether the state has changed.
-                    await self._in_thread(self.servable.end, request.step)
+                    request.result.set_exception(error)
+            return
+        self._count(sum(request.count for request in requests))
+        for request, result in zip(requests, results, strict=True):
+            has_timed_out = request.result.done()
+            if not has_timed_out:
+                request.result.set_result(result)
+            elif request.step and isinstance(self.servable, Sequences):
+                # The client cannot know whether the state has changed.
+                await self._in_thread(self.servable.end, request.step)
 
     async def _wait_for_batch(self) -> None:
         """Wait until enough requests wait for a batch, or the first one has waited long enough."""
-        now = asyncio.get_running_loop().time
+        loop = asyncio.get_running_loop()
+        largest_batch = max(self.servable.sizes, default=0)
         while True:
             self._arrived.clear()
-            delay = None
+            remaining_delay = None  # Without requests, wait until one arrives.
             if self._waiting:
-                largest = max(self.servable.sizes, default=0)
-                items = sum(request.count for request in self._waiting)
-                delay = self._waiting[0].since + self._limits.delay - now()
-                if delay <= 0 or items >= largest:
+                first = self._waiting[0]
+                item_count = sum(request.count for request in self._waiting)
+                remaining_delay = first.since + self._limits.delay - loop.time()
+                if remaining_delay <= 0 or item_count >= largest_batch:
                     return
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._arrived.wait(), delay)
+                await asyncio.wait_for(self._arrived.wait(), remaining_delay)
 
     def _take_batch(self) -> list[_Waiting]:
         """Remove the requests of the next batch from the queue, and return them.
 
         The batch has the first request, and later requests with the same shapes that fit into the
-        batch.
+        batch. Requests that have timed out are removed, too.
         """
         pending = [request for request in self._waiting if not request.result.done()]
         batch = pending[:1]
         if pending and self.servable.sizes:
-            first = pending[0]
-            total = first.count
-            matches = [request for request in pending[1:] if request.shapes == first.shapes]
-            waiting = total + sum(request.count for request in matches)
-            size = batch_size(self.servable.sizes, waiting)
+            first, *later = pending
+            item_count = first.count
+            matches = [request for request in later if request.shapes == first.shapes]
+            waiting_count = item_count + sum(request.count for request in matches)
+            size = batch_size(self.servable.sizes, waiting_count)
             for request in matches:
-                if total + request.count > size:
+                if item_count + request.count > size:
                     break
                 batch.append(request)
-                total += request.count
-        ids = set(map(id, batch))
-        self._waiting = deque(request for request in pending if id(request) not in ids)
+                item_count += request.count
+        ids_in_batch = set(map(id, batch))
+        self._waiting = deque(request for request in pending if id(request) not in ids_in_batch)
         return batch
 
 
 def _servable(name: str, model: Model, sizes: Sequence[int], limits: ServingLimits) -> Servable:
+    """Return the interface of a model to a service: in sequences, batches or single calls."""
     if model.graph.states:
         return Sequences(model, limits.sequences, limits.idle, FewShapes(limits.shapes))
     try:
@@ -216,9 +231,12 @@ def _servable(name: str, model: Model, sizes: Sequence[int], limits: ServingLimi
 
 
 def batch_size(sizes: Sequence[int], waiting: int) -> int:
-    """Return the best of the batch sizes `sizes` if `waiting` items wait."""
-    filled = [size for size in sizes if size * _FILLED <= waiting]
-    return max(filled, default=min(sizes))
+    """Return the size of the next batch if `waiting` items wait.
+
+    It is the largest of `sizes` that the items fill to three quarters, or else the smallest size.
+    """
+    filled_sizes = [size for size in sizes if size * _FILLED <= waiting]
+    return max(filled_sizes, default=min(sizes))
 
 
 def _compute(servable: Servable, requests: Sequence[_Waiting]) -> list[Arrays]:
@@ -228,8 +246,14 @@ def _compute(servable: Servable, requests: Sequence[_Waiting]) -> list[Arrays]:
         return [servable.step(first.step, first.arrays)]
     if len(requests) == 1:
         return [servable.compute(first.arrays)]
-    columns = zip(*(request.arrays for request in requests), strict=True)
-    outputs = servable.compute([np.concatenate(column) for column in columns])
-    stops = np.cumsum([request.count for request in requests])[:-1]
-    rows: list[Any] = [np.split(x, stops) for x in outputs]
-    return [list(parts) for parts in zip(*rows, strict=True)]
+    inputs: list[Any] = []
+    for index in range(len(first.arrays)):
+        inputs.append(np.concatenate([request.arrays[index] for request in requests]))
+    outputs = servable.compute(inputs)
+    outputs_by_request: list[Arrays] = []
+    start = 0
+    for request in requests:
+        end = start + request.count
+        outputs_by_request.append([output[start:end] for output in outputs])
+        start = end
+    return outputs_by_request

@@ -15,7 +15,13 @@ import nnef_jax
 from lowering import jaxprs
 from lowering.graph import is_float
 from nnef_jax import InputError, UnsupportedError, analysis
-from nnef_jax.analysis import intervals, linear_bounds, relaxations
+from nnef_jax.analysis import (
+    affine_equations,
+    interval_rules,
+    intervals,
+    linear_bounds,
+    relaxations,
+)
 from nnef_jax.analysis.intervals import Interval, epsilon, interval
 from nnef_jax.analysis.linear_bounds import Walk
 from tests import op_cases
@@ -135,7 +141,7 @@ def test_what_float32_is_beside_the_paper_is_the_allowance_for_rounding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rounding is counted in at its worst; without that, bounds are as near as 32 bits can be."""
-    for module in (intervals, linear_bounds, relaxations):
+    for module in (affine_equations, interval_rules, intervals, linear_bounds, relaxations):
         monkeypatch.setattr(module, "epsilon", lambda x: 1e-30 * epsilon(x))
     layers = dense_layers(2)
     # No other test has this network, nor its program. The first layer is bounded by an interval.
@@ -413,7 +419,8 @@ def test_networks_of_one_batch_and_tensors_inside_are_bounded(
     ids = np.array([[0, 1, 2], [4, 4, 3]])
     table = analysis.bounds(looked_up(), ids, wrt="e", epsilon=0.0, method="interval")
     close(table.lower, looked_up()(ids), atol=2e-5)
-    monkeypatch.setattr(linear_bounds, "_ROWS", 2)  # both ends of a margin, a third of all outputs'
+    # both ends of a margin, a third of all outputs'
+    monkeypatch.setattr(linear_bounds, "_PASSES", 2)
     margin = analysis.bounds(linear(), X, epsilon=0.5, target=lambda y: y[:, 0] - y[:, 2])
     close(margin.lower, X @ W.T + B - 0.5 * np.abs(W).sum(1), atol=2e-5)
     row = W[0] - W[2]

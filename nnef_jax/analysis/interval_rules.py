@@ -1,0 +1,402 @@
+"""Rules that bound the results of jax's primitives by intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import reduce
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from lowering import jaxprs
+from lowering.facts import facts
+from lowering.jaxprs import Equation, primitive
+from nnef_jax.analysis.affine_equations import (
+    PRODUCTS,
+    SUMS,
+    has_indices,
+    magnitude,
+    term_counts,
+    varying_operands,
+)
+from nnef_jax.analysis.intervals import (
+    Bounded,
+    Interval,
+    NoBounds,
+    apply,
+    ends,
+    epsilon,
+    interval,
+    size,
+    value_of,
+    varies,
+    widened,
+)
+
+# Monotone primitives, with 1 for each operand in which they rise, and -1 for each operand in which
+# they fall. The primitives of _SIGNS do not round, those of _ROUNDED round once, and those of
+# _FUNCTIONS have the errors of library functions.
+_SIGNS: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("max", "min", "clamp", "sign", "floor", "ceil", "round", "sort"), (1, 1, 1)),
+    **dict.fromkeys(("cummax", "cummin", "reduce_max", "reduce_min"), (1,)),
+    **dict.fromkeys(("reduce_window_max", "reduce_window_min", "reduce_precision"), (1,)),
+    **dict.fromkeys(("reduce_and", "reduce_or"), (1,)),
+    **dict.fromkeys(("gt", "ge"), (1, -1)),
+    **dict.fromkeys(("lt", "le"), (-1, 1)),
+    "neg": (-1,),
+    "scatter": (1, 1, 1),
+}
+_ROUNDED: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("add", "add_any"), (1, 1)),
+    "sub": (1, -1),
+}
+_FUNCTIONS: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("exp", "exp2", "expm1", "log", "log1p", "log2", "logistic", "tanh"), (1,)),
+    **dict.fromkeys(
+        ("sqrt", "sinh", "asinh", "asin", "atan", "atanh", "acosh", "cbrt", "erf"), (1,)
+    ),
+    **dict.fromkeys(("erf_inv", "cumlogsumexp"), (1,)),
+    **dict.fromkeys(("acos", "rsqrt", "erfc"), (-1,)),
+}
+_POSITIVE = {"exp", "exp2", "logistic", "sqrt", "rsqrt"}
+_ULPS = 16  # the largest error of a library function, in epsilons
+
+
+def bounded(equation: Equation, operands: Sequence[Bounded]) -> list[Interval]:
+    """Return an interval for each result of an equation. Raises NoBounds if there is no rule."""
+    name = primitive(equation)
+    if name in _RULES:
+        return [_RULES[name](equation, *operands)]
+    if has_indices(equation, varying_operands(operands)):
+        raise NoBounds
+    if name == "top_k":
+        values, _ = _between(equation, operands, (1,))
+        low = interval(operands[0]).low
+        _, indices = jaxprs.bind(equation, [low])
+        first = jnp.zeros_like(indices)
+        last_index = low.shape[equation.params["axis"]] - 1
+        return [values, Interval(first, first + max(0, last_index))]
+    if name in SUMS:
+        (result,) = _between(equation, operands, (1, 1, 1))
+        count, _ = term_counts(equation)
+        relative_error = (count + 4) * epsilon(result.low)
+        error = relative_error * magnitude(equation, operands) if relative_error else 0
+        return [widened(result, error)]
+    if name in _ROUNDED:
+        (result,) = _between(equation, operands, _ROUNDED[name])
+        return [widened(result, 2 * epsilon(result.low) * result.size)]
+    if name in _FUNCTIONS:
+        (result,) = _between(equation, operands, _FUNCTIONS[name])
+        result = widened(result, _ULPS * epsilon(result.low) * result.size)
+        if name in _POSITIVE:
+            return [Interval(jnp.maximum(result.low, 0), result.high)]
+        return [result]
+    is_bool = all(variable.aval.dtype == bool for variable in equation.invars)
+    if name == "not" and is_bool:
+        return _between(equation, operands, (-1,))
+    sorts_by_keys = name == "sort" and len(operands) > 1
+    if name in _SIGNS and not sorts_by_keys:
+        return _between(equation, operands, _SIGNS[name])
+    is_logical = name in ("and", "or") and is_bool
+    if name == "levels" or is_logical or facts(equation).moves:
+        return _between(equation, operands, (1,) * len(operands))
+    raise NoBounds
+
+
+def _between(
+    equation: Equation, operands: Sequence[Bounded], signs: Sequence[int]
+) -> list[Interval]:
+    """Bound the results of an equation that is monotone in each operand.
+
+    `signs` has 1 for an operand in which the results rise, and -1 for an operand in which they
+    fall.
+    """
+    for_lows: list[Array] = []  # the operands for which the results are lowest
+    for_highs: list[Array] = []
+    for x, sign in zip(operands, signs, strict=False):  # There may be more signs than operands.
+        low, high = ends(x)
+        if sign == -1:
+            low, high = high, low
+        for_lows.append(low)
+        for_highs.append(high)
+    lows = apply(equation, for_lows)
+    highs = apply(equation, for_highs)
+    return [Interval(low, high) for low, high in zip(lows, highs, strict=True)]
+
+
+def _hull(values: Sequence[Array]) -> Interval:
+    """Return the smallest interval that contains all given arrays, item by item.
+
+    If an item is NaN in one of the arrays, both ends of this item are NaN.
+    """
+    return Interval(reduce(jnp.minimum, values), reduce(jnp.maximum, values))
+
+
+def _corners(equation: Equation, x: Bounded, y: Bounded) -> Interval:
+    """Bound a function of two operands that takes its extremes at ends of x and of y."""
+    ends_x = ends(x) if varies(x) else [x]
+    ends_y = ends(y) if varies(y) else [y]
+    values: list[Array] = []
+    for end_x in ends_x:
+        for end_y in ends_y:
+            values.append(value_of(equation, end_x, end_y))
+    result = _hull(values)
+    return widened(result, 2 * epsilon(result.low) * result.size)
+
+
+def _mul(equation: Equation, x: Bounded, y: Bounded) -> Interval:
+    """Bound a product. The product of a variable and itself is bounded as a square."""
+    is_square = equation.invars[0] is equation.invars[1]
+    if is_square and varies(x):
+        return _valley(jnp.square, x)
+    return _corners(equation, x, y)
+
+
+def _div(equation: Equation, x: Bounded, y: Bounded) -> Interval:
+    """Bound a quotient, which is unbounded if the interval of the denominator contains 0."""
+    low_y, high_y = ends(y)
+    excludes_zero = low_y * high_y > 0
+    return _bounded_where(excludes_zero, _corners(equation, x, y))
+
+
+def related_bounds(equation: Equation, x: Interval, y: Interval, result: Interval) -> Interval:
+    """Return tighter bounds of x minus its maximum y, or of x divided by its sum y (a softmax).
+
+    `result` is the interval that ignores the relation of x and y. The quotient x / y is x / (x +
+    z), where z is the sum of the other items. If x is positive, the quotient is monotone in x and
+    in z.
+    """
+    if primitive(equation) == "sub":
+        return Interval(result.low, jnp.minimum(result.high, 0))
+    # Besides the terms of the sum, a few more operations are rounded.
+    count, _ = term_counts(equation)
+    error = (count + 8) * epsilon(y.low) * y.size
+    z_low = jnp.maximum(y.low - x.low - error, 0)
+    z_high = jnp.maximum(y.high - x.high + error, 0)
+    quotient = Interval(x.low / (x.low + z_high), x.high / (x.high + z_low))
+    zero_to_one = Interval(jnp.asarray(0.0), jnp.asarray(1.0))
+    quotient = widened(quotient, 4 * epsilon(y.low)).within(zero_to_one)
+    tighter = result.within(quotient)
+    is_positive = x.low >= 0
+    low = jnp.where(is_positive, tighter.low, result.low)
+    high = jnp.where(is_positive, tighter.high, result.high)
+    return Interval(low, high)
+
+
+def _bounded_where(condition: Array, x: Interval) -> Interval:
+    """Return the interval `x`, with infinite ends where the condition is False."""
+    return Interval(jnp.where(condition, x.low, -jnp.inf), jnp.where(condition, x.high, jnp.inf))
+
+
+def _product(equation: Equation, x: Bounded, y: Bounded) -> Interval:
+    """Bound a matrix product or convolution by centres and radii, as in Gowal et al. (2018)."""
+
+    def centre_and_radius(operand: Bounded) -> tuple[Array, Array | None]:
+        """Return the middle of an interval and half its width, or an array and None."""
+        if not isinstance(operand, Interval):
+            return operand, None
+        centre = (operand.low + operand.high) / 2
+        radius = (operand.high - operand.low) / 2
+        return centre, radius
+
+    def times(left: Array, right: Array) -> Array:
+        return value_of(equation, left, right)
+
+    centre_x, radius_x = centre_and_radius(x)
+    centre_y, radius_y = centre_and_radius(y)
+    size_x = jnp.abs(centre_x)
+    size_y = jnp.abs(centre_y)
+    result = equation.outvars[0].aval
+    if not epsilon(result):
+        raise NoBounds
+    count, _ = term_counts(equation)
+    rounding = (count + 4) * epsilon(result)  # relative to the sum of the terms' magnitudes
+    centre = times(centre_x, centre_y)
+    if radius_x is not None and radius_y is not None:
+        # With centres a, b and radii p, q, the radius of the product is |a| q + p |b| + p q.
+        radius = times(size_x, radius_y) + times(radius_x, size_y + radius_y)
+        radius = radius + rounding * times(size_x + radius_x, size_y + radius_y)
+    elif radius_x is not None:
+        radius = times(radius_x + rounding * (size_x + radius_x), size_y)
+    else:
+        radius_y = jnp.zeros_like(centre_y) if radius_y is None else radius_y
+        radius = times(size_x, radius_y + rounding * (size_y + radius_y))
+    return widened(Interval(centre - radius, centre + radius), 0)
+
+
+def _valley(curve: Callable[[Array], Array], x: Interval) -> Interval:
+    """Bound a function that falls for negative arguments and rises for positive arguments."""
+    at_ends = _hull([curve(x.low), curve(x.high)])
+    contains_zero = (x.low < 0) & (x.high > 0)
+    lowest = curve(jnp.zeros_like(x.low))
+    low = jnp.where(contains_zero, lowest, at_ends.low)
+    result = Interval(low, at_ends.high)
+    return widened(result, _ULPS * epsilon(low) * result.size)
+
+
+def _valley_rule(equation: Equation, x: Interval) -> Interval:
+    return _valley(lambda end: value_of(equation, end), x)
+
+
+def _integer_pow(equation: Equation, x: Interval) -> Interval:
+    """Bound a power with an integer exponent.
+
+    A power with a negative exponent is unbounded if the interval of x contains 0.
+    """
+    exponent = equation.params["y"]
+    is_positive = exponent > 0
+    is_even = exponent % 2 == 0
+    if is_positive and is_even:
+        return _valley_rule(equation, x)
+    result = _hull([value_of(equation, x.low), value_of(equation, x.high)])
+    result = widened(result, _ULPS * epsilon(result.low) * result.size)
+    if is_positive:
+        return result
+    excludes_zero = x.low * x.high > 0
+    return _bounded_where(excludes_zero, result)
+
+
+def _pow(equation: Equation, x: Bounded, y: Bounded) -> Interval:
+    """Bound the power of two tensors, whose base x must not be negative."""
+    result = _corners(equation, x, y)
+    result = widened(result, _ULPS * epsilon(result.low) * result.size)
+    low_x, _ = ends(x)
+    low_y, _ = ends(y)
+    has_value_at_zero = (low_x >= 0) & (low_y > 0)
+    return _bounded_where((low_x > 0) | has_value_at_zero, result)
+
+
+def _waves(shift: float) -> Callable[[Equation, Interval], Interval]:
+    """Return a rule that bounds cos(x - shift) for an interval x.
+
+    The cosine is 1 at angle 0, and -1 at angle pi.
+    """
+
+    def rule(equation: Equation, x: Interval) -> Interval:
+        margin = _ULPS * epsilon(x.low) * (1 + x.size)
+
+        def contains(angle: float) -> Array:
+            """Tell whether the interval x contains shift + angle plus a multiple of 2 pi."""
+            rounds = jnp.ceil((x.low - margin - shift - angle) / (2 * np.pi))
+            first_angle = rounds * (2 * np.pi) + shift + angle
+            return first_angle <= x.high + margin
+
+        at_ends = _hull([value_of(equation, x.low), value_of(equation, x.high)])
+        low = jnp.where(contains(np.pi), -1, at_ends.low)
+        high = jnp.where(contains(0), 1, at_ends.high)
+        return widened(Interval(low, high), _ULPS * epsilon(low))
+
+    return rule
+
+
+def _tan(equation: Equation, x: Interval) -> Interval:
+    """Bound a tangent, which is unbounded if the interval contains a pole."""
+    margin = _ULPS * epsilon(x.low) * (1 + x.size)
+    outer = Interval(x.low - margin, x.high + margin)
+    first_branch = jnp.floor((outer.low + np.pi / 2) / np.pi)
+    last_branch = jnp.floor((outer.high + np.pi / 2) / np.pi)
+    (result,) = _between(equation, [x], (1,))
+    slopes = jnp.square(result.size) + 1
+    return _bounded_where(first_branch == last_branch, widened(result, margin * slopes))
+
+
+def _rem(_: Equation, x: Bounded, y: Bounded) -> Interval:
+    """Bound the remainder of x divided by y.
+
+    A remainder has the sign of x, and is at most as large as x and as y.
+    """
+    low_x, high_x = ends(x)
+    limit = size(y)
+    zero = jnp.zeros_like(low_x)
+    low = jnp.where(low_x < 0, -jnp.minimum(limit, -low_x), zero)
+    high = jnp.where(high_x > 0, jnp.minimum(limit, high_x), zero)
+    return Interval(low, high)
+
+
+def _equal(equation: Equation, x: Bounded, y: Bounded) -> Interval:
+    """Bound the result of x == y, or of x != y; False is below True."""
+    low_x, high_x = ends(x)
+    low_y, high_y = ends(y)
+    is_same_variable = equation.invars[0] is equation.invars[1]
+    if is_same_variable:
+        possibly_equal = jnp.ones(equation.outvars[0].aval.shape, bool)
+        certainly_equal = possibly_equal
+    else:
+        possibly_equal = (low_x <= high_y) & (low_y <= high_x)
+        are_single_values = (low_x == high_x) & (low_y == high_y)
+        certainly_equal = are_single_values & (low_x == low_y)
+    if primitive(equation) == "ne":
+        return Interval(~possibly_equal, ~certainly_equal)
+    return Interval(certainly_equal, possibly_equal)
+
+
+def _position(equation: Equation, x: Interval) -> Interval:
+    """Bound the index of a maximum or minimum, which lies in the range of the reduced axes."""
+    result = equation.outvars[0].aval
+    count = math.prod(x.low.shape[axis] for axis in equation.params["axes"])
+    last_index = max(0, count - 1)
+    zero = jnp.zeros(result.shape, result.dtype)
+    return Interval(zero, zero + last_index)
+
+
+def _finite(equation: Equation, _: Bounded) -> Interval:
+    return interval(jnp.ones(equation.outvars[0].aval.shape, bool))
+
+
+def _running_product(x: Interval, axis: int, reverse: bool = False) -> Interval:
+    """Bound the products of the items up to each index along an axis.
+
+    If `reverse`, the products are of the items from each index to the end.
+    """
+
+    def times(x: Interval, y: Interval) -> Interval:
+        corners = [x.low * y.low, x.low * y.high, x.high * y.low, x.high * y.high]
+        result = _hull(corners)
+        return widened(result, 2 * epsilon(result.low) * result.size)
+
+    return lax.associative_scan(times, x, axis=axis, reverse=reverse)
+
+
+def _cumprod(equation: Equation, x: Interval) -> Interval:
+    return _running_product(x, equation.params["axis"], equation.params["reverse"])
+
+
+def _reduce_prod(equation: Equation, x: Interval) -> Interval:
+    """Bound a product over axes by running products over the merged axes."""
+    axes = equation.params["axes"]
+    shape = equation.outvars[0].aval.shape
+    if not axes:
+        return x
+    count = math.prod(x.low.shape[axis] for axis in axes)  # the number of multiplied items
+    if count == 0:
+        return interval(value_of(equation, x.low))
+
+    def flattened(array: Array) -> Array:
+        """Move the reduced axes to the end, and merge them into one axis."""
+        moved = jnp.moveaxis(array, axes, range(-len(axes), 0))
+        return moved.reshape(*shape, count)
+
+    flat = Interval(flattened(x.low), flattened(x.high))
+    running = _running_product(flat, len(shape))
+    return Interval(running.low[..., -1], running.high[..., -1])
+
+
+_RULES: dict[str, Callable[..., Interval]] = {
+    "mul": _mul,
+    "div": _div,
+    **dict.fromkeys(PRODUCTS, _product),
+    **dict.fromkeys(("abs", "square", "cosh"), _valley_rule),
+    "integer_pow": _integer_pow,
+    "pow": _pow,
+    "cos": _waves(0),
+    "sin": _waves(np.pi / 2),
+    "tan": _tan,
+    "rem": _rem,
+    **dict.fromkeys(("eq", "ne"), _equal),
+    **dict.fromkeys(("argmax", "argmin"), _position),
+    "is_finite": _finite,
+    "cumprod": _cumprod,
+    "reduce_prod": _reduce_prod,
+}
