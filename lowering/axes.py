@@ -56,8 +56,8 @@ class AxisLink(NamedTuple):
             left out.
         results: maps the index of a result to its linked axes. The map is empty if no result has
             the axis.
-        kind: "apart" if items stay apart along the axis, "sum" if a result has the sum, product or
-            maximum of the items along the axis, "lookup" if another operand selects some of the
+        kind: "apart" if items stay apart along the axis. "sum" if a result has the sum, product or
+            maximum of the items along the axis. "lookup" if another operand selects some of the
             items along the axis.
     """
 
@@ -68,13 +68,16 @@ class AxisLink(NamedTuple):
     @property
     def is_of_parts(self) -> bool:
         """Tell whether the link has only a part of an operand's axis, such as channel groups."""
-        return any(isinstance(x, AxisPart) for run in self.operands.values() for x in run)
+        for run in self.operands.values():
+            if any(isinstance(axis, AxisPart) for axis in run):
+                return True
+        return False
 
     def single(self) -> tuple[dict[int, int], dict[int, int]] | None:
-        """Return the linked axis of each operand, and of each result, as two maps by index.
+        """Return a map from operands to linked axes, and a map from results to linked axes.
 
-        None is returned if an operand or a result is linked by a part of an axis, or by several
-        axes.
+        Operands and results are given by their index. None is returned if an operand or a result
+        is linked by a part of an axis, or by several axes.
         """
         operands = _single(self.operands)
         results = _single(self.results)
@@ -84,15 +87,19 @@ class AxisLink(NamedTuple):
 
 
 def _single(runs: Mapping[int, Run]) -> dict[int, int] | None:
-    """Return, for each index, the only axis of its run; None if a run is not a single whole axis.
+    """Return the linked axis of each operand or result, if each has exactly one whole linked axis.
 
-    `runs` maps the index of an operand or result to its linked axes.
+    `runs` maps the index of an operand or result to its linked axes. None is returned if one of
+    them has several linked axes, or a part of an axis.
     """
     axes: dict[int, int] = {}
     for index, run in runs.items():
-        if len(run) != 1 or isinstance(run[0], AxisPart):
+        if len(run) != 1:
             return None
-        axes[index] = run[0]
+        (axis,) = run
+        if isinstance(axis, AxisPart):
+            return None
+        axes[index] = axis
     return axes
 
 
@@ -146,6 +153,8 @@ def is_listed(name: str) -> bool:
 
 
 def _row(*primitives: str) -> Callable[[Row], Row]:
+    """Return a decorator that registers a function as the row of primitives, given by name."""
+
     def register(row: Row) -> Row:
         _ROWS.update(dict.fromkeys(primitives, row))
         return row
@@ -176,10 +185,9 @@ def _shared(
     result_axis: int = 0,
     kind: LinkKind = "apart",
 ) -> AxisLink:
-    """Return a link of one axis that has the same number in several operands.
+    """Return a link of the axis `axis` of all operands with the axis `result_axis` of all results.
 
-    It links `axis` of the operands with `result_axis` of the results. `operands` and `results`
-    have the indices of operands and results.
+    `operands` and `results` have the indices of operands and results.
     """
     return _link(dict.fromkeys(operands, axis), dict.fromkeys(results, result_axis), kind)
 
@@ -193,17 +201,24 @@ def _same(equation: Equation, touched: Iterable[int] = (), *, repeats: bool = Fa
     """
     links: list[AxisLink] = []
     rank = len(_shape(equation.outvars[0]))
-    operands = [(i, _shape(v)) for i, v in enumerate(equation.invars) if len(_shape(v)) == rank]
+    results = range(len(equation.outvars))
+    operands = [i for i, v in enumerate(equation.invars) if len(_shape(v)) == rank]
     for axis in {*range(rank)} - {*touched}:
         result_extents = {_shape(v)[axis] for v in equation.outvars}
         if len(result_extents) > 1:
             continue
         (extent,) = result_extents
-        equal = [i for i, shape in operands if shape[axis] == extent]
-        other_extents = [shape[axis] for _, shape in operands if shape[axis] != extent]
+        equal: list[int] = []
+        other_extents: set[int] = set()
+        for i in operands:
+            operand_extent = _shape(equation.invars[i])[axis]
+            if operand_extent == extent:
+                equal.append(i)
+            else:
+                other_extents.add(operand_extent)
         are_others_repeated = repeats and all(n == 1 for n in other_extents)
         if not other_extents or are_others_repeated:
-            links.append(_shared(equal, axis, range(len(equation.outvars)), axis))
+            links.append(_shared(equal, axis, results, axis))
     return LinkedAxes(links)
 
 
@@ -213,12 +228,17 @@ def _removed(equation: Equation, name: str, *, is_sum: bool) -> LinkedAxes:
     `name` is the parameter of the equation that lists the removed axes. If `is_sum` is true,
     these axes are linked too, as sums.
     """
-    removed = equation.params[name]
-    remaining = [i for i in range(len(_shape(equation.invars[0]))) if i not in removed]
-    results = range(len(equation.outvars))
+    removed_axes = equation.params[name]
     operands = [i for i, v in enumerate(equation.invars) if _shape(v)]
-    links = [_shared(operands, i, results, j) for j, i in enumerate(remaining)]
-    links += [_shared(operands, i, kind="sum") for i in removed if is_sum]
+    results = range(len(equation.outvars))
+    links: list[AxisLink] = []
+    result_axis = 0
+    for axis in range(len(_shape(equation.invars[0]))):
+        if axis not in removed_axes:
+            links.append(_shared(operands, axis, results, result_axis))
+            result_axis += 1
+    if is_sum:
+        links += [_shared(operands, axis, kind="sum") for axis in removed_axes]
     return LinkedAxes(links)
 
 
@@ -239,6 +259,7 @@ def _touched(equation: Equation, per_axis: Mapping[str, object]) -> set[int]:
 
 @_row("optimization_barrier")
 def _barrier(equation: Equation) -> LinkedAxes:
+    """Link each axis of each operand with this axis of the result at the operand's index."""
     links: list[AxisLink] = []
     for i, operand in enumerate(equation.invars):
         links += [_link({i: axis}, {i: axis}) for axis in range(len(_shape(operand)))]
@@ -247,22 +268,25 @@ def _barrier(equation: Equation) -> LinkedAxes:
 
 @_row("transpose")
 def _transpose(equation: Equation) -> LinkedAxes:
-    return LinkedAxes([_link({0: i}, {0: j}) for j, i in enumerate(equation.params["permutation"])])
+    links: list[AxisLink] = []
+    for result_axis, operand_axis in enumerate(equation.params["permutation"]):
+        links.append(_link({0: operand_axis}, {0: result_axis}))
+    return LinkedAxes(links)
 
 
 @_row("broadcast_in_dim")
 def _broadcast(equation: Equation) -> LinkedAxes:
     """Link the axes that keep their extent. Along the other axes of the result, items are equal."""
-    extents = _shape(equation.outvars[0])
+    result_shape = _shape(equation.outvars[0])
     result_axes = equation.params["broadcast_dimensions"]
     links: list[AxisLink] = []
     linked: set[int] = set()
     for axis, extent in enumerate(_shape(equation.invars[0])):
         result_axis = result_axes[axis]
-        if extent == extents[result_axis]:
+        if extent == result_shape[result_axis]:
             links.append(_link({0: axis}, {0: result_axis}))
             linked.add(result_axis)
-    return LinkedAxes(links, frozenset(range(len(extents))) - linked)
+    return LinkedAxes(links, frozenset(range(len(result_shape))) - linked)
 
 
 @_row("reshape", "expand_dims")
@@ -273,36 +297,46 @@ def _reshape(equation: Equation) -> LinkedAxes:
     after = _shape(equation.outvars[0])
     links: list[AxisLink] = []
     for operand_run, result_run in runs_of(before, after) or ():
-        if max(len(operand_run), len(result_run)) > 1:
+        if len(operand_run) == len(result_run) == 1:
+            links.append(AxisLink({0: operand_run}, {0: result_run}))
+        else:
             # Leave out axes of extent 1.
-            operand_run = tuple(axis for axis in operand_run if before[axis] != 1)
-            result_run = tuple(axis for axis in result_run if after[axis] != 1)
-        links.append(AxisLink({0: operand_run}, {0: result_run}))
+            long_operand_run = tuple(axis for axis in operand_run if before[axis] != 1)
+            long_result_run = tuple(axis for axis in result_run if after[axis] != 1)
+            links.append(AxisLink({0: long_operand_run}, {0: long_result_run}))
     return LinkedAxes(links)
 
 
 @_row("stack")
 def _stack(equation: Equation) -> LinkedAxes:
+    """Link each axis of the operands with the axis of the result that comes from it."""
     operands = range(len(equation.invars))
     new_axis = equation.params["axis"]
-    result_axes = [j for j in range(len(_shape(equation.outvars[0]))) if j != new_axis]
-    return LinkedAxes([_shared(operands, i, [0], j) for i, j in enumerate(result_axes)])
+    links: list[AxisLink] = []
+    for axis in range(len(_shape(equation.invars[0]))):
+        result_axis = axis if axis < new_axis else axis + 1
+        links.append(_shared(operands, axis, [0], result_axis))
+    return LinkedAxes(links)
 
 
 @_row("unstack")
 def _unstack(equation: Equation) -> LinkedAxes:
+    """Link each axis of the operand, except the removed one, with the axis of all results."""
     results = range(len(equation.outvars))
     removed_axis = equation.params["axis"]
-    remaining = [i for i in range(len(_shape(equation.invars[0]))) if i != removed_axis]
-    return LinkedAxes([_shared([0], i, results, j) for j, i in enumerate(remaining)])
+    links: list[AxisLink] = []
+    for result_axis in range(len(_shape(equation.outvars[0]))):
+        axis = result_axis if result_axis < removed_axis else result_axis + 1
+        links.append(_shared([0], axis, results, result_axis))
+    return LinkedAxes(links)
 
 
 @_row("slice", "split")
 def _slice(equation: Equation) -> LinkedAxes:
     """Link axes that a slice takes whole, or of which it takes one of several equal blocks.
 
-    Items 32 to 63 of 96 are the second of three blocks. The link then has the factor 32 of 3 *
-    32 as a part of the operand's axis.
+    For example, items 32 to 63 of 96 are the second of three blocks. The extent 96 is then 3 * 32,
+    and the link has the factor 32 as a part of the operand's axis.
     """
     links: list[AxisLink] = []
     extents = _shape(equation.invars[0])
@@ -311,10 +345,10 @@ def _slice(equation: Equation) -> LinkedAxes:
         for axis, (start, extent, size) in enumerate(zip(starts, extents, sizes, strict=True)):
             if start is None or size == 0:
                 continue
-            has_remainder = extent % size or start % size
-            if not has_remainder:
-                part = axis if size == extent else AxisPart(axis, extent // size, size)
-                links.append(AxisLink({0: (part,)}, {index: (axis,)}))
+            if extent % size or start % size:
+                continue
+            part = axis if size == extent else AxisPart(axis, extent // size, size)
+            links.append(AxisLink({0: (part,)}, {index: (axis,)}))
     return LinkedAxes(links)
 
 
@@ -326,9 +360,11 @@ def cuts(equation: Equation) -> list[list[int | None]]:
     params = equation.params
     rank = len(_shape(equation.invars[0]))
     if primitive(equation) == "slice":
-        strides = params["strides"] or (1,) * rank
-        pairs = zip(params["start_indices"], strides, strict=True)
-        return [[start if stride == 1 else None for start, stride in pairs]]
+        slice_starts: list[int | None] = list(params["start_indices"])
+        for axis, stride in enumerate(params["strides"] or ()):
+            if stride != 1:
+                slice_starts[axis] = None
+        return [slice_starts]
     starts_of_results: list[list[int | None]] = []
     start = 0
     for size in params["sizes"]:
@@ -341,12 +377,15 @@ def cuts(equation: Equation) -> list[list[int | None]]:
 
 @_row("top_k")
 def _top_k(equation: Equation) -> LinkedAxes:
-    axis = equation.params.get("axis", -1)
-    return _same(equation, [axis % len(_shape(equation.invars[0]))])
+    """Link all axes except the axis along which the largest items are selected."""
+    rank = len(_shape(equation.invars[0]))
+    selected_axis = equation.params.get("axis", -1) % rank
+    return _same(equation, [selected_axis])
 
 
 @_row("tile")
 def _tile(equation: Equation) -> LinkedAxes:
+    """Link axes that are not repeated. Along a repeated axis of extent 1, items are equal."""
     repeated = [axis for axis, count in enumerate(equation.params["reps"]) if count != 1]
     extents = _shape(equation.invars[0])
     constant_axes = frozenset(axis for axis in repeated if extents[axis] == 1)
@@ -355,6 +394,7 @@ def _tile(equation: Equation) -> LinkedAxes:
 
 @_row("iota")
 def _iota(equation: Equation) -> LinkedAxes:
+    """Return no links. Items are equal along all axes except the one along which they count."""
     axes = frozenset(range(len(_shape(equation.outvars[0]))))
     return LinkedAxes((), axes - {equation.params["dimension"]})
 
@@ -372,7 +412,7 @@ def _products(
 ) -> list[AxisLink]:
     """Return the links of a product: of batch axes, of free axes, and of summed axes.
 
-    A free axis is one that only one of the operands has.
+    A free axis is an axis that only one of the operands has.
 
     Args:
         equation: a dot_general or ragged_dot_general.
@@ -381,22 +421,22 @@ def _products(
             along them.
         groups: axes of the right operand that the result lacks.
     """
-    sums, batches = numbers
+    (left_sums, right_sums), (left_batch, right_batch) = numbers
     links: list[AxisLink] = []
-    for left_axis, right_axis in zip(*batches, strict=True):
+    for left_axis, right_axis in zip(left_batch, right_batch, strict=True):
         links.append(_link({0: left_axis, 1: right_axis}, {0: len(links)}))
-    result_axis = len(links)
+    result_axis = len(links)  # the axes of the result: batch, free on the left, free on the right
     left, right, *_ = equation.invars
     for axis in range(len(_shape(left))):
-        if axis not in (*sums[0], *batches[0]):
+        if axis not in (*left_sums, *left_batch):
             if axis not in mixed:
                 links.append(_link({0: axis}, {0: result_axis}))
             result_axis += 1
     for axis in range(len(_shape(right))):
-        if axis not in (*sums[1], *batches[1], *groups):
+        if axis not in (*right_sums, *right_batch, *groups):
             links.append(_link({1: axis}, {0: result_axis}))
             result_axis += 1
-    for left_axis, right_axis in zip(*sums, strict=True):
+    for left_axis, right_axis in zip(left_sums, right_sums, strict=True):
         links.append(_link({0: left_axis, 1: right_axis}, kind="sum"))
     return links
 
@@ -409,15 +449,15 @@ def _dot(equation: Equation) -> LinkedAxes:
 @_row("ragged_dot_general")
 def _ragged_dot(equation: Equation) -> LinkedAxes:
     """Link axes of a product whose rows are divided into groups, with a matrix for each group."""
-    ragged = equation.params["ragged_dot_dimension_numbers"]
-    numbers = ragged.dot_dimension_numbers
-    rows = ragged.lhs_ragged_dimensions
-    (sums, _), (batch, _) = numbers
-    are_rows_free = {*rows}.isdisjoint((*sums, *batch))
+    params = equation.params["ragged_dot_dimension_numbers"]
+    numbers = params.dot_dimension_numbers
+    row_axes = params.lhs_ragged_dimensions
+    (left_sums, _), (left_batch, _) = numbers
+    are_rows_free = {*row_axes}.isdisjoint((*left_sums, *left_batch))
     group_sizes = equation.invars[2]
     if not are_rows_free or len(_shape(group_sizes)) > 1:
         return UNLINKED  # each item of a batch may have its own group sizes
-    links = _products(equation, numbers, rows, ragged.rhs_group_dimensions)
+    links = _products(equation, numbers, row_axes, params.rhs_group_dimensions)
     return LinkedAxes(links, weights=(1,))
 
 
@@ -425,22 +465,23 @@ def _ragged_dot(equation: Equation) -> LinkedAxes:
 def _convolution(equation: Equation) -> LinkedAxes:
     """Link the batch and the channels. With groups, link the groups instead of the channels."""
     params = equation.params
-    numbers = params["dimension_numbers"]
-    items, channels, *_ = numbers.lhs_spec
-    outputs, inputs, *_ = numbers.rhs_spec
-    batch, produced, *_ = numbers.out_spec
     if params["batch_group_count"] != 1:
         return UNLINKED
-    links = [_link({0: items}, {0: batch})]
+    numbers = params["dimension_numbers"]
+    batch, channels, *_ = numbers.lhs_spec
+    filter_outputs, filter_inputs, *_ = numbers.rhs_spec
+    result_batch, result_channels, *_ = numbers.out_spec
+    links = [_link({0: batch}, {0: result_batch})]
     groups = params["feature_group_count"]
     if groups > 1:
         # The groups are the first factor of each of these axes.
         input_groups = AxisPart(channels, 1, groups)
-        filter_groups = AxisPart(outputs, 1, groups)
-        result_groups = AxisPart(produced, 1, groups)
+        filter_groups = AxisPart(filter_outputs, 1, groups)
+        result_groups = AxisPart(result_channels, 1, groups)
         links.append(AxisLink({0: (input_groups,), 1: (filter_groups,)}, {0: (result_groups,)}))
-        return LinkedAxes(links, weights=(1,))
-    links += [_link({1: outputs}, {0: produced}), _link({0: channels, 1: inputs}, kind="sum")]
+    else:
+        links.append(_link({1: filter_outputs}, {0: result_channels}))
+        links.append(_link({0: channels, 1: filter_inputs}, kind="sum"))
     return LinkedAxes(links, weights=(1,))
 
 
@@ -448,26 +489,29 @@ def _convolution(equation: Equation) -> LinkedAxes:
 def _gather(equation: Equation) -> LinkedAxes:
     """Link axes that a gather takes whole, axes of its indices, and the axis of a lookup."""
     numbers = equation.params["dimension_numbers"]
-    sizes = equation.params["slice_sizes"]
-    table = _shape(equation.invars[0])
-    result = _shape(equation.outvars[0])
-    collapsed = numbers.collapsed_slice_dims
+    slice_sizes = equation.params["slice_sizes"]
+    table_shape = _shape(equation.invars[0])
+    rank = len(_shape(equation.outvars[0]))
+    looked_up = numbers.collapsed_slice_dims
     batched = numbers.operand_batching_dims
-    window = [i for i in range(len(table)) if i not in (*collapsed, *batched)]
-    pairs = zip(window, numbers.offset_dims, strict=True)
-    links = [_link({0: i}, {0: j}) for i, j in pairs if sizes[i] == table[i]]
-    rows = [j for j in range(len(result)) if j not in numbers.offset_dims]
+    sliced = [axis for axis in range(len(table_shape)) if axis not in (*looked_up, *batched)]
+    links: list[AxisLink] = []
+    for axis, result_axis in zip(sliced, numbers.offset_dims, strict=True):
+        if slice_sizes[axis] == table_shape[axis]:
+            links.append(_link({0: axis}, {0: result_axis}))
+    # The axes of the result that come from the indices. The last axis of the indices has no axis
+    # here: it holds the coordinates of one item.
+    index_axes = [axis for axis in range(rank) if axis not in numbers.offset_dims]
     table_axis = dict(zip(numbers.start_indices_batching_dims, batched, strict=True))
-    # The last axis of the indices is not among these axes: it holds the coordinates of one item.
-    for i, j in enumerate(rows):
-        operands = {1: i}
-        if i in table_axis:
-            operands[0] = table_axis[i]
-        links.append(_link(operands, {0: j}))
-    is_lookup = len(collapsed) == 1 and not batched and numbers.start_index_map == collapsed
+    for axis, result_axis in enumerate(index_axes):
+        operands = {1: axis}
+        if axis in table_axis:
+            operands[0] = table_axis[axis]
+        links.append(_link(operands, {0: result_axis}))
+    is_lookup = len(looked_up) == 1 and not batched and numbers.start_index_map == looked_up
     if not is_lookup:
         return LinkedAxes(links)
-    return LinkedAxes([*links, _link({0: collapsed[0]}, kind="lookup")], weights=(0,))
+    return LinkedAxes([*links, _link({0: looked_up[0]}, kind="lookup")], weights=(0,))
 
 
 @_row("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub")
@@ -477,12 +521,16 @@ def _scatter(equation: Equation) -> LinkedAxes:
     target, _, updates = map(_shape, equation.invars)
     batched = numbers.operand_batching_dims
     inserted = (*numbers.inserted_window_dims, *batched)
-    window = [i for i in range(len(target)) if i not in inserted]
-    pairs = zip(window, numbers.update_window_dims, strict=True)
-    links = [_link({0: i, 2: j}, {0: i}) for i, j in pairs if target[i] == updates[j]]
-    rows = [j for j in range(len(updates)) if j not in numbers.update_window_dims]
-    for i, j in zip(batched, numbers.scatter_indices_batching_dims, strict=True):
-        links.append(_link({0: i, 1: j, 2: rows[j]}, {0: i}))
+    window = [axis for axis in range(len(target)) if axis not in inserted]
+    links: list[AxisLink] = []
+    for axis, update_axis in zip(window, numbers.update_window_dims, strict=True):
+        if target[axis] == updates[update_axis]:
+            links.append(_link({0: axis, 2: update_axis}, {0: axis}))
+    # The axes of the updates that come from the axes of the indices, in order.
+    index_axes = [i for i in range(len(updates)) if i not in numbers.update_window_dims]
+    batch_pairs = zip(batched, numbers.scatter_indices_batching_dims, strict=True)
+    for axis, index_axis in batch_pairs:
+        links.append(_link({0: axis, 1: index_axis, 2: index_axes[index_axis]}, {0: axis}))
     return LinkedAxes(links)
 
 
@@ -493,10 +541,10 @@ def _reduce(equation: Equation) -> LinkedAxes:
 
 @_row("cholesky", "eigh", "fft", "geqrf", "householder_product", "lu", "svd", "triangular_solve")
 def _leading(equation: Equation) -> LinkedAxes:
-    """Link the batch axes of a decomposition or transform, which come before its own axes."""
+    """Link the batch axes, which are the first axes, of a matrix decomposition or a transform."""
     # A transform has an axis for each of its lengths, and a matrix has two axes.
-    last_axes = len(equation.params.get("fft_lengths", (0, 0)))
+    unlinked_count = len(equation.params.get("fft_lengths", (0, 0)))
     operands = range(len(equation.invars))
     results = range(len(equation.outvars))
     rank = max(len(_shape(operand)) for operand in equation.invars)
-    return LinkedAxes([_shared(operands, i, results, i) for i in range(rank - last_axes)])
+    return LinkedAxes([_shared(operands, i, results, i) for i in range(rank - unlinked_count)])

@@ -15,10 +15,10 @@ from lowering.jaxprs import primitive
 
 
 class OuterValue(NamedTuple):
-    """The operand or result of an equation that a value of its inner function stands for.
+    """The operand or result of an equation for which a value of its inner function stands.
 
-    An argument of the inner function stands for an operand of the equation, and a result of the
-    inner function for a result of the equation.
+    An argument of the inner function stands for an operand of the equation. A result of the inner
+    function stands for a result of the equation.
 
     Args:
         number: the index of the operand or result in the equation.
@@ -41,7 +41,7 @@ class InnerFunction(NamedTuple):
             or None for the result of a loop's condition.
         carried_to: maps the index of a result to the index of the argument that the result
             becomes in the next iteration.
-        times: the number of evaluations in a call; 1 if the number is unknown before the
+        times: the number of evaluations in a call, or 1 if the number is unknown before the
             program runs.
     """
 
@@ -53,29 +53,33 @@ class InnerFunction(NamedTuple):
 
 
 def inner_functions(equation: Equation) -> list[InnerFunction]:
-    """Return the functions that an equation evaluates, in order; most primitives have none."""
+    """Return the functions that an equation evaluates, in order. Most primitives have none."""
     params = equation.params
     operands = list(map(OuterValue, range(len(equation.invars))))
     results = list(map(OuterValue, range(len(equation.outvars))))
     match primitive(equation):
         case "scan":
-            constants, carried = jaxprs.scan_counts(equation)
-            # The operands are the constants, the initial carry, and the stacks.
-            first_stack = constants + carried
+            constant_count, carried_count = jaxprs.scan_counts(equation)
+            # The operands are the constants, the initial carry, and the stacks. The results are
+            # the final carry and the stacks.
+            first_stack = constant_count + carried_count
             arguments = [OuterValue(i, int(i >= first_stack)) for i in range(len(operands))]
-            ends = [OuterValue(i, int(i >= carried)) for i in range(len(results))]
-            carried_to = {i: constants + i for i in range(carried)}
+            ends = [OuterValue(i, int(i >= carried_count)) for i in range(len(results))]
+            carried_to = {i: constant_count + i for i in range(carried_count)}
             return [InnerFunction(params["jaxpr"], arguments, ends, carried_to, params["length"])]
         case "while":
             # The operands are the constants of the condition, those of the body, and the state.
-            cond_count, body_count = params["cond_nconsts"], params["body_nconsts"]
-            state = operands[cond_count + body_count :]
+            condition_count = params["cond_nconsts"]
+            body_count = params["body_nconsts"]
+            state = operands[condition_count + body_count :]
+            condition_arguments = [*operands[:condition_count], *state]
+            body_arguments = operands[condition_count:]
             carried_to = {i: body_count + i for i in range(len(results))}
             return [
-                InnerFunction(params["cond_jaxpr"], [*operands[:cond_count], *state], [None]),
-                InnerFunction(params["body_jaxpr"], [*operands[cond_count:]], results, carried_to),
+                InnerFunction(params["cond_jaxpr"], condition_arguments, [None]),
+                InnerFunction(params["body_jaxpr"], body_arguments, results, carried_to),
             ]
-        case "cond":
+        case "cond":  # operand 0 is the index of the branch
             return [InnerFunction(branch, operands[1:], results) for branch in params["branches"]]
         case _:
             closed = jaxprs.called(equation)

@@ -42,6 +42,8 @@ _MOST_EMPTY = 1 << 22
 
 @dataclass(slots=True)
 class _Variable:
+    """A variable of a graph, its new value after a cycle, and its initial value."""
+
     label: str
     value: Value
     span: Span | None
@@ -55,8 +57,8 @@ class GraphBuilder:
 
     Methods raise InvalidOperation for invalid arguments. `real` and `integer` are the dtypes of
     literals and of tensors without a declared dtype. If another value already has the name of a
-    new value, the new value's name gets a suffix. A reader of documents that forbid equal names
-    asks `is_taken` first.
+    new value, the new value's name gets a suffix. If a format forbids equal names, its reader asks
+    `is_taken` first.
     """
 
     real: str = "float32"
@@ -80,11 +82,11 @@ class GraphBuilder:
 
     def unreserved(self, name: str) -> str:
         """Return a name that is not reserved: `name`, with underscores added if need be."""
-        passed: list[str] = []
+        reserved_names: list[str] = []
         while name in self._reserved:
-            passed.append(name)
+            reserved_names.append(name)
             name = self._unreserved.get(name, f"{name}_")
-        self._unreserved.update(dict.fromkeys(passed, name))
+        self._unreserved.update(dict.fromkeys(reserved_names, name))
         return name
 
     def is_input(self, value: Value) -> bool:
@@ -96,6 +98,10 @@ class GraphBuilder:
         return name in self._taken
 
     def _name(self, stem: str, exact: bool) -> str:
+        """Return a free name and mark it as taken: `stem`, with a suffix if need be.
+
+        If `exact` is true, the name may be a reserved one.
+        """
         name = stem
         while name in self._taken or (name in self._reserved and not exact):
             stem = stem[:_LONGEST]
@@ -130,10 +136,10 @@ class GraphBuilder:
             self._variables[label] = variable
             self._variable_of[value] = variable
             return value
-        before = variable.value.type
-        if shapes_differ(before.shape, type.shape) or before.dtype != type.dtype:
+        earlier_type = variable.value.type
+        if shapes_differ(earlier_type.shape, type.shape) or earlier_type.dtype != type.dtype:
             raise InvalidShape(
-                f"variable '{label}' is declared as {type} here and as {before} before",
+                f"variable '{label}' is declared as {type} here and as {earlier_type} before",
                 hint="variables of one label share their data, so they must have one shape",
             )
         return variable.value
@@ -141,7 +147,7 @@ class GraphBuilder:
     def variable_of(self, label: str) -> Value | None:
         """Return the tensor of the variable with a label, or None if the label is not declared."""
         variable = self._variables.get(label)
-        return variable and variable.value
+        return None if variable is None else variable.value
 
     def starting(self, label: str, variable: Value, initial: Value, span: Span | None) -> None:
         """Declare the tensor `initial` that has the initial value of the tensor `variable`.
@@ -159,27 +165,27 @@ class GraphBuilder:
         The value must have the shape `shape`, which is the declared shape of the variable by
         default. Extents that change from cycle to cycle are UNKNOWN in `shape`.
         """
-        target = self._variable_of.get(variable) if isinstance(variable, Value) else None
-        if target is None:
+        declared = self._variable_of.get(variable) if isinstance(variable, Value) else None
+        if declared is None:
             raise InvalidOperation(
                 "the first argument of 'update' must be a variable",
                 hint="it must be the result of 'variable' itself, not of an operation on it",
             )
-        if target.update is not None:
-            raise InvalidOperation(f"variable '{target.label}' is updated twice in one cycle")
+        if declared.update is not None:
+            raise InvalidOperation(f"variable '{declared.label}' is updated twice in one cycle")
+        type = declared.value.type
         if shape is None:
-            shape = target.value.type.shape
+            shape = type.shape
         if shapes_differ(shape, value.type.shape):
             raise InvalidShape(
-                f"variable '{target.label}' has shape {show(shape)}, "
+                f"variable '{declared.label}' has shape {show(shape)}, "
                 f"its new value has {show(value.type.shape)}"
             )
-        if target.value.type.dtype != value.type.dtype:
+        if type.dtype != value.type.dtype:
             raise InvalidOperation(
-                f"variable '{target.label}' holds {target.value.type.dtype}, "
-                f"its new value {value.type.dtype}"
+                f"variable '{declared.label}' holds {type.dtype}, its new value {value.type.dtype}"
             )
-        target.update = value
+        declared.update = value
         return value
 
     def literal_type(self, value: Scalar) -> TensorType:
@@ -242,27 +248,30 @@ class GraphBuilder:
                 of results, their names are made from the first name.
             span: the place of the operation in the document, for errors, HLO and profiles.
             calls: the nested calls of the document's functions that the operation comes from.
-            rule: a user's rule for `kind`; None for the rule in `rules`.
+            rule: a user's rule for `kind`, or None for the rule in `rules`.
             inserted: whether a reader added the results, so that the document has no such
                 tensors.
         """
-        active = rule or rules[kind]
+        active_rule = rule or rules[kind]
         arguments: dict[str, Any] = {**operands, **attributes}
-        reads = active.infer_reads
+        reads = active_rule.infer_reads
         infer_arguments: dict[str, Any] = {}
-        for name, x in arguments.items():
-            if "**" in reads or name in reads:
-                argument = mapped(x, self._as_read) if name in operands else _opened(x)
-                infer_arguments[python_name(name)] = argument
+        for name, argument in arguments.items():
+            if "**" not in reads and name not in reads:
+                continue
+            if name in operands:
+                infer_arguments[python_name(name)] = mapped(argument, self._as_read)
+            else:
+                infer_arguments[python_name(name)] = _opened(argument)
         are_all_read = len(infer_arguments) == len(arguments)
         if not are_all_read:
-            _refuse_unknown(active, arguments)
-        if len(arguments) < len(active.parameters):
-            _require_all(active, arguments)
+            _refuse_unknown(active_rule, arguments)
+        if len(arguments) < len(active_rule.parameters):
+            _require_all(active_rule, arguments)
         try:
-            inferred = active.infer(**infer_arguments)
+            inferred = active_rule.infer(**infer_arguments)
         except ZeroDivisionError:  # some rules divide by an extent
-            if not any([0 in v.type.shape for x in operands.values() for v in values_of(x)]):
+            if not any(map(_has_empty, operands.values())):
                 raise
             raise InvalidShape("an operand is empty, the operation needs items") from None
         if isinstance(inferred, TensorType) and len(names) == 1:  # the usual case
@@ -281,23 +290,23 @@ class GraphBuilder:
         The values get the names in `names`. If there are more or fewer names than values, the
         names are made from the first name. `inserted` is as in `operation`.
         """
-        structure = types if isinstance(types, tuple) else (types,)
+        result_types = types if isinstance(types, tuple) else (types,)
         count = 0
-        for item in structure:
+        for item in result_types:
             count += len(item) if isinstance(item, list) else 1
-        exact = len(names) == count
-        if not exact and count == 1:
+        is_exact = len(names) == count
+        if not is_exact and count == 1:
             names = names[:1]
-        elif not exact:
+        elif not is_exact:
             stem = names[0][:_LONGEST]
             names = [f"{stem}_{i}" for i in range(count)]
         remaining_names = iter(names)
 
         def next_value(type: TensorType) -> Value:
-            return Value(self._name(next(remaining_names), exact), _possible(type), inserted)
+            return Value(self._name(next(remaining_names), is_exact), _possible(type), inserted)
 
         results: list[Result] = []
-        for item in structure:
+        for item in result_types:
             if isinstance(item, list):
                 results.append(tuple(map(next_value, item)))
             else:
@@ -322,11 +331,12 @@ class GraphBuilder:
             input_names = tuple(inputs)
         parameters: list[Parameter] = []
         states: list[StateVariable] = []
-        for v in self._variables.values():
-            if v.update is None:
-                parameters.append(Parameter(v.label, v.value, v.span))
+        for variable in self._variables.values():
+            label, value, span = variable.label, variable.value, variable.span
+            if variable.update is None:
+                parameters.append(Parameter(label, value, span))
             else:
-                states.append(StateVariable(v.label, v.value, v.update, v.span, v.initial))
+                states.append(StateVariable(label, value, variable.update, span, variable.initial))
         return Graph(
             name,
             tuple(inputs[input_name] for input_name in input_names),
@@ -338,6 +348,11 @@ class GraphBuilder:
             dict(self.aliases),
             dict(self.folded),
         )
+
+
+def _has_empty(operand: Operand) -> bool:
+    """Tell whether a tensor of an operand has no items."""
+    return any(0 in value.type.shape for value in values_of(operand))
 
 
 def _refuse_unknown(rule: Rule, names: Iterable[str]) -> None:

@@ -44,11 +44,11 @@ _network = jaxprs.function_primitive("network")
 @partial(jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=["recipe"])
 @dataclass(frozen=True)
 class Preparation:
-    """Values computed from parameters for the kernels of a CPU.
+    """The values computed from a network's parameters for the kernels of a CPU.
 
     `arrays` has the computed values, without the parameters themselves. `recipe` is the digest
-    of the recipe by which the values are computed. A function whose recipe has another digest,
-    for example because its inputs have other shapes, ignores the values.
+    of a recipe, which describes how the values are computed. A function whose recipe has another
+    digest, for example because its inputs have other shapes, ignores the values.
     """
 
     arrays: tuple[Array, ...]
@@ -59,9 +59,9 @@ class Preparation:
 class ConstantParameters:
     """Holds parameters whose arrays are known when a function is traced. jax does not look into it.
 
-    If such parameters were operands, they would become constants of the caller's executable, in
-    addition to the values that are prepared from them. A parameter in this object becomes a
-    constant only if the executable needs the parameter itself.
+    If such parameters were operands of the primitive, they would become constants of the caller's
+    executable, in addition to the values that are prepared from them. A parameter in this object
+    becomes a constant only if the executable needs the parameter itself.
     """
 
     arrays: tuple[Array, ...] = ()
@@ -80,8 +80,9 @@ def network(
 
     Args:
         function: a function of parameters and other arguments, which are pytrees of arrays.
-        preparation: the result of `preparation` for the same parameters, so that calls prepare
-            nothing. It is used only if the parameters are operands of the compiled function.
+        preparation: the result of the function `preparation` for the parameters, so that calls
+            prepare nothing. It is used only if the parameters are operands of the compiled
+            function.
         about: describes the network for warnings.
     """
 
@@ -105,14 +106,17 @@ def preparation(
     respect to the parameters, prepare them in the differentiated function, or not at all.
     """
     program, leaves, _ = traced(function, parameters, *arguments)
-    if not (target.has_kernels and program.has_items):
+    if not target.has_kernels or not program.has_items:
         return None
     arrays = leaves[: program.parameters]
     parts = lower(differentiable(program), target)
     are_traced = any(map(_is_tracer, arrays))
     values = parts.prepare(arrays) if are_traced else prepared(parts, arrays)
-    computed = [x for x, source in zip(values, parts.sources, strict=True) if source is None]
-    return Preparation(tuple(map(jax.lax.stop_gradient, computed)), parts.recipe.digest)
+    computed: list[Array] = []
+    for value, source in zip(values, parts.sources, strict=True):
+        if source is None:
+            computed.append(jax.lax.stop_gradient(value))
+    return Preparation(tuple(computed), parts.recipe.digest)
 
 
 def _bind(
@@ -127,30 +131,32 @@ def _bind(
     """Evaluate a program on operands as one primitive.
 
     Constants of the program that are tracers become operands of the primitive. The program is
-    linear in its last `linear` operands. If `as_constants` is true, parameters become
-    `ConstantParameters` if all of them are concrete arrays and there is no `preparation`.
+    linear in its last `linear` operands. If `as_constants` is true, the parameters become
+    `ConstantParameters`, provided that all of them are concrete arrays and there is no
+    `preparation`.
     """
     # A program with effects is evaluated equation by equation instead of as one primitive, so that
     # a user's callbacks keep their order.
     if program.closed.effects:
         return program(*operands)
-    closed, outer = jaxprs.lifted(program.closed, _is_tracer)
-    operands = [*outer, *operands]
+    closed, lifted = jaxprs.lifted(program.closed, _is_tracer)
+    operands = [*lifted, *operands]
+    # Lifted constants become the first operands. In this case no leading operands are parameters.
+    count = 0 if lifted else program.parameters
+    program = replace(program, closed=closed, parameters=count)
     recipe = None
     constants = _NOTHING
-    # Lifted constants become the first operands. In this case no leading operands are parameters.
-    program = replace(program, closed=closed, parameters=0 if outer else program.parameters)
-    arrays = operands[: program.parameters]
-    if preparation is not None and not outer:
+    arrays = operands[:count]
+    if preparation is not None and not lifted:
         operands = [*operands, *preparation.arrays]
         recipe = preparation.recipe
     elif as_constants and all(map(_is_concrete, arrays)):
         constants = ConstantParameters(tuple(arrays))
-        operands = operands[program.parameters :]
+        operands = operands[count:]
     return _network.bind(
         *operands,
         jaxpr=program.closed,
-        parameters=program.parameters,
+        parameters=count,
         role=program.role,
         linear=linear,
         recipe=recipe,
@@ -164,6 +170,7 @@ def _is_tracer(x: object) -> bool:
 
 
 def _is_concrete(x: object) -> bool:
+    """Tell whether an object is an array with values, and not a tracer."""
     return isinstance(x, jax.Array) and not isinstance(x, Tracer)
 
 
@@ -171,8 +178,9 @@ def _is_concrete(x: object) -> bool:
 def _evaluate(
     *operands: Any, jaxpr: ClosedJaxpr, constants: ConstantParameters, **_: object
 ) -> list[Any]:
-    operands = *constants.arrays, *operands
-    return jaxprs.as_function(jaxpr)(*operands[: len(jaxpr.in_avals)])
+    """Evaluate the primitive's jaxpr without rewriting it. Prepared values are ignored."""
+    arguments = [*constants.arrays, *operands]
+    return jaxprs.as_function(jaxpr)(*arguments[: len(jaxpr.in_avals)])
 
 
 @_network.def_abstract_eval
@@ -199,7 +207,7 @@ def _lowering_rule(
     # make a loop over the batch: if the batch is sharded, such a loop gathers it.
     devices = getattr(context.module_context.axis_context, "num_devices", None)
     target = target_of(platform, devices, about.rates, is_open=about.is_open)
-    count = len(jaxpr.in_avals)
+    count = len(jaxpr.in_avals)  # further operands are prepared values
     program = Program(jaxpr, parameters, prepares=False, role=role)
 
     def with_arrays(parts: Split, *operands: Array) -> list[Array]:
@@ -258,6 +266,7 @@ def _with_constants(
 
 
 def _call(parts: Split, values: Sequence[Array], *inputs: Array) -> list[Any]:
+    """Call a split program with prepared values, and with inputs as separate arguments."""
     return parts.call(values, inputs)
 
 
@@ -277,12 +286,14 @@ def _jvp(
 ) -> tuple[list[Any], list[Any]]:
     """Compute results by one primitive, and their tangents by another one, which is linear.
 
-    The first primitive also computes the values that the second one reads.
+    The first primitive also computes the values that the second one reads. `linear` is the number
+    of trailing arguments in which `jaxpr` is linear.
     """
     count = len(jaxpr.in_avals)
     constant_avals = jaxpr.in_avals[: len(constants.arrays)]
     operands = [*constants.arrays, *operands]
     tangents = [*map(_zero_tangent, constant_avals), *tangents]
+    # Operands after the arguments of the jaxpr are prepared values.
     if any(map(_is_active, tangents[count:])):
         raise TypeError(
             "prepared values have no derivatives: differentiate in parameters, and prepare these"
@@ -290,18 +301,18 @@ def _jvp(
         )
     active = [i for i, tangent in enumerate(tangents[:count]) if _is_active(tangent)]
     first_linear = count - linear
-    is_linear_in_active = not active or active[0] >= first_linear
-    if is_linear_in_active:
-        params |= {"linear": linear, "constants": _NOTHING, "about": about}
-        results = _network.bind(*operands, jaxpr=jaxpr, **params)
-        if not active:
-            return results, list(map(_zero_tangent, jaxpr.out_avals))
-        # The tangents of the results are the same linear function of the operands' tangents.
-        linear_tangents = map(ad.instantiate_zeros, tangents[first_linear:count])
-        changes = [*operands[:first_linear], *linear_tangents]
-        return results, _bind(Program(jaxpr, role="backward"), changes, about, linear=linear)
-    active_tangents = [tangents[i] for i in active]
-    return _linearized(jaxpr, operands[:count], active, active_tangents, about)
+    has_active_nonlinear = any(i < first_linear for i in active)
+    if has_active_nonlinear:
+        active_tangents = [tangents[i] for i in active]
+        return _linearized(jaxpr, operands[:count], active, active_tangents, about)
+    params |= {"linear": linear, "constants": _NOTHING, "about": about}
+    results = _network.bind(*operands, jaxpr=jaxpr, **params)
+    if not active:
+        return results, list(map(_zero_tangent, jaxpr.out_avals))
+    # The tangents of the results are the same linear function of the operands' tangents.
+    linear_tangents = map(ad.instantiate_zeros, tangents[first_linear:count])
+    arguments = [*operands[:first_linear], *linear_tangents]
+    return results, _bind(Program(jaxpr, role="backward"), arguments, about, linear=linear)
 
 
 ad.primitive_jvps[_network] = _jvp
@@ -320,12 +331,12 @@ def _linearized(
     jaxpr: ClosedJaxpr,
     operands: Sequence[Array],
     active: Sequence[int],
-    changes: Sequence[Array],
+    active_tangents: Sequence[Array],
     about: About,
 ) -> tuple[list[Any], list[Any]]:
     """Return the results of a function and the tangents of the results.
 
-    `active` has the indices of the operands that have a tangent, and `changes` has these
+    `active` has the indices of the operands that have a tangent, and `active_tangents` has these
     tangents.
     """
     avals = jaxpr.out_avals
@@ -335,33 +346,40 @@ def _linearized(
     def with_residuals(*operands: Array) -> tuple[list[Any], list[Any], list[Any]]:
         """Return floating-point results, integer results, and values that the tangents read."""
 
-        def of_active(*active_operands: Array) -> tuple[list[Any], list[Any]]:
+        def evaluate(*active_operands: Array) -> tuple[list[Any], list[Any]]:
             """Return floating-point and integer results for other values of the active operands."""
-            results = jaxprs.as_function(jaxpr)(*_merged(operands, active, active_operands))
+            arguments = _merged(operands, active, active_operands)
+            results = jaxprs.as_function(jaxpr)(*arguments)
             reals = list(compress(results, are_real))
             integers = list(compress(results, map(not_, are_real)))
             return reals, integers
 
         active_operands = [operands[i] for i in active]
-        reals, linear_function, integers = jax.linearize(of_active, *active_operands, has_aux=True)
+        reals, linear_function, integers = jax.linearize(evaluate, *active_operands, has_aux=True)
         residuals, tree = jax.tree.flatten(linear_function)
         trees.append(tree)
         return reals, integers, residuals
 
     forward, (real_types, integer_types, _) = jaxprs.make_jaxpr_and_types(with_residuals, *operands)
-    result_count = len(real_types) + len(integer_types)
+    real_count = len(real_types)
+    result_count = real_count + len(integer_types)
     forward, sources = jaxprs.without_forwarded(forward, keep=result_count)
-    computed = iter(_bind(Program(forward, role="forward"), operands, about))
-    reals = iter([next(computed) for _ in real_types])
-    integers = iter([next(computed) for _ in integer_types])
-    residuals = [next(computed) if i is None else operands[i] for i in sources]
+    computed = _bind(Program(forward, role="forward"), operands, about)
+    reals = iter(computed[:real_count])
+    integers = iter(computed[real_count:result_count])
+    computed_residuals = iter(computed[result_count:])
+    residuals = [next(computed_residuals) if i is None else operands[i] for i in sources]
 
-    def push(residuals: Sequence[Array], changes: Sequence[Array]) -> Any:
-        return jax.tree.unflatten(trees[0], residuals)(*changes)
+    def push(residuals: Sequence[Array], active_tangents: Sequence[Array]) -> Any:
+        """Return the tangents of the floating-point results."""
+        linear_function = jax.tree.unflatten(trees[0], residuals)
+        return linear_function(*active_tangents)
 
-    backward = Program(jaxprs.make_jaxpr(push, residuals, changes), role="backward")
-    real_tangents = iter(_bind(backward, [*residuals, *changes], about, linear=len(changes)))
-    results, result_tangents = list[Any](), list[Any]()
+    backward = Program(jaxprs.make_jaxpr(push, residuals, active_tangents), role="backward")
+    arguments = [*residuals, *active_tangents]
+    real_tangents = iter(_bind(backward, arguments, about, linear=len(active_tangents)))
+    results: list[Any] = []
+    result_tangents: list[Any] = []
     for is_real, aval in zip(are_real, avals, strict=True):
         if is_real:
             results.append(next(reals))
@@ -372,11 +390,11 @@ def _linearized(
     return results, result_tangents
 
 
-def _merged(items: Sequence[T], indices: Iterable[int], changes: Iterable[T]) -> list[T]:
-    """Return a copy of `items` in which `changes` are at the places `indices`."""
+def _merged(items: Sequence[T], indices: Iterable[int], new_items: Iterable[T]) -> list[T]:
+    """Return a copy of `items` with `new_items` at the places `indices`."""
     merged = list(items)
-    for index, change in zip(indices, changes, strict=True):
-        merged[index] = change
+    for index, item in zip(indices, new_items, strict=True):
+        merged[index] = item
     return merged
 
 
@@ -390,28 +408,36 @@ def _transpose(
 ) -> list[Any]:
     """Compute cotangents of the operands in which the primitive is linear.
 
-    They are computed by one primitive, which is linear in `cotangents`.
+    One primitive, which is linear in `cotangents`, computes them.
     """
     operands = (*constants.arrays, *operands)
     count = len(jaxpr.in_avals)
     linear = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
     fixed = [i for i in range(count) if i not in linear]
     nonzero = [i for i, cotangent in enumerate(cotangents) if type(cotangent) is not ad.Zero]
-    types = [operands[i].aval for i in linear]
+    linear_types = [operands[i].aval for i in linear]
 
-    def transposed(constant: Sequence[Array], changes: Sequence[Array]) -> list[Array]:
-        def of_linear(*linear_operands: Array) -> list[Array]:
-            arguments = _merged(_merged([None] * count, fixed, constant), linear, linear_operands)
+    def transposed(
+        fixed_operands: Sequence[Array], nonzero_cotangents: Sequence[Array]
+    ) -> list[Array]:
+        fixed_arguments = _merged([None] * count, fixed, fixed_operands)
+
+        def evaluate(*linear_operands: Array) -> list[Array]:
+            arguments = _merged(fixed_arguments, linear, linear_operands)
             return jaxprs.as_function(jaxpr)(*arguments)
 
-        all_cotangents = _merged(list(map(ad.instantiate_zeros, cotangents)), nonzero, changes)
-        return list(jax.linear_transpose(of_linear, *types)(all_cotangents))
+        all_cotangents = list(map(ad.instantiate_zeros, cotangents))
+        all_cotangents = _merged(all_cotangents, nonzero, nonzero_cotangents)
+        return list(jax.linear_transpose(evaluate, *linear_types)(all_cotangents))
 
-    constant = [operands[i] for i in fixed]
-    changes = [cotangents[i] for i in nonzero]
-    backward = Program(jaxprs.make_jaxpr(transposed, constant, changes), role="backward")
-    results = _bind(backward, [*constant, *changes], about, linear=len(changes))
-    return _merged([None] * len(operands), linear, results)[len(constants.arrays) :]
+    fixed_operands = [operands[i] for i in fixed]
+    nonzero_cotangents = [cotangents[i] for i in nonzero]
+    closed = jaxprs.make_jaxpr(transposed, fixed_operands, nonzero_cotangents)
+    backward = Program(closed, role="backward")
+    arguments = [*fixed_operands, *nonzero_cotangents]
+    results = _bind(backward, arguments, about, linear=len(nonzero_cotangents))
+    operand_cotangents = _merged([None] * len(operands), linear, results)
+    return operand_cotangents[len(constants.arrays) :]
 
 
 ad.primitive_transposes[_network] = _transpose
@@ -428,14 +454,21 @@ def _batched(
     about: About,
     **_: object,
 ) -> tuple[list[Any], list[int | None]]:
+    """Evaluate the primitive for each item of a batch, by one primitive for the whole batch.
+
+    `axes` has the batch axis of each operand, or None. The results are returned, and the batch axis
+    of each result, or None.
+    """
     count = len(jaxpr.in_avals)
-    operands = [*constants.arrays, *operands][:count]
-    axes = [*(None for _ in constants.arrays), *axes][:count]
-    are_batched = jaxprs.depending(jaxpr, [axis is not None for axis in axes])
+    arguments = [*constants.arrays, *operands][:count]
+    constant_axes = [None] * len(constants.arrays)
+    argument_axes = [*constant_axes, *axes][:count]
+    are_batched = jaxprs.depending(jaxpr, [axis is not None for axis in argument_axes])
     result_axes = [0 if is_batched else None for is_batched in are_batched]
-    function = jax.vmap(jaxprs.as_function(jaxpr), tuple(axes), result_axes)
-    closed = jaxprs.make_jaxpr(function, *operands)
-    return _bind(Program(closed, role=role), operands, about, linear=linear), result_axes
+    function = jax.vmap(jaxprs.as_function(jaxpr), tuple(argument_axes), result_axes)
+    closed = jaxprs.make_jaxpr(function, *arguments)
+    results = _bind(Program(closed, role=role), arguments, about, linear=linear)
+    return results, result_axes
 
 
 batching.primitive_batchers[_network] = _batched

@@ -16,15 +16,19 @@ Ints = tuple[int, ...]  # for axes, strides and the like
 
 
 class _Unknown(int):
+    """The class of UNKNOWN."""
+
     __slots__ = ()
 
     def _absorb(self, *_: object) -> _Unknown:
+        """Return UNKNOWN, the result of any arithmetic with UNKNOWN."""
         return self
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _absorb
     __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __neg__ = _absorb
 
     def _never(self, _: object) -> bool:
+        """Return False, the result of any comparison of sizes with UNKNOWN."""
         return False
 
     __lt__ = __le__ = __gt__ = __ge__ = _never
@@ -135,7 +139,8 @@ def with_ones(attribute: Any) -> Any:
 def along(axis: int, rank: int) -> list[int]:
     """Return the shape, for `reshape`, that lays a vector along one axis of a tensor.
 
-    It has -1 for the axis and 1 for all other axes. For axis 1 and rank 3 it is [1, -1, 1].
+    The shape has -1 for this axis and 1 for all other axes. For axis 1 and rank 3 it is
+    [1, -1, 1].
     """
     shape = [1] * rank
     shape[axis] = -1
@@ -147,7 +152,9 @@ def with_extent(shape: Shape, axis: int, *extents: int) -> Shape:
 
     For (2, 3, 4), axis 1 and the extents 5, 6 it returns (2, 5, 6, 4).
     """
-    return (*shape[:axis], *extents, *shape[axis + 1 :])
+    before = shape[:axis]
+    after = shape[axis + 1 :]
+    return (*before, *extents, *after)
 
 
 def show(shape: Sequence[int | None], names: Sequence[str] = ()) -> str:
@@ -176,7 +183,8 @@ def is_static(value: object) -> bool:
 
 def is_zero(value: object) -> bool:
     """Tell whether a value is the number 0 of Python or numpy. An array with axes is not."""
-    return is_static(value) and getattr(value, "ndim", 0) == 0 and bool(value == 0)
+    is_number = is_static(value) and getattr(value, "ndim", 0) == 0
+    return is_number and bool(value == 0)
 
 
 def runs_of(
@@ -199,7 +207,7 @@ def runs_of(
         new_end = min(new_end + 1, len(new))
         old_size = volume(old[old_start:old_end])
         new_size = volume(new[new_start:new_end])
-        # Extend the shorter run until both have the same size.
+        # Extend the run of the smaller size until both runs have the same size.
         while old_size != new_size:
             if old_end < len(old) and at_least(new_size, old_size):
                 old_size = old_size * old[old_end]
@@ -209,5 +217,7 @@ def runs_of(
                 new_end += 1
             else:
                 return None
-        runs.append((tuple(range(old_start, old_end)), tuple(range(new_start, new_end))))
+        old_run = tuple(range(old_start, old_end))
+        new_run = tuple(range(new_start, new_end))
+        runs.append((old_run, new_run))
     return runs

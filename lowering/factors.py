@@ -23,9 +23,9 @@ from lowering.program import Program
 class Factor:
     """A factor of an axis's extent. Different objects are different factors, even if equal.
 
-    `extent` is the number. `parts` are the factors that replace this factor: several if it was
-    split, one if it was united with a factor of the same extent, none otherwise. `is_blocked`
-    tells whether an equation needs the factor undivided.
+    `extent` is the number. `parts` has the factors that replace this factor: several factors if it
+    was split, and one factor if it was united with a factor of equal extent. Otherwise `parts` is
+    empty. `is_blocked` tells whether an equation needs the factor undivided.
     """
 
     __slots__ = ("extent", "is_blocked", "parts")
@@ -43,7 +43,7 @@ Axes = list[Axis]
 def leaves(axis: Iterable[Factor]) -> list[Factor]:
     """Return the factors of an axis in order, with split factors replaced by their parts."""
     factors: list[Factor] = []
-    pending = [*axis][::-1]
+    pending = list(reversed(list(axis)))
     while pending:
         factor = pending.pop()
         if factor.parts:
@@ -69,22 +69,21 @@ def unite(first: Iterable[Factor], second: Iterable[Factor]) -> None:
     left = leaves(first)
     right = leaves(second)
     while left and right:
-        left_factor = left.pop(0)
-        right_factor = right.pop(0)
-        if left_factor is right_factor:
-            continue
+        left_factor = left[0]
+        right_factor = right[0]
         if left_factor.extent == right_factor.extent:
-            left_factor.is_blocked = left_factor.is_blocked or right_factor.is_blocked
-            right_factor.parts = [left_factor]
+            if left_factor is not right_factor:
+                left_factor.is_blocked = left_factor.is_blocked or right_factor.is_blocked
+                right_factor.parts = [left_factor]
+            left = left[1:]
+            right = right[1:]
         else:
             small, large = sorted((left_factor, right_factor), key=lambda factor: factor.extent)
             if large.extent % small.extent:
-                block([left_factor, right_factor, *left, *right])
+                block([*left, *right])
                 return
             extents = small.extent, large.extent // small.extent
-            large.parts = [Factor(n, is_blocked=large.is_blocked) for n in extents]
-            left = [left_factor, *left]
-            right = [right_factor, *right]
+            large.parts = [Factor(extent, is_blocked=large.is_blocked) for extent in extents]
         # The remaining factors may include the factor that was replaced or split.
         left = leaves(left)
         right = leaves(right)
@@ -165,8 +164,8 @@ class FactorWalk:
                 parameters = frozenset[int]().union(*map(self.origin, equation.invars))
                 self.origins.update(dict.fromkeys(equation.outvars, parameters))
             functions = inner_functions(equation)
-            for body in functions:
-                self._enter(equation, body)
+            for function in functions:
+                self._enter(equation, function)
             if not functions:
                 self._follow(equation)
         return self
@@ -178,24 +177,26 @@ class FactorWalk:
         # Maps the index of an operand and the number of its axis to the linked factors.
         linked: dict[tuple[int, int], Axis] = {}
         for link in table.links:
-            runs: list[Axis] = []  # the factors of each operand and result along the link
+            linked_axes: list[Axis] = []  # the factors of each operand and result along the link
             for index, run in link.operands.items():
-                factors_of_run: Axis = []
+                operand_factors: Axis = []
                 for part in run:
                     factors = self._part(operands[index], part)
                     linked[index, axis_number(part)] = factors
-                    factors_of_run += factors
-                runs.append(factors_of_run)
+                    operand_factors += factors
+                linked_axes.append(operand_factors)
             for index, run in link.results.items():
-                parts_of_result = [self._part(results[index], part) for part in run]
-                runs.append(list(chain(*parts_of_result)))
-            for run in runs[1:]:
-                unite(runs[0], run)
+                result_factors: Axis = []
+                for part in run:
+                    result_factors += self._part(results[index], part)
+                linked_axes.append(result_factors)
+            for axis in linked_axes[1:]:
+                unite(linked_axes[0], axis)
             if link.kind != "apart":
-                self.record_use(link.kind, runs[:1], results[0])
+                self.record_use(link.kind, linked_axes[:1], results[0])
         for index, operand in enumerate(operands):
-            for i, axis in enumerate(self.operand_axes(operand)):
-                linked_factors = {*leaves(linked.get((index, i), ()))}
+            for number, axis in enumerate(self.operand_axes(operand)):
+                linked_factors = {*leaves(linked.get((index, number), ()))}
                 block(factor for factor in leaves(axis) if factor not in linked_factors)
         for index in table.weights:
             self._multiply(table, operands[index], index, results[0])
@@ -205,18 +206,18 @@ class FactorWalk:
         axis = self.operand_axes(operand)[axis_number(part)]
         if not isinstance(part, AxisPart):
             return axis
-        total = math.prod(factor.extent for factor in axis)
+        extent = math.prod(factor.extent for factor in axis)
         before = Factor(part.before)
         inside = Factor(part.extent)
-        after = Factor(total // (part.before * part.extent))
+        after = Factor(extent // (part.before * part.extent))
         unite([factor for factor in (before, inside, after) if factor.extent > 1], axis)
         return [inside]
 
     def _multiply(self, table: LinkedAxes, weight: Atom, index: int, result: Variable) -> None:
-        """Record a product of a weight, if only the weight depends on nothing but parameters.
+        """Record a product of a weight, if the weight depends on parameters only.
 
-        `table` has the linked axes of the equation, and `index` is the index of the weight
-        among its operands.
+        Nothing is recorded if the result depends on parameters only, too. `table` has the linked
+        axes of the equation, and `index` is the index of the weight among its operands.
         """
         if not self.is_known(weight) or self.is_known(result):
             return
@@ -226,58 +227,61 @@ class FactorWalk:
         summed: dict[int, frozenset[int]] = {}
         kind: Literal["product", "lookup"] = "product"
         for link in table.links:
-            run = link.operands.get(index, ())
-            axes = [self.operand_axes(weight)[axis_number(part)] for part in run]
-            factors = list(chain(*axes))
-            is_of_weight = index in link.operands
-            is_of_weight_alone = is_of_weight and len(link.operands) == 1
-            is_of_groups = is_of_weight and link.is_of_parts
+            weight_factors = Axis()
+            for part in link.operands.get(index, ()):
+                weight_factors += self.operand_axes(weight)[axis_number(part)]
             if link.kind != "apart":
-                rows += factors
+                rows += weight_factors
                 if link.kind == "lookup":
                     kind = "lookup"
                 for other, other_run in link.operands.items():
                     if other != index:
-                        axes_of_other = summed.get(other, frozenset())
-                        summed[other] = axes_of_other.union(map(axis_number, other_run))
-            elif is_of_weight_alone or is_of_groups:
-                columns += factors
+                        other_axes = summed.get(other, frozenset())
+                        summed[other] = other_axes.union(map(axis_number, other_run))
+                continue
+            has_weight = index in link.operands
+            has_weight_alone = has_weight and len(link.operands) == 1
+            has_groups_of_weight = has_weight and link.is_of_parts
+            if has_weight_alone or has_groups_of_weight:
+                columns += weight_factors
                 result_axes.update(map(axis_number, link.results[0]))
         product = Product(self.origin(weight), rows, columns, self.items(result), kind)
         self.products.append(product)
         self.columns[result] = frozenset(result_axes)
         self.summed[result] = summed
 
-    def _enter(self, equation: Equation, body: InnerFunction) -> None:
+    def _enter(self, equation: Equation, function: InnerFunction) -> None:
         """Follow an inner function of an equation.
 
         An argument of the function has the factors of the equation's operand. For a carried
         value of a loop this operand is the initial value.
         """
-        inside = FactorWalk(Program(body.closed), self, self.times * body.times)
+        inside = FactorWalk(Program(function.closed), self, self.times * function.times)
         self.inner_walks.setdefault(id(equation), []).append(inside)
-        carried = {*body.carried_to.values()}
-        arguments = zip(inside.program.arguments, body.arguments, strict=True)
-        for i, (inner, (index, steps)) in enumerate(arguments):
-            operand = equation.invars[index]
-            inside.axes[inner] = self._inner_axes(operand, steps)
-            if self.is_known(operand) and not steps and i not in carried:
-                inside.origins[inner] = self.origin(operand)
+        carried_arguments = {*function.carried_to.values()}
+        for i, argument in enumerate(inside.program.arguments):
+            operand_number, steps = function.arguments[i]
+            operand = equation.invars[operand_number]
+            inside.axes[argument] = self._inner_axes(operand, steps)
+            is_same_value = not steps and i not in carried_arguments
+            if is_same_value and self.is_known(operand):
+                inside.origins[argument] = self.origin(operand)
         inside.follow_all()
-        for i, (inner, outer) in enumerate(zip(inside.program.results, body.results, strict=True)):
-            if i in body.carried_to:
-                inside.record_use("gather", inside.operand_axes(inner), inner)
+        for i, result in enumerate(inside.program.results):
+            outer = function.results[i]
+            if i in function.carried_to:
+                inside.record_use("gather", inside.operand_axes(result), result)
             elif outer is not None:
                 outer_axes = self._inner_axes(equation.outvars[outer.number], outer.steps)
-                pairs = zip(inside.operand_axes(inner), outer_axes, strict=True)
+                pairs = zip(inside.operand_axes(result), outer_axes, strict=True)
                 for inner_axis, outer_axis in pairs:
                     unite(inner_axis, outer_axis)
 
     def _inner_axes(self, variable: Atom, steps: int) -> Axes:
-        """Return the axes that one iteration of a loop sees of a variable.
+        """Return the axes of a variable that one iteration of a loop sees.
 
-        The first `steps` axes, over which the loop iterates, are left out, and their factors
-        are blocked.
+        The loop iterates over the first `steps` axes of the variable. These axes are left out,
+        and their factors are blocked.
         """
         axes = self.operand_axes(variable)
         for axis in axes[:steps]:
@@ -303,12 +307,12 @@ class FactorWalk:
     def record_use(self, kind: UseKind, axes: Iterable[Axis], variable: Atom) -> None:
         """Record the communication that is needed if factors of a variable's axes are divided.
 
-        Nothing is recorded for a variable that depends only on parameters, which is not
+        If the variable depends only on parameters, nothing is recorded, since the variable is not
         computed in each call.
         """
         if self.is_known(variable):
             return
-        factors = [factor for axis in axes for factor in axis]
+        factors = list(chain.from_iterable(axes))
         self.uses.append(Use(kind, factors, self.items(variable)))
 
     def items(self, variable: Atom) -> int:

@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 class Facts(NamedTuple):
     """What a primitive does to the items and axes of its operands.
 
-    `along`, `across`, `removes` and `resized` are names of the primitive's parameters. They are
+    `along`, `across`, `removes` and `resized` are names of the primitive's parameters. A name is
     "" if the primitive has no such parameter.
 
     Args:
         by_item: whether an item of a result depends only on the operands' items at the same index,
             and on scalars.
-        shapes: whether the result has the items of its only operand, along other axes.
+        shapes: whether the primitive only gives the items of its operand other axes, as a reshape
+            does.
         moves: whether items of results are unchanged items of operands.
         reduces: whether an item of a result depends on several items of an operand.
         along: the parameter that is the one axis along which items depend on each other.
@@ -136,9 +137,9 @@ NewAxes = Sequence[Sequence[int]]  # the new axes of each axis of an operand
 def renumbered(equation: Equation, new_axes: Sequence[NewAxes]) -> dict[str, Any] | None:
     """Return an equation's parameters for operands whose axes have been renumbered.
 
-    `new_axes` has an item for each operand, which lists the new axes of each old axis. An axis may
-    become several axes. None is returned if the table lacks the primitive, or if the parameters
-    cannot express the new axes.
+    For each operand, `new_axes` lists the new axes of each old axis. An axis may become several
+    axes. None is returned if the table lacks the primitive, or if the parameters cannot express the
+    new axes.
     """
     name = equation.primitive.name
     params = equation.params
@@ -147,8 +148,11 @@ def renumbered(equation: Equation, new_axes: Sequence[NewAxes]) -> dict[str, Any
         sums, batch = params["dimension_numbers"]
         numbers = tuple(map(spanned, new_axes, sums)), tuple(map(spanned, new_axes, batch))
         return {"dimension_numbers": numbers}
-    # Scalars have no axes. All other operands have the same new axes.
-    shared_axes: NewAxes = next((axes for axes in new_axes if axes), ())
+    shared_axes: NewAxes = ()
+    for operand_axes in new_axes:
+        if operand_axes:  # scalars have no axes, and all other operands have the same new axes
+            shared_axes = operand_axes
+            break
     if name == "transpose":
         return {"permutation": spanned(shared_axes, params["permutation"])}
     axes_parameter = fact.removes or fact.across

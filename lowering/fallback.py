@@ -23,7 +23,7 @@ class About(NamedTuple):
     Args:
         name: the network's name, for warnings.
         is_strict: whether a failed pass is an error instead of a warning.
-        rates: the machine's rates; None for the profile that is current when the network is
+        rates: the machine's rates, or None for the profile that is current when the network is
             lowered.
         is_open: whether programs for other shapes read the same parameters, see
             `Target.is_open`.
@@ -56,10 +56,10 @@ def is_strict() -> bool:
 def or_else(rewritten: Callable[[], T], as_written: Callable[[], T], step: str = "") -> T:
     """Return `rewritten()`, or if it fails, warn and return `as_written()`.
 
-    The warning names `step`, the step that is left out; "" stands for all optimisation. A
+    The warning names `step`, the step that is left out. "" stands for all optimisation. A
     warning is given only once for each network. If both functions fail, for example because of
     an error in a user's edit, the error of `as_written` is raised. If `is_strict()` is true,
-    FailedPass is raised instead of the warning.
+    FailedPass is raised instead of a warning.
     """
     try:
         return rewritten()
@@ -84,6 +84,7 @@ def reason(error: Exception) -> str:
 
 @functools.lru_cache(1024)
 def _warn(name: str, step: str, reason: str) -> None:
+    """Warn about a step that failed. The cache prevents repeated warnings for a network."""
     network = f"network '{name}'" if name else "a network"
     outcome = "runs unoptimised, since rewriting"
     if step:

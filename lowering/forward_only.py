@@ -22,18 +22,18 @@ def forward_only(x: Array, refuse: Callable[[], Exception]) -> Array:
         return x
 
     @jax.custom_jvp
-    def same(x: Array) -> Array:
+    def return_array(x: Array) -> Array:
         return x
 
     def derivative(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-        (x,) = primals
+        (primal,) = primals
         (tangent,) = tangents
         with suppress(ImportError, AttributeError):  # a later jax may lack `identity`'s names
             tangent = _tangent().bind(tangent, refuse=refuse)
-        return x, tangent
+        return primal, tangent
 
-    same.defjvp(derivative)
-    return same(x)
+    return_array.defjvp(derivative)
+    return return_array(x)
 
 
 @cache
@@ -45,4 +45,5 @@ def _tangent() -> Any:
 
 
 def _transpose(_: Array, x: Array, *, refuse: Callable[[], Exception]) -> NoReturn:
+    """Raise the error that `refuse` returns, instead of transposing."""
     raise refuse()

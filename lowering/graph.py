@@ -43,7 +43,7 @@ UNTYPED = TensorType((), "unknown")
 
 
 class _Present(TensorType):
-    """The class of PRESENT. It makes PRESENT unequal to ABSENT, whose shape and dtype are equal."""
+    """The class of PRESENT, which makes PRESENT unequal to ABSENT, a type of the same shape."""
 
     __slots__ = ()
 
@@ -86,9 +86,9 @@ class Rule:
     a value in `defaults` may be left out. `help(rule.lower)` describes the parameters, and the
     annotations of `lower` are the types of attributes.
 
-    `infer` takes the types of operands, and the attributes. It returns a `TensorType` for a
-    result that is a tensor, a list of types for a result that is an array of tensors, and a
-    tuple of types and lists for several results.
+    `infer` takes the types of operands, and the attributes. For a result that is a tensor it
+    returns a `TensorType`, and for a result that is an array of tensors it returns a list of
+    types. For several results it returns a tuple of types and lists.
 
     `lower(**arrays_and_attributes)` returns arrays in the structure that `infer` returns. If
     `wants_context` is true, it also takes a `Context` as `ctx`.
@@ -176,12 +176,17 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """Return the name of the first result, which profiles, captures and errors show."""
-        return next((value.name for value in self.writes()), self.kind)
+        """Return the name of the first result, which profiles, captures and errors show.
+
+        The name of an operation without results is its kind.
+        """
+        for value in self.writes():
+            return value.name
+        return self.kind
 
 
 def mapped(operand: Operand | Result, leaf: Callable[[Any], Any]) -> Any:
-    """Apply `leaf` to a tensor or literal. For an array of tensors, return a list of results."""
+    """Apply `leaf` to a tensor or literal. Of an array of tensors, return the list of results."""
     if isinstance(operand, tuple):
         return [mapped(item, leaf) for item in operand]
     return leaf(operand)
@@ -194,7 +199,9 @@ def substituted(operand: Operand, values: Mapping[Value, Value]) -> Operand:
     """
     if isinstance(operand, tuple):
         return tuple([substituted(item, values) for item in operand])
-    return values.get(operand, operand) if isinstance(operand, Value) else operand
+    if isinstance(operand, Value):
+        return values.get(operand, operand)
+    return operand
 
 
 def values_of(operand: Operand) -> Iterator[Value]:
@@ -240,8 +247,13 @@ class StateVariable:
 
     def substituted(self, values: Mapping[Value, Value]) -> StateVariable:
         """Return the variable with other tensors: `values` maps old tensors to new ones."""
-        tensors = {name: getattr(self, name) for name in ("value", "update", "initial")}
-        return replace(self, **{name: values.get(x, x) for name, x in tensors.items()})
+        initial = self.initial
+        return replace(
+            self,
+            value=values.get(self.value, self.value),
+            update=values.get(self.update, self.update),
+            initial=None if initial is None else values.get(initial, initial),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,12 +282,12 @@ class Graph:
         A folded tensor is computed as a constant when the document is read. Tensors that are
         folded are not in the list, but the tensors that are computed from them are.
         """
-        readers: dict[str, None] = {}
-        waiting = [folded]
-        for name in waiting:  # the loop appends to the list
+        readers: dict[str, None] = {}  # in the order in which they are visited
+        pending = [folded]
+        for name in pending:  # the loop appends to the list
             for reader in self.folded[name]:
                 if reader in self.folded and reader not in readers:
-                    waiting.append(reader)
+                    pending.append(reader)
                 readers[reader] = None
         return [name for name in readers if name in self.values]
 
@@ -283,8 +295,8 @@ class Graph:
     def values(self) -> dict[str, Value]:
         """Map the names of all tensors of the document, and their other names, to the tensors."""
         values = {value.name: value for value in self.inputs}
-        values.update((p.value.name, p.value) for p in self.parameters)
-        values.update((s.value.name, s.value) for s in self.states)
+        for variable in (*self.parameters, *self.states):
+            values[variable.value.name] = variable.value
         for operation in self.operations:
             for value in operation.writes():
                 if not value.inserted:  # an input that replaces a result has the result's name
@@ -294,7 +306,8 @@ class Graph:
     @cached_property
     def needed(self) -> frozenset[Value]:
         """Return the outputs, the updates of states, and all tensors that they depend on."""
-        return self.dependencies((*self.outputs, *(state.update for state in self.states)))
+        updates = [state.update for state in self.states]
+        return self.dependencies([*self.outputs, *updates])
 
     def dependencies(self, values: Iterable[Value]) -> frozenset[Value]:
         """Return the tensors `values`, and all tensors from which they are computed."""

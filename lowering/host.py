@@ -20,10 +20,11 @@ def processor() -> tuple[str, ...]:
     """
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
-            block = file.read().split("\n\n")[0].splitlines()
+            text = file.read()
     except OSError:
         return platform.machine(), platform.processor()
-    return tuple(line for line in block if line.startswith(_FIELDS))
+    first_processor = text.split("\n\n")[0]
+    return tuple(line for line in first_processor.splitlines() if line.startswith(_FIELDS))
 
 
 _FIELDS = ("vendor_id", "cpu family", "model name", "flags", "Features")
@@ -36,5 +37,6 @@ def aligned(shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return a new uninitialised array that jax's CPU device uses without a copy."""
     size = math.prod(shape) * dtype.itemsize
     buffer = np.empty(size + ALIGNMENT, np.uint8)
-    start = -buffer.__array_interface__["data"][0] % ALIGNMENT
+    address, _ = buffer.__array_interface__["data"]
+    start = -address % ALIGNMENT  # the first byte at an aligned address
     return buffer[start : start + size].view(dtype).reshape(shape)

@@ -66,10 +66,7 @@ def leave_out(folder: str) -> None:
 
 
 def function_primitive(name: str) -> Any:
-    """Return a new primitive that has several results and a parameter `jaxpr`.
-
-    The parameter is a traced function.
-    """
+    """Return a new primitive with several results and a traced function as parameter `jaxpr`."""
     primitive = core.Primitive(name)
     primitive.multiple_results = True
 
@@ -88,8 +85,8 @@ def low_level(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Return a traced function in which low-level equations replace jax's high-level primitives.
 
     Since jax 0.12 `jnp.searchsorted`, `nonzero`, `frexp` and other functions trace to
-    high-level primitives, for which no pass has rules. The derivative rules of these primitives
-    are lost here, so that a function must be differentiated before.
+    high-level primitives, for which no pass has rules. The returned function lacks the derivative
+    rules of these primitives, so that a function must be differentiated before this call.
     """
     if not getattr(closed.jaxpr, "is_high", False):
         return closed
@@ -116,11 +113,11 @@ def identity(name: str, transpose: Callable[..., Any]) -> Any:
     """
     primitive = core.Primitive(name)
 
-    def same(x: T, **_: object) -> T:
+    def return_operand(x: T, **_: object) -> T:
         return x
 
-    primitive.def_impl(same)
-    primitive.def_abstract_eval(same)
+    primitive.def_impl(return_operand)
+    primitive.def_abstract_eval(return_operand)
     ad.deflinear2(primitive, transpose)
     batching.defvectorized(primitive)
     mlir.register_lowering(primitive, lambda _, x, **__: [x])
@@ -195,19 +192,21 @@ def lifted(closed: ClosedJaxpr, chosen: Callable[[Any], bool]) -> tuple[ClosedJa
 
     Returns the new function, and the list of the constants that became arguments.
     """
-    moved: dict[Variable, Any] = {}
+    lifted_constants: dict[Variable, Any] = {}
     remaining: dict[Variable, Any] = {}
     for variable, constant in zip(closed.jaxpr.constvars, closed.consts, strict=True):
-        constants = moved if chosen(constant) else remaining
-        constants[variable] = constant
-    if not moved:
+        if chosen(constant):
+            lifted_constants[variable] = constant
+        else:
+            remaining[variable] = constant
+    if not lifted_constants:
         return closed, []
     jaxpr = closed.jaxpr.replace(
         constvars=list(remaining),
-        invars=[*moved, *closed.jaxpr.invars],
+        invars=[*lifted_constants, *closed.jaxpr.invars],
         debug_info=closed.jaxpr.debug_info.with_unknown_names(),
     )
-    return closed_jaxpr(jaxpr, remaining.values()), list(moved.values())
+    return closed_jaxpr(jaxpr, remaining.values()), list(lifted_constants.values())
 
 
 def retyped(
@@ -220,21 +219,22 @@ def retyped(
     `shapes` maps variables to their new shapes. `change` takes an equation and returns it with
     parameters that fit the new shapes.
     """
-    types: dict[Atom, Variable] = {
-        v: _retyped(v, v.aval.update(shape=tuple(shape))) for v, shape in shapes.items()
-    }
+    new_variables: dict[Atom, Variable] = {}
+    for variable, shape in shapes.items():
+        new_type = variable.aval.update(shape=tuple(shape))
+        new_variables[variable] = _retyped(variable, new_type)
 
-    def mapped(operands: Iterable[Atom]) -> list[Atom]:
-        return [v if is_literal(v) else types.get(v, v) for v in operands]
+    def replaced(operands: Iterable[Atom]) -> list[Atom]:
+        return [v if is_literal(v) else new_variables.get(v, v) for v in operands]
 
     def changed(equation: Equation) -> Equation:
-        invars = mapped(equation.invars)
-        outvars = mapped(equation.outvars)
+        invars = replaced(equation.invars)
+        outvars = replaced(equation.outvars)
         return change(equation).replace(invars=invars, outvars=outvars)
 
     jaxpr = closed.jaxpr.replace(
-        invars=mapped(closed.jaxpr.invars),
-        outvars=mapped(closed.jaxpr.outvars),
+        invars=replaced(closed.jaxpr.invars),
+        outvars=replaced(closed.jaxpr.outvars),
         eqns=list(map(changed, closed.jaxpr.eqns)),
     )
     return closed_jaxpr(jaxpr, closed.consts)
@@ -247,33 +247,33 @@ def of_equations(
     constants: Mapping[Variable, Any] | None = None,
     arguments: Sequence[Variable] | None = None,
 ) -> ClosedJaxpr:
-    """Return a traced function that consists of some equations and computes `results`.
+    """Return a traced function that computes `results` by some equations.
 
     `constants` maps variables to the values of constants. By default the constants and
     arguments are those of `closed`. Constants on which no result depends are left out.
     Equations on which no result depends are left out unless they have effects.
     """
     needed = set(variables(results))
-    steps: list[Equation] = []
+    needed_equations: list[Equation] = []
     for equation in reversed(equations):
         if equation.effects or not needed.isdisjoint(equation.outvars):
-            steps.append(equation)
+            needed_equations.append(equation)
             needed.update(variables(equation.invars))
-    steps.reverse()
+    needed_equations.reverse()
     jaxpr = closed.jaxpr
     if constants is None:
         constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
-    constants = {v: x for v, x in constants.items() if v in needed}
+    needed_constants = {v: value for v, value in constants.items() if v in needed}
     if arguments is None:
         arguments = jaxpr.invars
     pruned = jaxpr.replace(
-        constvars=list(constants),
+        constvars=list(needed_constants),
         invars=list(arguments),
         outvars=list(results),
-        eqns=steps,
+        eqns=needed_equations,
         debug_info=jaxpr.debug_info.with_unknown_names(),
     )
-    return closed_jaxpr(pruned, constants.values())
+    return closed_jaxpr(pruned, needed_constants.values())
 
 
 def make_jaxpr(function: Callable[..., object], *arguments: object) -> ClosedJaxpr:
@@ -289,8 +289,8 @@ def make_jaxpr_and_types(
 
     The types are a pytree of `jax.ShapeDtypeStruct`.
     """
-    pair: Any = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    return pair
+    closed_and_types: Any = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    return closed_and_types
 
 
 def trace_at(
@@ -308,33 +308,38 @@ def trace_at(
     def flat(*arrays: Array) -> object:
         values = dict(zip(variables(leaves), arrays, strict=True))
         arguments: list[Any] = []
-        for v in leaves:
-            if is_literal(v):
-                arguments.append(np.asarray(v.val, v.aval.dtype))
+        for leaf in leaves:
+            if is_literal(leaf):
+                arguments.append(np.asarray(leaf.val, leaf.aval.dtype))
             else:
-                arguments.append(values[v])
+                arguments.append(values[leaf])
         return function(*jax.tree.unflatten(tree, arguments))
 
     types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in variables(leaves)]
     with np.errstate(all="ignore"):  # literals may overflow, or be divided by 0
-        closed, shapes = make_jaxpr_and_types(flat, *types)
+        closed, result_types = make_jaxpr_and_types(flat, *types)
     closed = inlined(closed)
-    renamed = dict(zip(closed.jaxpr.invars, variables(leaves), strict=True))
-    outer = equation.source_info
+    operand_by_argument = dict(zip(closed.jaxpr.invars, variables(leaves), strict=True))
 
-    def mapped(v: Atom) -> Atom:
-        return v if is_literal(v) else renamed.get(v, v)
+    def outer(v: Atom) -> Atom:
+        """Return the operand that an argument of the traced function stands for, or v itself."""
+        return v if is_literal(v) else operand_by_argument.get(v, v)
 
-    steps: list[Equation] = []
-    for e in closed.jaxpr.eqns:
-        info = outer.replace(name_stack=outer.name_stack + e.source_info.name_stack)
-        steps.append(e.replace(invars=list(map(mapped, e.invars)), source_info=info))
-    results = jax.tree.unflatten(jax.tree.structure(shapes), map(mapped, closed.jaxpr.outvars))
-    return steps, results, dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    equations: list[Equation] = []
+    source = equation.source_info
+    for inner in closed.jaxpr.eqns:
+        name_stack = source.name_stack + inner.source_info.name_stack
+        source_info = source.replace(name_stack=name_stack)
+        invars = list(map(outer, inner.invars))
+        equations.append(inner.replace(invars=invars, source_info=source_info))
+    result_tree = jax.tree.structure(result_types)
+    results = jax.tree.unflatten(result_tree, map(outer, closed.jaxpr.outvars))
+    constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    return equations, results, constants
 
 
 def with_inner(equation: Equation, change: Callable[[ClosedJaxpr], ClosedJaxpr]) -> Equation:
-    """Return an equation with `change(function)` in place of each traced function it evaluates."""
+    """Return an equation with each traced function that it evaluates replaced by `change` of it."""
     functions = function_params(equation)
     changed_functions = list(map(change, functions))
     if all(map(is_, functions, changed_functions)):
@@ -347,27 +352,37 @@ def with_inner(equation: Equation, change: Callable[[ClosedJaxpr], ClosedJaxpr])
             return tuple(map(changed, value))
         return changed_by_id.get(id(value), value)
 
-    return equation.replace(params={k: changed(v) for k, v in equation.params.items()})
+    params = {name: changed(value) for name, value in equation.params.items()}
+    return equation.replace(params=params)
 
 
 def without_forwarded(closed: ClosedJaxpr, keep: int) -> tuple[ClosedJaxpr, list[int | None]]:
-    """Leave out results of a traced function that only return one of its arguments.
+    """Leave out results of a traced function that are its arguments.
 
-    The first `keep` results always stay. The list that is returned too has an item for each
-    later result: the index of the argument that the result is, or None if the result is
+    The first `keep` results always stay. Returns the new function, and a list with an item for each
+    later result. The item is the index of the argument that the result is, or None if the result is
     computed.
     """
     argument_numbers = {variable: i for i, variable in enumerate(closed.jaxpr.invars)}
-    first = closed.jaxpr.outvars[:keep]
-    later = closed.jaxpr.outvars[keep:]
-    sources = [None if is_literal(v) else argument_numbers.get(v) for v in later]
-    computed = [v for v, source in zip(later, sources, strict=True) if source is None]
-    return of_equations(closed, closed.jaxpr.eqns, [*first, *computed]), sources
+    results = list(closed.jaxpr.outvars[:keep])
+    sources: list[int | None] = []
+    for result in closed.jaxpr.outvars[keep:]:
+        source = None if is_literal(result) else argument_numbers.get(result)
+        sources.append(source)
+        if source is None:
+            results.append(result)
+    return of_equations(closed, closed.jaxpr.eqns, results), sources
 
 
 def depending(closed: ClosedJaxpr, chosen: Iterable[bool]) -> list[bool]:
-    """Tell, for each result, whether it may depend on an argument for which `chosen` is true."""
-    dependent = {v for v, choice in zip(closed.jaxpr.invars, chosen, strict=True) if choice}
+    """Tell, for each result, whether it may depend on a chosen argument.
+
+    `chosen` tells for each argument whether it is chosen.
+    """
+    dependent: set[Variable] = set()
+    for argument, is_chosen in zip(closed.jaxpr.invars, chosen, strict=True):
+        if is_chosen:
+            dependent.add(argument)
     for equation in closed.jaxpr.eqns:
         if not dependent.isdisjoint(variables(equation.invars)):
             dependent.update(equation.outvars)
@@ -386,9 +401,9 @@ def spliced(
 
     def callee(equation: Equation) -> ClosedJaxpr | None:
         # The platforms of each branch; None for a branch for all platforms.
-        choices = equation.params.get("branches_platforms")
-        if platform is not None and choices and primitive(equation) == "cond":
-            is_for_platform = [x is None or platform in x for x in choices]
+        branch_platforms = equation.params.get("branches_platforms")
+        if platform is not None and branch_platforms and primitive(equation) == "cond":
+            is_for_platform = [names is None or platform in names for names in branch_platforms]
             return equation.params["branches"][is_for_platform.index(True)]
         if keeps_derivatives and primitive(equation) != CALL:
             return None
@@ -410,40 +425,41 @@ def _spliced(
     The equation stays if the function is None. The equations are copied instead of traced
     again: to trace the 3000 equations of ResNet-18 takes 0.13 s.
     """
-    if all(callee_of(e) is None for e in closed.jaxpr.eqns):
+    if all(callee_of(equation) is None for equation in closed.jaxpr.eqns):
         return closed
     equations: list[Equation] = []
     constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
 
-    def add_equations(jaxpr: Jaxpr, values: dict[Variable, Atom], outer: Any) -> list[Atom]:
+    def add_equations(jaxpr: Jaxpr, values: dict[Variable, Atom], call_info: Any) -> list[Atom]:
         """Add the equations of a function, and return the operands that stand for its results.
 
-        `values` maps variables of the function to operands. `outer` is the source information
+        `values` maps variables of the function to operands. `call_info` is the source information
         of the call, or None for the outermost function.
         """
 
         def operand_for(v: Atom) -> Atom:
             return v if is_literal(v) else values.get(v, v)
 
-        for e in jaxpr.eqns:
-            operands = list(map(operand_for, e.invars))
-            results = list(e.outvars)
-            info = e.source_info
-            if outer is not None:  # each call of a function needs variables of its own
+        for equation in jaxpr.eqns:
+            operands = list(map(operand_for, equation.invars))
+            results = list(equation.outvars)
+            info = equation.source_info
+            if call_info is not None:  # each call of a function needs variables of its own
                 results = list(map(_renewed, results))
-                info = outer.replace(name_stack=outer.name_stack + info.name_stack)
-            callee = callee_of(e)
+                info = call_info.replace(name_stack=call_info.name_stack + info.name_stack)
+            callee = callee_of(equation)
             if callee is None:
-                equations.append(e.replace(invars=operands, outvars=results, source_info=info))
+                equation_copy = equation.replace(invars=operands, outvars=results, source_info=info)
+                equations.append(equation_copy)
             else:
-                renewed = list(map(_renewed, callee.jaxpr.constvars))
-                constants.update(zip(renewed, callee.consts, strict=True))
+                new_constants = list(map(_renewed, callee.jaxpr.constvars))
+                constants.update(zip(new_constants, callee.consts, strict=True))
                 # The index of a branch precedes the arguments.
                 arguments = operands[len(operands) - len(callee.in_avals) :]
-                inner_values = dict(zip(callee.jaxpr.constvars, renewed, strict=True))
+                inner_values = dict(zip(callee.jaxpr.constvars, new_constants, strict=True))
                 inner_values.update(zip(callee.jaxpr.invars, arguments, strict=True))
                 results = add_equations(callee.jaxpr, inner_values, info)
-            values.update(zip(e.outvars, results, strict=True))
+            values.update(zip(equation.outvars, results, strict=True))
         return list(map(operand_for, jaxpr.outvars))
 
     outvars = add_equations(closed.jaxpr, {}, None)
@@ -452,8 +468,9 @@ def _spliced(
 
 
 def _retyped(variable: Variable, aval: Aval) -> Variable:
-    kind: Any = type(variable)  # jax has a subclass for variables that nothing reads
-    return kind(aval)
+    """Return a new variable of the type `aval`, of the Python class of `variable`."""
+    python_class: Any = type(variable)  # jax has a subclass for variables that nothing reads
+    return python_class(aval)
 
 
 def _renewed(variable: Variable) -> Variable:
@@ -462,6 +479,7 @@ def _renewed(variable: Variable) -> Variable:
 
 
 def _called_function(equation: Equation) -> ClosedJaxpr | None:
+    """Return the function that an equation calls, or None if it is no call or is not inlined."""
     parameter = _CALLS.get(primitive(equation))
     metadata = getattr(equation.ctx, "xla_metadata", None) or ()
     if parameter is None or INLINED in metadata:
@@ -478,11 +496,17 @@ def called(equation: Equation) -> ClosedJaxpr | None:
 
 
 def function_params(equation: Equation) -> list[ClosedJaxpr]:
-    """Return the traced functions among an equation's parameters."""
+    """Return the traced functions among an equation's parameters.
+
+    A parameter may also be a tuple of functions, such as the branches of a choice.
+    """
     values: list[object] = []
     for value in equation.params.values():
-        values += value if isinstance(value, tuple) else (value,)
-    return [x for x in values if is_closed(x)]
+        if isinstance(value, tuple):
+            values += value
+        else:
+            values.append(value)
+    return [value for value in values if is_closed(value)]
 
 
 def recomputed(equation: Equation) -> ClosedJaxpr | None:
@@ -499,7 +523,7 @@ def innermost(jaxpr: Jaxpr) -> Iterator[Equation]:
 
 
 def repeated(jaxpr: Jaxpr, times: int = 1) -> Iterator[tuple[Equation, int]]:
-    """Yield each equation that evaluates no functions, and how often it is evaluated.
+    """Yield each equation that evaluates no functions, and the number of its evaluations.
 
     An equation in the body of a scan is evaluated in each iteration of the scan. `times` is the
     number of evaluations of `jaxpr`.
@@ -524,10 +548,11 @@ def scan_counts(equation: Equation) -> tuple[int, int]:
 
 def scan_parts(equation: Equation, operands: Sequence[T]) -> tuple[list[T], list[T], list[T]]:
     """Divide a scan's operands into its constants, its initial carry, and its stacked inputs."""
-    count, carried = scan_counts(equation)
-    constants = list(operands[:count])
-    carry = list(operands[count : count + carried])
-    return constants, carry, list(operands[count + carried :])
+    constant_count, carried_count = scan_counts(equation)
+    first_stack = constant_count + carried_count
+    constants = list(operands[:constant_count])
+    carry = list(operands[constant_count:first_stack])
+    return constants, carry, list(operands[first_stack:])
 
 
 def scanned(
@@ -540,8 +565,8 @@ def scanned(
     """Evaluate a scan with `step` in place of its body.
 
     `step` takes the constants, the carry, and an item of each stack, as separate arguments. It
-    returns the new carry and the items of the results, in one sequence. The final carry and the
-    stacked items are returned in one list.
+    returns the new carry and the items of the results, in one sequence. The carry of the first
+    iteration is `start`. The final carry and the stacked items are returned in one list.
     """
 
     def iterate(carry: Sequence[Array], items: Sequence[Array]) -> tuple[list[Array], list[Array]]:
@@ -554,15 +579,14 @@ def scanned(
 
 
 def bind(equation: Equation, operands: Sequence[Any], **params: object) -> list[Array]:
-    """Evaluate an equation on operands, with the parameters `params` in place of its own.
+    """Evaluate an equation on operands, with `params` in place of some of its parameters.
 
-    If this call is traced, the new equation gets the current name scope instead of the scope of
-    `equation`.
+    In a trace, the new equation gets the current name scope instead of the scope of `equation`.
     """
-    equation = unnamed(equation).replace(params=equation.params | params)
     # Literals become arguments too: `operands` may hold other values.
-    arguments = [_Variable(v.aval) for v in equation.invars]
-    equation = equation.replace(invars=arguments)
+    arguments = [_Variable(operand.aval) for operand in equation.invars]
+    new_params = equation.params | params
+    equation = unnamed(equation).replace(params=new_params, invars=arguments)
     name = primitive(equation)
     argument_names = ("",) * len(arguments)
     result_paths = ("",) * len(equation.outvars)
@@ -572,9 +596,10 @@ def bind(equation: Equation, operands: Sequence[Any], **params: object) -> list[
 
 
 def unnamed(equation: Equation) -> Equation:
-    """Return an equation without name scopes, which tell the operation it comes from."""
+    """Return an equation without name scopes, which name the operation from which it comes."""
     info = equation.source_info
-    return equation.replace(source_info=info.replace(name_stack=type(info.name_stack)()))
+    empty_stack = type(info.name_stack)()
+    return equation.replace(source_info=info.replace(name_stack=empty_stack))
 
 
 def values_of(closed: ClosedJaxpr, arguments: Sequence[Any]) -> dict[Variable, Any]:
@@ -594,19 +619,23 @@ def scope(equation: Equation) -> AbstractContextManager[object]:
 
 
 def outer_scope(equation: Equation) -> str:
-    """Return the name of the operation from which an equation comes, or "".
+    """Return the outermost name scope of an equation, or "" if it has none.
 
-    It is the outermost name scope of the equation.
+    This scope is the name of the operation from which the equation comes.
     """
     stack = equation.source_info.name_stack.stack
     return stack[0].name if stack else ""
 
 
 def document_line(equation: Equation) -> tuple[str, int]:
-    """Return the document's file name and the line from which an equation comes, or ("", 0)."""
+    """Return the file name and the line of the document from which an equation comes.
+
+    Return ("", 0) if they are unknown.
+    """
     traceback = equation.source_info.traceback
     frames = [] if traceback is None else traceback.frames
     for frame in frames:
-        if not frame.file_name.endswith(".py") and not frame.file_name.startswith("<"):
+        is_of_python = frame.file_name.endswith(".py") or frame.file_name.startswith("<")
+        if not is_of_python:
             return frame.file_name, frame.line_num
     return "", 0

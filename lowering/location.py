@@ -21,6 +21,7 @@ class Source:
 
     @cached_property
     def _line_starts(self) -> array[int]:
+        """Return the character offset of the start of each line."""
         lengths = [len(line) + 1 for line in self.text.split("\n")]
         return array("q", accumulate(lengths, initial=0))
 
@@ -32,9 +33,10 @@ class Source:
     def offset(self, line: int, column: int) -> int:
         """Return the character offset of a line and a column, both counted from 1.
 
-        It is at most the length of the text.
+        The offset is at most the length of the text.
         """
-        start = self._line_starts[min(line, len(self._line_starts)) - 1]
+        last_line = len(self._line_starts)
+        start = self._line_starts[min(line, last_line) - 1]
         return min(start + column - 1, len(self.text))
 
     def line(self, number: int) -> str:
@@ -65,12 +67,14 @@ class Span:
     @property
     def line(self) -> int:
         """Return the line of the place, counted from 1."""
-        return self.source.position(self.offset)[0]
+        line, _ = self.source.position(self.offset)
+        return line
 
     @property
     def column(self) -> int:
         """Return the column of the place, counted from 1."""
-        return self.source.position(self.offset)[1]
+        _, column = self.source.position(self.offset)
+        return column
 
     def excerpt(self, width: int = 100) -> str:
         """Return the line of the place, and below it a line with a caret at the place.
@@ -78,10 +82,11 @@ class Span:
         The line is cut to about `width` characters.
         """
         line, column = self.source.position(self.offset)
-        start = 0 if column <= width - 20 else column - width // 2
+        is_near_start = column <= width - 20
+        start = 0 if is_near_start else column - width // 2
         shown = ""
         for character in self.source.line(line)[start : start + width]:
             shown += character if character.isprintable() else " "
-        caret = column - 1 - start
-        marks = "^" * max(1, min(self.length, len(shown) - caret))
-        return f"{shown}\n{' ' * caret}{marks}"
+        indent = column - 1 - start
+        caret_count = max(1, min(self.length, len(shown) - indent))
+        return f"{shown}\n{' ' * indent}{'^' * caret_count}"

@@ -24,9 +24,11 @@ from lowering.contexts import holding
 
 
 class _Rates:
+    """The base of dataclasses whose fields of type float are rates."""
+
     @classmethod
     def names(cls) -> list[str]:
-        """Return the names of the class's fields that are real numbers, which are the rates."""
+        """Return the names of the rates, which are the fields of the type float."""
         rates: Any = cls
         return [field.name for field in fields(rates) if field.type == "float"]
 
@@ -62,11 +64,11 @@ class MachineProfile(_Rates):
         int8: the multiply-adds per second in products of 8-bit matrices with int32 sums, which
             YNNPACK computes.
         row: the multiply-adds per second in a loop of products of a row and a matrix.
-        row_pairs: the multiply-adds per second in such a loop if each of two threads multiplies
-            the row by half of the matrix.
+        row_pairs: the multiply-adds per second in a loop of products of a row and a matrix, if
+            each of two threads multiplies the row by half of the matrix.
         loop: the items per second in a loop with vectors of 256 bits.
-        wide_loop: the items per second in a loop with vectors of 512 bits, if the processor has
-            such vectors.
+        wide_loop: the items per second in a loop with vectors of 512 bits. A processor without
+            vectors of 512 bits uses its widest vectors.
         costs: the rates of cost formulas.
     """
 
@@ -105,8 +107,11 @@ class MachineProfile(_Rates):
         `costs` is left out. An executable that was compiled for other costs is valid too,
         though it may be slower.
         """
-        names = (name for name, item in vars(MachineProfile).items() if isinstance(item, property))
-        return {name: getattr(self, name) for name in names}
+        decisions: dict[str, bool] = {}
+        for name, attribute in vars(MachineProfile).items():
+            if isinstance(attribute, property):
+                decisions[name] = getattr(self, name)
+        return decisions
 
 
 # The profile of hosts without measurements. The rates are those of float32 on two cores with

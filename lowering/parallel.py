@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
@@ -23,6 +23,7 @@ from typing import NamedTuple
 from jax.sharding import Mesh
 
 from lowering.factors import Factor, FactorWalk, Product, leaves, unite
+from lowering.jaxpr_types import Variable
 from lowering.program import Program
 
 # The number of times that an item moves between devices. A sum moves each item there and back.
@@ -39,13 +40,13 @@ class Division:
     Args:
         axis: the axis that contains the divided factor.
         before: the product of the factors that precede the divided factor in the axis. For
-            example, it is 3 if the heads of an axis of 3 * heads * items are divided.
+            example, `before` is 3 if the heads of an axis of 3 * heads * items are divided.
         along: the axis along which the stored parameter is sharded, or None if it is
             replicated. If other factors precede the divided factor, `along` differs from
             `axis`, and calls divide a value that is prepared from the parameter.
         follows: whether the factor is divided in all tensors that contain it, and not only in
             this parameter.
-        why: the reason, in a few words.
+        why: the reason for the choice, in a few words.
         moves: the collectives that a call needs for this parameter, such as "1 all-reduce".
     """
 
@@ -58,7 +59,7 @@ class Division:
 
 
 class Along(NamedTuple):
-    """Which arguments of a program are divided along some axes of a mesh.
+    """Some axes of a mesh, and the arguments of a program that are divided along these axes.
 
     `names` are the names of the axes of the mesh. `divisions` maps argument numbers to
     divisions. Parameters are the first arguments. `Along((), {})` divides nothing.
@@ -99,35 +100,40 @@ def divisions(
 
     A state is an argument whose next value is a result of the program, such as a cache of keys.
     `carried` maps the argument number of each state to the number of this result. A state is
-    divided along a factor of the parameters, if this factor is the first of an axis; it then
-    stays divided from call to call.
+    divided along a factor that parameters contain too, provided that this factor is the first
+    factor of one of the state's axes. The state then stays divided from call to call.
     """
     return _Choice(program, count, least, carried or {}).divisions()
 
 
 class _Choice:
+    """Chooses the divisions of a program's arguments into `count` parts.
+
+    `least` and `carried` are as in `divisions`.
+    """
+
     def __init__(
         self, program: Program, count: int, least: int, carried: Mapping[int, int]
     ) -> None:
-        walk = self.walk = FactorWalk(program).follow_all()
+        walk = FactorWalk(program).follow_all()
+        self.walk = walk
+        self.count = count
         self.states = {i: program.arguments[i] for i in carried}
-        for i, j in carried.items():
-            pairs = zip(
-                walk.operand_axes(self.states[i]),
-                walk.operand_axes(program.results[j]),
-                strict=True,
-            )
-            for axis, next_axis in pairs:
+        for i, result_number in carried.items():
+            state_axes = walk.operand_axes(self.states[i])
+            next_axes = walk.operand_axes(program.results[result_number])
+            for axis, next_axis in zip(state_axes, next_axes, strict=True):
                 unite(axis, next_axis)
         next_values = {*carried.values()}
-        for j, result in enumerate(program.results):
+        for number, result in enumerate(program.results):
             axes = list(map(leaves, walk.operand_axes(result)))
-            if j in next_values:  # The first factor of an axis may stay divided.
+            if number in next_values:  # The first factor of an axis may stay divided.
                 axes = [axis[1:] for axis in axes]
             walk.record_use("gather", axes, result)
-        self.count = count
-        parameters = program.arguments[: program.parameters]
-        self.large = {i: v for i, v in enumerate(parameters) if math.prod(v.aval.shape) >= least}
+        self.large: dict[int, Variable] = {}
+        for i, parameter in enumerate(program.arguments[: program.parameters]):
+            if math.prod(parameter.aval.shape) >= least:
+                self.large[i] = parameter
         self.products: dict[int, list[Product]] = {i: [] for i in self.large}
         for product in walk.products:
             for i in product.parameters & self.large.keys():
@@ -137,18 +143,25 @@ class _Choice:
         self.members: dict[Factor, dict[int, tuple[int, int]]] = {}
         for i, variable in (self.large | self.states).items():
             for axis, factors in enumerate(walk.operand_axes(variable)):
-                before = 1
-                for factor in leaves(factors):
-                    is_divisible = factor.extent % count == 0 and not factor.is_blocked
-                    if is_divisible and (before == 1 or i in self.large):
-                        self.members.setdefault(factor, {}).setdefault(i, (axis, before))
-                    before *= factor.extent
+                self._add_members(i, axis, leaves(factors))
         self.cost: dict[Factor, int] = dict.fromkeys(self.members, 0)
         for use in walk.uses:
             for factor in {*leaves(use.factors)} & self.cost.keys():
                 self.cost[factor] += _COST[use.kind] * use.items + _EACH
+        # For each argument, the cost of dividing it without other tensors, and its division.
         self.separate = {i: self._separate(i) for i in self.large}
         self.separate |= dict.fromkeys(self.states, (0, None))
+
+    def _add_members(self, i: int, axis: int, factors: Sequence[Factor]) -> None:
+        """Add the factors along which an axis of argument `i` can be divided to `members`."""
+        before = 1
+        for factor in factors:
+            is_divisible = factor.extent % self.count == 0 and not factor.is_blocked
+            is_place_allowed = before == 1 or i in self.large
+            if is_divisible and is_place_allowed:
+                places = self.members.setdefault(factor, {})
+                places.setdefault(i, (axis, before))
+            before *= factor.extent
 
     def divisions(self) -> dict[int, Division]:
         """Return the chosen divisions by argument number."""
@@ -157,8 +170,13 @@ class _Choice:
         excluded: set[Factor] = set()
 
         def net_cost(factor: Factor) -> int:
-            gain = sum(self.separate[i][0] for i in self.members[factor] if i not in divisions)
-            return self.cost[factor] - gain
+            """Return the cost of a factor minus the costs of separate divisions that it saves."""
+            net_cost = self.cost[factor]
+            for i in self.members[factor]:
+                if i not in divisions:
+                    separate_cost, _ = self.separate[i]
+                    net_cost -= separate_cost
+            return net_cost
 
         heap = [(net_cost(factor), k, factor) for k, factor in enumerate(self.members)]
         heapq.heapify(heap)
@@ -184,9 +202,10 @@ class _Choice:
         """Map each factor to the other factors that occur in a tensor together with it."""
         conflicts: dict[Factor, set[Factor]] = {factor: set() for factor in self.members}
         for axes in _all_axes(self.walk):
-            together = set(chain(*map(leaves, axes))) & conflicts.keys()
-            for factor in together:
-                conflicts[factor] |= together - {factor}
+            factors_of_tensor = set(chain.from_iterable(map(leaves, axes)))
+            factors = factors_of_tensor & conflicts.keys()
+            for factor in factors:
+                conflicts[factor] |= factors - {factor}
         return conflicts
 
     def _division(self, i: int, factor: Factor) -> Division:
@@ -194,19 +213,30 @@ class _Choice:
         axis, before = self.members[factor][i]
         if i in self.states:
             return Division(axis, along=axis, why="state of divided tensors")
-        shape = self.large[i].aval.shape
         along: int | None = axis
         if before > 1:
-            divisible = [k for k, n in enumerate(shape) if k != axis and n % self.count == 0]
-            along = max(divisible, key=shape.__getitem__, default=None)
-        rows = [p for p in self.products[i] if factor in leaves(p.rows)]
-        columns = [p for p in self.products[i] if factor in leaves(p.columns)]
+            # The stored parameter is sharded along its longest other axis that is divisible.
+            other_axes = [k for k in self._divisible_axes(i) if k != axis]
+            along = self._longest(i, other_axes) if other_axes else None
+        row_products = [p for p in self.products[i] if factor in leaves(p.rows)]
+        column_products = [p for p in self.products[i] if factor in leaves(p.columns)]
         parts = f" of each of {before} parts" if before > 1 else ""
-        if rows:
-            why = "words" if rows[0].kind == "lookup" else "rows"
-            return Division(axis, before, along, True, why + parts, f"{len(rows)} all-reduce")
-        why = "columns" if columns else "as the other operand"
+        if row_products:
+            why = "words" if row_products[0].kind == "lookup" else "rows"
+            moves = f"{len(row_products)} all-reduce"
+            return Division(axis, before, along, True, why + parts, moves)
+        why = "columns" if column_products else "as the other operand"
         return Division(axis, before, along, True, why + parts)
+
+    def _divisible_axes(self, i: int) -> list[int]:
+        """Return the axes of parameter `i` whose extents are multiples of the number of parts."""
+        shape = self.large[i].aval.shape
+        return [axis for axis, extent in enumerate(shape) if extent % self.count == 0]
+
+    def _longest(self, i: int, axes: Sequence[int]) -> int:
+        """Return the longest of some axes of parameter `i`."""
+        shape = self.large[i].aval.shape
+        return max(axes, key=lambda axis: shape[axis])
 
     def _separate(self, i: int) -> tuple[int, Division | None]:
         """Return the cost of dividing parameter `i` without other tensors, and its division.
@@ -215,33 +245,37 @@ class _Choice:
         divided.
         """
         products = self.products[i]
-        shape = self.large[i].aval.shape
         if not products:
             return 0, None
         axes = list(map(leaves, self.walk.operand_axes(self.large[i])))
-        columns = {factor for p in products for factor in leaves(p.columns)}
-        rows = {factor for p in products for factor in leaves(p.rows)}
-        divisible = [k for k, n in enumerate(shape) if n % self.count == 0]
-        by_columns = [k for k in divisible if columns.issuperset(axes[k])]
-        by_rows = [k for k in divisible if rows.issuperset(axes[k])]
+        columns: set[Factor] = set()
+        rows: set[Factor] = set()
+        for product in products:
+            columns.update(leaves(product.columns))
+            rows.update(leaves(product.rows))
+        divisible = self._divisible_axes(i)
+        column_axes = [axis for axis in divisible if columns.issuperset(axes[axis])]
+        row_axes = [axis for axis in divisible if rows.issuperset(axes[axis])]
         count = len(products)
         items = sum(product.items for product in products)
         gather_cost = _COST["gather"] * items + count * _EACH
         reduce_cost = _COST["sum"] * items + count * _EACH
         is_table = products[0].kind == "lookup"
-        prefers_rows = is_table and by_rows
-        if by_columns and not prefers_rows:
-            axis = max(by_columns, key=shape.__getitem__)
+        prefers_rows = is_table and row_axes
+        if column_axes and not prefers_rows:
+            axis = self._longest(i, column_axes)
             division = Division(axis, 1, axis, False, "columns", f"{count} all-gather")
             return gather_cost, division
-        if by_rows:
-            axis = max(by_rows, key=shape.__getitem__)
+        if row_axes:
+            axis = self._longest(i, row_axes)
             why = "words" if is_table else "rows"
             return reduce_cost, Division(axis, 1, axis, False, why, f"{count} all-reduce")
         return reduce_cost, None
 
 
 def _all_axes(walk: FactorWalk) -> Iterator[list[list[Factor]]]:
+    """Yield the axes of each variable of a program and of its inner functions."""
     yield from walk.axes.values()
-    for body in chain(*walk.inner_walks.values()):
-        yield from _all_axes(body)
+    for inner_walks in walk.inner_walks.values():
+        for inner_walk in inner_walks:
+            yield from _all_axes(inner_walk)

@@ -32,7 +32,7 @@ from lowering.targets.target import Target
 
 
 def name_of(run: Callable[..., Program]) -> str:
-    """Return the name of a pass, of which `run` is the function. It is the name of its module."""
+    """Return the name of a pass, which is the name of its module. `run` is the pass's function."""
     return run.__module__.rpartition(".")[2]
 
 
@@ -55,19 +55,20 @@ def traced(
     """Trace a function to a program that is not optimised.
 
     `parameters` and `arguments` are pytrees of arrays or of `jax.ShapeDtypeStruct`. Three items
-    are returned: the program, the list of the leaves of parameters and arguments, which the
-    program takes, and the tree of the function's result. The first `program.parameters` leaves
-    are the parameters. The program returns a list `results`; `jax.tree.unflatten(tree,
-    results)` is the function's result.
+    are returned: the program, the list of the leaves that the program takes, and the tree of the
+    function's result. The first `program.parameters` leaves are those of the parameters, and
+    the others are those of the arguments. The program returns a list `results`, from which
+    `jax.tree.unflatten(tree, results)` makes the function's result.
     """
     leaves, tree = jax.tree.flatten((parameters, *arguments))
 
     def flat(*leaves: Array) -> object:
         return function(*jax.tree.unflatten(tree, leaves))
 
-    closed, shapes = jaxprs.make_jaxpr_and_types(flat, *leaves)
-    count = len(jax.tree.leaves(parameters))
-    return Program(closed, count, prepares=False), leaves, jax.tree.structure(shapes)
+    closed, result_types = jaxprs.make_jaxpr_and_types(flat, *leaves)
+    parameter_count = len(jax.tree.leaves(parameters))
+    program = Program(closed, parameter_count, prepares=False)
+    return program, leaves, jax.tree.structure(result_types)
 
 
 def differentiable(program: Program, target: Target = DIFFERENTIABLE) -> Program:
@@ -89,13 +90,19 @@ def lower(program: Program, target: Target) -> Split:
     devices, the target's kernels do not compute equations whose operands may be sharded. These
     equations are left to XLA.
     """
-    parts = split(rewrite(replace(program, prepares=True), target), target)
+    rewritten_program = rewrite(replace(program, prepares=True), target)
+    parts = split(rewritten_program, target)
     return replace(parts, options=partial(_options, target, program, parts.later))
 
 
 def _options(
     target: Target, program: Program, call: ClosedJaxpr | None, is_alone: bool
 ) -> dict[str, str]:
+    """Return the options of XLA's compiler for a call of a program, under the target's rates.
+
+    `call` is the second part of the split program. `is_alone` tells whether it is compiled alone,
+    and not within a user's function.
+    """
     if target.options is None:
         return {}
     with using(target.rates or profile()):
@@ -114,15 +121,15 @@ def rewrite(program: Program, target: Target) -> Program:
         program = rewritten(program, {"concatenate": _without_empty})
         if not program.has_items:
             return program
+    watch = _watch.get()
     with using(target.rates or profile()):
         for run in target.passes:
             name = name_of(run)
             if not is_enabled(name):
                 continue
             before = program
-            checked = partial(_checked, run, before, target)
-            program = or_else(checked, lambda unchanged=before: unchanged, f"pass '{name}'")
-            watch = _watch.get()
+            run_checked = partial(_checked, run, before, target)
+            program = or_else(run_checked, lambda unchanged=before: unchanged, f"pass '{name}'")
             if watch:
                 watch(name, target, before, program)
     return program.pruned()
@@ -139,6 +146,7 @@ def _without_empty(matcher: Matcher, equation: Equation) -> Rewrite:
 
 
 def _checked(run: Callable[..., Program], program: Program, target: Target) -> Program:
+    """Return the program that a pass makes, and check it in strict mode. `run` is the pass."""
     after = run(program, target)
     if is_strict():
         check(program, after)
@@ -148,8 +156,8 @@ def _checked(run: Callable[..., Program], program: Program, target: Target) -> P
 def check(before: Program, after: Program) -> None:
     """Raise ValueError if `after`, which a pass made from `before`, is invalid.
 
-    It is invalid if types of arguments or results, or effects, have changed, or if its
-    equations are inconsistent.
+    It is invalid if it has other types of arguments or results, or other effects, than `before`.
+    It is also invalid if its equations are inconsistent.
     """
     for noun, earlier, later in (
         ("arguments", before.closed.in_avals, after.closed.in_avals),
@@ -175,8 +183,10 @@ def check(before: Program, after: Program) -> None:
 
 
 def _type(aval: Aval | jax.ShapeDtypeStruct) -> tuple[tuple[int, ...], Any]:
+    """Return the shape and the dtype of a type."""
     return aval.shape, aval.dtype
 
 
 def _types(avals: Iterable[Aval | jax.ShapeDtypeStruct]) -> str:
+    """Return types as a text for messages, for example `float32[2, 3], int32[]`."""
     return ", ".join(f"{aval.dtype}{list(aval.shape)}" for aval in avals)

@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 
 class Preparing(Protocol):
-    """Computes prepared values from parameters. `Split` is such a class.
+    """The attributes and methods by which prepared values are computed. `Split` has them.
 
-    A prepared value is either a parameter or a value computed from parameters. `sources` has an
-    item for each prepared value: the index of the parameter, or None for the next one of the
-    computed values. `recipe` describes the computed values.
+    A prepared value is either a parameter or a value that is computed from parameters. For each
+    prepared value, `sources` has the index of the parameter, or None if the value is computed.
+    `recipe` describes the computed values.
     """
 
     @property
     def sources(self) -> Sequence[int | None]:
-        """Return, for each prepared value, the index of the parameter that it is, or None.
+        """Return, for each prepared value, the index of the parameter that it equals, or None.
 
         None stands for a value that is computed.
         """
@@ -44,13 +44,13 @@ class Preparing(Protocol):
 
     @property
     def recipe(self) -> Recipe:
-        """Return the recipe that tells how the computed values are computed."""
+        """Return the recipe, which describes how the computed values are computed."""
         ...
 
     def computed(self, chosen: Sequence[int], parameters: Sequence[jax.Array]) -> list[jax.Array]:
-        """Compute the values with the indices `chosen` among the computed values.
+        """Compute some of the computed values from parameters, outside of a trace.
 
-        The call must not be under tracing.
+        `chosen` has the indices of these values among the computed values.
         """
         ...
 
@@ -68,7 +68,7 @@ class Split:
     Args:
         sources: for each prepared value, the index of the parameter that it is, or None if it
             is computed.
-        first: the program from parameters to computed values; None if there are no computed
+        first: the program from parameters to computed values, or None if there are no computed
             values.
         call: a function that takes the prepared values and the inputs, as two lists, and
             returns the list of results.
@@ -94,12 +94,13 @@ class Split:
 
     @property
     def _first(self) -> Program:
+        """Return `first`, which must not be None."""
         assert self.first is not None, "nothing is computed"
         return self.first
 
     @property
     def recipe(self) -> Recipe:
-        """Return the recipe that tells how the computed values are computed."""
+        """Return the recipe, which describes how the computed values are computed."""
         return self.make_recipe()
 
     def prepare(self, parameters: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
@@ -108,9 +109,9 @@ class Split:
         return assemble(self.sources, parameters, computed)
 
     def computed(self, chosen: Sequence[int], parameters: Sequence[jax.Array]) -> list[jax.Array]:
-        """Compute the values with the indices `chosen` among the computed values.
+        """Compute some of the computed values from parameters, outside of a trace.
 
-        The call must not be under tracing.
+        `chosen` has the indices of these values among the computed values.
         """
         if self.is_by_numpy(parameters):
             return self.recipe.computed(chosen, parameters)
@@ -119,7 +120,7 @@ class Split:
     def is_by_numpy(self, parameters: Sequence[jax.Array]) -> bool:
         """Tell whether numpy computes the values from these parameters.
 
-        It does so for arrays on one CPU device, if it can compute all values.
+        Numpy does so if it can compute all values, and the parameters are on one CPU device.
         """
         return self.platform == "cpu" and self.recipe.is_for_numpy and _on_one(parameters)
 
@@ -128,9 +129,9 @@ class Split:
     ) -> jax.stages.Compiled:
         """Return an executable that computes the chosen values from parameters of these types.
 
-        `chosen` has indices of computed values. The values are compiled by `jax.jit` instead of
-        being traced under `jax.ensure_compile_time_eval`, under which they would become
-        constants, and each ReLU would read its zeros from memory.
+        `chosen` has indices of computed values. The executable is compiled by `jax.jit`. Under
+        `jax.ensure_compile_time_eval` intermediate values would become constants, and each ReLU
+        would read its zeros from memory.
         """
         key = tuple(chosen)
         if key not in self._compiled:
@@ -144,7 +145,7 @@ class Split:
 
         If `chosen` is given, only the part of the program that computes the results with these
         indices is lowered. On CPUs the executable is compiled without optimisation, since it
-        runs once. ResNet-50 then takes 1.7 s to compile and 0.3 s to run; with optimisation it
+        runs once. ResNet-50 then takes 1.7 s to compile and 0.3 s to run. With optimisation it
         takes 2.9 s to compile and 0.17 s to run.
         """
         options = {"xla_backend_optimization_level": 0} if self.platform == "cpu" else {}
@@ -161,11 +162,12 @@ class Split:
 def _on_one(arrays: Sequence[object]) -> bool:
     """Tell whether all objects are jax arrays, on one CPU device of this process."""
     devices: set[Any] = set()
-    for x in arrays:
-        if not isinstance(x, jax.Array):
+    for array in arrays:
+        if not isinstance(array, jax.Array):
             return False
-        devices |= x.sharding.device_set
-    return len(devices) < 2 and devices <= {*jax.local_devices(backend="cpu")}
+        devices |= array.sharding.device_set
+    local_devices = {*jax.local_devices(backend="cpu")}
+    return len(devices) < 2 and devices <= local_devices
 
 
 def assemble(
@@ -174,14 +176,14 @@ def assemble(
     """Return the prepared values: parameters and computed values, in the order of `sources`.
 
     An item of `sources` is the index of a parameter, or None for the next computed value. The
-    parameters are added here, outside of the compiled function: a compiled function that
-    returned them would copy them.
+    compiled function returns only computed values, since it would copy parameters that it
+    returned.
     """
-    results = iter(computed)
+    remaining_computed = iter(computed)
     values: list[jax.Array] = []
     for source in sources:
         if source is None:
-            values.append(next(results))
+            values.append(next(remaining_computed))
         else:
             values.append(parameters[source])
     return tuple(values)
@@ -225,16 +227,18 @@ def prepared(
     if missing:
         compute_values = compute or parts.computed
         computed = compute_values([*missing.values()], parameters)
-        for key, x in zip(missing, computed, strict=True):
-            value = _values.setdefault(key, x)  # another thread may have stored it since
+        for key, new_value in zip(missing, computed, strict=True):
+            value = _values.setdefault(key, new_value)  # another thread may have stored it since
             if _is_gone(value):
-                _values[key] = value = x
+                value = new_value
+                _values[key] = value
             values[key] = value
     return assemble(parts.sources, parameters, [values[key] for key in keys])
 
 
 def _is_gone(value: jax.Array | None) -> bool:
-    return value is None or value.is_deleted()  # a user may donate the values of `Model.prepare`
+    """Tell whether an array is missing, or was deleted when a user donated it."""
+    return value is None or value.is_deleted()
 
 
 def _device_key(array: jax.Array) -> Hashable:
@@ -249,15 +253,17 @@ def _unique_name(array: jax.Array) -> str:
     """Return a name for an array that no other array has, not even a later array with its id."""
     key = id(array)
     reference, name = _names.get(key, (None, ""))
-    if reference is None or reference() is not array:
+    if reference is not None and reference() is array:
+        return name
 
-        def forget(dead: weakref.ref[jax.Array]) -> None:
-            latest, _ = _names.get(key, (None, ""))
-            if latest is dead:
-                _names.pop(key, None)
+    def forget(dead: weakref.ref[jax.Array]) -> None:
+        """Remove the name when the array is freed, unless a later array has the id by then."""
+        latest, _ = _names.get(key, (None, ""))
+        if latest is dead:
+            _names.pop(key, None)
 
-        name = f"array {next(_count)}"
-        _names[key] = weakref.ref(array, forget), name
+    name = f"array {next(_count)}"
+    _names[key] = weakref.ref(array, forget), name
     return name
 
 

@@ -81,21 +81,25 @@ class Program:
 
     @property
     def has_items(self) -> bool:
-        """Tell whether arguments have no symbolic extents, and none that is read is empty."""
-        for v in self.arguments:
-            shape = getattr(v.aval, "shape", ())
-            if any(map(is_symbolic, shape)) or (0 in shape and self.uses[v]):
+        """Tell whether no argument has a symbolic extent, and no argument that is read is empty."""
+        for variable in self.arguments:
+            shape = getattr(variable.aval, "shape", ())
+            is_read_empty = 0 in shape and self.uses[variable] > 0
+            if is_read_empty or any(map(is_symbolic, shape)):
                 return False
         return True
 
     @cached_property
     def makers(self) -> Mapping[Atom, Equation]:
         """Map each variable to the equation that computes it."""
-        return {v: e for e in self.equations for v in e.outvars}
+        makers: dict[Atom, Equation] = {}
+        for equation in self.equations:
+            makers.update(dict.fromkeys(equation.outvars, equation))
+        return makers
 
     @cached_property
     def uses(self) -> Mapping[Atom, int]:
-        """Map each variable to the number of times that an equation reads it or it is a result."""
+        """Map each variable to the number of its uses, as an operand or as a result."""
         return uses(self.closed.jaxpr)
 
     @cached_property
@@ -113,7 +117,8 @@ class Program:
 
     def is_late(self, equation: Equation) -> bool:
         """Tell whether an equation is evaluated in each call, or in each iteration of a loop."""
-        return bool(equation.effects) or not self.early.issuperset(equation.outvars)
+        has_early_results = self.early.issuperset(equation.outvars)
+        return bool(equation.effects) or not has_early_results
 
     def low_level(self) -> Program:
         """Return the program with low-level equations in place of jax's high-level primitives."""
@@ -132,10 +137,13 @@ class Program:
 
         The set also has "" if the variable is a result of the program.
         """
-        primitives = {primitive(e) for e in self.equations if variable in variables(e.invars)}
+        names: set[str] = set()
+        for equation in self.equations:
+            if variable in variables(equation.invars):
+                names.add(primitive(equation))
         if variable in variables(self.results):
-            primitives.add("")
-        return primitives
+            names.add("")
+        return names
 
     def with_closed(self, closed: ClosedJaxpr) -> Program:
         """Return a program with another traced function, and the other properties of this one."""
@@ -146,9 +154,9 @@ class Program:
 
         The parameters of the body are the operands that all iterations share.
         """
-        count, _ = jaxprs.scan_counts(equation)
+        shared_count, _ = jaxprs.scan_counts(equation)
         closed = equation.params["jaxpr"]
-        return replace(self, closed=closed, parameters=count, prepares=True, in_loop=True)
+        return replace(self, closed=closed, parameters=shared_count, prepares=True, in_loop=True)
 
     def with_equations(self, equations: Sequence[Equation]) -> Program:
         """Return the program with other equations that compute the program's results.
@@ -160,29 +168,32 @@ class Program:
     def with_inner(
         self, change: Callable[[Equation, ClosedJaxpr], ClosedJaxpr], *names: str
     ) -> Program:
-        """Return the program with `change(equation, function)` in place of each inner function.
+        """Return the program with each inner function replaced by `change(equation, function)`.
 
-        An inner function is a traced function in an equation's parameters. If there are
-        `names`, only equations of the primitives with these names are changed.
+        An inner function is a traced function among the parameters of an equation, such as the body
+        of a loop. If there are `names`, only equations of the primitives with these names are
+        changed.
         """
         equations: list[Equation] = []
-        for e in self.equations:
-            if not names or primitive(e) in names:
-                e = jaxprs.with_inner(e, partial(change, e))
-            equations.append(e)
-        if all(map(is_, equations, self.equations)):
-            return self
-        return self.with_equations(equations)
+        for equation in self.equations:
+            if not names or primitive(equation) in names:
+                changed = jaxprs.with_inner(equation, partial(change, equation))
+                equations.append(changed)
+            else:
+                equations.append(equation)
+        is_unchanged = all(map(is_, equations, self.equations))
+        return self if is_unchanged else self.with_equations(equations)
 
     def with_bodies(self, change: Callable[[Program], Program]) -> Program:
-        """Return the program with `change(body)` in place of the body of each scan."""
-        return self.with_inner(lambda e, _: change(self.body(e)).closed, jaxprs.SCAN)
+        """Return the program with the body of each scan replaced by `change(body)`."""
+
+        def change_body(equation: Equation, _: ClosedJaxpr) -> ClosedJaxpr:
+            return change(self.body(equation)).closed
+
+        return self.with_inner(change_body, jaxprs.SCAN)
 
     def part(self, arguments: Sequence[Variable], results: Sequence[Atom]) -> Program:
-        """Return a program that computes some variables of this program from other ones.
-
-        The new program takes the variables `arguments` and returns the variables `results`.
-        """
+        """Return a program that computes the variables `results` from the variables `arguments`."""
         inputs = set(arguments)
         equations = [e for e in self.equations if inputs.isdisjoint(e.outvars)]
         return self.with_closed(
@@ -247,7 +258,7 @@ def known_variables(jaxpr: Jaxpr, parameters: int) -> set[Variable]:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A function that is traced, and whose equations replace an equation of a program.
+    """A function to trace, whose equations replace an equation of a program.
 
     Args:
         function: takes an array for each operand, and returns an array or a list of arrays.
@@ -268,10 +279,11 @@ Rewrite = Equation | Atom | Computed | None  # a rule's result, see `rewritten`
 
 
 class Matcher:
-    """The part of a program that a pass has rewritten so far, for the rules of the pass.
+    """The part of a program that a pass has rewritten so far.
 
-    `notes` maps variables to notes, which rules of the pass leave for later rules. `original`
-    is the current equation as it was before its operands were rewritten.
+    The rules of the pass ask it about operands. `notes` maps variables to notes that a rule leaves
+    for the rules of later equations. `original` is the current equation, before its operands were
+    rewritten.
     """
 
     original: Equation
@@ -290,15 +302,15 @@ class Matcher:
     def maker(self, operand: Atom, *names: str) -> Equation | None:
         """Return the equation that computes an operand, or None for an argument or a literal.
 
-        If there are `names`, None is also returned for equations whose primitive has another
-        name.
+        If there are `names`, the equation must apply a primitive with one of these names. For
+        other primitives None is returned.
         """
         if is_literal(operand):
             return None
         equation = self.makers.get(operand)
-        if equation is None or (names and primitive(equation) not in names):
-            return None
-        return equation
+        if equation is None or not names:
+            return equation
+        return equation if primitive(equation) in names else None
 
     def number(self, operand: Atom) -> float | None:
         """Return the number of which an operand consists, or None if its items are not known.
@@ -329,19 +341,20 @@ class Matcher:
     ) -> Any:
         """Trace a function, and add its equations to the rewritten program.
 
-        They come before the current equation or in its place. The operands, and the results
-        that are returned, are pytrees of variables and literals. The new equations get the name
-        and place of the equation `at`, by default of the current equation.
+        The new equations come before the current equation or in its place. They get the name and
+        place of the equation `at`, by default of the current equation. The operands are pytrees of
+        variables and literals. The result has the variables or literals of the function's results,
+        as a pytree.
         """
         operands = jax.tree.map(self.replacement, operands)
-        steps, results, constants = jaxprs.trace_at(at or self.original, function, operands)
+        equations, results, constants = jaxprs.trace_at(at or self.original, function, operands)
         self._constants.update(constants)
         self._early.update(constants)
         uses = Counter[Variable]()
-        for step in steps:
-            uses.update(variables(step.invars))
-        for step in steps:
-            self.add(step, uses)
+        for equation in equations:
+            uses.update(variables(equation.invars))
+        for equation in equations:
+            self.add(equation, uses)
         return results
 
     def add(self, equation: Equation, reads: Mapping[Variable, int]) -> None:
@@ -357,15 +370,15 @@ class Matcher:
                 self._early.add(variable)
 
     def replace_variable(self, variable: Variable, operand: Atom) -> None:
-        """Let all later equations, and the results, read an operand in the place of a variable."""
+        """Let all later equations, and the results, read an operand instead of a variable."""
         self._equal[variable] = operand
         if not is_literal(operand):
             self._uses[operand] += self.program.uses[variable]
 
     def replace_variables(self, variables: Sequence[Variable], operands: Any) -> None:
-        """Let later equations and the results read the operands in a pytree instead of variables.
+        """Let later equations and the results read operands instead of variables.
 
-        Each variable of the sequence is replaced by one leaf of the pytree.
+        `operands` is a pytree, and each of its leaves replaces one of the `variables`.
         """
         for variable, operand in zip(variables, jax.tree.leaves(operands), strict=True):
             self.replace_variable(variable, operand)
@@ -386,10 +399,10 @@ class Matcher:
 
 
 class Rules:
-    """Holds the rules of a pass, by the name of a primitive or by a field of `Facts`.
+    """Holds the rules of a pass, each for primitives by name or for a field of `Facts`.
 
-    If a primitive has no rule of its own, it gets the first rule of a field that is true for
-    it.
+    A primitive without a rule for its name gets the first rule for a field that is true for the
+    primitive.
 
     >>> @rules("reshape", "squeeze")
     ... def reshaped(...): ...
@@ -428,9 +441,10 @@ class Rules:
         return rule
 
     def _general(self, equation: Equation) -> Rule | None:
-        fact = facts(equation)
+        """Return the first rule for a field of `Facts` that is true for the equation, or None."""
+        properties = facts(equation)
         for field, rule in self._by_fact.items():
-            if getattr(fact, field):
+            if getattr(properties, field):
                 return rule
         return None
 
@@ -438,10 +452,10 @@ class Rules:
 def rewritten(program: Program, rules: Rules | Mapping[str, Rule]) -> Program:
     """Replace equations of a program by the rewrites that rules return.
 
-    Equations that nothing reads after the rewrites are left out. A rule takes a Matcher, and an
-    equation whose operands have been rewritten already. It returns a `Rewrite`: another
-    equation with the results of this one, the operand that the result equals, a function to
-    trace, or None to leave the equation unchanged.
+    A rule takes a Matcher, and an equation whose operands have been rewritten already. The rule
+    returns another equation with the results of this one, an operand that equals the result, a
+    `Computed` with a function to trace, or None to leave the equation unchanged. Equations that
+    nothing reads after the rewrites are left out.
     """
     if not isinstance(rules, Rules):
         rules = Rules(rules)
@@ -468,8 +482,8 @@ def rewritten(program: Program, rules: Rules | Mapping[str, Rule]) -> Program:
             if is_equation:
                 matcher.add(rewrite, program.uses)
             elif isinstance(rewrite, Computed):
-                operands = matcher.trace(rewrite.function, *rewrite.operands, at=rewrite.at)
-                matcher.replace_variables(rewrite.results or equation.outvars, operands)
+                results = matcher.trace(rewrite.function, *rewrite.operands, at=rewrite.at)
+                matcher.replace_variables(rewrite.results or equation.outvars, results)
             else:
                 matcher.replace_variables(equation.outvars, rewrite)
     return matcher.result() if is_changed else program
@@ -481,18 +495,19 @@ def replaced(program: Program, functions: Sequence[Computed]) -> Program:
     A function may also compute the results of earlier equations, if no equation before `at`
     reads these results. The new equations do not get the name of an operation.
     """
-    by_equation: dict[int, Computed] = {}
-    kinds: set[str] = set()
+    function_by_equation: dict[int, Computed] = {}
+    primitives: set[str] = set()
     for function in functions:
         equation = function.at
         if equation is not None:
-            by_equation[id(equation)] = replace(function, at=jaxprs.unnamed(equation))
-            kinds.add(primitive(equation))
+            unnamed = replace(function, at=jaxprs.unnamed(equation))
+            function_by_equation[id(equation)] = unnamed
+            primitives.add(primitive(equation))
 
     def rule(matcher: Matcher, _: Equation) -> Computed | None:
-        return by_equation.get(id(matcher.original))
+        return function_by_equation.get(id(matcher.original))
 
-    return rewritten(program, dict.fromkeys(kinds, rule))
+    return rewritten(program, dict.fromkeys(primitives, rule))
 
 
 @contextmanager
@@ -513,7 +528,7 @@ def _located(equation: Equation) -> Generator[None]:
 def in_loops(run: Callable[[Program, T], Program]) -> Callable[[Program, T], Program]:
     """Make a pass also rewrite the bodies of loops, each of them as a program.
 
-    `run` is the function of the pass.
+    `run` is the function of the pass. The returned function takes its place.
     """
 
     @wraps(run)

@@ -23,10 +23,11 @@ def printed(program: Any) -> str:
     Variables are numbered in the order in which they appear. `*` marks results that are
     computed only once, before all calls.
     """
-    count = program.parameters
-    names: dict[Atom, str] = {v: f"p{i}" for i, v in enumerate(program.arguments[:count])}
-    names.update((v, f"x{i}") for i, v in enumerate(program.arguments[count:]))
-    names.update((v, f"c{i}") for i, v in enumerate(program.closed.jaxpr.constvars))
+    parameters = program.arguments[: program.parameters]
+    inputs = program.arguments[program.parameters :]
+    names: dict[Atom, str] = {}
+    for letter, variables in (("p", parameters), ("x", inputs), ("c", program.constants)):
+        names.update((variable, f"{letter}{i}") for i, variable in enumerate(variables))
     arguments = ", ".join(f"{names[v]}: {_type(v)}" for v in program.arguments)
     lines = [f"program({arguments})"]
     lines += _lines(program.equations, names, program.early, "  ")
@@ -36,13 +37,19 @@ def printed(program: Any) -> str:
 def _lines(
     equations: Sequence[Equation], names: dict[Atom, str], early: Set[Atom], indent: str
 ) -> Iterator[str]:
+    """Yield a line for each equation, and after it indented lines for its inner functions.
+
+    `names` maps variables to names, and gets an item for each new variable. Results in `early` are
+    marked.
+    """
     for equation in equations:
-        names.update((v, f"v{len(names)}") for v in equation.outvars)
+        for variable in equation.outvars:
+            names[variable] = f"v{len(names)}"
         results = ", ".join(f"{names[v]}: {_type(v)}" for v in equation.outvars)
         is_early = len(equation.outvars) > 0 and all(v in early for v in equation.outvars)
         mark = "*" if is_early else " "
         text = f"{indent}{mark}{results} = {primitive(equation)} {_named(equation.invars, names)}"
-        params = ", ".join(f"{k}={_shown(v)}" for k, v in _params(equation))
+        params = ", ".join(f"{name}={_shown(value)}" for name, value in _params(equation))
         if params:
             text += f" [{params}]"
         where = place(equation)
@@ -50,15 +57,16 @@ def _lines(
             text += f"  # {where}"
         yield text
         for closed in jaxprs.function_params(equation):
-            inside = {**names, **{v: f"a{i}" for i, v in enumerate(closed.jaxpr.invars)}}
-            yield from _lines(jaxprs.equations(closed), inside, frozenset(), f"{indent}    ")
-            yield f"{indent}    return {_named(closed.jaxpr.outvars, inside)}"
+            inner_names = dict(names)
+            inner_names.update((v, f"a{i}") for i, v in enumerate(closed.jaxpr.invars))
+            yield from _lines(jaxprs.equations(closed), inner_names, frozenset(), f"{indent}    ")
+            yield f"{indent}    return {_named(closed.jaxpr.outvars, inner_names)}"
 
 
 def place(equation: Equation) -> str:
-    """Return the operation's name, and its document's file and line, for an equation of it.
+    """Return the name of the operation from which an equation comes, and its place in the document.
 
-    The result has only the name if the line is unknown.
+    The place is a file and a line. If the line is unknown, only the name is returned.
     """
     file, line = jaxprs.document_line(equation)
     name = jaxprs.outer_scope(equation)
@@ -76,11 +84,11 @@ def _params(equation: Equation) -> list[tuple[str, Any]]:
 
     Neutral values, functions, and placements of arrays are left out.
     """
-    functions = {id(x) for x in jaxprs.function_params(equation)}
+    function_ids = {id(function) for function in jaxprs.function_params(equation)}
     pairs: list[tuple[str, Any]] = []
     for name, value in equation.params.items():
         is_placement = _PLACEMENT.search(name) is not None
-        if value is None or is_placement or id(value) in functions:
+        if value is None or is_placement or id(value) in function_ids:
             continue
         if value in ((), False):
             continue
@@ -91,6 +99,7 @@ def _params(equation: Equation) -> list[tuple[str, Any]]:
 
 
 def _shown(value: object) -> str:
+    """Return the value of a parameter as text, cut to `_LONG` characters."""
     if isinstance(value, tuple):
         value = tuple(value)  # removes the class of named tuples from the text
     text = str(value)
@@ -98,13 +107,18 @@ def _shown(value: object) -> str:
 
 
 def _named(operands: Sequence[Atom], names: Mapping[Atom, str]) -> str:
-    def text(operand: Atom) -> str:
-        return str(np.asarray(operand.val)) if is_literal(operand) else names.get(operand, "?")
-
-    return " ".join(map(text, operands))
+    """Return the names of variables and the values of literals, separated by spaces."""
+    texts: list[str] = []
+    for operand in operands:
+        if is_literal(operand):
+            texts.append(str(np.asarray(operand.val)))
+        else:
+            texts.append(names.get(operand, "?"))
+    return " ".join(texts)
 
 
 def _type(variable: Atom) -> str:
+    """Return the type of a variable as text, for example `float32[2,3]`."""
     aval = variable.aval
     extents = ",".join(map(str, getattr(aval, "shape", ())))
     return f"{getattr(aval, 'dtype', aval)}[{extents}]"

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -42,8 +41,8 @@ class Step:
     """One value that a recipe computes: a constant, or a result of an equation.
 
     Args:
-        text: a text that determines the value, together with the operands.
-        operands: the numbers of the operands, see `Recipe`.
+        text: a text. The text and the operands together determine the value.
+        operands: the numbers of the operands, as `Recipe` numbers values.
         constant: the value if the step is a constant, else None.
         primitive: the name of the primitive, or "" if numpy does not compute the step.
         params: the arguments of numpy's function after the operands.
@@ -90,11 +89,11 @@ class Recipe:
         return all(step.constant is not None or step.primitive for step in self.steps)
 
     def reads(self, chosen: Sequence[int]) -> list[int]:
-        """Return the indices of the arguments on which the results `chosen` depend.
+        """Return the indices of the arguments on which some results depend.
 
-        `chosen` has indices of results.
+        `chosen` has the indices of these results.
         """
-        return sorted(x for x in self._dependencies(chosen) if x < self.count)
+        return sorted(number for number in self._dependencies(chosen) if number < self.count)
 
     def computed(self, chosen: Sequence[int], arrays: Sequence[jax.Array]) -> list[jax.Array]:
         """Compute the results that have the indices `chosen`, by numpy.
@@ -102,25 +101,29 @@ class Recipe:
         `arrays` are the arguments, which must be on one CPU device. Groups of steps that do not
         depend on each other are computed in several threads.
         """
-        results = list(map(self.results.__getitem__, chosen))
+        results = [self.results[i] for i in chosen]
         with jax.ensure_compile_time_eval():  # also while a function is traced
             values: dict[int, Any] = dict(enumerate(map(np.asarray, arrays)))
-            values.update(enumerate(map(attrgetter("constant"), self.steps), self.count))
+            for number, step in enumerate(self.steps, self.count):
+                values[number] = step.constant
             groups = self._groups(sorted(self._dependencies(chosen)))
             with ThreadPoolExecutor() as pool:
-                computed = list(pool.map(partial(self._run, values, {*results}), groups))
-            for part in computed:
-                values |= part
+                values_of_groups = list(pool.map(partial(self._run, values, {*results}), groups))
+            for values_of_group in values_of_groups:
+                values |= values_of_group
             # Put the results on a device instead of giving them a sharding, since a sharding may
             # name axes that a result lacks.
-            devices = {device for x in arrays if x.committed for device in x.devices()}
+            devices: set[Any] = set()
+            for array in arrays:
+                if array.committed:
+                    devices |= array.devices()
             (device,) = devices or {None}
             return jax.device_put([_for_device(values[number]) for number in results], device)
 
     def _dependencies(self, chosen: Sequence[int]) -> set[int]:
-        """Return the numbers of the results `chosen`, and of all values on which they depend.
+        """Return the numbers of some results, and of all values on which these results depend.
 
-        `chosen` has indices of results.
+        `chosen` has the indices of the results.
         """
         needed = {self.results[i] for i in chosen}
         for number, step in reversed(list(enumerate(self.steps, self.count))):
@@ -138,14 +141,18 @@ class Recipe:
             is_argument = number < self.count
             if is_argument or self._step(number).constant is not None:
                 continue
-            group = groups[number] = [number]
+            group = [number]
+            groups[number] = group
             for operand in self._step(number).operands:
-                if operand in groups and groups[operand] is not group:
-                    small, group = sorted((group, groups[operand]), key=len)
-                    group += small
-                    groups.update(dict.fromkeys(small, group))
-        by_id = {id(group): group for group in groups.values()}
-        return list(map(sorted, by_id.values()))
+                operand_group = groups.get(operand, group)
+                if operand_group is group:
+                    continue
+                # Move the steps of the smaller group to the larger one.
+                smaller, group = sorted((group, operand_group), key=len)
+                group += smaller
+                groups.update(dict.fromkeys(smaller, group))
+        distinct_groups = {id(group): group for group in groups.values()}
+        return [sorted(group) for group in distinct_groups.values()]
 
     def _step(self, number: int) -> Step:
         """Return the step that computes the value with the number `number`."""
@@ -161,27 +168,28 @@ class Recipe:
         freed.
         """
         values: dict[int, Array] = {}
-        readers = Counter[int]()
+        reader_counts = Counter[int]()
         for number in group:
-            readers.update(self._step(number).operands)
+            reader_counts.update(self._step(number).operands)
         with np.errstate(all="ignore"):
             for number in group:
                 step = self._step(number)
-                operands = [values[x] if x in values else shared[x] for x in step.operands]
+                operands = [values[i] if i in values else shared[i] for i in step.operands]
                 values[number] = _value(step, operands, is_result=number in results)
                 for operand in step.operands:
-                    readers[operand] -= 1
-                    is_needed = readers[operand] > 0 or operand in results
-                    if not is_needed:
+                    reader_counts[operand] -= 1
+                    if reader_counts[operand] == 0 and operand not in results:
                         values.pop(operand, None)
         return values
 
 
 def _digest(text: str) -> str:
+    """Return the SHA-256 digest of a text, in hexadecimal digits."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _value(step: Step, operands: Sequence[Array], *, is_result: bool) -> Array:
+    """Compute a step by numpy. A result of the recipe is a new array for a CPU device."""
     function = _BY_NUMPY[step.primitive].function
     if isinstance(function, np.ufunc):
         shape = broadcast_shapes(*(x.shape for x in operands))
@@ -196,6 +204,7 @@ def _value(step: Step, operands: Sequence[Array], *, is_result: bool) -> Array:
 
 
 def _copied(x: Array) -> Array:
+    """Return a contiguous copy of x at an aligned address."""
     copy = aligned(x.shape, x.dtype)
     np.copyto(copy, x)
     return copy
@@ -207,8 +216,9 @@ def _for_device(x: Array) -> Array:
     x is copied if it is not contiguous or not aligned. It is also copied if it is read-only,
     since it may then be a view of a jax array, which a user may donate.
     """
-    fits = x.flags.c_contiguous and x.flags.writeable and x.ctypes.data % ALIGNMENT == 0
-    return x if fits else _copied(x)
+    is_aligned = x.ctypes.data % ALIGNMENT == 0
+    is_usable = x.flags.c_contiguous and x.flags.writeable and is_aligned
+    return x if is_usable else _copied(x)
 
 
 _COMPUTED = frozenset(map(np.dtype, (np.float32, np.float64)))  # numpy rounds them as XLA does
@@ -219,9 +229,10 @@ _FEW_BITS = frozenset(map(np.dtype, (ml_dtypes.int4, ml_dtypes.uint4)))
 _SMALL = _FEW_BITS | frozenset(map(np.dtype, (np.int8, np.uint8, np.bool_)))
 
 
-# Functions for `Computation.same_for`. They take the dtypes of the operands, and last that of the
-# result.
+# Functions for `Computation.same_for`. They take the dtypes of the operands, and last the dtype of
+# the result.
 def _is_one_of(allowed: frozenset[np.dtype[Any]], types: Sequence[DType]) -> bool:
+    """Tell whether operands and result have one dtype, and this dtype is allowed."""
     return len({*types}) == 1 and types[0] in allowed
 
 
@@ -232,22 +243,26 @@ _is_bits = partial(_is_one_of, _BITS)
 
 
 def _is_compared(types: Sequence[DType]) -> bool:
+    """Tell whether all operands have one dtype, of integers or booleans."""
     return _is_bits(types[:-1])
 
 
 def _is_moved(types: Sequence[DType]) -> bool:
-    for x in {*types} - _FLOATS - _FEW_BITS:
-        is_of_numpy = isinstance(x, np.dtype)  # pyright: ignore[reportUnnecessaryIsInstance]
-        if not is_of_numpy or x.kind not in "biufc":  # random keys have a dtype of jax
+    """Tell whether numpy can move items of all these dtypes."""
+    for dtype in {*types} - _FLOATS - _FEW_BITS:
+        is_of_numpy = isinstance(dtype, np.dtype)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not is_of_numpy or dtype.kind not in "biufc":  # random keys have a dtype of jax
             return False
     return True
 
 
 def _is_selected(types: Sequence[DType]) -> bool:
+    """Tell whether a boolean selects between two operands that numpy can move."""
     return len(types) == 4 and types[0] == np.bool_ and _is_moved(types)
 
 
 def _is_converted(types: Sequence[DType]) -> bool:
+    """Tell whether numpy converts items of the first dtype to the second as XLA does."""
     source, result = types
     if source in _FLOATS:
         return result in _FLOATS
@@ -259,17 +274,19 @@ def _is_converted(types: Sequence[DType]) -> bool:
 
 
 def _is_as_wide(types: Sequence[DType]) -> bool:
-    return {*types} <= _INTEGERS | _FLOATS and len({x.itemsize for x in types}) == 1
+    """Tell whether all dtypes are integers or floats, and their items have equal sizes."""
+    item_sizes = {dtype.itemsize for dtype in types}
+    return {*types} <= _INTEGERS | _FLOATS and len(item_sizes) == 1
 
 
 class Computation(NamedTuple):
     """How numpy computes a primitive with the results that XLA computes.
 
     Args:
-        function: either a ufunc whose result has the dtype of its operands, or a function of a
-            sequence of operands and of the parameters in `reads`.
-        same_for: a function that tells whether numpy's result equals XLA's result. It takes the
-            dtypes of the operands, and last the dtype of the result.
+        function: either a ufunc whose result has the dtype of its operands, or a function that
+            takes a sequence of operands, and then the parameters in `reads`.
+        same_for: a function that tells whether numpy's result equals XLA's result. It takes one
+            sequence: the dtypes of the operands, and last the dtype of the result.
         reads: the names of the equation's parameters that `function` takes.
     """
 
@@ -279,20 +296,24 @@ class Computation(NamedTuple):
 
 
 def _broadcast(operands: Sequence[Array], shape: Sequence[int], axes: Sequence[int]) -> Array:
-    x, *_ = operands
-    extents = dict(zip(axes, x.shape, strict=True))
-    shape_with_ones = [extents.get(axis, 1) for axis in range(len(shape))]
+    """Broadcast an array to a shape. `axes` has the axis of the shape for each of its axes."""
+    (x,) = operands
+    shape_with_ones = [1] * len(shape)
+    for axis, extent in zip(axes, x.shape, strict=True):
+        shape_with_ones[axis] = extent
     return np.broadcast_to(x.reshape(shape_with_ones), shape)
 
 
 def _slice(operands: Sequence[Array], starts: Ints, stops: Ints, steps: Ints | None) -> Array:
-    x, *_ = operands
+    """Slice an array, given a start, a stop and a step for each axis. Steps are 1 by default."""
+    (x,) = operands
     if steps is None:
         return x[tuple(map(slice, starts, stops))]
     return x[tuple(map(slice, starts, stops, steps))]
 
 
 def _iota(_: Sequence[Array], dtype: DType, shape: Sequence[int], axis: int) -> Array:
+    """Return an array of a shape whose items count from 0 along one axis."""
     items = np.arange(shape[axis]).astype(dtype)
     return _broadcast([items], shape, [axis])
 
@@ -345,7 +366,7 @@ _BY_NUMPY: dict[str, Computation] = {
 
 
 def params_of_numpy(equation: Equation) -> tuple[Any, ...] | None:
-    """Return the arguments, after the operands, of the numpy function for an equation.
+    """Return the arguments that numpy's function for an equation takes after the operands.
 
     None is returned if numpy does not compute the equation.
     """
@@ -358,13 +379,12 @@ def params_of_numpy(equation: Equation) -> tuple[Any, ...] | None:
         return None
     if name == "reshape" and params["dimensions"] is not None:
         return None
-    types = list(map(attrgetter("aval"), (*equation.invars, *equation.outvars)))
-    if max(map(attrgetter("ndim"), types)) > MAX_RANK:
+    types = [v.aval for v in (*equation.invars, *equation.outvars)]
+    if max(type.ndim for type in types) > MAX_RANK:
         return None
-    dtypes = list(map(attrgetter("dtype"), types))
-    if not computation.same_for(dtypes):
+    if not computation.same_for([type.dtype for type in types]):
         return None
-    return tuple(map(params.get, computation.reads))
+    return tuple(params[parameter] for parameter in computation.reads)
 
 
 def by_numpy(equation: Equation, operands: Sequence[Array]) -> Array | None:

@@ -47,18 +47,22 @@ class Registry:
         def register(lower: Lower) -> Lower:
             if kind in self._rules:
                 raise ValueError(f"operation '{kind}' already has a rule")
+            # Maps of parameters to their defaults.
             parameters = _parameters(lower)
             infer_parameters = _parameters(infer)
             work_parameters = {} if work is None else _parameters(work)
             wants_context = parameters.pop("ctx", None) is not None
-            shared = infer_parameters.keys() & parameters.keys()
-            if any(_differ(infer_parameters[name], parameters[name]) for name in shared):
-                raise TypeError(f"rule of '{kind}': infer and lower have different defaults")
+            for name in infer_parameters.keys() & parameters.keys():
+                if _differ(infer_parameters[name], parameters[name]):
+                    raise TypeError(f"rule of '{kind}': infer and lower have different defaults")
             if "**" in parameters:
                 parameters = infer_parameters | parameters
             work_reads = _reads(f"rule of '{kind}': work", work_parameters, [*parameters, "result"])
             infer_reads = _reads(f"rule of '{kind}': infer", infer_parameters, parameters)
-            defaults = {name: x for name, x in parameters.items() if x is not _REQUIRED}
+            defaults: dict[str, Any] = {}
+            for name, default in parameters.items():
+                if default is not _REQUIRED:
+                    defaults[name] = default
             self._rules[kind] = Rule(
                 kind,
                 infer,
@@ -102,7 +106,8 @@ def _parameters(function: Callable[..., object]) -> dict[str, Any]:
     defaults: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is not parameter.VAR_KEYWORD:
-            defaults[parameter.name.removesuffix("_")] = parameter.default
+            standard_name = parameter.name.removesuffix("_")  # `lambda_` becomes `lambda`
+            defaults[standard_name] = parameter.default
         else:
             keys = _keys(parameter.annotation, inspect.unwrap(function))
             defaults |= dict.fromkeys(keys, _REQUIRED)
@@ -122,12 +127,14 @@ def _keys(annotation: Any, function: Callable[..., object]) -> Iterable[str]:
         # rule.
         if isinstance(annotation, str):
             annotation = eval(annotation, function.__globals__)
-        return annotation.__args__[0].__annotations__
+        typed_dict = annotation.__args__[0]
+        return typed_dict.__annotations__
     except (NameError, AttributeError):  # a local name, or a function that jax wraps
         return ["**"]
 
 
 def _differ(default: object, other: object) -> bool:
+    """Tell whether two defaults are different. They may be arrays."""
     return default is not other and bool(np.any(default != other))
 
 

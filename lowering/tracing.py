@@ -34,13 +34,13 @@ class Context:
     """The settings of a trace that rules read.
 
     Args:
-        precision: the precision of products; None for jax's default.
+        precision: the precision of products, or None for jax's default.
         fold: a function that is called with a number of items before that many items are
             computed on the host.
         straight_through: whether the derivative of rounding is 1 instead of 0.
         refusal: a function that converts the error for a missing derivative to the error that
             is raised.
-        operation: the operation whose rule gets this context; `trace` sets it.
+        operation: the operation whose rule gets this context. `trace` sets it.
     """
 
     precision: jax.lax.PrecisionLike = None
@@ -66,7 +66,7 @@ class Context:
         def refuse() -> Exception:
             return self.refusal(InvalidComputation(message, operation, hint))
 
-        return [forward_only(x, refuse) for x in arrays]
+        return [forward_only(array, refuse) for array in arrays]
 
 
 def trace(
@@ -98,6 +98,7 @@ def trace(
             instead.
     """
     arrays: dict[Value, Any] = dict(zip(graph.inputs, inputs, strict=True))
+    # The requested values, and all values on which they depend.
     needed = graph.needed if values is None else graph.dependencies(values)
     for parameter in graph.parameters:
         if parameter.value in needed:
@@ -128,7 +129,7 @@ def trace(
 
 
 def _fault(operation: Operation, arrays: Mapping[Value, Any]) -> str:
-    """Return a reason why an operation may have failed that lies in its operands, or "".
+    """Return a fault of an operation's operands because of which it may have failed, or "".
 
     For example, an empty tensor has no maximum, and jax supports few operations in dtypes with
     few bits.
@@ -149,21 +150,22 @@ def compute(operation: Operation, context: Context, values: Mapping[Value, Any])
     types than it inferred.
     """
 
-    def read(x: Any) -> Any:
-        return values[x] if isinstance(x, Value) else x
+    def read(operand: Any) -> Any:
+        return values[operand] if isinstance(operand, Value) else operand
 
     operands = {name: mapped(operand, read) for name, operand in operation.operands}
 
     def results() -> list[Any]:
         returned = apply_rule(operation, context, operands)
-        returned = returned if isinstance(returned, tuple) else (returned,)
-        return list(_checked(operation, operation.results, returned, "results"))
+        returned_results = returned if isinstance(returned, tuple) else (returned,)
+        return list(_checked(operation, operation.results, returned_results, "results"))
 
     is_constant = is_static(tuple(operands.values())) and not _is_staged(operation.attributes)
     if is_constant:
-        types = [value.type for value in (*operation.reads(), *operation.writes())]
-        items = sum([volume(with_ones(type.shape)) for type in types])
-        context.fold(items + multiply_adds(operation) // _MULTIPLY_ADDS)
+        item_count = 0
+        for value in (*operation.reads(), *operation.writes()):
+            item_count += volume(with_ones(value.type.shape))
+        context.fold(item_count + multiply_adds(operation) // _MULTIPLY_ADDS)
         with jax.ensure_compile_time_eval():
             return jax.tree.map(np.asarray, results())
     with jax.named_scope(operation.name):
@@ -171,10 +173,10 @@ def compute(operation: Operation, context: Context, values: Mapping[Value, Any])
 
 
 def apply_rule(operation: Operation, context: Context, operands: Mapping[str, Any]) -> Any:
-    """Apply the rule of an operation to its operands, and return the results as the rule does.
+    """Apply the rule of an operation to its operands, and return what the rule returns.
 
-    `operands` has the operands by the rule's parameter. Raises InvalidComputation if the rule
-    refuses them.
+    `operands` maps parameters of the rule to operands. Raises InvalidComputation if the rule
+    refuses the operands.
     """
     rule = operation.rule or rules[operation.kind]
     values = {**operands, **dict(operation.attributes)}
@@ -202,8 +204,8 @@ def _checked(
 ) -> Iterator[Any]:
     """Yield the arrays that a rule returned, in order, each of them checked by `_typed`.
 
-    Raises InvalidComputation if they have another structure than the operation's results.
-    `noun` is what the error calls them.
+    Raises InvalidComputation if `returned` has another structure than the operation's results,
+    which are `declared`. In the message of the error, `noun` stands for the returned objects.
     """
     if isinstance(declared, Value):
         yield _typed(operation, declared, returned)
@@ -224,7 +226,8 @@ def _typed(operation: Operation, value: Value, array: Any) -> Any:
     inferred = value.type
     if isinstance(array, bool | int | float):
         array = jnp.asarray(array)
-    if not (hasattr(array, "shape") and hasattr(array, "dtype")):
+    is_array = hasattr(array, "shape") and hasattr(array, "dtype")
+    if not is_array:
         raise _invalid(operation, f"no array but {type(array).__name__} for '{value.name}'")
     dtype = np.dtype(inferred.dtype)
     if getattr(array, "weak_type", False):
@@ -253,6 +256,10 @@ def _agree(shape: Sequence[int], inferred: Sequence[int]) -> bool:
 
 
 def _invalid(operation: Operation, returned: str) -> InvalidComputation:
+    """Return the error for an operation whose rule returns a wrong result.
+
+    The text `returned` describes the result.
+    """
     return InvalidComputation(
         f"the rule of '{operation.kind}' returns {returned}",
         operation,
@@ -261,6 +268,7 @@ def _invalid(operation: Operation, returned: str) -> InvalidComputation:
 
 
 def _note(operation: Operation) -> str:
+    """Return a line with an operation's place, name, kind and the types of its operands."""
     types = ", ".join(str(value.type) for value in operation.reads())
     place = f"{operation.span}: " if operation.span else ""
     return f"{place}{operation.name} = {operation.kind}({types})"
@@ -282,8 +290,8 @@ def _call_at(operation: Operation, run: Callable[[], T]) -> T:
 def _leave_out_packages() -> None:
     """Keep jax from recording files of these packages as the source of equations.
 
-    This function imports `lowering.jaxprs`, which takes 15 ms. Processes that find all
-    executables in a cache do not call it.
+    This function imports `lowering.jaxprs`, which takes 15 ms. A process that finds all
+    executables in a cache does not call this function.
     """
     # If a later version of jax lacks these names, it names files of these packages.
     with suppress(ImportError, AttributeError):
@@ -294,18 +302,19 @@ def _leave_out_packages() -> None:
 
 
 def _frame(span: Span, name: str) -> Callable[..., Any]:
-    """Return a function that calls its argument, and has a name and place of its own in tracebacks.
+    """Return a function that calls its argument, and has its own name and place in tracebacks.
 
-    The place is `span`, in the document.
+    The function's name is `name`, and its place is `span`, in the document.
     """
     line, column = span.source.position(span.offset)
-    start = column - 1
+    first_column = column - 1
     place: Any = {
         "lineno": line,
-        "col_offset": start,
+        "col_offset": first_column,
         "end_lineno": line,
-        "end_col_offset": start + span.length,
+        "end_col_offset": first_column + span.length,
     }
+    # lambda run: run()
     call = ast.Call(ast.Name("run", ast.Load(), **place), [], [], **place)
     parameters = ast.arguments([], [ast.arg("run", **place)], None, [], [], None, [])
     expression = ast.Expression(ast.Lambda(parameters, call, **place))

@@ -18,12 +18,15 @@ def multiply_adds(operation: Operation) -> int:
     rule = operation.rule or rules[operation.kind]
     if rule.work is None:
         return 0
-    arguments: dict[str, Any] = {n: mapped(x, _type) for n, x in operation.operands}
-    arguments |= {name: with_ones(attribute) for name, attribute in operation.attributes}
+    arguments: dict[str, Any] = {}
+    for name, operand in operation.operands:
+        arguments[name] = mapped(operand, _type)
+    for name, attribute in operation.attributes:
+        arguments[name] = with_ones(attribute)
     arguments["result"] = mapped(operation.results[0], _type)
-    if "**" not in rule.work_reads:
-        arguments = {name: x for name, x in arguments.items() if name in rule.work_reads}
-    return rule.work(**{python_name(name): x for name, x in arguments.items()})
+    reads_all = "**" in rule.work_reads
+    read = [name for name in arguments if reads_all or name in rule.work_reads]
+    return rule.work(**{python_name(name): arguments[name] for name in read})
 
 
 def total(graph: Graph) -> int:
@@ -40,14 +43,19 @@ def is_mostly_bfloat16(graph: Graph, precision: lax.PrecisionLike) -> bool:
     if is_bfloat16(precision):
         return True
     narrow = list(filter(_is_narrow, graph.operations))
-    return bool(narrow) and 2 * sum(map(multiply_adds, narrow)) > total(graph)
+    if not narrow:
+        return False
+    narrow_work = sum(map(multiply_adds, narrow))
+    return 2 * narrow_work > total(graph)
 
 
 def _is_narrow(operation: Operation) -> bool:
+    """Tell whether an operation has a result in bfloat16."""
     return any(value.type.dtype == "bfloat16" for value in operation.writes())
 
 
 def _type(operand: Value | Scalar) -> TensorType:
+    """Return the type of a tensor or literal, with 1 in place of unknown extents."""
     if isinstance(operand, Value):
         return TensorType(with_ones(operand.type.shape), operand.type.dtype)
     return TensorType((), np.asarray(operand).dtype.name)

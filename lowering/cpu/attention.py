@@ -50,23 +50,24 @@ def run(program: Program, target: Target) -> Program:
     The products stay unchanged if another equation reads a value that is computed between them.
     """
     equations = program.equations
-    products = [i for i, e in enumerate(equations) if _is_batched(e)]
+    products = [i for i, equation in enumerate(equations) if _is_batched(equation)]
     if program.role != "value" or len(products) < 2:
         return program
-    divisions = [e for e in equations if primitive(e) == "div"]
     # Maps each variable to the equation that divides it by another variable.
-    division_of: dict[Atom, Equation] = {
-        e.invars[0]: e for e in divisions if not any(map(is_literal, e.invars))
-    }
+    division_of: dict[Atom, Equation] = {}
+    for equation in equations:
+        if primitive(equation) == "div" and not any(map(is_literal, equation.invars)):
+            dividend, _ = equation.invars
+            division_of[dividend] = equation
     attentions: list[Computed] = []
     previous_end = -1
-    for start, stop in pairwise(products):
+    for start, end in pairwise(products):
         if start == previous_end:
             continue
-        attention = _attention(program, equations[start : stop + 1], division_of)
+        attention = _attention(program, equations[start : end + 1], division_of)
         if attention is not None:
             attentions.append(attention)
-            previous_end = stop
+            previous_end = end
     return replaced(program, attentions) if attentions else program
 
 
@@ -74,12 +75,12 @@ def _is_batched(equation: Equation) -> bool:
     """Tell whether an equation multiplies each item of a batch by a matrix of its own."""
     if primitive(equation) != PRODUCT:
         return False
-    (left_sums, _), (batch, right_batch) = equation.params["dimension_numbers"]
-    count = len(batch)
+    (left_sums, _), (left_batch, right_batch) = equation.params["dimension_numbers"]
+    batch_rank = len(left_batch)
     left_rank, right_rank = (len(v.aval.shape) for v in equation.invars)
-    is_in_front = batch == right_batch == tuple(range(count))
-    has_matrices = len(left_sums) == 1 and right_rank == count + 2 and left_rank >= right_rank
-    return count > 0 and is_in_front and has_matrices
+    is_batch_first = left_batch == right_batch == tuple(range(batch_rank))
+    has_matrices = right_rank == batch_rank + 2 and left_rank >= right_rank
+    return batch_rank > 0 and is_batch_first and has_matrices and len(left_sums) == 1
 
 
 def _attention(
@@ -95,8 +96,8 @@ def _attention(
     (scores,) = first.outvars
     weights, values = last.invars
     (result,) = last.outvars
-    ((query_size,), (key_size,)), _ = first.params["dimension_numbers"]
-    ((weight_keys,), (value_keys,)), _ = last.params["dimension_numbers"]
+    ((query_size_axis,), (key_size_axis,)), _ = first.params["dimension_numbers"]
+    ((weight_keys_axis,), (value_keys_axis,)), _ = last.params["dimension_numbers"]
     if scores in program.early or scores.aval.shape[-1] < FEW:
         return None
     dependent = {scores}  # the variables that depend on the scores
@@ -108,8 +109,8 @@ def _attention(
     depends_by_weights = not is_literal(weights) and weights in dependent
     if not depends_by_weights or values in dependent:
         return None
-    sums_last_axis = weight_keys == len(weights.aval.shape) - 1
-    has_softmax = any(primitive(e) == "reduce_max" for e in between)
+    sums_last_axis = weight_keys_axis == len(weights.aval.shape) - 1
+    has_softmax = any(primitive(equation) == "reduce_max" for equation in between)
     if not sums_last_axis or not has_softmax:
         return None
     end = last
@@ -118,12 +119,12 @@ def _attention(
         end = division
         dependent.add(result)
         between.append(end)
-    reads = Counter(variables([weights]))
+    read_counts = Counter(variables([weights]))
     for equation in between:
-        reads.update(variables(equation.invars))
-    if any(reads[v] != program.uses[v] for v in dependent):
+        read_counts.update(variables(equation.invars))
+    if any(read_counts[v] != program.uses[v] for v in dependent):
         return None  # an equation outside of the attention reads one of them
-    masks = [v for v in reads if v not in dependent]
+    masks = [v for v in read_counts if v not in dependent]
     operands = [*first.invars, values, *masks]
 
     def laid_out(queries: Array, keys: Array, values: Array, *masks: Array) -> list[Array]:
@@ -131,13 +132,14 @@ def _attention(
 
         Queries and keys end in (time, size), and values end in (keys, size).
         """
-        queries = jnp.moveaxis(queries, query_size, -1)
-        keys = jnp.moveaxis(keys, key_size, -1)
-        values = jnp.moveaxis(values, value_keys, -2)
+        queries = jnp.moveaxis(queries, query_size_axis, -1)
+        keys = jnp.moveaxis(keys, key_size_axis, -1)
+        values = jnp.moveaxis(values, value_keys_axis, -2)
         return [queries, keys, values, *masks]
 
     part = program.part([*dict.fromkeys(operands)], end.outvars)
-    evaluate = _function(part, masks, first, last, *_division(program, last, dependent))
+    division_of_weights, repeated_divisor = _division(program, last, dependent)
+    evaluate = _function(part, masks, first, last, division_of_weights, repeated_divisor)
     types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands]
     closed = jaxprs.inlined(jaxprs.make_jaxpr(evaluate, *jax.eval_shape(laid_out, *types)))
     attended = part.with_closed(closed).pruned()
@@ -174,20 +176,24 @@ def _function(
     def evaluate(
         queries: Array, keys: Array, values: Array, *arrays_of_masks: Array
     ) -> list[Array]:
-        sums: list[Array] = []  # the divisor, after the equation `repeated`
+        divisors: list[Array] = []  # the divisor of the result, after the equation `repeated`
 
         def compute(equation: Equation, operands: list[Array]) -> Sequence[Array]:
             if equation is first:
                 return [_product(equation, queries, keys, -1)]
             if equation is last:
                 result = _product(equation, operands[0], values, -2)
-                return [result / sums[0].astype(result.dtype) if sums else result]
+                for divisor in divisors:
+                    result = result / divisor.astype(result.dtype)
+                return [result]
             if equation is division:
-                return operands[:1]
+                undivided_weights, _ = operands
+                return [undivided_weights]
             if equation is repeated:
+                # One divisor for each query, with an axis of extent 1 instead of the keys.
                 shape = (*equation.params["shape"][:-1], 1)
                 axes = equation.params["broadcast_dimensions"]
-                sums.append(lax.broadcast_in_dim(operands[0], shape, axes))
+                divisors.append(lax.broadcast_in_dim(operands[0], shape, axes))
             return jaxprs.bind(equation, operands)
 
         arrays = dict(zip(masks, arrays_of_masks, strict=True))
@@ -196,21 +202,21 @@ def _function(
     return evaluate
 
 
-def _product(equation: Equation, left: Array, right: Array, along: int) -> Array:
-    """Multiply, and sum over the last axis of `left` and the axis `along` of `right`.
+def _product(equation: Equation, left: Array, right: Array, right_axis: int) -> Array:
+    """Multiply, and sum over the last axis of `left` and the axis `right_axis` of `right`.
 
-    `along` is -1 or -2. If `left` has many rows, the rows are the last axis of the result in
+    `right_axis` is -1 or -2. If `left` has many rows, the rows are the last axis of the result in
     memory.
     """
-    count = right.ndim - 2
+    batch_rank = right.ndim - 2
     kind = kind_of(equation)
-    batch = tuple(range(count)), tuple(range(count))
+    batch = tuple(range(batch_rank)), tuple(range(batch_rank))
     left_sums = (left.ndim - 1,)
-    right_sums = (right.ndim + along,)
-    if max(left.shape[count:-1]) < FEW:
+    right_sums = (right.ndim + right_axis,)
+    if max(left.shape[batch_rank:-1]) < FEW:
         return lax.dot_general(left, right, ((left_sums, right_sums), batch), **kind)
     transposed = lax.dot_general(right, left, ((right_sums, left_sums), batch), **kind)
-    return jnp.moveaxis(transposed, count, -1)
+    return jnp.moveaxis(transposed, batch_rank, -1)
 
 
 def _division(
@@ -218,8 +224,9 @@ def _division(
 ) -> tuple[Equation, Equation] | tuple[None, None]:
     """Return the equation that divides the weights, and the equation that broadcasts its divisor.
 
-    The divisor is broadcast to all keys. Both results are None if there is no such division, or
-    if the result cannot be divided instead of the weights.
+    The weights are the first operand of the equation `last`. The divisor is one of the variables
+    `dependent`, and is broadcast to all keys. If no equation divides the weights, or if the result
+    of `last` cannot be divided instead of the weights, (None, None) is returned.
     """
     weights = last.invars[0]
     makers = program.makers
@@ -228,7 +235,7 @@ def _division(
     division = makers[weights]
     if primitive(division) != "div" or any(map(is_literal, division.invars)):
         return None, None
-    divisor = division.invars[1]
+    _, divisor = division.invars
     if divisor not in dependent or program.uses[weights] != 1:
         return None, None
     repeated = makers[divisor]
@@ -236,7 +243,8 @@ def _division(
         return None, None
     axes = repeated.params["broadcast_dimensions"]
     extents = dict(zip(axes, repeated.invars[0].aval.shape, strict=True))
-    is_same_for_keys = extents.get(len(divisor.aval.shape) - 1, 1) == 1
+    key_axis = len(divisor.aval.shape) - 1
+    is_same_for_keys = extents.get(key_axis, 1) == 1
     is_wide = last.outvars[0].aval.dtype.itemsize >= 4  # 32 bits or more
     if is_same_for_keys and is_wide:
         return division, repeated

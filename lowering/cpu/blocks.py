@@ -50,7 +50,7 @@ Evaluate = Callable[[Program, Sequence[View]], list[View]]
 class _Loop(NamedTuple):
     """A loop over an axis of heads or of queries, in blocks of `size` of its `extent` items."""
 
-    axes: Axes  # maps each variable that has the axis to its number
+    axes: Axes  # maps each variable that has the axis to the number of this axis
     extent: int
     size: int
 
@@ -70,38 +70,42 @@ def attended(program: Program, views: Sequence[View], evaluate: Evaluate) -> Vie
     if not loops:
         return block.computed(views, block.visible_keys(views))
 
-    def views_at(starts: Array | NDArray[np.int32]) -> list[View]:
-        pairs = zip(views, program.arguments, strict=True)
-        return [_part(view, v, zip(loops, starts, strict=True)) for view, v in pairs]
+    def block_views(starts: Array | NDArray[np.int32]) -> list[View]:
+        """Return the views of the block that starts at `starts` along the axes of the loops."""
+        parts: list[View] = []
+        for view, variable in zip(views, program.arguments, strict=True):
+            parts.append(_part(view, variable, zip(loops, starts, strict=True)))
+        return parts
 
-    def visible_keys_at(starts: Array) -> Array | None:
-        return block.visible_keys(views_at(starts))
+    def visible_keys(starts: Array) -> Array | None:
+        return block.visible_keys(block_views(starts))
 
-    starts_of: list[list[int]] = []
+    starts_by_loop: list[list[int]] = []
     for loop in loops:
         last_start = loop.extent - loop.size  # the last block may overlap the block before
-        starts_of.append([*range(0, last_start, loop.size), last_start])
-    table = np.array(list(itertools.product(*starts_of)), np.int32)
+        starts_by_loop.append([*range(0, last_start, loop.size), last_start])
+    starts_of_blocks = np.array(list(itertools.product(*starts_by_loop)), np.int32)
     # The numbers of visible keys are computed outside the loop. If the masks depend only on
     # parameters, these numbers are prepared.
-    counts = None if hidden is None else lax.map(visible_keys_at, table)
-    example = jax.eval_shape(lambda: block.at_once(views_at(table[0])))
+    key_counts = None if hidden is None else lax.map(visible_keys, starts_of_blocks)
+    example = jax.eval_shape(lambda: block.at_once(block_views(starts_of_blocks[0])))
     (result,) = program.results
     loop_positions = [example.position(loop.axes[result]) for loop in loops]
 
     def iterate(
-        array: Array, item: tuple[Array | NDArray[np.int32], Array | None]
+        array: Array, starts_and_count: tuple[Array | NDArray[np.int32], Array | None]
     ) -> tuple[Array, None]:
-        starts, count = item
+        """Write the result of one block into the array of all results."""
+        starts, key_count = starts_and_count
         corner: list[np.int32 | Array] = [np.int32(0)] * array.ndim
         for position, start in zip(loop_positions, starts, strict=True):
             corner[position] = start
-        part = full_array(block.computed(views_at(starts), count))
+        part = full_array(block.computed(block_views(starts), key_count))
         return lax.dynamic_update_slice(array, part, corner), None
 
     shape = tuple(result.aval.shape)
-    start = jnp.zeros([shape[axis] for axis in example.order], example.array.dtype)
-    array, _ = lax.scan(iterate, start, (table, counts))
+    initial = jnp.zeros([shape[axis] for axis in example.order], example.array.dtype)
+    array, _ = lax.scan(iterate, initial, (starts_of_blocks, key_counts))
     return View(array, example.order, shape)
 
 
@@ -112,24 +116,24 @@ def _loops(program: Program) -> list[_Loop]:
     scores = program.equations[0].outvars[0].aval
     if scores.size * scores.dtype.itemsize <= _AT_ONCE:
         return []
-    head_axes = len(keys.aval.shape) - 2 if program.is_alone else 0  # those with loops
-    row_items = math.prod((*shape[head_axes:-2], keys.aval.shape[-2]))
+    head_rank = len(keys.aval.shape) - 2 if program.is_alone else 0  # axes of heads with loops
+    row_items = math.prod((*shape[head_rank:-2], keys.aval.shape[-2]))
     rows = max(1, _BLOCK // (row_items * scores.dtype.itemsize))  # rows of scores in a block
-    # The axes of each possible loop, and the most items of a block.
-    axes_and_most = [({queries: len(shape) - 2}, _QUERIES)]
-    for axis in reversed(range(head_axes)):
-        axes_and_most.append((dict.fromkeys((queries, keys, values), axis), rows))
+    # The axes of each possible loop, and the most items of a block along this axis.
+    candidates = [({queries: len(shape) - 2}, _QUERIES)]
+    for axis in reversed(range(head_rank)):
+        candidates.append((dict.fromkeys((queries, keys, values), axis), rows))
     loops: list[_Loop] = []
-    for seed, most in axes_and_most:
+    for seed, most in candidates:
         extent = shape[seed[queries]]
-        parts = ceil_div(extent, min(most, rows, extent))
+        block_count = ceil_div(extent, min(most, rows, extent))
         try:
             axes = batch_axes(program, seed, follow=program.arguments)
         except NotSeparableError:
             continue
-        size = ceil_div(extent, parts)
+        size = ceil_div(extent, block_count)
         rows = max(1, rows // size)
-        if parts > 1:
+        if block_count > 1:
             loops.append(_Loop(axes, extent, size))
     return loops
 
@@ -149,8 +153,8 @@ class _Block:
         If a loop `first_keys` is given, its size is the number of keys to which the axis of
         keys is cut.
         """
-        sizes = ((loop.axes, loop.size) for loop in (*self.loops, *first_keys))
-        (view,) = self.evaluate(resized(self.program, *sizes), views)
+        changes = [(loop.axes, loop.size) for loop in (*self.loops, *first_keys)]
+        (view,) = self.evaluate(resized(self.program, *changes), views)
         return view
 
     def computed(self, views: Sequence[View], count: Array | None) -> View:
@@ -166,18 +170,19 @@ class _Block:
         quarters = _QUARTERS if self.loops else _QUARTERS_OF_FEW
         sizes = [ceil_div(extent * i, 4) for i in quarters]
 
-        def with_first_keys(size: int) -> Callable[..., View]:
+        def branch(size: int) -> Callable[..., View]:
+            """Return a function that computes the result from the first `size` keys."""
             first_keys = _Loop(axes, extent, size)
 
             def attend(views: Sequence[View]) -> View:
                 pairs = zip(views, self.program.arguments, strict=True)
-                parts = [_part(view, v, [(first_keys, 0)]) for view, v in pairs]
+                parts = [_part(view, variable, [(first_keys, 0)]) for view, variable in pairs]
                 return self.at_once(parts, first_keys)
 
             return attend
 
         index = sum((count > size).astype(np.int32) for size in sizes[:-1])
-        return lax.switch(index, list(map(with_first_keys, sizes)), views)
+        return lax.switch(index, list(map(branch, sizes)), views)
 
     def visible_keys(self, views: Sequence[View]) -> Array | None:
         """Return the number of keys up to the last key that a query sees, or None without masks.
@@ -187,7 +192,7 @@ class _Block:
         if self.hidden is None:
             return None
         scores, masked = self.hidden.scores, self.hidden.masked
-        axis = self.hidden.axes[masked]
+        key_axis = self.hidden.axes[masked]
         # The masks are evaluated for scores of 0.
         masks = self.program.part([scores, *self.program.arguments], [masked])
         masks = resized(masks, *((loop.axes, loop.size) for loop in self.loops))
@@ -195,10 +200,11 @@ class _Block:
         zero = jnp.zeros([1] * len(shape), scores.aval.dtype)
         zeros = View(zero, tuple(range(len(shape))), shape, True)
         (view,) = self.evaluate(masks, [zeros, *views])
-        position = view.position(axis)
+        key_position = view.position(key_axis)
         is_visible = view.array != -jnp.inf
-        is_key_visible = is_visible.any([i for i in range(is_visible.ndim) if i != position])
-        numbers = jnp.arange(1, view.shape[axis] + 1, dtype=np.int32)
+        other_positions = [i for i in range(is_visible.ndim) if i != key_position]
+        is_key_visible = is_visible.any(other_positions)
+        numbers = jnp.arange(1, view.shape[key_axis] + 1, dtype=np.int32)
         return jnp.max(jnp.where(is_key_visible, numbers, 0))
 
 

@@ -52,24 +52,28 @@ def run(program: Program, target: Target) -> Program:
     except NotSeparableError:
         return program
     batch = inputs[0].aval.shape[0]
-    equations = [e for e in program.equations if _varies(program, e)]
+    equations = [equation for equation in program.equations if _varies(program, equation)]
     stages = _stages(equations, axes, batch)
     if len(stages) > 1:
         last_size, _ = stages[-1]
         if last_size < batch:
             stages = [(last_size, equations)]
     loops: list[Computed] = []
-    for size, equations_of_stage in stages:
+    for size, stage in stages:
         if size < batch:
-            loops.append(_loop(program, target, axes, equations_of_stage, size))
+            loops.append(_loop(program, target, axes, stage, size))
     return replaced(program, loops) if loops else program
 
 
 def _is_batch(inputs: Sequence[Variable]) -> bool:
     """Tell whether the first axes of all inputs have one common extent, which is above 1."""
-    shapes = [x.aval.shape for x in inputs]
-    extents = {shape[0] for shape in shapes if shape}
-    return all(shapes) and len(extents) == 1 and min(extents) > 1
+    first_extents: set[int] = set()
+    for variable in inputs:
+        shape = variable.aval.shape
+        if not shape:
+            return False
+        first_extents.add(shape[0])
+    return len(first_extents) == 1 and min(first_extents) > 1
 
 
 def _varies(program: Program, equation: Equation) -> bool:
@@ -84,13 +88,19 @@ def _loop(
 
     `axes` maps each variable to the axis of its batch.
     """
-    inside = {id(e) for e in equations}
-    outside = [e for e in program.equations if id(e) not in inside and _varies(program, e)]
-    computed = {v for e in equations for v in e.outvars}
-    read_inside = [v for e in equations for v in variables(e.invars)]
-    read_outside = [v for e in outside for v in variables(e.invars)]
+    ids = {id(equation) for equation in equations}
+    computed: set[Atom] = set()
+    read_inside: list[Variable] = []
+    read_outside: list[Variable] = []
+    for equation in program.equations:
+        if id(equation) in ids:
+            computed.update(equation.outvars)
+            read_inside += variables(equation.invars)
+        elif _varies(program, equation):
+            read_outside += variables(equation.invars)
     read_outside += variables(program.results)
-    inputs = [v for v in dict.fromkeys(read_inside) if v not in program.known and v not in computed]
+    available = {*program.known, *computed}  # without the inputs of the loop
+    inputs = [v for v in dict.fromkeys(read_inside) if v not in available]
     results = [v for v in dict.fromkeys(read_outside) if v in computed]
     parameters = program.arguments[: program.parameters]
     # The loop also has equations that depend only on parameters, since their broadcasts may be as
@@ -98,29 +108,34 @@ def _loop(
     body = run(resized(program.part([*parameters, *inputs], results), (axes, size)), target)
 
     def loop(*operands: Array) -> list[Array]:
-        arrays_of_parameters = operands[: len(parameters)]
-        arrays_of_inputs = operands[len(parameters) :]
+        parameter_arrays = operands[: len(parameters)]
+        input_arrays = operands[len(parameters) :]
 
-        def of_part(part: Sequence[Array]) -> list[Array]:
-            return body(*arrays_of_parameters, *part)
+        def compute_part(part: Sequence[Array]) -> list[Array]:
+            return body(*parameter_arrays, *part)
 
-        pairs = zip(inputs, arrays_of_inputs, strict=True)
-        parts = [_divided(x, axes[v], size) for v, x in pairs]
-        stacks = jax.lax.map(of_part, parts)
-        return [_joined(x, axes[v]) for v, x in zip(results, stacks, strict=True)]
+        pairs = zip(inputs, input_arrays, strict=True)
+        parts = [_divided(array, axes[variable], size) for variable, array in pairs]
+        stacks = jax.lax.map(compute_part, parts)
+        pairs = zip(results, stacks, strict=True)
+        return [_joined(stack, axes[variable]) for variable, stack in pairs]
 
     return Computed(loop, [*parameters, *inputs], results, at=equations[-1])
 
 
 def _divided(x: Array, axis: int, size: int) -> Array:
     """Divide an axis into parts of `size` items, and stack the parts along a new axis 0."""
-    return jnp.moveaxis(x.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :]), axis, 0)
+    before = x.shape[:axis]
+    after = x.shape[axis + 1 :]
+    return jnp.moveaxis(x.reshape(*before, -1, size, *after), axis, 0)
 
 
 def _joined(x: Array, axis: int) -> Array:
     """Undo `_divided`: join the parts, which are stacked along axis 0, along `axis`."""
     x = jnp.moveaxis(x, 0, axis)
-    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+    before = x.shape[:axis]
+    after = x.shape[axis + 2 :]
+    return x.reshape(*before, -1, *after)
 
 
 def _stages(
@@ -131,7 +146,7 @@ def _stages(
     Returns pairs of this number and the group's equations. A group takes as many items as its
     equations and all later equations allow.
     """
-    sizes = [n for n in range(1, batch + 1) if batch % n == 0]
+    divisors = [n for n in range(1, batch + 1) if batch % n == 0]
     traffic = [_traffic(equation, axes) for equation in equations]
 
     def most(nbytes: int, limit: int) -> int:
@@ -140,7 +155,7 @@ def _stages(
         The whole batch needs `nbytes`. If a single item needs more than the limit, the result
         is 1.
         """
-        return max((n for n in sizes if n * nbytes <= limit * batch), default=1)
+        return max((n for n in divisors if n * nbytes <= limit * batch), default=1)
 
     least = most(max(traffic, default=0), _MEMORY)
     if not is_enabled("stages"):
@@ -152,12 +167,15 @@ def _stages(
     groups: list[tuple[int, Sequence[Equation]]] = []
     start = 0
     while start < len(equations):
-        stop = next((i for i, n in enumerate(allowed) if n > allowed[start]), len(equations))
+        stop = start
+        while stop < len(equations) and allowed[stop] <= allowed[start]:
+            stop += 1
         stop = _narrowest(equations, stop)
         group = equations[start:stop]
-        if groups and not any(primitive(e) in _PRODUCTS for e in group):
-            size, before = groups.pop()
-            groups.append((size, [*before, *group]))
+        has_products = any(primitive(equation) in _PRODUCTS for equation in group)
+        if groups and not has_products:
+            size, previous = groups.pop()
+            groups.append((size, [*previous, *group]))
         else:
             groups.append((allowed[start], group))
         start = stop
@@ -167,25 +185,32 @@ def _stages(
 def _narrowest(equations: Sequence[Equation], start: int) -> int:
     """Return the index before which to end a stage, so that it hands on the fewest bytes.
 
-    It is one of the indices from `start` to `start` + `_NEAR`.
+    The index is at least `start` and at most `start` + `_NEAR`.
     """
-    last_read = {v: index for index, e in enumerate(equations) for v in variables(e.invars)}
-    computed = {v: index for index, e in enumerate(equations) for v in e.outvars}
+    computed_at: dict[Atom, int] = {}
+    last_read_at: dict[Atom, int] = {}
+    for index, equation in enumerate(equations):
+        computed_at.update(dict.fromkeys(equation.outvars, index))
+        last_read_at.update(dict.fromkeys(variables(equation.invars), index))
 
-    def handed_on(stop: int) -> int:
+    def bytes_handed_on(stop: int) -> int:
         """Return the bytes that are computed before `stop`, and are read later or are results."""
-        handed = [v for v, i in computed.items() if i < stop <= last_read.get(v, stop)]
-        return sum(map(_bytes, handed))
+        nbytes = 0
+        for variable, index in computed_at.items():
+            if index < stop <= last_read_at.get(variable, stop):
+                nbytes += _bytes(variable)
+        return nbytes
 
     latest = min(start + _NEAR, len(equations))
-    return min(range(start, latest + 1), key=handed_on)
+    return min(range(start, latest + 1), key=bytes_handed_on)
 
 
 def _traffic(equation: Equation, axes: Axes) -> int:
-    """Return how many bytes an equation reads and writes in variables that have the batch."""
+    """Return the number of bytes that an equation reads and writes in variables with the batch."""
     operands_and_results = variables([*equation.invars, *equation.outvars])
     return sum(_bytes(v) for v in operands_and_results if v in axes)
 
 
 def _bytes(variable: Atom) -> int:
+    """Return the number of bytes of a variable's items."""
     return math.prod(variable.aval.shape) * variable.aval.dtype.itemsize

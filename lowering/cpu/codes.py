@@ -59,8 +59,9 @@ class Codes:
     @property
     def extents(self) -> tuple[int, ...]:
         """Return the shape, of the tensor's rank, to which step and start broadcast."""
-        shapes = (np.shape(v) for v in (self.step, self.start) if v is not None)
-        return broadcast_shapes((1,) * self.codes.ndim, *shapes)
+        ones = (1,) * self.codes.ndim
+        start_shape = () if self.start is None else np.shape(self.start)
+        return broadcast_shapes(ones, np.shape(self.step), start_shape)
 
     def dequantised(self) -> Array:
         """Return the items (codes - zero) * step + start in float32."""
@@ -73,16 +74,17 @@ class Codes:
         x is this tensor. `name` is "add", "sub", "mul" or "div". None is returned if step or
         start would have several items along more than one axis.
         """
+        step, start = self.step, self.start
         if name in ("add", "sub"):
             term = other if name == "add" else -other
-            start = 0 if self.start is None else self.start
-            codes = replace(self, start=start + term)
+            if start is None:
+                start = 0
+            start = start + term
         else:
             factor = other if name == "mul" else 1 / other
-            start = self.start
-            if start is not None:
-                start = start * factor
-            codes = replace(self, step=self.step * factor, start=start)
+            step = step * factor
+            start = None if start is None else start * factor
+        codes = replace(self, step=step, start=start)
         return codes if is_slim(codes.extents) else None
 
 
@@ -95,16 +97,16 @@ def of_levels(level: Array, step: Array, start: Array, levels: Levels) -> Codes:
     def fits(shift: int) -> bool:
         return levels.lowest - shift >= _LOW and levels.highest - shift <= _HIGH
 
-    zero = levels.zero
-    if zero is not None and fits(zero):
-        shift = zero
+    zero_level = levels.zero
+    if zero_level is not None and fits(zero_level):
+        shift = zero_level
     elif fits(0):
         shift = 0
     else:
         shift = levels.lowest - _LOW
     codes = materialised((level - np.float32(shift)).astype(_WIDE).astype(BYTE))
-    if zero is not None:
-        return Codes(codes, step, zero - shift)
+    if zero_level is not None:
+        return Codes(codes, step, zero_level - shift)
     return Codes(codes, step, 0, start + np.float32(shift) * step)
 
 
@@ -123,22 +125,25 @@ def moved(equation: Equation, x: Codes) -> Codes | None:
     The equation only moves items. None is returned if it might move the items of step or start
     in another way than the codes.
     """
-
-    def moved_part(part: Any) -> Any:
-        return bind(equation, [part])[0] if np.ndim(part) else part
-
     has_scalars = np.ndim(x.step) == np.ndim(x.start) == 0
     if primitive(equation) != "transpose" and not has_scalars:
         return None
-    codes = moved_part(x.codes)
-    step = moved_part(x.step)
-    start = moved_part(x.start)
+
+    def move(array: Any) -> Any:
+        if np.ndim(array) == 0:
+            return array
+        (result,) = bind(equation, [array])
+        return result
+
+    codes = move(x.codes)
+    step = move(x.step)
+    start = move(x.start)
     return Codes(codes, step, x.zero, start)
 
 
 def is_slim(shape: tuple[int, ...]) -> bool:
     """Tell whether an array has several items along at most one axis."""
-    return sum(n > 1 for n in shape) <= 1
+    return sum(extent > 1 for extent in shape) <= 1
 
 
 def product(left: Codes, right: Codes, params: Params) -> Array | None:
@@ -148,8 +153,7 @@ def product(left: Codes, right: Codes, params: Params) -> Array | None:
     axes, if steps vary along a summed axis, or if the number of summed items is out of range.
     """
     numbers = params["dimension_numbers"]
-    sums, batch = numbers
-    left_sums, right_sums = sums
+    (left_sums, right_sums), batch = numbers
     depth = math.prod(left.codes.shape[axis] for axis in left_sums)
     left_varies = any(left.extents[axis] > 1 for axis in left_sums)
     right_varies = any(right.extents[axis] > 1 for axis in right_sums)
@@ -159,39 +163,39 @@ def product(left: Codes, right: Codes, params: Params) -> Array | None:
         return None
     # The numbers of axes that the result has from the left and from the right operand. The axes of
     # the left operand come first.
-    left_free = left.codes.ndim - len(left_sums)
-    right_free = right.codes.ndim - len(right_sums)
+    left_rank = left.codes.ndim - len(left_sums)
+    right_rank = right.codes.ndim - len(right_sums)
 
-    def of_left(x: Operand) -> Operand:
+    def along_left(x: Operand) -> Operand:
         """Return a left operand's step, start or sums, in a shape for the axes of the result."""
         if np.ndim(x) == 0:
             return x
-        if np.ndim(x) > left_free:
+        if np.ndim(x) > left_rank:
             x = jnp.squeeze(x, tuple(left_sums))
-        return lax.expand_dims(x, range(left_free, left_free + right_free))
+        return lax.expand_dims(x, range(left_rank, left_rank + right_rank))
 
-    def of_right(x: Operand) -> Operand:
+    def along_right(x: Operand) -> Operand:
         """Return a right operand's step, start or sums, in a shape for the axes of the result."""
         if np.ndim(x) == 0:
             return x
-        if np.ndim(x) > right_free:
+        if np.ndim(x) > right_rank:
             x = jnp.squeeze(x, tuple(right_sums))
-        return lax.expand_dims(x, range(left_free))
+        return lax.expand_dims(x, range(left_rank))
 
-    totals = [
+    code_sums = [
         jnp.sum(left.codes, tuple(left_sums), dtype=_WIDE),
         jnp.sum(right.codes, tuple(right_sums), dtype=_WIDE),
     ]
     kind: dict[str, Any] = {"preferred_element_type": _WIDE}
     is_row = left.codes.size == depth
-    is_matrix = right_free == 1 and len(right_sums) == 1
+    is_matrix = right_rank == 1 and len(right_sums) == 1
     if is_row and is_matrix:
         matrix = jnp.moveaxis(right.codes, right_sums[0], 1)
         total = row_twice(left.codes.reshape(-1), matrix, 1, kind)
-        total = total.reshape((1,) * left_free + total.shape)
+        total = total.reshape((1,) * left_rank + total.shape)
     else:
         total = lax.dot_general(left.codes, right.codes, numbers, **kind)
-    return _joined(total, (left, right), (of_left, of_right), totals, depth)
+    return _joined(total, (left, right), (along_left, along_right), code_sums, depth)
 
 
 def convolution(x: Codes, filter: Codes, params: Params) -> Array | None:
@@ -203,54 +207,63 @@ def convolution(x: Codes, filter: Codes, params: Params) -> Array | None:
     numbers = params["dimension_numbers"]
     padding = params["padding"]
     _, _, *spatial_axes = numbers.lhs_spec
-    outputs, *summed = numbers.rhs_spec
-    channel = numbers.out_spec[1]
-    shape = filter.codes.shape
-    is_padded = any(map(any, padding))
-    depth = math.prod(shape[axis] for axis in summed)
+    output_axis, *summed_axes = numbers.rhs_spec
+    channel_axis = numbers.out_spec[1]
+    filter_shape = filter.codes.shape
+    output_count = filter_shape[output_axis]
     has_groups = params["feature_group_count"] * params["batch_group_count"] > 1
-    is_dilated = any(d > 1 for d in params["lhs_dilation"])
-    has_depth = depth in _DEPTHS and shape[summed[0]] in _DEPTHS
-    if has_groups or is_dilated or not has_depth:
+    is_dilated = any(dilation > 1 for dilation in params["lhs_dilation"])
+    if has_groups or is_dilated:
+        return None
+    depth = math.prod(filter_shape[axis] for axis in summed_axes)
+    channel_count = filter_shape[summed_axes[0]]
+    if depth not in _DEPTHS or channel_count not in _DEPTHS:
         return None
     # The padding stands for 0, which has no code if there is a start.
-    has_coded_padding = not is_padded or x.start is None
-    step_varies = any(n > 1 for n in x.extents) or any(filter.extents[axis] > 1 for axis in summed)
-    if step_varies or not has_coded_padding:
+    is_padded = any(map(any, padding))
+    if is_padded and x.start is not None:
+        return None
+    input_step_varies = any(extent > 1 for extent in x.extents)
+    filter_step_varies = any(filter.extents[axis] > 1 for axis in summed_axes)
+    if input_step_varies or filter_step_varies:
         return None
     codes = x.codes
     if is_padded and x.zero:  # the convolution itself would pad with the code 0
-        sides = dict(zip(spatial_axes, padding, strict=True))
-        edges = [(*sides.get(axis, (0, 0)), 0) for axis in range(codes.ndim)]
+        edges = [(0, 0, 0)] * codes.ndim
+        for axis, (before, after) in zip(spatial_axes, padding, strict=True):
+            edges[axis] = before, after, 0
         codes = lax.pad(codes, np.array(x.zero, BYTE), edges)
         padding = [(0, 0)] * len(padding)
     filters = [filter.codes]
     if filter.zero or filter.start is not None:
         # An additional output channel, whose filter is ones, computes the sums of the covered
         # codes.
-        filters.append(jnp.ones(with_extent(shape, outputs, 1), BYTE))
+        filters.append(jnp.ones(with_extent(filter_shape, output_axis, 1), BYTE))
     total = lax.conv_general_dilated(
         codes,
-        jnp.concatenate(filters, outputs),
+        jnp.concatenate(filters, output_axis),
         params["window_strides"],
         padding,
         rhs_dilation=params["rhs_dilation"],
         dimension_numbers=numbers,
         preferred_element_type=_WIDE,
     )
-    result = lax.slice_in_dim(total, 0, shape[outputs], axis=channel)
-    sums = lax.slice_in_dim(total, shape[outputs], None, axis=channel)
+    result = lax.slice_in_dim(total, 0, output_count, axis=channel_axis)
+    covered_sums = lax.slice_in_dim(total, output_count, None, axis=channel_axis)
+    filter_sums = jnp.sum(filter.codes, tuple(summed_axes), dtype=_WIDE)
 
-    def along_channels(v: Operand) -> Operand:
+    def along_channels(operand: Operand) -> Operand:
         """Return an operand's step, start or sums, in a shape along the result's channels."""
-        return jnp.reshape(v, with_extent((1,) * codes.ndim, channel, np.size(v)))
+        shape = with_extent((1,) * codes.ndim, channel_axis, np.size(operand))
+        return jnp.reshape(operand, shape)
 
-    def of_input(v: Operand) -> Operand:
-        has_result_axes = np.ndim(v) == codes.ndim
-        return v if has_result_axes else along_channels(v)
+    def along_result(operand: Operand) -> Operand:
+        """Return the input's step, start or sums, in a shape that broadcasts to the result."""
+        has_result_axes = np.ndim(operand) == codes.ndim
+        return operand if has_result_axes else along_channels(operand)
 
-    totals = [sums, jnp.sum(filter.codes, tuple(summed), dtype=_WIDE)]
-    return _joined(result, (x, filter), (of_input, along_channels), totals, depth)
+    aligned = along_result, along_channels
+    return _joined(result, (x, filter), aligned, [covered_sums, filter_sums], depth)
 
 
 Aligned = Callable[[Operand], Operand]
@@ -260,7 +273,7 @@ def _joined(
     total: Array,
     operands: tuple[Codes, Codes],
     aligned: tuple[Aligned, Aligned],
-    totals: Sequence[Array],
+    code_sums: Sequence[Array],
     depth: int,
 ) -> Array:
     """Return the float32 sums of products of items, from the int32 sums of products of codes.
@@ -272,16 +285,18 @@ def _joined(
         operands: the codes of the left and of the right operand.
         aligned: two functions that return the step, start or sums of the left and of the right
             operand in a shape that broadcasts to the result.
-        totals: the sums of codes of the left and of the right operand.
+        code_sums: the sums of codes of the left and of the right operand.
         depth: the number of summed items.
     """
-    # The names are those of the formula.
+    # The names are those of the formula: a * c * P + a * d * (sum p - n y) + b * c * (sum q - n z)
+    # + n b d, where P is total - z * p - y * (q - n * z).
     left, right = operands
-    of_left, of_right = aligned
-    a, p = of_left(left.step), of_left(totals[0])
-    c, q = of_right(right.step), of_right(totals[1])
-    b = None if left.start is None else of_left(left.start)
-    d = None if right.start is None else of_right(right.start)
+    along_left, along_right = aligned
+    left_sums, right_sums = code_sums
+    a, p = along_left(left.step), along_left(left_sums)
+    c, q = along_right(right.step), along_right(right_sums)
+    b = None if left.start is None else along_left(left.start)
+    d = None if right.start is None else along_right(right.start)
     y, z, n = np.int32(left.zero), np.int32(right.zero), np.int32(depth)
     if z:
         total = total - z * p

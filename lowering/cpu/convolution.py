@@ -42,9 +42,9 @@ def convolution(x: Array, filter: Array, window: Window, *, varies: bool = False
     is_faster_narrow = name in _NARROW and profile().multiplies_bfloat16
     if x.dtype == jnp.bfloat16 and not is_faster_narrow:
         # XLA's convolution is no faster in bfloat16, and there are more kernels for float32.
-        x = x.astype(jnp.float32)
-        filter = filter.astype(jnp.float32)
-        result = convolution(x, filter, window, varies=varies)
+        wide_input = x.astype(jnp.float32)
+        wide_filter = filter.astype(jnp.float32)
+        result = convolution(wide_input, wide_filter, window, varies=varies)
         return result.astype(window.accumulator or jnp.bfloat16)
     kernel = _KERNELS[name] if name and is_enabled(name) else direct
     return kernel(x, filter, window)
@@ -59,18 +59,17 @@ def kernel_for(x: Array, filter: Array, window: Window, *, varies: bool = False)
         return None
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return "pointwise" if is_pointwise(filter, window) else None
-    cells = math.prod(filter.shape[:-2])
-    has_more_cells = cells > math.prod(x.shape[1:-1])
-    xla = "bordered" if has_more_cells and window.groups == 1 else None
-    is_strided = any(s != 1 for s in window.stride)
+    cell_count = math.prod(filter.shape[:-2])
+    input_positions = math.prod(x.shape[1:-1])
+    is_bordered = cell_count > input_positions and window.groups == 1
+    xla = "bordered" if is_bordered else None
+    is_strided = any(stride != 1 for stride in window.stride)
     if window.is_spread and is_strided:
         return xla
     if window.is_spread and window.groups == 1:
         if is_tiled(filter, window):
             return "tiled"
-        if cells == 1:
-            return "pointwise"
-        return xla
+        return "pointwise" if cell_count == 1 else xla
     if is_pointwise(filter, window):
         return "pointwise"
     if window.groups > 1:
@@ -82,17 +81,17 @@ def kernel_for(x: Array, filter: Array, window: Window, *, varies: bool = False)
     cost_of = {xla: costs.direct}
     if is_summed(x, filter, window):
         cost_of["summed"] = costs.summed
-    lays_out_filter = not (varies and has_few_positions(x, filter, window))
-    if window.is_single(x) and lays_out_filter:
+    keeps_filter = varies and has_few_positions(x, filter, window)
+    if window.is_single(x) and not keeps_filter:
         if is_winograd(filter, window):
             cost_of["winograd"] = costs.winograd
         # In training, for example, the filter varies from call to call. This kernel would then take
         # 1.1 times as long.
         if not varies and fits(x, filter, window):
             cost_of["stacked"] = costs.stacked
-    possible = [name for name in cost_of if name is None or is_enabled(name)]
+    candidates = [name for name in cost_of if name is None or is_enabled(name)]
     extents = costs.extents(x, filter, window)
-    return min(possible, key=lambda name: cost_of[name](extents), default=None)
+    return min(candidates, key=lambda name: cost_of[name](extents), default=None)
 
 
 def direct(
@@ -132,8 +131,9 @@ def padded_first(x: Array, filter: Array, window: Window) -> Array:
 def is_pointwise(filter: Array, window: Window) -> bool:
     """Tell whether a convolution has one cell, one group, no padding and no input dilation."""
     has_one_cell = math.prod(filter.shape[:-2]) == 1
+    has_one_group = window.groups == 1
     is_padded = any(map(any, window.padding))
-    return has_one_cell and window.groups == 1 and not window.is_spread and not is_padded
+    return has_one_cell and has_one_group and not window.is_spread and not is_padded
 
 
 def pointwise(x: Array, matrix: Array, summed: int, window: Window) -> Array:
@@ -142,19 +142,22 @@ def pointwise(x: Array, matrix: Array, summed: int, window: Window) -> Array:
     The input has the shape (batch, *input positions, channels). The result has the matrix's
     other axis in the place of the channels.
     """
-    ((_, x),) = cells(x, (1,) * (x.ndim - 2), window)
-    rows = x.reshape(-1, x.shape[-1])
-    return product(rows, 1, matrix, summed, window.kind).reshape(*x.shape[:-1], -1)
+    one_cell = (1,) * (x.ndim - 2)
+    ((_, covered),) = cells(x, one_cell, window)
+    *positions, depth = covered.shape
+    result = product(covered.reshape(-1, depth), 1, matrix, summed, window.kind)
+    return result.reshape(*positions, -1)
 
 
 def patches(x: Array, matrix: Array, size: Sequence[int], window: Window) -> Array:
     """Multiply a filter's matrix by the items that the window covers at each position.
 
-    The matrix has the shape (outputs, channels * cells of the window). The result has the shape
-    (outputs, batch, *positions).
+    The matrix has the shape (outputs, channels * cells of the window). `size` has the number of
+    cells along each axis. The result has the shape (outputs, batch, *positions).
     """
     parts = [part for _, part in cells(x, size, window)]
     *positions, depth = parts[0].shape
+    # (channels, cells, batch * positions)
     covered = jnp.stack([part.reshape(-1, depth).T for part in parts], axis=1)
     covered = covered.reshape(depth * len(parts), -1)
     result = product(covered, 0, matrix, 1, window.kind, columns_first=True)
@@ -169,7 +172,8 @@ def by_product(x: Array, filter: Array, window: Window) -> Array:
 
     If the input is dilated, the result has zeros between the positions of its items.
     """
-    result = pointwise(x, filter.reshape(filter.shape[-2:]), 0, window.bare)
+    matrix = filter.reshape(filter.shape[-2:])
+    result = pointwise(x, matrix, 0, window.bare)
     if not window.is_spread:
         return result
     return lax.pad(result, np.array(0, result.dtype), window.edges)
@@ -184,7 +188,8 @@ def is_summed(x: Array, filter: Array, window: Window) -> bool:
     A window must cover at most 32 items of the input, and numbers must be float32. The first
     layer of a network is often such a convolution.
     """
-    return math.prod(filter.shape[:-1]) <= _TERMS and window.is_single(x)
+    covered_items = math.prod(filter.shape[:-1])
+    return covered_items <= _TERMS and window.is_single(x)
 
 
 def summed(x: Array, filter: Array, window: Window) -> Array:
@@ -198,8 +203,9 @@ def summed(x: Array, filter: Array, window: Window) -> Array:
     for cell, part in cells(x, size, window):
         for channel in range(depth):
             items = part[..., channel : channel + 1]
-            factors = filter[(*cell, channel)].reshape(*(1,) * len(size), 1, count)
-            terms.append(items * factors)
+            weights = filter[(*cell, channel)]
+            ones = (1,) * (x.ndim - 1)
+            terms.append(items * weights.reshape(*ones, count))
     return materialised(functools.reduce(lax.add, terms))
 
 
@@ -208,21 +214,22 @@ def grouped(x: Array, filter: Array, window: Window) -> Array:
     if is_by_depthwise(filter, window.groups):
         return by_depthwise(x, filter, window)
     covers_few = is_summed(x, filter, window)
-    count = 1 if covers_few else joined_at_a_time(filter.shape[-2], window.groups)
-    filter = joined(filter, window.groups, count)
-    groups = window.groups // count
+    joined_count = 1 if covers_few else joined_at_a_time(filter.shape[-2], window.groups)
+    filter = joined(filter, window.groups, joined_count)
+    groups = window.groups // joined_count
     single = replace(window, groups=1)
+    # Give the groups an axis of their own before the channels.
     inputs = x.reshape(*x.shape[:-1], groups, -1)
     filters = filter.reshape(*filter.shape[:-1], groups, -1)
     if groups <= UNROLLED_GROUPS:
-        parts = [convolution(inputs[..., g, :], filters[..., g, :], single) for g in range(groups)]
+        parts = [convolution(inputs[..., i, :], filters[..., i, :], single) for i in range(groups)]
         return jnp.concatenate(parts, axis=-1)
 
-    def of_group(input_and_filter: tuple[Array, Array]) -> Array:
+    def convolve_group(input_and_filter: tuple[Array, Array]) -> Array:
         return convolution(*input_and_filter, single)
 
     stacks = jnp.moveaxis(inputs, -2, 0), jnp.moveaxis(filters, -2, 0)
-    results = lax.map(of_group, stacks)
+    results = lax.map(convolve_group, stacks)  # (groups, batch, *positions, outputs of a group)
     return jnp.moveaxis(results, 0, -2).reshape(*results.shape[1:-1], filter.shape[-1])
 
 
@@ -233,10 +240,10 @@ def by_depthwise(x: Array, filter: Array, window: Window) -> Array:
     """
     *_, depth, count = filter.shape
     single = replace(window, groups=count)
-    times = count // window.groups
+    results_per_group = count // window.groups
     terms: list[Array] = []
     for i in range(depth):
-        channels = jnp.repeat(x[..., i::depth], times, axis=-1)
+        channels = jnp.repeat(x[..., i::depth], results_per_group, axis=-1)
         channels = lax.optimization_barrier(channels)
         terms.append(depthwise(channels, filter[..., i : i + 1, :], single))
     return functools.reduce(lax.add, terms)
@@ -257,29 +264,31 @@ def sliced(x: Array, filter: Array, window: Window) -> Array:
     first_size, *size, depth, count = filter.shape
     no_padding = [(0, 0)] * len(size)
     padded_along_first = replace(window, padding=[window.padding[0], *no_padding])
-    positions, *_ = window.positions(x, filter.shape[:-2])
+    position_count, *_ = window.positions(x, filter.shape[:-2])
     x = padded(x, padded_along_first)
-    dilation, stride = window.dilation[0], window.stride[0]
-    length = (positions - 1) * stride + 1
+    dilation = window.dilation[0]
+    stride = window.stride[0]
+    length = (position_count - 1) * stride + 1
     slices: list[Array] = []
     for cell in range(first_size):
         start = cell * dilation
         slices.append(lax.slice_in_dim(x, start, start + length, stride, axis=1))
-    planes = jnp.concatenate(slices, axis=-1).reshape(-1, *x.shape[2:-1], first_size * depth)
-    flat_filter = jnp.moveaxis(filter, 0, -3).reshape(*size, first_size * depth, count)
+    all_channels = first_size * depth
+    # The positions along the first axis become items of the batch.
+    planes = jnp.concatenate(slices, axis=-1).reshape(-1, *x.shape[2:-1], all_channels)
+    flat_filter = jnp.moveaxis(filter, 0, -3).reshape(*size, all_channels, count)
     result = convolution(planes, flat_filter, window.inner)
-    return result.reshape(len(x), positions, *result.shape[1:])
+    return result.reshape(len(x), position_count, *result.shape[1:])
 
 
 def is_tiled(filter: Array, window: Window) -> bool:
     """Tell whether a transposed convolution has windows that lie side by side, without overlap."""
     *size, _, _ = filter.shape
-    for padding, cell_count in zip(window.padding, size, strict=True):
-        is_within = all(0 <= n < cell_count for n in padding)
-        if not is_within:
+    for (before, after), cell_count in zip(window.padding, size, strict=True):
+        if not 0 <= before < cell_count or not 0 <= after < cell_count:
             return False
     are_side_by_side = tuple(size) == tuple(window.input_dilation)
-    has_unit_steps = all(n == 1 for n in (*window.dilation, *window.stride))
+    has_unit_steps = all(step == 1 for step in (*window.dilation, *window.stride))
     return window.groups == 1 and are_side_by_side and has_unit_steps
 
 
@@ -287,21 +296,25 @@ def tiled(x: Array, filter: Array, window: Window) -> Array:
     """Compute a transposed convolution whose windows lie side by side, by one product."""
     *size, depth, count = filter.shape
     batch, *extents, _ = x.shape
-    reversed_filter = lax.rev(filter, tuple(range(len(size))))
+    rank = len(size)
+    reversed_filter = lax.rev(filter, tuple(range(rank)))
     matrix = jnp.moveaxis(reversed_filter, -2, 0).reshape(depth, -1)
     result = product(x.reshape(-1, depth), 1, matrix, 0, window.kind)
-    rank = len(size)
     result = result.reshape(batch, *extents, *size, count)
     # Put the axis of cells behind each axis of positions, and join the two.
-    pairs = [axis for i in range(rank) for axis in (1 + i, 1 + rank + i)]
-    result = result.transpose(0, *pairs, 1 + 2 * rank)
-    joined_extents = [n * k for n, k in zip(extents, size, strict=True)]
+    order = [0]
+    joined_extents: list[int] = []
+    for i in range(rank):
+        order += [1 + i, 1 + rank + i]
+        joined_extents.append(extents[i] * size[i])
+    result = result.transpose(*order, 1 + 2 * rank)
     result = result.reshape(batch, *joined_extents, count)
-    # If the padding on a side is less than k - 1, for a window of k cells, the result is cut there.
-    cuts: list[tuple[int, int, int]] = []
-    for (before, after), k in zip(window.padding, size, strict=True):
-        cuts.append((before + 1 - k, after + 1 - k, 0))
-    edges = ((0, 0, 0), *cuts, (0, 0, 0))
+    # If the padding before or after is less than k - 1, for a window of k cells, the result is cut
+    # there by a negative padding.
+    edges = [(0, 0, 0)]
+    for (before, after), cell_count in zip(window.padding, size, strict=True):
+        edges.append((before + 1 - cell_count, after + 1 - cell_count, 0))
+    edges.append((0, 0, 0))
     return lax.pad(result, np.array(0, result.dtype), edges)
 
 
@@ -322,9 +335,10 @@ def has_few_positions(x: Array, filter: Array, window: Window) -> bool:
              256      14x14      8       8.0       15
              128      28x28      1       1.0        1.6
     """
-    *size, depth, columns = filter.shape
-    smaller = min(columns, depth * math.prod(size))
-    return at_least(smaller, len(x) * math.prod(window.positions(x, size)))
+    *size, depth, outputs = filter.shape
+    shorter_side = min(outputs, depth * math.prod(size))
+    position_count = len(x) * math.prod(window.positions(x, size))
+    return at_least(shorter_side, position_count)
 
 
 _KERNELS: dict[str, Callable[[Array, Array, Window], Array]] = {

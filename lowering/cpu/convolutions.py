@@ -32,63 +32,68 @@ def convolution(program: Program, equation: Equation, input: View, filter: View)
         gradient = filter_gradient(equation, input, filter, window, is_alone=program.is_alone)
         if gradient is not None:
             return gradient
-    outputs, inputs, *cells = numbers.rhs_spec
-    batch, channel, *spatial = numbers.out_spec
     input_batch, input_channel, *input_spatial = numbers.lhs_spec
+    filter_outputs, filter_inputs, *filter_cells = numbers.rhs_spec
+    batch, channel, *spatial = numbers.out_spec
+    result_order = (batch, *spatial, channel)
     x = full_array(input, (input_batch, *input_spatial, input_channel))
-    w = full_array(filter, (*cells, inputs, outputs))
-    if filter.is_early and may_be_in_rows(program, x.shape) and is_faster_in_rows(x, w, window):
-        array = depthwise_rows(x, w, window)
-        return View(array, (batch, *spatial, channel), shape, in_rows=True)
+    weights = full_array(filter, (*filter_cells, filter_inputs, filter_outputs))
+    is_early = filter.is_early
+    if is_early and may_be_in_rows(program, x.shape) and is_faster_in_rows(x, weights, window):
+        array = depthwise_rows(x, weights, window)
+        return View(array, result_order, shape, in_rows=True)
     if input.in_rows:
         x = unfused_in_rows(x)
-    is_read_by_loops = window.groups > 1 or kernels.is_summed(x, w, window)
-    if is_read_by_loops and not filter.is_early and w.dtype == jnp.float32:
+    is_read_by_loops = window.groups > 1 or kernels.is_summed(x, weights, window)
+    if is_read_by_loops and not is_early and weights.dtype == jnp.float32:
         # The filter is small, but loops would scale it again for each item.
-        w = materialised(w)
+        weights = materialised(weights)
     is_grouped = window.groups > 1 and jnp.issubdtype(x.dtype, jnp.floating)
     # The gradient with respect to the filter reads x too.
     if is_grouped and program.role == "backward":
         x = materialised(x)
     is_plain = window.groups == 1 and not window.is_spread
     if is_plain and is_floating(x) and x.size:
-        view = _by_matrix(equation, filter, x, w, window)
+        view = _by_matrix(equation, filter, x, weights, window)
         if view is not None:
             return view
-    array = kernels.convolution(x, w, window, varies=not filter.is_early)
+    array = kernels.convolution(x, weights, window, varies=not is_early)
     if is_grouped and program.role == "forward":
         array = materialised(array)
     if may_be_in_rows(program, array.shape):
         # Loops over rows read the array next. Decoders take 0.91 of the time with this call.
         array = unfused(array)
-    return View(array, (batch, *spatial, channel), shape)
+    return View(array, result_order, shape)
 
 
-def _by_matrix(equation: Equation, filter: View, x: Array, w: Array, window: Window) -> View | None:
+def _by_matrix(
+    equation: Equation, filter: View, x: Array, weights: Array, window: Window
+) -> View | None:
     """Compute a convolution as a product with the filter's matrix, or return None.
 
-    None is returned if a product is not faster. `x` is the input and `w` is the filter, both as
-    arrays with channels last.
+    None is returned if a product is not faster. `x` and `weights` are the arrays of the input and
+    of the filter, with channels last.
     """
     numbers = equation.params["dimension_numbers"]
-    outputs, inputs, *cells = numbers.rhs_spec
+    filter_outputs, filter_inputs, *filter_cells = numbers.rhs_spec
     batch, channel, *spatial = numbers.out_spec
     shape = tuple(equation.outvars[0].aval.shape)
-    is_pointwise = kernels.is_pointwise(w, window) and is_enabled("pointwise")
-    positions = math.prod(shape) // max(shape[channel], 1)
-    matrix_order = outputs, inputs, *cells
+    channel_count = shape[channel]
+    position_count = math.prod(shape) // max(channel_count, 1)
+    is_pointwise = kernels.is_pointwise(weights, window) and is_enabled("pointwise")
+    matrix_order = filter_outputs, filter_inputs, *filter_cells
     channels_first = False
     if filter.is_early and is_pointwise:
-        channels_first = is_transposed_faster(positions, x.shape[-1], shape[channel])
+        channels_first = is_transposed_faster(position_count, x.shape[-1], channel_count)
     elif not filter.is_early and filter.order == matrix_order:
-        channels_first = kernels.has_few_positions(x, w, window) and is_enabled("patches")
+        channels_first = kernels.has_few_positions(x, weights, window) and is_enabled("patches")
     if channels_first:
-        matrix = full_array(filter, matrix_order).reshape(shape[channel], -1)
-        array = kernels.patches(x, matrix, w.shape[:-2], window)
+        matrix = full_array(filter, matrix_order).reshape(channel_count, -1)
+        array = kernels.patches(x, matrix, weights.shape[:-2], window)
         return View(array, (channel, batch, *spatial), shape)
     if is_pointwise and not filter.is_early:
-        matrix_axes = [axis for axis in filter.order if axis not in cells]
+        matrix_axes = [axis for axis in filter.order if axis not in filter_cells]
         matrix = full_array(filter).reshape([filter.shape[axis] for axis in matrix_axes])
-        array = kernels.pointwise(x, matrix, matrix_axes.index(inputs), window)
+        array = kernels.pointwise(x, matrix, matrix_axes.index(filter_inputs), window)
         return View(array, (batch, *spatial, channel), shape)
     return None

@@ -48,20 +48,23 @@ def depthwise(x: Array, filter: Array, window: Window) -> Array:
     if window.is_spread:
         return _spread_out(x, filter, window)
     *size, _, count = filter.shape
-    wide = _accumulator(x, window)
-    if max(size) > _CELLS and count > _VECTOR and count % _VECTOR == 0:
-        total = _by_vectors(_repeated(x, count).astype(wide), filter.astype(wide), window)
-        return total.astype(window.accumulator or x.dtype)
+    sum_dtype = _accumulator(x, window)
+    result_dtype = window.accumulator or x.dtype
+    has_full_vectors = count > _VECTOR and count % _VECTOR == 0
+    if max(size) > _CELLS and has_full_vectors:
+        wide_input = _repeated(x, count).astype(sum_dtype)
+        total = _by_vectors(wide_input, filter.astype(sum_dtype), window)
+        return total.astype(result_dtype)
 
     def terms() -> Iterator[Array]:
         for cell, part in cells(x, size, window):
-            items = _repeated(part, count).astype(wide)
-            yield items * _factors(filter, cell, wide)
+            items = _repeated(part, count).astype(sum_dtype)
+            yield items * _factors(filter, cell, sum_dtype)
 
     total = reduce(add, terms())
     if math.prod(size) > _CELLS:
         total = materialised(total)
-    return total.astype(window.accumulator or x.dtype)
+    return total.astype(result_dtype)
 
 
 def _by_vectors(x: Array, filter: Array, window: Window) -> Array:
@@ -71,16 +74,19 @@ def _by_vectors(x: Array, filter: Array, window: Window) -> Array:
     """
     *size, _, count = filter.shape
 
-    def split_channels(y: Array) -> Array:
+    def split_channels(array: Array) -> Array:
         """Split the last axis into vectors of 16 channels, and move their number to axis 0."""
-        return jnp.moveaxis(y.reshape(*y.shape[:-1], -1, _VECTOR), -2, 0)
+        vectors = array.reshape(*array.shape[:-1], -1, _VECTOR)
+        return jnp.moveaxis(vectors, -2, 0)
 
-    def sums(vectors: Array, factors: Array) -> Array:
-        number, batch, *extents = vectors.shape
+    def sums(inputs: Array, filters: Array) -> Array:
+        """Return the sums of all vectors: (vectors, batch, *positions, 16)."""
+        vector_count, batch, *extents = inputs.shape
         terms: list[Array] = []
-        for cell, part in cells(vectors.reshape(-1, *extents), size, window.bare):
-            factor = factors[:, *cell].reshape(number, *(1,) * (len(size) + 1), _VECTOR)
-            terms.append(part.reshape(number, batch, *part.shape[1:]) * factor)
+        for cell, part in cells(inputs.reshape(-1, *extents), size, window.bare):
+            ones = (1,) * (len(size) + 1)
+            factor = filters[:, *cell].reshape(vector_count, *ones, _VECTOR)
+            terms.append(part.reshape(vector_count, batch, *part.shape[1:]) * factor)
         # Each addition waits for the addition before it. Two sums of half of the terms therefore
         # take half the time of one sum.
         return reduce(lax.add, terms[::2]) + reduce(lax.add, terms[1::2])
@@ -94,25 +100,27 @@ def _by_vectors(x: Array, filter: Array, window: Window) -> Array:
 def _spread_out(x: Array, filter: Array, window: Window) -> Array:
     """Convolve a dilated input with a group for each channel.
 
-    The derivative of a strided convolution by its input is such a convolution.
+    For example, the derivative of a strided convolution by its input has a dilated input.
     """
     *size, _, count = filter.shape
-    wide = _accumulator(x, window)
-    x = _repeated(x, count)
+    sum_dtype = _accumulator(x, window)
+    repeated = _repeated(x, count)
     # The windows of the strided convolution that is differentiated.
-    reach = [(k - 1) * d for k, d in zip(size, window.dilation, strict=True)]
-    edges: list[tuple[int, int]] = []
-    for n, (before, after) in zip(reach, window.padding, strict=True):
-        edges.append((n - before, n - after))
-    original = replace(window, padding=edges, stride=window.input_dilation)
-    extents = window.positions(x, size)
-    windows = original.windows_over(size, (x.shape[0], *extents, x.shape[-1]), x.shape)
+    original_padding: list[tuple[int, int]] = []
+    for k, dilation, (before, after) in zip(size, window.dilation, window.padding, strict=True):
+        reach = (k - 1) * dilation  # from the first to the last cell of a window
+        original_padding.append((reach - before, reach - after))
+    original = replace(window, padding=original_padding, stride=window.input_dilation)
+    positions = window.positions(repeated, size)
+    result_shape = (repeated.shape[0], *positions, count)
+    windows = original.windows_over(size, result_shape, repeated.shape)
     reversed_filter = lax.rev(filter, tuple(range(len(size))))
 
     def term(cell: tuple[int, ...], part: Array) -> Array:
-        return part * _factors(reversed_filter, cell[1:-1], wide)
+        window_cell = cell[1:-1]  # without the batch and the channels
+        return part * _factors(reversed_filter, window_cell, sum_dtype)
 
-    total = scattered_sums([(x.astype(wide), 0)], windows, term)
+    total = scattered_sums([(repeated.astype(sum_dtype), 0)], windows, term)
     return total.astype(window.accumulator or x.dtype)
 
 
@@ -122,10 +130,12 @@ def _factors(filter: Array, cell: tuple[int, ...], dtype: np.dtype[np.generic]) 
 
 
 def _accumulator(x: Array, window: Window) -> np.dtype[np.generic]:
+    """Return the dtype in which a convolution of x sums products."""
     return accumulator(window.accumulator or x.dtype)
 
 
 def _repeated(part: Array, count: int) -> Array:
+    """Repeat each channel, the last axis, so that there are `count` channels."""
     times = count // part.shape[-1]
     return jnp.repeat(part, times, axis=-1) if times > 1 else part
 
@@ -138,19 +148,20 @@ def filter_gradient(gradient: Array, x: Array, size: Sequence[int], window: Wind
     rows, and a product sums the items of a part.
     """
     count = gradient.shape[-1]
-    wide = _accumulator(x, window)
-    gradient = materialised(gradient).astype(wide)
+    sum_dtype = _accumulator(x, window)
+    gradient = materialised(gradient).astype(sum_dtype)
     boxes = _boxes(gradient.shape[:2])
-    parts = [gradient[box] for box in boxes]
+    gradient_parts = [gradient[box] for box in boxes]
     # The padding on the right must be at least as large as the padding on the left, since XLA
     # recognises the padded array only then.
-    symmetric = replace(window, padding=[(p, max(p, q)) for p, q in window.padding])
+    symmetric_padding = [(before, max(before, after)) for before, after in window.padding]
+    symmetric = replace(window, padding=symmetric_padding)
     windows = symmetric.windows_over(size, x.shape, (*gradient.shape[:-1], x.shape[-1]))
     sums: list[Array] = []
     for items in covered(x, windows):
         terms: list[Array] = []
-        for box, part in zip(boxes, parts, strict=True):
-            terms.append(_repeated(items[box], count).astype(wide) * part)
+        for box, gradient_part in zip(boxes, gradient_parts, strict=True):
+            terms.append(_repeated(items[box], count).astype(sum_dtype) * gradient_part)
         sums.append(sums_of_channels(reduce(lax.add, terms)))
     return jnp.stack(sums).reshape(*size, 1, count).astype(window.accumulator or x.dtype)
 
@@ -169,16 +180,19 @@ def _boxes(extents: Sequence[int]) -> list[tuple[slice, ...]]:
     def divisors(extent: int) -> list[int]:
         return [n for n in range(1, extent + 1) if extent % n == 0]
 
-    def missing_and_parts(counts: tuple[int, ...]) -> tuple[int, int]:
-        parts = math.prod(counts)
-        return max(_PARTS - parts, 0), parts
+    def missing_and_boxes(counts: tuple[int, ...]) -> tuple[int, int]:
+        """Return how many boxes are missing to the least number, and the number of boxes."""
+        box_count = math.prod(counts)
+        return max(_PARTS - box_count, 0), box_count
 
     divisions = itertools.product(*map(divisors, extents))
     possible = [counts for counts in divisions if math.prod(counts) <= 2 * _PARTS]
-    best = min(possible, key=missing_and_parts)
-    steps = [extent // count for extent, count in zip(extents, best, strict=True)]
+    best = min(possible, key=missing_and_boxes)
+    sizes = [extent // count for extent, count in zip(extents, best, strict=True)]
     boxes: list[tuple[slice, ...]] = []
     for numbers in np.ndindex(*best):
-        box = [slice(i * step, (i + 1) * step) for i, step in zip(numbers, steps, strict=True)]
+        box: list[slice] = []
+        for number, size in zip(numbers, sizes, strict=True):
+            box.append(slice(number * size, (number + 1) * size))
         boxes.append(tuple(box))
     return boxes

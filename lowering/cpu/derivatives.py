@@ -31,41 +31,43 @@ def filter_gradient(
 ) -> View | None:
     """Compute a convolution that is the gradient of another convolution by its filter.
 
-    In such a gradient batch and channels are exchanged: the batch axis of its input is the
-    channel axis of the other convolution's input, and the channel axis of its input is the
-    batch axis. `is_alone` tells whether the program runs on one device. None is returned if the
-    equation is not such a gradient, or if XLA should compute it.
+    In a gradient by a filter, batch and channels are exchanged. The batch axis of its input is
+    the channel axis of the other convolution's input. The channel axis of its input is the batch
+    axis of the other convolution's input. `is_alone` tells whether the program runs on one
+    device. None is returned if the equation is not a gradient by a filter, or if XLA should
+    compute it.
     """
     params = equation.params
     numbers = params["dimension_numbers"]
-    batch, feature, *spatial = numbers.lhs_spec
-    out_feature, in_feature, *gradient_axes = numbers.rhs_spec
-    out_batch, out, *cell_axes = numbers.out_spec
+    input_batch, input_channel, *input_spatial = numbers.lhs_spec
+    gradient_outputs, gradient_inputs, *gradient_spatial = numbers.rhs_spec
+    result_batch, result_channel, *result_spatial = numbers.out_spec
     shape = tuple(equation.outvars[0].aval.shape)
-    size = [shape[axis] for axis in cell_axes]
+    size = [shape[axis] for axis in result_spatial]  # the cells of the filter
     groups = params["batch_group_count"]
     is_early = input.is_early and gradient.is_early
     if groups == 1:
-        window_items = math.prod(gradient.shape[axis] for axis in gradient_axes)
-        is_gradient = window_items > math.prod(size) and window.groups == 1
+        gradient_positions = math.prod(gradient.shape[axis] for axis in gradient_spatial)
+        is_gradient = gradient_positions > math.prod(size) and window.groups == 1
         if not is_gradient or not is_enabled("gradients"):
             return None
     elif window.is_spread or 0 in input.shape or not is_enabled("gradients"):
         (result,) = bind(equation, [tensor(input), tensor(gradient)])
         return plain(result, is_early)
-    x = full_array(input, (feature, *spatial, batch))
-    gradient_array = full_array(gradient, (in_feature, *gradient_axes, out_feature))
+    x = full_array(input, (input_channel, *input_spatial, input_batch))
+    gradient_order = (gradient_inputs, *gradient_spatial, gradient_outputs)
+    gradient_array = full_array(gradient, gradient_order)
     # The strides of the gradient are the dilations of the convolution that is differentiated, and
     # the dilations of the gradient are its strides.
     original = replace(window, stride=window.dilation, dilation=window.stride, groups=groups)
-    is_of_one_cell = math.prod(size) == 1 and not window.is_spread
+    has_one_cell = math.prod(size) == 1 and not window.is_spread
     if groups > 1 and groups == x.shape[-1]:
         result = depthwise.filter_gradient(gradient_array, x, size, original)
-    elif groups > 1 or is_of_one_cell:
+    elif groups > 1 or has_one_cell:
         result = _by_cells(gradient_array, x, size, original, is_alone=is_alone)
     else:
         result = direct(x, gradient_array, window, ("C{}N", "I{}O", "{}NC"))
-    order = (*cell_axes, out_batch, out)
+    order = (*result_spatial, result_batch, result_channel)
     return View(result, order, shape, is_early)
 
 
@@ -97,6 +99,7 @@ def _by_cells(
     sums: list[Array] = []
     for _, part in cells(x, size, window, positions):
         left = part.reshape(-1, groups, depth)
+        # p counts positions, k input channels, g groups and o output channels of a group.
         sums.append(jnp.einsum("pgk,pgo->kgo", left, right, precision=window.precision))
     return jnp.stack(sums).reshape(*size, depth, count)
 
@@ -113,26 +116,34 @@ def _of_narrow_groups(gradient: Array, x: Array, size: Sequence[int], window: Wi
     groups = window.groups
     count = gradient.shape[-1]
     depth = x.shape[-1] // groups
-    joined = fewest_wide(depth, groups)
+    joined = fewest_wide(depth, groups)  # the number of groups in a block
     blocks = groups // joined
     bytes_of_item = (x.size + gradient.size) * x.dtype.itemsize // x.shape[0]
     batch = items_at_a_time(x.shape[0], bytes_of_item)
 
-    def of_block(x: Array, gradient: Array) -> list[Array]:
+    def block_gradient(x: Array, gradient: Array) -> list[Array]:
+        """Return the products of one block of groups, for each cell."""
+        positions = gradient.shape[1:-1]
         right = gradient.reshape(-1, count // blocks)
-        sums = ((0,), (0,)), ((), ())
-        return [
-            lax.dot_general(part.reshape(-1, depth * joined), right, sums, window.precision)
-            for _, part in cells(x, size, window, gradient.shape[1:-1])
-        ]
+        numbers = ((0,), (0,)), ((), ())
+        products: list[Array] = []
+        for _, part in cells(x, size, window, positions):
+            left = part.reshape(-1, depth * joined)
+            products.append(lax.dot_general(left, right, numbers, window.precision))
+        return products
+
+    def split_blocks(array: Array) -> Array:
+        """Split the channels into blocks of groups, and move the axis of blocks to the front."""
+        return jnp.moveaxis(array.reshape(*array.shape[:-1], blocks, -1), -2, 0)
 
     def add_items(total: Array, items: Sequence[Array]) -> tuple[Array, None]:
-        block_arrays = [jnp.moveaxis(y.reshape(*y.shape[:-1], blocks, -1), -2, 0) for y in items]
-        return total + jnp.stack(jax.vmap(of_block)(*block_arrays)), None
+        products = jax.vmap(block_gradient)(*map(split_blocks, items))
+        return total + jnp.stack(products), None
 
     start = jnp.zeros((math.prod(size), blocks, depth * joined, count // blocks), x.dtype)
-    items = [y.reshape(-1, batch, *y.shape[1:]) for y in (x, gradient)]
+    items = [array.reshape(-1, batch, *array.shape[1:]) for array in (x, gradient)]
     total, _ = lax.scan(add_items, start, tuple(items))
+    # (cells, blocks, input groups, input channels, output groups, output channels)
     pairs = total.reshape(*start.shape[:2], joined, depth, joined, count // groups)
     diagonal = np.eye(joined, dtype=bool).reshape(1, 1, joined, 1, joined, 1)
     within = jnp.sum(jnp.where(diagonal, pairs, np.array(0, x.dtype)), axis=-2)

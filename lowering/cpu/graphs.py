@@ -19,10 +19,11 @@ _ROUNDING = frozenset(("min_max_linear_quantize", "zero_point_linear_quantize", 
 def in_integers(graph: Graph, gains: bool) -> frozenset[str]:
     """Return the names of a graph's operations that are computed in integers.
 
-    Operations that are written in real numbers, and must be rewritten as sums of codes, are
-    included only if `gains` is true.
+    `gains` tells whether products of 8-bit integers are faster than products of real numbers. Only
+    then operations in real numbers are rewritten as sums of codes, and included.
     """
-    return products_of_bytes(graph) | (sums_of_codes(graph) if gains else frozenset())
+    names = products_of_bytes(graph)
+    return names | sums_of_codes(graph) if gains else names
 
 
 @lru_cache(maxsize=16)
@@ -48,10 +49,11 @@ def products_of_bytes(graph: Graph) -> frozenset[str]:
     for operation in graph.operations:
         if operation.kind not in ("quantized_conv", "quantized_einsum"):
             continue
-        factors = [x.type for x in operation.reads()][:2]
-        is_by_planes = operation.kind == "quantized_conv" and factors[-1].shape[1] == 1
-        are_bytes = all(x.dtype in ("int8", "uint8") for x in factors)
-        if are_bytes and not is_by_planes:
+        factors = [value.type for value in operation.reads()][:2]
+        is_conv = operation.kind == "quantized_conv"
+        has_one_input_channel = is_conv and factors[-1].shape[1] == 1
+        are_bytes = all(factor.dtype in ("int8", "uint8") for factor in factors)
+        if are_bytes and not has_one_input_channel:
             names.add(operation.name)
     return frozenset(names)
 
@@ -62,18 +64,19 @@ def _names_of_products(graph: Graph) -> list[str]:
     from lowering.cpu.integers import names_of_products
     from lowering.tracing import Context, trace
 
-    def typed(value: Value) -> jax.ShapeDtypeStruct:
+    def array_type(value: Value) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(with_ones(value.type.shape), np.dtype(value.type.dtype))
 
-    parameters = {p.label: typed(p.value) for p in graph.parameters}
-    states = {s.label: typed(s.value) for s in graph.states}
-    values_read = [*graph.outputs, *(s.update for s in graph.states)]
+    parameters = {parameter.label: array_type(parameter.value) for parameter in graph.parameters}
+    states = {state.label: array_type(state.value) for state in graph.states}
+    inputs = list(map(array_type, graph.inputs))
+    results = [*graph.outputs, *(state.update for state in graph.states)]
 
     def evaluate(
         parameters: Mapping[str, Array], states: Mapping[str, Array], inputs: Sequence[Array]
     ) -> list[Array]:
-        values = trace(graph, Context(), parameters, states, inputs, values_read)
-        return [values[value] for value in values_read]
+        arrays = trace(graph, Context(), parameters, states, inputs, results)
+        return [arrays[value] for value in results]
 
-    closed = jaxprs.make_jaxpr(evaluate, parameters, states, [typed(x) for x in graph.inputs])
+    closed = jaxprs.make_jaxpr(evaluate, parameters, states, inputs)
     return names_of_products(jaxprs.spliced(closed, "cpu"))

@@ -64,11 +64,11 @@ def is_by_depthwise(filter: Array, groups: int) -> bool:
 
 
 def joined_at_a_time(depth: int, groups: int) -> int:
-    """Return how many of the groups, each of `depth` channels, to join to one group."""
+    """Return the number of groups to join to one group. A group has `depth` channels."""
     counts = [n for n in range(1, groups + 1) if groups % n == 0 and n * depth <= WIDEST]
     if not counts:
         return 1
-    wide_counts = [n for n in counts if n * depth >= _WIDE]
+    wide_counts = [count for count in counts if count * depth >= _WIDE]
     if not wide_counts:
         wide_counts = counts[-1:]
     for count in wide_counts:
@@ -78,16 +78,19 @@ def joined_at_a_time(depth: int, groups: int) -> int:
 
 
 def joined(filter: Array, groups: int, count: int) -> Array:
-    """Return a filter for `groups // count` groups that computes the same convolution.
+    """Return a filter for `groups // count` groups that computes the convolution of `filter`.
 
-    `filter` has the shape (*window, channels of a group, outputs). The returned filter has
-    `count` times as many channels of a group, with zeros between the items of different groups.
+    `filter` has `groups` groups, and the shape (*window, channels of a group, outputs). The
+    returned filter has `count` times as many channels of a group, with zeros between the items of
+    different groups.
     """
     if count == 1:
         return filter
     *size, depth, outputs = filter.shape
+    # (*window, input groups, channels, joined groups, output groups, outputs of a group)
     parts = filter.reshape(*size, 1, depth, groups // count, count, outputs // groups)
-    diagonal = np.eye(count, dtype=bool).reshape(*(1,) * len(size), count, 1, 1, count, 1)
+    window_ones = (1,) * len(size)
+    diagonal = np.eye(count, dtype=bool).reshape(*window_ones, count, 1, 1, count, 1)
     blocks = jnp.where(diagonal, parts, np.array(0, filter.dtype))
     return blocks.reshape(*size, count * depth, outputs)
 
@@ -95,16 +98,18 @@ def joined(filter: Array, groups: int, count: int) -> Array:
 def fewest_wide(depth: int, groups: int) -> int:
     """Return the smallest divisor of `groups` that joins groups to at least 16 channels.
 
-    A group has `depth` channels. If there is no such divisor, the result is `groups`.
+    A group has `depth` channels. If no divisor joins so many channels, the result is `groups`.
     """
-    counts = [n for n in range(1, groups + 1) if groups % n == 0]
-    return next((n for n in counts if n * depth >= _WIDE), groups)
+    for count in range(1, groups + 1):
+        if groups % count == 0 and count * depth >= _WIDE:
+            return count
+    return groups
 
 
 def items_at_a_time(batch: int, size: int) -> int:
-    """Return how many items of a batch to compute at a time, a divisor of `batch`.
+    """Return the number of items of a batch to compute at a time, a divisor of `batch`.
 
     An item has `size` bytes. Two items are allowed even if they have many bytes.
     """
-    counts = [n for n in range(1, batch + 1) if batch % n == 0]
-    return max(n for n in counts if n <= 2 or n * size <= _ITEMS)
+    counts = [count for count in range(1, batch + 1) if batch % count == 0]
+    return max(count for count in counts if count <= 2 or count * size <= _ITEMS)

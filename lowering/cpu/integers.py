@@ -45,16 +45,21 @@ def names_of_products(closed: ClosedJaxpr) -> list[str]:
 
 
 def _products(program: Program) -> list[str]:
-    products = (e for e in program.equations if primitive(e) in (PRODUCT, CONVOLUTION))
-    return [jaxprs.outer_scope(e) for e in products if e.invars[0].aval.dtype == BYTE]
+    """Return the names of the operations whose products or convolutions multiply int8 codes."""
+    names: list[str] = []
+    for equation in program.equations:
+        is_product = primitive(equation) in (PRODUCT, CONVOLUTION)
+        if is_product and equation.invars[0].aval.dtype == BYTE:
+            names.append(jaxprs.outer_scope(equation))
+    return names
 
 
 def _read(has_products: bool, matcher: Matcher, equation: Equation) -> Any:
     """Replace a note of levels by its tensor, or compute the tensor from its codes.
 
-    It is computed from the codes, of 8 bits, if this saves reading numbers of 32 bits: if a
-    product reads the codes, or if the program has products of codes and several equations read
-    the tensor.
+    The tensor is computed from its codes of 8 bits if this saves reading numbers of 32 bits. This
+    is so if a product reads the codes. It is also so if the program has products of codes
+    (`has_products`), and several equations read the tensor.
     """
     x, level, step, start = equation.invars
     (result,) = equation.outvars
@@ -132,19 +137,18 @@ def _changed(matcher: Matcher, equation: Equation) -> None:
         return
     source, shape = slim
 
-    def changed(x: Codes, other: Any) -> Codes | None:
-        return x.changed(name, jnp.reshape(other, shape))
+    def change(codes: Codes, items: Any) -> Codes | None:
+        return codes.changed(name, jnp.reshape(items, shape))
 
-    matcher.notes[equation.outvars[0]] = matcher.trace(changed, coded, source)
+    matcher.notes[equation.outvars[0]] = matcher.trace(change, coded, source)
 
 
 @_RULES(PRODUCT, CONVOLUTION)
 def _product(matcher: Matcher, equation: Equation) -> Any:
     """Compute a float32 product or convolution in integers, from the codes of both operands."""
-    operand_codes = [matcher.note(v) for v in equation.invars]
-    has_codes = all(operand_codes)
+    operand_codes = [matcher.note(operand) for operand in equation.invars]
     is_float = equation.outvars[0].aval.dtype == FLOAT
-    if not has_codes or not is_float:
+    if not all(operand_codes) or not is_float:
         return None
     kernel = codes.product if primitive(equation) == PRODUCT else codes.convolution
     return matcher.trace(partial(kernel, params=equation.params), *operand_codes)
@@ -166,7 +170,8 @@ def _slim(matcher: Matcher, operand: Atom) -> tuple[Atom, tuple[int, ...]] | Non
     axes = broadcast.params["broadcast_dimensions"]
     if not axes:
         return source, ()
-    source_shape = [1] * len(shape)
+    extents = [1] * len(shape)
     for axis, extent in zip(axes, source.aval.shape, strict=True):
-        source_shape[axis] = extent
-    return (source, tuple(source_shape)) if is_slim(tuple(source_shape)) else None
+        extents[axis] = extent
+    source_shape = tuple(extents)
+    return (source, source_shape) if is_slim(source_shape) else None

@@ -52,8 +52,10 @@ def extents(x: Array, filter: Array, window: Window) -> Extents:
     *size, depth, count = filter.shape
     batch, *inputs, _ = map(_known, x.shape)
     positions = list(map(_known, window.positions(x, size)))
-    padded = [n + p + q for n, (p, q) in zip(inputs, window.padding, strict=True)]
-    tiles = [ceil_div(n, 2) for n in positions]
+    tiles = [ceil_div(extent, 2) for extent in positions]
+    padded: list[int] = []
+    for extent, (before, after) in zip(inputs, window.padding, strict=True):
+        padded.append(before + extent + after)
     return Extents(
         positions=batch * math.prod(positions),
         tiles=batch * math.prod(tiles),
@@ -65,6 +67,7 @@ def extents(x: Array, filter: Array, window: Window) -> Extents:
 
 
 def _known(extent: int) -> int:
+    """Return an extent, or 1 for a symbolic extent."""
     return 1 if is_symbolic(extent) else extent
 
 
@@ -73,9 +76,12 @@ def direct(e: Extents) -> float:
 
     XLA first gathers the items that windows cover.
     """
-    covered = e.positions * e.cells * e.depth
-    moved = 4.4 * covered + 12 * e.positions * e.results + 6.4 * _read(e.matrix, e.positions)
-    return _seconds(0.55 * covered * _vectors(e.results), moved, starts=2.6)
+    covered_items = e.positions * e.cells * e.depth
+    result_items = e.positions * e.results
+    matrix_items = _read(e.matrix, e.positions)
+    moved_items = 4.4 * covered_items + 12 * result_items + 6.4 * matrix_items
+    multiply_adds = 0.55 * covered_items * _vectors(e.results)
+    return _seconds(multiply_adds, moved_items, starts=2.6)
 
 
 def stacked(e: Extents) -> float:
@@ -85,9 +91,10 @@ def stacked(e: Extents) -> float:
     XLA's convolution is better in networks.
     """
     columns = e.cells * e.results
-    products = e.padded * max(e.depth, _SHALLOW) * _vectors(columns)
-    moved = e.padded * (10.5 * e.depth + 3.05 * columns) + 6.9 * _read(e.matrix, e.padded)
-    return _seconds(0.63 * products, moved, starts=1)
+    multiply_adds = e.padded * max(e.depth, _SHALLOW) * _vectors(columns)
+    matrix_items = _read(e.matrix, e.padded)
+    moved_items = e.padded * (10.5 * e.depth + 3.05 * columns) + 6.9 * matrix_items
+    return _seconds(0.63 * multiply_adds, moved_items, starts=1)
 
 
 def winograd(e: Extents) -> float:
@@ -99,10 +106,12 @@ def winograd(e: Extents) -> float:
     """
     channels = e.depth + e.results
     rows = 16 * e.tiles  # the rows of the products
-    moved = 8.0 * rows * channels + 6.2 * _read(e.matrix * 16 / 9, e.tiles)
-    seconds = _seconds(0.56 * rows * e.depth * _vectors(e.results), moved, starts=28)
-    uncached = max(0, e.positions * channels - _CACHED)
-    nbytes = 2 * 4 * uncached  # the bytes written and read
+    matrix_items = _read(e.matrix * 16 / 9, e.tiles)
+    moved_items = 8.0 * rows * channels + 6.2 * matrix_items
+    multiply_adds = 0.56 * rows * e.depth * _vectors(e.results)
+    seconds = _seconds(multiply_adds, moved_items, starts=28)
+    uncached_items = max(0, e.positions * channels - _CACHED)
+    nbytes = 2 * 4 * uncached_items  # items of 4 bytes, written and read
     return seconds + nbytes / profile().costs.memory
 
 
@@ -111,14 +120,16 @@ def summed(e: Extents) -> float:
 
     Output channels that do not fill a vector of 8 count twice.
     """
-    channels = e.results // 8 * 8 + 2 * (e.results % 8)
-    return _seconds(0, 0.55 * e.positions * e.cells * e.depth * channels, starts=2)
+    remaining_channels = e.results % 8
+    channels = e.results - remaining_channels + 2 * remaining_channels
+    moved_items = 0.55 * e.positions * e.cells * e.depth * channels
+    return _seconds(0, moved_items, starts=2)
 
 
 def _read(matrix: float, rows: int) -> float:
-    """Return how many of a matrix's items a product with `rows` rows reads to lay them out.
+    """Return the number of a matrix's items that a product with `rows` rows reads to lay them out.
 
-    `matrix` is the number of items of the matrix.
+    `matrix` is the number of all items of the matrix.
     """
     return matrix * min(1.0, rows / _ROWS)
 
@@ -128,10 +139,12 @@ def _vectors(channels: int) -> int:
     return ceil_div(channels, _LANES) * _LANES
 
 
-def _seconds(multiply_adds: float, items: float, starts: float) -> float:
+def _seconds(multiply_adds: float, moved_items: float, starts: float) -> float:
     """Return the seconds that work takes at the rates of the machine.
 
-    The work is some multiply-adds, some items that are moved, and some operations that start.
+    The work is some multiply-adds, some items of 4 bytes that are moved, and some operations that
+    start.
     """
     costs = profile().costs
-    return multiply_adds / costs.product + 4 * items / costs.cached + starts * costs.start
+    moved_bytes = 4 * moved_items
+    return multiply_adds / costs.product + moved_bytes / costs.cached + starts * costs.start

@@ -41,7 +41,7 @@ def hidden_keys(program: Program) -> Hidden | None:
         return None
     scores, masked = masks
     _, keys, values, *_ = program.arguments
-    axis_of_keys = {x: len(x.aval.shape) - 2 for x in (keys, values)}
+    axis_of_keys = {v: len(v.aval.shape) - 2 for v in (keys, values)}
     try:
         axes = batch_axes(program, axis_of_keys, follow=program.arguments, reduces=True)
     except NotSeparableError:
@@ -56,40 +56,42 @@ def _masks(program: Program) -> tuple[Variable, Variable] | None:
     masks.
     """
     first, *later = program.equations
-    (current,) = first.outvars
-    scores = current
-    dependent = {current}  # the variables that depend on the scores
+    (scores,) = first.outvars
+    masked = scores
+    dependent = {scores}  # the variables that depend on the scores
     is_masked = False
     for equation in later:
         name = primitive(equation)
         dependent_operands = [v for v in variables(equation.invars) if v in dependent]
-        if dependent_operands != [current]:
+        if dependent_operands != [masked]:
             return None
         if name == "reduce_max":
-            return (scores, current) if is_masked else None
+            return (scores, masked) if is_masked else None
         (result,) = equation.outvars
-        selects = name == "select_n" and equation.invars[0] is not current
-        if selects or name in ("add", "sub"):
+        is_selection = name == "select_n" and equation.invars[0] is not masked
+        if is_selection or name in ("add", "sub"):
             is_masked = True
         elif not _is_moving(equation):  # masks before this equation are ignored
             scores = result
             is_masked = False
-        current = result
-        dependent.add(current)
+        masked = result
+        dependent.add(result)
     return None
 
 
 def _is_moving(equation: Equation) -> bool:
     """Tell whether an equation only moves or casts the items of a single operand."""
-    fact = facts(equation)
-    casts = fact.by_item and fact.moves and len(equation.invars) == 1
-    return fact.shapes or casts
+    properties = facts(equation)
+    if properties.shapes:
+        return True
+    return properties.by_item and properties.moves and len(equation.invars) == 1
 
 
 def _is_neutral(program: Program, masked: Variable, axes: Axes) -> bool:
     """Tell whether keys whose masked scores are -inf change neither maxima nor sums over keys.
 
-    `axes` maps each variable that has an axis of keys to this axis.
+    `axes` maps each variable that has an axis of keys to this axis. `masked` is the variable of
+    the masked scores.
     """
     # Maps each variable to its item at such a key.
     items: dict[Variable, float | None] = {masked: -math.inf}
@@ -113,8 +115,8 @@ def _is_neutral(program: Program, masked: Variable, axes: Axes) -> bool:
 def _item(equation: Equation, operands: list[float | None]) -> float | None:
     """Return the item that an equation computes from items -inf or 0 of its operands.
 
-    `operands` has such an item, or None where an operand's item is not fixed. None is returned
-    if the result's item is not fixed either.
+    `operands` has -inf or 0 for each operand with such an item, and None for any other operand.
+    None is returned if the result may be another number.
     """
     match primitive(equation), operands:
         case _, [item] if _is_moving(equation):

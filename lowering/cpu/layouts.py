@@ -36,31 +36,32 @@ def run(program: Program, target: Target) -> Program:
         return program
 
     def evaluate(*arguments: Array) -> list[Array]:
-        parameters = arguments[: program.parameters]
-        inputs = arguments[program.parameters :]
-        views = [plain(x, program.prepares) for x in parameters] + list(map(plain, inputs))
-        if program.role == "backward":
-            orders = _orders(program)
-            for i, (variable, view) in enumerate(zip(program.arguments, views, strict=True)):
-                order = orders.get(variable, view.order)
-                views[i] = replace(view, array=arranged(view, order), order=order)
+        orders = _orders(program) if program.role == "backward" else {}
+        views: list[View] = []
+        for i, (variable, array) in enumerate(zip(program.arguments, arguments, strict=True)):
+            is_parameter = i < program.parameters
+            view = plain(array, is_parameter and program.prepares)
+            if variable in orders:
+                order = orders[variable]
+                view = replace(view, array=arranged(view, order), order=order)
+            views.append(view)
         return [tensor(view) for view in evaluated(program, views, reread(program))]
 
     return program.retraced(evaluate)
 
 
 def _orders(program: Program) -> dict[Variable, tuple[int, ...]]:
-    """Return orders of axes in which the forward pass computed variables of a backward pass.
+    """Map variables of a backward pass to the orders of axes that they have in the forward pass.
 
-    Convolutions compute with channels last, so that their images have this order. Equations
-    that keep axes hand the order on to all their variables. If a backward pass takes its
+    Convolutions compute with channels last, so that their images have this order. An equation
+    that keeps axes hands the order on to all its variables. If a backward pass takes its
     arguments in the order of the forward pass, XLA drops the transpositions of both passes.
     """
     orders: dict[Variable, tuple[int, ...]] = {}
     # A group has the variables of one equation that keeps axes. The map has the groups of each
     # variable.
     groups_of: dict[Variable, list[Sequence[Variable]]] = defaultdict(list)
-    pending: list[tuple[Atom, tuple[int, ...]]] = []
+    pending: list[tuple[Atom, tuple[int, ...]]] = []  # variables with their orders
     for equation in program.equations:
         if primitive(equation) == jaxprs.CONVOLUTION:
             numbers = equation.params["dimension_numbers"]
@@ -100,6 +101,7 @@ def evaluated(
     """
 
     def results_by_rule(equation: Equation, views: list[View]) -> list[View]:
+        """Return views of an equation's results, from views of its operands."""
         rule = RULES.rule_for(equation)
         results = None if rule is None else rule(program, equation, *views)
         if results is None:
@@ -116,7 +118,9 @@ def evaluated(
         return results
 
     # Early equations are moved to the front, so that rules for products have the matrices.
-    return program.early_first().evaluated(arguments, compute, lambda x: plain(x, True))
+    return program.early_first().evaluated(
+        arguments, compute, lambda constant: plain(constant, True)
+    )
 
 
 @RULES("attention")
@@ -133,8 +137,9 @@ def _scan(program: Program, equation: Equation, *views: View) -> list[View] | No
     results have their axes in order. If each iteration computes a part of a batch, views keep
     their layouts.
     """
-    count, carried = jaxprs.scan_counts(equation)
-    recurs = program.in_loop or carried > 0
+    constant_views, start_views, stack_views = jaxprs.scan_parts(equation, views)
+    carried_count = len(start_views)
+    recurs = program.in_loop or carried_count > 0
     if recurs and not is_enabled("scan"):
         return None
     body = replace(program.body(equation), prepares=program.prepares or recurs, in_loop=recurs)
@@ -151,16 +156,18 @@ def _scan(program: Program, equation: Equation, *views: View) -> list[View] | No
     def step(
         constants: list[Array], carry: list[Array], items: list[View]
     ) -> tuple[list[Array], list[View]]:
-        constant_views = [plain(x, body.prepares) for x in constants]
+        """Evaluate the body, and return the new carry and views of the items of results."""
+        constant_views = [plain(constant, body.prepares) for constant in constants]
         arguments = [*constant_views, *map(plain, carry), *items]
         results = evaluated(body, arguments, reread(body))
-        return list(map(tensor, results[:carried])), list(map(laid_out, results[carried:]))
+        new_carry = list(map(tensor, results[:carried_count]))
+        return new_carry, list(map(laid_out, results[carried_count:]))
 
-    constants = list(map(tensor, views[:count]))
-    start = list(map(tensor, views[count : count + carried]))
-    stacks = [laid_out(view, 0) for view in views[count + carried :]]
+    constants = list(map(tensor, constant_views))
+    start = list(map(tensor, start_views))
+    stacks = [laid_out(view, 0) for view in stack_views]
     items = [item_of(stack) for stack in stacks]
-    closed, (_, laid_out_views) = jaxprs.make_jaxpr_and_types(step, constants, start, items)
+    closed, (_, item_views) = jaxprs.make_jaxpr_and_types(step, constants, start, items)
     parts = split(body.with_closed(closed))
     prepared = parts.prepare(constants)
     options = {name: equation.params[name] for name in ("length", "reverse", "unroll")}
@@ -179,15 +186,13 @@ def _scan(program: Program, equation: Equation, *views: View) -> list[View] | No
         index, items = index_and_items
         arguments = [*carry]
         for stack, item in zip(stacks, items, strict=True):
-            if item is None:
-                item = _item(stack.array, index)
-            arguments.append(item)
+            arguments.append(_item(stack.array, index) if item is None else item)
         results = parts.call(prepared, arguments)
-        return results[:carried], results[carried:]
+        return results[:carried_count], results[carried_count:]
 
     index = jnp.arange(options["length"]) if any(are_read_first) else None
     last, arrays = lax.scan(iterate, start, (index, scanned), **options)
-    return [*map(plain, last), *map(stack_of, laid_out_views, arrays)]
+    return [*map(plain, last), *map(stack_of, item_views, arrays)]
 
 
 def _are_sliced(body: Program, count: int) -> list[bool]:
@@ -200,7 +205,9 @@ def _are_sliced(body: Program, count: int) -> list[bool]:
     """
     if not is_enabled("items"):
         return [False] * count
-    arguments = body.arguments[len(body.arguments) - count :]
+    first = len(body.arguments) - count
+    arguments = body.arguments[first:]
+    # The arguments from which each variable is computed item by item.
     origins_of = {variable: {variable} for variable in arguments}
     sliced: set[Variable] = set()
     for equation in body.equations:
@@ -210,11 +217,14 @@ def _are_sliced(body: Program, count: int) -> list[bool]:
         if primitive(equation) in ("slice", "split"):
             sliced |= origins
         elif facts(equation).by_item or facts(equation).shapes:
-            origins_of.update((variable, origins) for variable in equation.outvars)
+            origins_of.update(dict.fromkeys(equation.outvars, origins))
     return [variable in sliced for variable in arguments]
 
 
 @uninlined
 def _item(stack: Array, index: Array) -> Array:
-    starts = (index, *(jnp.zeros_like(index) for _ in stack.shape[1:]))
-    return lax.dynamic_slice(stack, starts, (1, *stack.shape[1:])).reshape(stack.shape[1:])
+    """Return the item of a stack at an index of axis 0."""
+    shape = stack.shape[1:]
+    zeros = [jnp.zeros_like(index)] * len(shape)
+    item = lax.dynamic_slice(stack, (index, *zeros), (1, *shape))
+    return item.reshape(shape)

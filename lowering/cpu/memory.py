@@ -23,20 +23,22 @@ def materialised(x: Array) -> Array:
     """Return x / 1, so that XLA computes x once for all loops that read it.
 
     XLA computes the results of a loop again in each loop that reads them, nine times for a
-    window of nine cells. It does not do so for results that are quotients. Only XLA's code
-    generator sees that the divisor is 1.
+    window of nine cells. But XLA computes quotients only once. Only its code generator sees that
+    the divisor is 1.
     """
     if not is_enabled("in_memory"):
         return x
     is_floating = jnp.issubdtype(x.dtype, jnp.floating)
     largest = np.inf if is_floating else np.iinfo(x.dtype).max
     # No item is larger than the largest number, so that the divisor is always 1.
-    one, two, limit = (np.array(number, x.dtype) for number in (1, 2, largest))
+    limit = np.array(largest, x.dtype)
+    one = np.array(1, x.dtype)
+    two = np.array(2, x.dtype)
     return lax.div(x, jnp.where(x > limit, two, one))
 
 
 def uninlined(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a function so that a call of it is a call that XLA does not inline.
+    """Return a function that calls `function` by a call that XLA does not inline.
 
     XLA does not fuse the function with kernels that read its results. The arguments and results
     of the function are in memory, in the order of their axes. XLA therefore reorders the loops
@@ -49,11 +51,11 @@ def uninlined(function: Callable[P, R]) -> Callable[P, R]:
         with set_xla_metadata(**{jaxprs.INLINED: None}):
             return function(*args, **kwargs)
 
-    program = jax.jit(without_attribute)
+    jitted = jax.jit(without_attribute)
 
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         with set_xla_metadata(**{jaxprs.INLINED: "false"}):
-            return program(*args, **kwargs)
+            return jitted(*args, **kwargs)
 
     return call
 

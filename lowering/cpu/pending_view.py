@@ -65,7 +65,7 @@ def stack_of(item: View, arrays: Array) -> View:
 def item_of(stack: View) -> View:
     """Return the view of the tensor at one index of axis 0 of a stack.
 
-    The view has the type of the tensor's array in place of an array. Axis 0 must be the first
+    Instead of an array, the view has the type of the tensor's array. Axis 0 must be the first
     axis of the stack's array.
     """
     order = tuple(axis - 1 for axis in stack.order[1:])
@@ -82,7 +82,7 @@ def arranged(view: View, order: Order) -> Array:
         return view.array
     positions = tuple(map(view.position, order))
     shape = jnp.shape(view.array)
-    is_vector = sum(n != 1 for n in shape) < 2
+    is_vector = sum(extent != 1 for extent in shape) < 2
     if is_vector:
         return lax.reshape(view.array, [shape[position] for position in positions])
     return lax.transpose(view.array, positions)
@@ -110,18 +110,18 @@ def tensor(view: View) -> Array:
 def common_order(views: Sequence[View]) -> Order:
     """Return the order of axes in which an operation on tensors has to transpose the fewest items.
 
-    It is the order of the largest array.
+    This is the order of the largest array.
     """
     rank = max(len(view.order) for view in views)
-    full = [view for view in views if len(view.order) == rank]
-    return reduce(_larger, full).order
+    views_of_rank = [view for view in views if len(view.order) == rank]
+    return reduce(_larger, views_of_rank).order
 
 
 def _larger(first: View, second: View) -> View:
     """Return the one of two views whose array has more items.
 
-    If the arrays have equally many items, return the view whose axes are not in order, or else
-    the first.
+    If the arrays have equally many items, return a view whose axes are not in order. If there is
+    no such view, return the first.
     """
     first_size = jnp.size(first.array)
     second_size = jnp.size(second.array)

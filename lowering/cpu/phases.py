@@ -28,14 +28,20 @@ def covered(x: Array, windows: Windows) -> Iterator[Array]:
     padded = extend(x, windows.padding, "constant")
     phases: dict[Cell, Array] = {}
     for cell in np.ndindex(*windows.size):
-        distances = [j * d for j, d in zip(cell, windows.dilation, strict=True)]
-        offsets = tuple(n % s for n, s in zip(distances, windows.stride, strict=True))
-        if offsets not in phases:
+        # Along each axis: the first item of the phase, and the first and last index in the phase.
+        offsets: list[int] = []
+        starts: list[int] = []
+        stops: list[int] = []
+        for axis, number in enumerate(cell):
+            start, offset = divmod(number * windows.dilation[axis], windows.stride[axis])
+            offsets.append(offset)
+            starts.append(start)
+            stops.append(start + windows.downscaled[axis])
+        key = tuple(offsets)
+        if key not in phases:
             phase = lax.slice(padded, offsets, padded.shape, windows.stride)
-            phases[offsets] = materialised(phase)
-        start = [n // s for n, s in zip(distances, windows.stride, strict=True)]
-        stop = [first + n for first, n in zip(start, windows.downscaled, strict=True)]
-        yield lax.slice(phases[offsets], start, stop)
+            phases[key] = materialised(phase)
+        yield lax.slice(phases[key], starts, stops)
 
 
 def scattered_sums(
@@ -50,17 +56,22 @@ def scattered_sums(
     must be 0.
     """
     size, stride, dilation = windows.size, windows.stride, windows.dilation
-    paddings = [first_padding for first_padding, _ in windows.padding]
+    axes = range(len(size))
+    first_paddings = [before for before, _ in windows.padding]
     # The numbers of items of a phase of the padded input, up to the input's last item.
     lengths: list[int] = []
-    for extent, padding, s in zip(windows.upscaled, paddings, stride, strict=True):
-        lengths.append(ceil_div(extent + padding, s))
     # A window begins up to this many positions before an item that it covers. Fills are added
     # there.
-    fronts = [(k - 1) * d // s for k, d, s in zip(size, dilation, stride, strict=True)]
-    backs = [max(m - n, 0) for m, n in zip(lengths, windows.downscaled, strict=True)]
-    edges = tuple(zip(fronts, backs, strict=True))
-    extended = [extend(x, edges, "constant", fill) for x, fill in arrays]
+    fronts: list[int] = []
+    edges: list[tuple[int, int]] = []
+    for axis in axes:
+        length = ceil_div(windows.upscaled[axis] + first_paddings[axis], stride[axis])
+        front = (size[axis] - 1) * dilation[axis] // stride[axis]
+        back = max(length - windows.downscaled[axis], 0)
+        lengths.append(length)
+        fronts.append(front)
+        edges.append((front, back))
+    extended = [extend(array, tuple(edges), "constant", fill) for array, fill in arrays]
 
     def sums_of_phase(offsets: Cell) -> Array | None:
         """Return the sums of one phase of the input, or None if no cell covers its items.
@@ -70,27 +81,27 @@ def scattered_sums(
         total: Array | None = None
         for cell in np.ndindex(*size):
             # The distances from the phase's first item to the cell, in the window at position 0.
-            steps = [j * d - offset for j, d, offset in zip(cell, dilation, offsets, strict=True)]
-            if any(step % s for step, s in zip(steps, stride, strict=True)):
+            distances = [cell[axis] * dilation[axis] - offsets[axis] for axis in axes]
+            if any(distances[axis] % stride[axis] for axis in axes):
                 continue  # the cell covers items of another phase
-            start = [
-                front - step // s for front, step, s in zip(fronts, steps, stride, strict=True)
-            ]
-            stop = [first + length for first, length in zip(start, lengths, strict=True)]
-            slices = [lax.slice(x, start, stop) for x in extended]
-            part = term(cell, *slices)
-            total = part if total is None else total + part
+            starts = [fronts[axis] - distances[axis] // stride[axis] for axis in axes]
+            stops = [starts[axis] + lengths[axis] for axis in axes]
+            slices = [lax.slice(array, starts, stops) for array in extended]
+            terms = term(cell, *slices)
+            total = terms if total is None else total + terms
         return total
 
     sums = [sums_of_phase(offsets) for offsets in np.ndindex(*stride)]
-    example = next(x for x in sums if x is not None)
-    phases = [jnp.zeros_like(example) if x is None else x for x in sums]
-    total = _interleaved(phases, stride)
+    example = next(total for total in sums if total is not None)
+    phases = [jnp.zeros_like(example) if total is None else total for total in sums]
+    result = _interleaved(phases, stride)
     # Cut off the padding, and add zeros after the last covered item.
     cuts: list[tuple[int, int, int]] = []
-    for padding, extent, length in zip(paddings, windows.upscaled, total.shape, strict=True):
-        cuts.append((-padding, padding + extent - length, 0))
-    return lax.pad(total, np.array(0, total.dtype), cuts)
+    for axis in axes:
+        before = first_paddings[axis]
+        end = before + windows.upscaled[axis]
+        cuts.append((-before, end - result.shape[axis], 0))
+    return lax.pad(result, np.array(0, result.dtype), cuts)
 
 
 def _interleaved(phases: list[Array], stride: Sequence[int]) -> Array:
@@ -101,17 +112,18 @@ def _interleaved(phases: list[Array], stride: Sequence[int]) -> Array:
     """
     arrays = phases
     for axis in reversed(range(len(stride))):
-        step = stride[axis]
-        if step == 1:
+        count = stride[axis]
+        if count == 1:
             continue
         joined: list[Array] = []
-        for i in range(0, len(arrays), step):
+        for start in range(0, len(arrays), count):
             # The offsets of these arrays differ only along `axis`, so that their items alternate
             # there.
-            neighbours = arrays[i : i + step]
+            neighbours = arrays[start : start + count]
             shape = list(neighbours[0].shape)
-            shape[axis] *= step
-            joined.append(jnp.stack(neighbours, axis=axis + 1).reshape(shape))
+            shape[axis] *= count
+            alternating = jnp.stack(neighbours, axis=axis + 1)
+            joined.append(alternating.reshape(shape))
         arrays = joined
     (total,) = arrays
     return total

@@ -26,21 +26,19 @@ _LARGEST = 8
 def window_reduction(equation: Equation, views: Sequence[View]) -> View | None:
     """Return the maxima or sums over windows as a view, or None if the windows are too large.
 
-    They are computed axis by axis, by operations on shifted tensors.
+    Operations on shifted tensors compute the maxima or sums axis by axis.
     """
     (view,) = views
     params = equation.params
-    size = params["window_dimensions"]
-    is_dilated = any(d != 1 for d in params["base_dilation"])
-    if max(size) > _LARGEST or is_dilated or not is_enabled("pooling"):
+    is_wide = max(params["window_dimensions"]) > _LARGEST
+    is_dilated = any(dilation != 1 for dilation in params["base_dilation"])
+    if is_wide or is_dilated or not is_enabled("pooling"):
         return None
     x = jnp.asarray(full_array(view))
     shape = tuple(equation.outvars[0].aval.shape)
-    windows = Windows(
-        *(_in_order(params[name], view.order) for name in _ATTRIBUTES),
-        upscaled=x.shape,
-        downscaled=_in_order(shape, view.order),
-    )
+    size, padding, stride, dilation = (_in_order(params[name], view.order) for name in _ATTRIBUTES)
+    result_shape = _in_order(shape, view.order)
+    windows = Windows(size, padding, stride, dilation, x.shape, result_shape)
     if primitive(equation) == "reduce_window_sum":
         result = _shifted(x, windows, lax.add, np.array(0, x.dtype))
     else:
@@ -53,7 +51,7 @@ _ATTRIBUTES = ("window_dimensions", "padding", "window_strides", "window_dilatio
 
 
 def _in_order(items: Sequence[T], order: Order) -> tuple[T, ...]:
-    """Return the items, of which each belongs to an axis, in the order `order` of axes."""
+    """Return items in the order `order` of axes. Each item belongs to the axis of its index."""
     return tuple(items[axis] for axis in order)
 
 
@@ -66,29 +64,32 @@ def maximum_gradient(equation: Equation, views: Sequence[View]) -> View | None:
     source, operand = views
     params = equation.params
     order = operand.order
-    size = params["window_dimensions"]
+    is_wide = max(params["window_dimensions"]) > _LARGEST
     is_of_maxima = params["select_prim"].name == "ge"
-    if max(size) > _LARGEST or not is_of_maxima or not is_enabled("gradients"):
+    if is_wide or not is_of_maxima or not is_enabled("gradients"):
         return None
     x = jnp.asarray(full_array(operand))
     gradient = full_array(source, order)
     size, padding, stride = (_in_order(params[name], order) for name in _ATTRIBUTES[:3])
-    windows = Windows(size, padding, stride, (1,) * x.ndim, x.shape, gradient.shape)
+    no_dilation = (1,) * x.ndim
+    windows = Windows(size, padding, stride, no_dilation, x.shape, gradient.shape)
+    # For each position, the number of the window's cell that has the maximum.
     _, index = window_max_and_index(x, windows, "ignore")
 
-    def chosen(cell: tuple[int, ...], gradient: Array, index: Array) -> Array:
-        number = np.ravel_multi_index(cell, windows.size)
-        return jnp.where(index == number, gradient, np.array(0, gradient.dtype))
+    def term(cell: tuple[int, ...], gradient: Array, index: Array) -> Array:
+        cell_number = np.ravel_multi_index(cell, windows.size)
+        return jnp.where(index == cell_number, gradient, np.array(0, gradient.dtype))
 
-    result = scattered_sums([(gradient, 0), (index, -1)], windows, chosen)
+    result = scattered_sums([(gradient, 0), (index, -1)], windows, term)
     return View(result, order, operand.shape, source.is_early and operand.is_early)
 
 
 def _shifted(
     x: Array, windows: Windows, combine: Callable[[Array, Array], Array], fill: Any
 ) -> Array:
+    """Combine the items of each window axis by axis. `fill` is the number in the padding."""
     x = extend(x, windows.padding, "constant", fill)
     for axis, size in enumerate(windows.size):
         if size > 1 or windows.stride[axis] > 1:
-            x = reduce(combine, (windows.cell(x, axis, j) for j in range(size)))
+            x = reduce(combine, (windows.cell(x, axis, number) for number in range(size)))
     return x

@@ -75,7 +75,8 @@ def is_transposed_faster(rows: int, depth: int, columns: int, *, narrow: bool = 
     """
     items = depth * columns
     if rows == 1:
-        is_faster = items >= (_NARROW if narrow else _STREAMED)
+        least_items = _NARROW if narrow else _STREAMED
+        is_faster = items >= least_items
     else:
         has_some_rows = _FEWEST <= rows <= _MOST
         is_faster = has_some_rows and columns >= 2 * rows and items >= _LARGE
@@ -87,8 +88,7 @@ def row_product(row: Array, matrix: Array, axis: int, params: Params) -> Array:
 
     `params` has the precision and the dtype of sums. The result is a vector.
     """
-    sums = params["preferred_element_type"]
-    if is_narrow(row, sums):
+    if is_narrow(row, params["preferred_element_type"]):
         return row_twice(row, matrix, axis, params)
     if axis == 1 and matrix.shape[0] % _SHARES == 0:
         # After the barrier the matrix depends on the row too, so that no copy of it is prepared.
@@ -97,7 +97,8 @@ def row_product(row: Array, matrix: Array, axis: int, params: Params) -> Array:
         rows = jnp.broadcast_to(row, (_SHARES, row.size))
         numbers = ((2,), (1,)), ((0,), (0,))
         return lax.dot_general(matrices, rows, numbers, **params).reshape(-1)
-    return lax.dot_general(matrix, row, (((axis,), (0,)), ((), ())), **params)
+    numbers = ((axis,), (0,)), ((), ())
+    return lax.dot_general(matrix, row, numbers, **params)
 
 
 def row_twice(row: Array, matrix: Array, axis: int, params: Params) -> Array:
@@ -107,13 +108,15 @@ def row_twice(row: Array, matrix: Array, axis: int, params: Params) -> Array:
     1280x1000 items of 8 bits, one row takes 0.54 ms and two rows take 0.05 ms. For a matrix of
     768x2304 items of bfloat16, one row takes 1.8 ms and two rows take 0.18 ms.
     """
-    sums = params["preferred_element_type"]
+    sum_dtype = params["preferred_element_type"]
     two_rows = jnp.broadcast_to(row, (2, row.size))
     if axis == 0:
         numbers = ((1,), (0,)), ((), ())
-        return lax.dot_general(left_operand(two_rows, sums), matrix, numbers, **params)[0]
+        left = left_operand(two_rows, sum_dtype)
+        return lax.dot_general(left, matrix, numbers, **params)[0]
     numbers = ((1,), (1,)), ((), ())
-    return lax.dot_general(left_operand(matrix, sums), two_rows, numbers, **params)[:, 0]
+    left = left_operand(matrix, sum_dtype)
+    return lax.dot_general(left, two_rows, numbers, **params)[:, 0]
 
 
 def is_floating(x: Array) -> bool:
@@ -134,25 +137,26 @@ def product(
     The matrix's other axis is the first axis of the result if `columns_first` is true, and
     otherwise the last one.
     """
-    sums = params["preferred_element_type"]
+    sum_dtype = params["preferred_element_type"]
     if columns_first:
         is_row = x.size == x.shape[axis]
         if is_row:
             row = row_product(x.reshape(-1), matrix, summed, params)
             return row.reshape(along(0, x.ndim))
-        left = left_operand(matrix, sums)
-        return lax.dot_general(left, x, (((summed,), (axis,)), ((), ())), **params)
-    if sums is not None and sums != x.dtype:
-        x = left_operand(jnp.moveaxis(x, axis, -1), sums)
+        numbers = ((summed,), (axis,)), ((), ())
+        return lax.dot_general(left_operand(matrix, sum_dtype), x, numbers, **params)
+    if sum_dtype is not None and sum_dtype != x.dtype:
+        x = left_operand(jnp.moveaxis(x, axis, -1), sum_dtype)
         axis = x.ndim - 1
-    return lax.dot_general(x, matrix, (((axis,), (summed,)), ((), ())), **params)
+    numbers = ((axis,), (summed,)), ((), ())
+    return lax.dot_general(x, matrix, numbers, **params)
 
 
 def is_by_depth_parts(x: Array, axis: int, columns: int) -> bool:
     """Tell whether to multiply a row by a matrix with `row_by_depth_parts`.
 
-    The matrix has the shape (depth, columns), and the parts divide its depth. The measured
-    milliseconds for matrices that are read from memory:
+    The row lies along the axis `axis` of x. The matrix has the shape (depth, columns), and the
+    parts divide its depth. The measured milliseconds for matrices that are read from memory:
 
         matrix     one product  8 parts  transposed
         768x3072          0.29     0.23        0.21
@@ -162,8 +166,10 @@ def is_by_depth_parts(x: Array, axis: int, columns: int) -> bool:
     For 512x512 items the parts take as long as one product.
     """
     depth = x.shape[axis]
-    is_streamed = x.size == depth and depth % _SHARES == 0 and depth * columns >= _STREAMED
-    return is_streamed and x.dtype == jnp.float32 and is_enabled("turned")
+    is_row = x.size == depth and x.dtype == jnp.float32
+    is_divisible = depth % _SHARES == 0
+    is_streamed = depth * columns >= _STREAMED
+    return is_row and is_divisible and is_streamed and is_enabled("turned")
 
 
 def row_by_depth_parts(x: Array, axis: int, matrix: Array, params: Params) -> Array:
@@ -173,10 +179,17 @@ def row_by_depth_parts(x: Array, axis: int, matrix: Array, params: Params) -> Ar
     parts divide its depth.
     """
     depth, columns = matrix.shape
-    row = x.reshape(_SHARES, 1, depth // _SHARES)
-    parts = matrix.reshape(_SHARES, depth // _SHARES, columns)
-    sums = lax.dot_general(row, parts, (((2,), (1,)), ((0,), (0,))), **params)
-    return sums.sum(0).reshape(*x.shape[:axis], *x.shape[axis + 1 :], columns)
+    row_parts = x.reshape(_SHARES, 1, depth // _SHARES)
+    matrix_parts = matrix.reshape(_SHARES, depth // _SHARES, columns)
+    numbers = ((2,), (1,)), ((0,), (0,))
+    products = lax.dot_general(row_parts, matrix_parts, numbers, **params)
+    return _with_columns(products.sum(0), x, axis)
+
+
+def _with_columns(row: Array, x: Array, axis: int) -> Array:
+    """Reshape a product with x: the axes of x without `axis`, and then the columns."""
+    remaining = [extent for i, extent in enumerate(x.shape) if i != axis]
+    return row.reshape(*remaining, -1)
 
 
 def is_paired(x: Array, axis: int, columns: int) -> bool:
@@ -186,8 +199,11 @@ def is_paired(x: Array, axis: int, columns: int) -> bool:
     columns).
     """
     depth = x.shape[axis]
-    is_row = x.size == depth and depth * columns >= _LARGE and columns % _PARTS == 0
-    return is_row and is_floating(x) and profile().pairs_rows and is_enabled("pairs")
+    is_row = x.size == depth and is_floating(x)
+    is_large = depth * columns >= _LARGE
+    is_divisible = columns % _PARTS == 0
+    is_faster = profile().pairs_rows and is_enabled("pairs")
+    return is_row and is_large and is_divisible and is_faster
 
 
 def row_by_column_parts(x: Array, axis: int, matrix: Array, params: Params) -> Array:
@@ -199,9 +215,10 @@ def row_by_column_parts(x: Array, axis: int, matrix: Array, params: Params) -> A
     depth, columns = matrix.shape
     parts = jnp.swapaxes(matrix.reshape(depth, _PARTS, columns // _PARTS), 0, 1)
     row = left_operand(x.reshape(1, 1, depth), params["preferred_element_type"])
-    row = jnp.broadcast_to(row, (_PARTS, 1, depth))
-    result = lax.dot_general(row, parts, (((2,), (1,)), ((0,), (0,))), **params)
-    return result.reshape(*x.shape[:axis], *x.shape[axis + 1 :], columns)
+    rows = jnp.broadcast_to(row, (_PARTS, 1, depth))
+    numbers = ((2,), (1,)), ((0,), (0,))
+    products = lax.dot_general(rows, parts, numbers, **params)
+    return _with_columns(products, x, axis)
 
 
 # Sums of outer products of rows occur in gradients of matrices. Eigen computes such a sum faster as
@@ -231,18 +248,18 @@ def over_rows(x: Array, y: Array, precision: lax.PrecisionLike = None, *, is_alo
     """
     rows, x_columns = x.shape
     _, y_columns = y.shape
-    parts = next((k for k in _DIVISORS if rows % k == 0), 1)
-    is_divisible = is_alone and parts > 1
-    if not is_divisible or not at_least(rows, _FEWEST_ROWS):
+    divisors = [divisor for divisor in _DIVISORS if rows % divisor == 0]
+    if not is_alone or not divisors or not at_least(rows, _FEWEST_ROWS):
         return lax.dot_general(x, y, (((0,), (0,)), ((), ())), precision=precision)
+    part_count = divisors[0]
     y_is_narrower = at_least(x_columns, y_columns + 1)
     is_small = at_least(_SMALL, x_columns * y_columns)
     is_exchanged = y_is_narrower and is_small and at_least(rows, _MANY_ROWS)
     left, right = (y, x) if is_exchanged else (x, y)
-    left = left.reshape(parts, rows // parts, -1)
-    right = right.reshape(parts, rows // parts, -1)
+    left_parts = left.reshape(part_count, rows // part_count, -1)
+    right_parts = right.reshape(part_count, rows // part_count, -1)
     numbers = ((1,), (1,)), ((0,), (0,))
-    totals = lax.dot_general(left, right, numbers, precision=precision)
+    totals = lax.dot_general(left_parts, right_parts, numbers, precision=precision)
     total = jnp.sum(totals, axis=0)
     return total.T if is_exchanged else total
 
@@ -264,7 +281,10 @@ def sums_of_channels(x: Array, leading: int = 0) -> Array:
             1152        7x7      1            18            7
              672      14x14      4           163           55
     """
-    rows = x.reshape(math.prod(x.shape[:leading]), -1, x.shape[-1])
+    leading_shape = x.shape[:leading]
+    channels = x.shape[-1]
+    rows = x.reshape(math.prod(leading_shape), -1, channels)
     ones = jnp.ones((rows.shape[0], 2, rows.shape[1]), x.dtype)
-    sums = lax.dot_general(ones, rows, (((2,), (1,)), ((0,), (0,))), precision="highest")
-    return sums[:, 0].reshape(*x.shape[:leading], x.shape[-1])
+    numbers = ((2,), (1,)), ((0,), (0,))
+    sums = lax.dot_general(ones, rows, numbers, precision="highest")
+    return sums[:, 0].reshape(*leading_shape, channels)

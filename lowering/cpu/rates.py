@@ -37,7 +37,7 @@ _STEPS = 32  # iterations of a loop, so many that the time to call it is small
 
 
 class _Trial(NamedTuple):
-    """A function to measure, the arrays to call it with, and its units of work in a call.
+    """A function to measure, its arguments, and the units of work that a call of it does.
 
     `options` are the compiler's options.
     """
@@ -71,37 +71,40 @@ def measured(threads: int) -> MachineProfile:
 def _rates(*trials: _Trial) -> list[float]:
     """Return the rate of each trial, in units of work per second."""
     with ThreadPoolExecutor(len(trials)) as pool:
-        runs = [*pool.map(_compiled, trials)]
-    # The shortest call of each trial, in seconds.
-    best = [math.inf] * len(runs)
+        runs = list(pool.map(_compiled, trials))
+    shortest = [math.inf] * len(runs)  # the seconds of the shortest call of each trial
     calls = 0
     end = time.perf_counter() + _SECONDS * len(runs)
     while calls < _CALLS or time.perf_counter() < end:
         for index, run in enumerate(runs):
             start = time.perf_counter()
             run()
-            best[index] = min(best[index], time.perf_counter() - start)
+            seconds = time.perf_counter() - start
+            shortest[index] = min(shortest[index], seconds)
         calls += 1
-    return [trial.work / seconds for trial, seconds in zip(trials, best, strict=True)]
+    return [trial.work / seconds for trial, seconds in zip(trials, shortest, strict=True)]
 
 
 def _compiled(trial: _Trial) -> Callable[[], Any]:
-    run = jax.jit(trial.function, compiler_options=trial.options).lower(*trial.arrays).compile()
-    jax.block_until_ready(run(*trial.arrays))
-    return lambda: jax.block_until_ready(run(*trial.arrays))
+    """Compile a trial and call it once. Return a function that calls it and awaits the result."""
+    jitted = jax.jit(trial.function, compiler_options=trial.options)
+    compiled = jitted.lower(*trial.arrays).compile()
+    jax.block_until_ready(compiled(*trial.arrays))
+    return lambda: jax.block_until_ready(compiled(*trial.arrays))
 
 
 def _nearest(rate: float) -> float:
     """Return a rate, rounded to a power of `_STEP`, with three digits."""
-    return float(f"{_STEP ** round(math.log(rate, _STEP)):.3g}")
+    exponent = round(math.log(rate, _STEP))
+    return float(f"{_STEP**exponent:.3g}")
 
 
 def rounded(rates: Sequence[float]) -> list[float]:
     """Round rates so that rates which are close to each other become equal.
 
-    The first rate becomes the nearest power of `_STEP`. Each other rate becomes the rounded
-    first rate times a power of `_STEP`, the power that is nearest to the quotient of the other
-    rate and the first rate.
+    The first rate becomes the nearest power of `_STEP`. Each other rate becomes the rounded first
+    rate times a power of `_STEP`. This power is the nearest to the quotient of the other rate and
+    the first rate.
     """
     first, *other_rates = rates
     rounded_first = _nearest(first)
@@ -125,10 +128,12 @@ def _items(*shape: int, dtype: Any = jnp.float32) -> Array:
 
 def _placed(array: NDArray[np.generic]) -> Array:
     """Put an array on the first CPU device, where computations with the array use all threads."""
-    return jax.device_put(array, jax.local_devices(backend="cpu")[0])
+    first_device, *_ = jax.local_devices(backend="cpu")
+    return jax.device_put(array, first_device)
 
 
 def _product(dtype: Any, options: dict[str, str], sums: Any = jnp.float32) -> _Trial:
+    """Return a benchmark of a product of matrices of the dtype `dtype`, with sums of `sums`."""
     rows, depth, columns = 784, 512, 256
 
     def multiply(x: Array, y: Array) -> Array:
@@ -155,11 +160,11 @@ def _row(parts: int) -> _Trial:
         rows = jnp.broadcast_to(row[None], (parts, 1, extent))
         return lax.dot_general(rows, matrices, numbers, _PLAIN).reshape(1, extent)
 
-    def steps(row: Array, matrices: Array) -> Array:
+    def run_steps(row: Array, matrices: Array) -> Array:
         return lax.fori_loop(0, _STEPS, lambda _, row: step(row, matrices) * 0.01, row)
 
     arrays = _items(1, extent), _items(parts, extent, extent // parts)
-    return _Trial(steps, arrays, _STEPS * extent**2)
+    return _Trial(run_steps, arrays, _STEPS * extent**2)
 
 
 def _loop(width: str) -> _Trial:
@@ -172,28 +177,30 @@ def _loop(width: str) -> _Trial:
     def step(x: Array, filter: Array) -> Array:
         padded = jnp.pad(x, ((1, 1), (1, 1), (0, 0)))
         total = jnp.zeros_like(x)
-        for i, j in np.ndindex(3, 3):
-            total = total + padded[i:, j:][:extent, :extent] * filter[i, j]
+        for row, column in np.ndindex(3, 3):
+            shifted = padded[row:, column:][:extent, :extent]
+            total = total + shifted * filter[row, column]
         return jnp.maximum(total, 0)
 
-    def steps(x: Array, filter: Array) -> Array:
+    def run_steps(x: Array, filter: Array) -> Array:
         return lax.fori_loop(0, _STEPS, lambda _, x: step(x, filter), x)
 
     arrays = _items(extent, extent, channels), _items(3, 3, 1, 1, channels)
-    return _Trial(steps, arrays, _STEPS * extent**2 * channels, CPU | {_WIDTH: width})
+    return _Trial(run_steps, arrays, _STEPS * extent**2 * channels, CPU | {_WIDTH: width})
 
 
 def _sum(items: int, steps: int) -> _Trial:
     """Return a benchmark of reading and writing memory.
 
-    It adds 1 to an array of `items` items, `steps` times.
+    The benchmark adds 1 to an array of `items` items, `steps` times.
     """
 
     def add_ones(x: Array) -> Array:
         return lax.fori_loop(0, steps, lambda _, x: x + 1, x)
 
-    nbytes = 2 * 4 * items  # the bytes that a step reads and writes
-    return _Trial(add_ones, (_placed(np.ones(items, np.float32)),), steps * nbytes)
+    array = _placed(np.ones(items, np.float32))
+    step_bytes = 2 * array.nbytes  # read and written
+    return _Trial(add_ones, (array,), steps * step_bytes)
 
 
 def _starts() -> _Trial:

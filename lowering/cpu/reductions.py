@@ -41,16 +41,18 @@ def is_by_lanes(x: Array) -> bool:
 
 def sums_of_rows(x: Array) -> Array:
     """Sum over the last axis: first add up equal parts of each row, then the items of this sum."""
-    lanes = _lanes(x.shape[-1])
-    parts = [lax.slice_in_dim(x, i, i + lanes, axis=-1) for i in range(0, x.shape[-1], lanes)]
-    return jnp.sum(materialised(functools.reduce(lax.add, parts)), axis=-1)
+    length = x.shape[-1]
+    lanes = _lanes(length)
+    starts = range(0, length, lanes)
+    parts = [lax.slice_in_dim(x, start, start + lanes, axis=-1) for start in starts]
+    total = functools.reduce(lax.add, parts)
+    return jnp.sum(materialised(total), axis=-1)
 
 
 def _lanes(length: int) -> int:
-    """Return the number of items in a part of a row, or 0 if the row is not divided.
+    """Return the number of items in a part of a row of `length` items.
 
-    `length` is the number of items of the row, which is not divided if the parts would not be
-    equal.
+    Return 0 if parts of this number would not be equal, so that the row is not divided.
     """
     lanes = _LANES
     while length > lanes * _PARTS:

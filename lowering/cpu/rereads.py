@@ -23,8 +23,8 @@ _FEWEST_ITEMS = 16 << 10
 def reread(program: Program) -> set[Variable]:
     """Return variables that XLA should compute only once for several readers.
 
-    They are results of elementwise operations that a product and other equations read. XLA
-    would compute such a variable again for each reader that needs another shape: rows for a
+    The variables are results of elementwise operations that a product and other equations read.
+    XLA would compute a variable again for each reader that needs another shape: rows for a
     product, or halves of the rows for the gradient of a matrix. Products and sums are readers.
     There are further readers:
 
@@ -36,11 +36,10 @@ def reread(program: Program) -> set[Variable]:
     """
     if not is_enabled("in_memory"):
         return set()
-    role = program.role
-    readers = Counter[Variable]()  # the number of readers of each variable
+    reader_counts = Counter[Variable]()
     kernels = {PRODUCT}
-    if role == "forward":
-        readers.update(variables(program.results))
+    if program.role == "forward":
+        reader_counts.update(variables(program.results))
         kernels.add(CONVOLUTION)
     chosen: set[Variable] = set()
     read_by_kernels: set[Variable] = set()
@@ -48,25 +47,28 @@ def reread(program: Program) -> set[Variable]:
         name = primitive(equation)
         operands = variables(equation.invars)
         if name in kernels:
-            readers.update(operands)
+            reader_counts.update(operands)
             read_by_kernels.update(operands)
         elif name == "reduce_sum":
-            readers.update(operands)
+            reader_counts.update(operands)
         elif facts(equation).shapes:
+            # The readers of the result read the operands too.
             (result,) = equation.outvars
-            readers.update({v: readers[result] for v in operands})
+            reader_counts.update(dict.fromkeys(operands, reader_counts[result]))
             if result in read_by_kernels:
                 read_by_kernels.update(operands)
         elif facts(equation).by_item:
             (result,) = equation.outvars
-            if role == "value":
-                readers.update(operands)
-            if readers[result] > 1 and result in read_by_kernels and _is_large(result):
+            if program.role == "value":
+                reader_counts.update(operands)
+            has_several_readers = reader_counts[result] > 1 and result in read_by_kernels
+            if has_several_readers and _is_large(result):
                 chosen.add(result)
     return chosen
 
 
 def _is_large(variable: Variable) -> bool:
+    """Tell whether a variable is float32 and has too many items to compute them repeatedly."""
     aval = variable.aval
     is_known = not any(map(is_symbolic, aval.shape))
     return aval.dtype == jnp.float32 and is_known and math.prod(aval.shape) >= _FEWEST_ITEMS

@@ -34,18 +34,20 @@ _FACTORS = 1 << 20  # the most bytes of a window's factors, repeated to rows
 
 
 def positions_in_row(shape: tuple[int, ...]) -> int:
-    """Return how many positions to join to one row of an array, or 0 if rows are not faster.
+    """Return the number of positions to join to one row of an array, or 0 if rows are not faster.
 
     The array has the shape (batch, *positions, channels).
     """
     if len(shape) < 3 or any(map(is_symbolic, shape)) or not is_enabled("rows"):
         return 0
     *_, positions, channels = shape
-    fills_vectors = channels >= _WIDE and channels % _VECTOR == 0
-    if not 0 < channels <= _MOST or fills_vectors or math.prod(shape) < _MANY:
+    if channels == 0 or channels > _MOST or math.prod(shape) < _MANY:
         return 0
-    divisors = [n for n in range(1, positions + 1) if positions % n == 0]
-    count = max([n for n in divisors if n * channels <= _MOST], default=0)
+    fills_vectors = channels >= _WIDE and channels % _VECTOR == 0
+    if fills_vectors:
+        return 0
+    counts = [count for count in range(1, positions + 1) if positions % count == 0]
+    count = max([count for count in counts if count * channels <= _MOST], default=0)
     has_enough_items = count * channels >= _FEWEST
     return count if count > 1 and has_enough_items else 0
 
@@ -72,7 +74,7 @@ def in_rows(x: Array, count: int) -> Array:
 def unfused_in_rows(x: Array) -> Array:
     """Return x, and let XLA compute it by loops over rows of several positions.
 
-    x has the shape (batch, *positions, channels). It is unchanged if rows are not faster.
+    x has the shape (batch, *positions, channels). If rows are not faster, x is returned unchanged.
     """
     count = positions_in_row(x.shape)
     if not count:
@@ -98,10 +100,11 @@ def is_faster_in_rows(x: Array, filter: Array, window: Window) -> bool:
     *size, depth, count = filter.shape
     *_, width = window.positions(x, size)
     factor_bytes = filter.size * filter.dtype.itemsize * width
-    fits = width * count >= _FEWEST and factor_bytes <= _FACTORS
+    if width * count < _FEWEST or factor_bytes > _FACTORS:
+        return False
     is_depthwise = depth == 1 and count == window.groups == x.shape[-1]
     has_adjacent_windows = window.stride[-1] == 1 and not window.is_spread
-    return fits and is_depthwise and window.is_single(x) and has_adjacent_windows
+    return is_depthwise and has_adjacent_windows and window.is_single(x)
 
 
 def depthwise_rows(x: Array, filter: Array, window: Window) -> Array:
@@ -111,20 +114,27 @@ def depthwise_rows(x: Array, filter: Array, window: Window) -> Array:
     1, channels), and the result has the shape (batch, *positions, channels).
     """
     *size, _, channels = filter.shape
-    counts = window.positions(x, size)
-    *outer, width = counts
-    *sides, (left, right) = window.padding
-    edges = ((0, 0), *sides, (left * channels, right * channels))
+    result_positions = window.positions(x, size)
+    *outer_positions, width = result_positions
+    *outer_padding, (left, right) = window.padding
+    # A row has the channels of all positions along the last spatial axis.
+    edges = ((0, 0), *outer_padding, (left * channels, right * channels))
     rows = unfused(extend(x.reshape(*x.shape[:-2], -1), edges, "constant"))
     factors = repeated(filter.reshape(*size, channels), width)
-    *steps, _ = window.stride
+    ones = (1,) * len(size)
+    outer_strides = window.stride[:-1]
     terms: list[Array] = []
     for cell in np.ndindex(*size):
-        *starts, column = (j * d for j, d in zip(cell, window.dilation, strict=True))
-        stops = [first + (n - 1) * s + 1 for first, n, s in zip(starts, outer, steps, strict=True)]
-        start = (0, *starts, column * channels)
-        stop = (len(x), *stops, (column + width) * channels)
-        part = lax.slice(rows, start, stop, (1, *steps, 1))
-        terms.append(part * factors[cell].reshape(*(1,) * len(size), -1))
+        *starts, column = [n * step for n, step in zip(cell, window.dilation, strict=True)]
+        stops: list[int] = []
+        for start, count, stride in zip(starts, outer_positions, outer_strides, strict=True):
+            stops.append(start + (count - 1) * stride + 1)
+        part = lax.slice(
+            rows,
+            (0, *starts, column * channels),
+            (len(x), *stops, (column + width) * channels),
+            (1, *outer_strides, 1),
+        )
+        terms.append(part * factors[cell].reshape(*ones, -1))
     total = reduce(lax.add, terms)
-    return total.reshape(len(x), *counts, channels)
+    return total.reshape(len(x), *result_positions, channels)

@@ -42,7 +42,7 @@ class Window:
     @property
     def is_spread(self) -> bool:
         """Tell whether the input is dilated, as in a transposed convolution."""
-        return any(d != 1 for d in self.input_dilation)
+        return any(dilation != 1 for dilation in self.input_dilation)
 
     @property
     def kind(self) -> Params:
@@ -56,14 +56,16 @@ class Window:
     @property
     def edges(self) -> Sequence[tuple[int, int, int]]:
         """Return the argument of `lax.pad` that dilates and pads an input, for all its axes."""
-        sides = zip(self.padding, self.input_dilation, strict=True)
-        return ((0, 0, 0), *((p, q, d - 1) for (p, q), d in sides), (0, 0, 0))
+        edges = [(0, 0, 0)]
+        for (before, after), dilation in zip(self.padding, self.input_dilation, strict=True):
+            edges.append((before, after, dilation - 1))
+        return (*edges, (0, 0, 0))
 
     @property
     def bare(self) -> Window:
         """Return the window without padding and input dilation.
 
-        It is for an input that is dilated and padded already.
+        This window slides over an input that is dilated and padded already.
         """
         rank = len(self.stride)
         return replace(self, padding=((0, 0),) * rank, input_dilation=(1,) * rank)
@@ -71,21 +73,27 @@ class Window:
     @property
     def inner(self) -> Window:
         """Return the window for all spatial axes but the first."""
-        names = "stride", "padding", "input_dilation", "dilation"
-        return replace(self, **{name: getattr(self, name)[1:] for name in names})
+        return replace(
+            self,
+            stride=self.stride[1:],
+            padding=self.padding[1:],
+            input_dilation=self.input_dilation[1:],
+            dilation=self.dilation[1:],
+        )
 
     def positions(self, x: Array, size: Sequence[int]) -> list[int]:
-        """Return how many positions a window of `size` cells has along each axis of an input x.
+        """Return the number of positions of a window along each spatial axis of an input x.
 
-        x has the shape (batch, *input positions, channels).
+        x has the shape (batch, *input positions, channels). `size` is the number of the window's
+        cells along each axis.
         """
-        spans = [(k - 1) * d + 1 for k, d in zip(size, self.dilation, strict=True)]
-        extents = [
-            (n - 1) * (inner + 1) + 1 + before + after
-            for n, (before, after, inner) in zip(x.shape[1:-1], self.edges[1:-1], strict=True)
-        ]
-        axes = zip(extents, spans, self.stride, strict=True)
-        return [(extent - span) // stride + 1 for extent, span, stride in axes]
+        positions: list[int] = []
+        for axis, cell_count in enumerate(size):
+            before, after, inner_zeros = self.edges[axis + 1]
+            extent = before + (x.shape[axis + 1] - 1) * (inner_zeros + 1) + 1 + after
+            span = (cell_count - 1) * self.dilation[axis] + 1
+            positions.append((extent - span) // self.stride[axis] + 1)
+        return positions
 
     def windows_over(self, size: Sequence[int], upscaled: Shape, downscaled: Shape) -> Windows:
         """Return windows of `size` cells that slide over an array of the shape `upscaled`.
@@ -126,6 +134,10 @@ def cells(
         return
     strides = (1, *window.stride, 1)
     for cell in np.ndindex(*size):
-        start = [j * d for j, d in zip(cell, window.dilation, strict=True)]
-        stop = [j + (n - 1) * s + 1 for j, n, s in zip(start, counts, window.stride, strict=True)]
-        yield cell, lax.slice(x, (0, *start, 0), (batch, *stop, channels), strides)
+        starts: list[int] = []
+        stops: list[int] = []
+        for axis, number in enumerate(cell):
+            start = number * window.dilation[axis]
+            starts.append(start)
+            stops.append(start + (counts[axis] - 1) * window.stride[axis] + 1)
+        yield cell, lax.slice(x, (0, *starts, 0), (batch, *stops, channels), strides)

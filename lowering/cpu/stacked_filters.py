@@ -28,10 +28,14 @@ def fits(x: Array, filter: Array, window: Window) -> bool:
     The stride must be 1, and the products of all cells must stay in the caches.
     """
     *size, _, count = filter.shape
-    extents = [n + sum(p) for n, p in zip(x.shape[1:-1], window.padding, strict=True)]
-    items = math.prod((len(x), *extents, *size, count))
+    batch, *positions, _ = x.shape
+    padded_positions: list[int] = []
+    for extent, (before, after) in zip(positions, window.padding, strict=True):
+        padded_positions.append(before + extent + after)
+    items = math.prod((batch, *padded_positions, *size, count))
     itemsize = np.dtype(window.accumulator or x.dtype).itemsize
-    return all(s == 1 for s in window.stride) and items * itemsize <= _BYTES
+    is_small = items * itemsize <= _BYTES
+    return is_small and all(stride == 1 for stride in window.stride)
 
 
 def stacked(x: Array, filter: Array, window: Window) -> Array:
@@ -45,9 +49,9 @@ def stacked(x: Array, filter: Array, window: Window) -> Array:
     products = _product(x, matrix, window)
 
     def terms() -> Iterator[Array]:
-        for i, (_, part) in enumerate(cells(products, size, window.bare)):
-            # The results of cell i are `count` channels from i * count on.
-            yield part[..., i * count :][..., :count]
+        for cell_number, (_, part) in enumerate(cells(products, size, window.bare)):
+            first_channel = cell_number * count  # of the results of this cell
+            yield part[..., first_channel:][..., :count]
 
     return functools.reduce(lax.add, terms())
 
@@ -65,7 +69,8 @@ def is_narrow(x: Array, filter: Array, window: Window) -> bool:
     """
     has_narrow_operands = x.dtype == jnp.bfloat16 and window.accumulator == jnp.float32
     is_plain = window.groups == 1 and not window.is_spread
-    return has_narrow_operands and is_plain and filter.shape[-2] >= DEPTH
+    depth = filter.shape[-2]
+    return has_narrow_operands and is_plain and depth >= DEPTH
 
 
 def narrow(x: Array, filter: Array, window: Window) -> Array:
@@ -84,5 +89,7 @@ def narrow(x: Array, filter: Array, window: Window) -> Array:
 
 
 def _product(x: Array, matrix: Array, window: Window) -> Array:
-    rows = x.reshape(-1, x.shape[-1])
-    return product(rows, 1, matrix, 0, window.kind).reshape(*x.shape[:-1], -1)
+    """Multiply the channels of each position by a matrix (channels, outputs)."""
+    *positions, depth = x.shape
+    result = product(x.reshape(-1, depth), 1, matrix, 0, window.kind)
+    return result.reshape(*positions, -1)

@@ -46,18 +46,18 @@ def _elementwise(program: Program, equation: Equation, *views: View) -> View:
     """
     order = common_order(views)
     arrays = _in_order(views, order)
-    shapes = [x.shape for x in arrays if x.ndim]
+    shapes = [array.shape for array in arrays if array.ndim]
     # These primitives need operands of one shape, or scalars.
     if primitive(equation) in ("add_any", "select_n", "clamp") and shapes:
         widest = tuple(map(max, zip(*shapes, strict=True)))
-        arrays = [jnp.broadcast_to(x, widest) if x.ndim else x for x in arrays]
+        arrays = [jnp.broadcast_to(array, widest) if array.ndim else array for array in arrays]
     are_early = [view.is_early for view in views]
     shape = max(map(jnp.shape, arrays), key=math.prod)
     is_transposed = order != tuple(sorted(order))
     if is_transposed and not all(are_early) and may_be_in_rows(program, shape):
-        array = _by_rows(equation, arrays, are_early, shape)
-        if array is not None:
-            return replace(view_of(equation, array, order), in_rows=True)
+        result = _by_rows(equation, arrays, are_early, shape)
+        if result is not None:
+            return replace(view_of(equation, result, order), in_rows=True)
     return view_of(equation, bind(equation, arrays), order)
 
 
@@ -89,35 +89,39 @@ def _by_rows(
     None is returned if an operand does not broadcast to rows. `are_early` tells for each
     operand whether it is computed before all calls or before a loop.
     """
-    rows: list[Array] = []
+    operands: list[Array] = []
     count = positions_in_row(shape)
-    for x, is_early in zip(arrays, are_early, strict=True):
-        if jnp.ndim(x) == 0:
-            rows.append(x)
+    for array, is_early in zip(arrays, are_early, strict=True):
+        if jnp.ndim(array) == 0:
+            operands.append(array)
             continue
-        if x.shape == shape:
-            rows.append(in_rows(x, count))
+        if array.shape == shape:
+            operands.append(in_rows(array, count))
             continue
-        is_broadcast = all(n in (1, extent) for n, extent in zip(x.shape, shape, strict=True))
-        is_same_at_all_positions = math.prod(x.shape[1:-1]) == 1
+        extents = zip(array.shape, shape, strict=True)
+        is_broadcast = all(extent in (1, result_extent) for extent, result_extent in extents)
+        is_same_at_all_positions = math.prod(array.shape[1:-1]) == 1
         if not is_broadcast or not is_same_at_all_positions:
             return None
-        has_channels = x.shape[-1] == shape[-1]
-        row = repeated(x, count) if has_channels else x
-        rows.append(row if is_early else unfused(row))
-    return bind(equation, rows).reshape(shape)
+        has_channels = array.shape[-1] == shape[-1]
+        row = repeated(array, count) if has_channels else array
+        operands.append(row if is_early else unfused(row))
+    return bind(equation, operands).reshape(shape)
 
 
 @RULES("transpose")
 def _transpose(program: Program, equation: Equation, view: View) -> View:
+    """Change the order of axes of the view. The array stays unchanged."""
     permutation = equation.params["permutation"]
-    return view_of(equation, view.array, tuple(permutation.index(axis) for axis in view.order))
+    order = tuple(permutation.index(axis) for axis in view.order)
+    return view_of(equation, view.array, order)
 
 
 @RULES("broadcast_in_dim")
 def _broadcast_in_dim(
     program: Program, equation: Equation, view: View, *extents: View
 ) -> View | None:
+    """Add axes of extent 1 to the array, along which the view repeats the items."""
     if extents:  # symbolic extents of the result, in jax.export
         return None
     rank = len(equation.params["shape"])
@@ -128,7 +132,8 @@ def _broadcast_in_dim(
         return view_of(equation, lax.expand_dims(view.array, added), tuple(range(rank)))
     # Added axes go in front. Their position does not matter while their extent is 1.
     array = lax.expand_dims(view.array, tuple(range(len(added))))
-    return view_of(equation, array, (*added, *(axes[axis] for axis in view.order)))
+    moved_axes = [axes[axis] for axis in view.order]
+    return view_of(equation, array, (*added, *moved_axes))
 
 
 @RULES(removes=True, along=True, across=True, per_axis=True)
@@ -139,23 +144,25 @@ def moved(program: Program, equation: Equation, *views: View) -> list[View] | No
     renumbered for the order. None is returned if this is impossible.
     """
     order = common_order(views)
-    fact = facts(equation)
+    properties = facts(equation)
     have_one_rank = all(len(view.order) in (0, len(order)) for view in views)
     if not have_one_rank:
         return None
     params = renumbered(equation, [new_axes_in(order) if view.order else () for view in views])
     if params is None:
         return None
-    if fact.reduces and fact.removes:
+    if properties.reduces and properties.removes:
         views = tuple(map(in_any_loop, views))
     # If the equation only moves items, broadcast arrays keep extent 1.
-    array_of = arranged if fact.shapes else full_array
+    array_of = arranged if properties.shapes else full_array
     arrays = _in_order(views, order, array_of)
-    removed = equation.params[fact.removes] if fact.removes else ()
+    removed = equation.params[properties.removes] if properties.removes else ()
     result_order = ranks(axis for axis in order if axis not in removed)
     results = jaxprs.bind(equation, arrays, **params)
-    shapes = [tuple(v.aval.shape) for v in equation.outvars]
-    return [View(x, result_order, shape) for x, shape in zip(results, shapes, strict=True)]
+    views_of_results: list[View] = []
+    for result, array in zip(equation.outvars, results, strict=True):
+        views_of_results.append(View(array, result_order, tuple(result.aval.shape)))
+    return views_of_results
 
 
 def new_axes_in(order: Order) -> list[tuple[int]]:
@@ -169,11 +176,13 @@ def new_axes_in(order: Order) -> list[tuple[int]]:
 def ranks(axes: Iterable[int]) -> Order:
     """Number axes again from 0 on, without gaps: (5, 2, 3) becomes (2, 0, 1)."""
     axes = list(axes)
-    return tuple(sorted(axes).index(axis) for axis in axes)
+    ascending = sorted(axes)
+    return tuple(ascending.index(axis) for axis in axes)
 
 
 @RULES("reshape")
 def _reshape(program: Program, equation: Equation, view: View, *extents: View) -> View | None:
+    """Reshape the array in its order of axes, if each axis or run of axes becomes a run of axes."""
     shape = tuple(equation.params["new_sizes"])
     if extents or equation.params["dimensions"] is not None:
         return None
@@ -189,11 +198,14 @@ def _reshape(program: Program, equation: Equation, view: View, *extents: View) -
         old_axes, _ = group
         return view.position(old_axes[-1]) if old_axes else -1
 
-    groups.sort(key=position_of_group)
-    old_order = tuple(axis for old_axes, _ in groups for axis in old_axes)
-    order = tuple(axis for _, new_axes in groups for axis in new_axes)
-    array = full_array(view, old_order)
-    return View(lax.reshape(array, [shape[axis] for axis in order]), order, shape)
+    old_order: list[int] = []
+    order: list[int] = []
+    for old_axes, new_axes in sorted(groups, key=position_of_group):
+        old_order += old_axes
+        order += new_axes
+    array = full_array(view, tuple(old_order))
+    new_array = lax.reshape(array, [shape[axis] for axis in order])
+    return View(new_array, tuple(order), shape)
 
 
 # These rules evaluate an equation unchanged if all its operands have their own layout. An equation

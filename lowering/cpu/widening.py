@@ -41,10 +41,10 @@ def run(program: Program, target: Target) -> Program:
     """Compute numbers of 16 bits in 32 bits. Arguments and results keep their dtypes.
 
     A program rounds to 16 bits on purpose if one of its floating-point arguments (for a
-    backward pass: one of its floating-point results) has 32 bits. In such a program only
-    products with a precision of bfloat16 are rewritten, and roundings are added where XLA would
-    leave them out. Convolutions of a backward pass are computed in 32 bits, for which there are
-    kernels.
+    backward pass: one of its floating-point results) has 32 bits. In a program that rounds on
+    purpose, only products with a precision of bfloat16 are rewritten, and roundings are added
+    where XLA would leave them out. Convolutions of a backward pass are computed in 32 bits, for
+    which there are kernels.
     """
     is_backward = program.role == "backward"
     ends = program.results if is_backward else program.arguments
@@ -64,7 +64,7 @@ def run(program: Program, target: Target) -> Program:
 def _rounded(program: Program) -> Program:
     """Round computed bfloat16 numbers explicitly where they are converted to another dtype.
 
-    XLA computes such numbers in 32 bits, and leaves out their conversion to bfloat16 and back.
+    XLA computes bfloat16 numbers in 32 bits, and leaves out conversions to bfloat16 and back.
     """
 
     def rounded(_: Equation, closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -74,6 +74,7 @@ def _rounded(program: Program) -> Program:
 
 
 def _from_bfloat16(matcher: Matcher, equation: Equation) -> Any:
+    """Round a computed number before it is converted from bfloat16 to another dtype."""
     (operand,) = equation.invars
     if not _is_computed(matcher, operand):
         return None
@@ -107,8 +108,9 @@ def _is_computed(matcher: Matcher, operand: Atom) -> bool:
 
 def _only_moves(equation: Equation) -> bool:
     """Tell whether an equation moves the items of one operand, and does not convert them."""
-    converts = primitive(equation) == "convert_element_type"
-    return facts(equation).moves and len(equation.invars) == 1 and not converts
+    is_conversion = primitive(equation) == "convert_element_type"
+    has_one_operand = len(equation.invars) == 1
+    return facts(equation).moves and has_one_operand and not is_conversion
 
 
 def computes_narrow(jaxpr: Jaxpr) -> bool:
@@ -120,14 +122,18 @@ def computes_narrow(jaxpr: Jaxpr) -> bool:
 
 
 def _computes_narrow(equation: Equation) -> bool:
+    """Tell whether an equation computes in 16 bits. A product does so if its result has 16 bits."""
     if primitive(equation) == PRODUCT:
         return any(map(_is_narrow, equation.outvars))
-    only_moves = facts(equation).moves or primitive(equation) in ("iota", "scatter")
-    return not only_moves and any(map(_is_narrow, (*equation.invars, *equation.outvars)))
+    if facts(equation).moves or primitive(equation) in ("iota", "scatter"):
+        return False
+    return any(map(_is_narrow, (*equation.invars, *equation.outvars)))
 
 
 def _is_narrow(x: Atom | Array) -> bool:
-    return getattr(getattr(x, "aval", x), "dtype", None) in _NARROW
+    """Tell whether a variable, a literal or an array has a dtype of 16 bits."""
+    type_with_dtype = getattr(x, "aval", x)
+    return getattr(type_with_dtype, "dtype", None) in _NARROW
 
 
 def is_of_bfloat16(equation: Equation) -> bool:
@@ -136,6 +142,7 @@ def is_of_bfloat16(equation: Equation) -> bool:
 
 
 def _may_compute_narrow(equation: Equation) -> bool:
+    """Tell whether an equation has numbers of 16 bits, or asks for bfloat16 factors."""
     has_narrow = any(map(_is_narrow, (*equation.invars, *equation.outvars)))
     return has_narrow or is_of_bfloat16(equation)
 
@@ -157,26 +164,27 @@ def _source(matcher: Matcher, operand: Atom) -> Atom:
 
 
 def _wide(x: Array) -> Array:
+    """Convert an array of 16 bits to float32. Other arrays stay unchanged."""
     return jnp.asarray(x, _WIDE) if _is_narrow(x) else x
 
 
 def _computed(
     matcher: Matcher, equation: Equation, function: Callable[..., Iterable[Array]], *operands: Atom
 ) -> list[Atom]:
-    """Trace a function in the place of an equation.
+    """Trace a function in the place of an equation, and return the variables of its results.
 
-    Its results are converted to the dtypes of the equation's results. Its arguments are
-    `operands`, or by default the equation's operands, in 32 bits where they were converted from
-    32 bits.
+    The function's results are converted to the dtypes of the equation's results. Its arguments are
+    `operands`. By default they are the equation's operands, where each operand that was converted
+    from 32 bits is replaced by the variable of 32 bits.
     """
 
-    def results(*x: Array) -> list[Array]:
-        pairs = zip(function(*x), equation.outvars, strict=True)
-        return [jnp.asarray(y, v.aval.dtype) for y, v in pairs]
+    def converted_results(*arguments: Array) -> list[Array]:
+        pairs = zip(function(*arguments), equation.outvars, strict=True)
+        return [jnp.asarray(array, variable.aval.dtype) for array, variable in pairs]
 
     if not operands:
-        operands = tuple(_source(matcher, v) for v in equation.invars)
-    return matcher.trace(results, *operands)
+        operands = tuple(_source(matcher, operand) for operand in equation.invars)
+    return matcher.trace(converted_results, *operands)
 
 
 @_RULES("nextafter")
@@ -186,7 +194,12 @@ def _leave(matcher: Matcher, equation: Equation) -> None:
 
 @_RULES(by_item=True, reduces=True)
 def _in_32_bits(matcher: Matcher, equation: Equation, **params: Any) -> Any:
-    return _computed(matcher, equation, lambda *x: bind(equation, [*map(_wide, x)], **params))
+    """Compute an equation in 32 bits, with `params` in place of some of its parameters."""
+
+    def compute(*operands: Array) -> list[Array]:
+        return bind(equation, list(map(_wide, operands)), **params)
+
+    return _computed(matcher, equation, compute)
 
 
 @_RULES(moves=True)
@@ -196,9 +209,9 @@ def _moved(matcher: Matcher, equation: Equation) -> Any:
     The equation stays unchanged if none of its operands was converted from 32 bits, or if an
     operand that was not converted has several items of 16 bits.
     """
-    sources = [_source(matcher, v) for v in equation.invars]
-    narrow = [v for v in sources if _is_narrow(v)]
-    has_many_items = any(math.prod(v.aval.shape) > 1 for v in narrow)
+    sources = [_source(matcher, operand) for operand in equation.invars]
+    narrow = [source for source in sources if _is_narrow(source)]
+    has_many_items = any(math.prod(source.aval.shape) > 1 for source in narrow)
     if has_many_items or len(narrow) == len(sources):
         return None
     return _in_32_bits(matcher, equation)
@@ -228,30 +241,33 @@ def _converted(matcher: Matcher, equation: Equation) -> Any:
 @_RULES(PRODUCT, CONVOLUTION)
 def _product(matcher: Matcher, equation: Equation) -> Any:
     """Multiply in bfloat16 if the product asks for it and it is faster, otherwise in 32 bits."""
-    by_precision = is_of_bfloat16(equation)
-    precision = None if by_precision else equation.params["precision"]
-    kind = {"preferred_element_type": _WIDE, "precision": precision}
-    is_asked = by_precision or all(v.aval.dtype == jnp.bfloat16 for v in equation.invars)
+    has_narrow_precision = is_of_bfloat16(equation)
+    precision = None if has_narrow_precision else equation.params["precision"]
+    params = {"preferred_element_type": _WIDE, "precision": precision}
+    are_operands_narrow = all(v.aval.dtype == jnp.bfloat16 for v in equation.invars)
+    is_asked = has_narrow_precision or are_operands_narrow
     has_wide_kernel = primitive(equation) == CONVOLUTION and matcher.program.role == "backward"
-    pays = _depth(equation) >= DEPTH and not has_wide_kernel
-    if not is_asked or not pays or not profile().multiplies_bfloat16:
-        return _in_32_bits(matcher, equation, **kind)
+    is_faster = _depth(equation) >= DEPTH and not has_wide_kernel
+    if not is_asked or not is_faster or not profile().multiplies_bfloat16:
+        return _in_32_bits(matcher, equation, **params)
 
     def multiply_narrow(*operands: Array) -> list[Array]:
-        return bind(equation, [jnp.asarray(x, jnp.bfloat16) for x in operands], **kind)
+        narrow = [jnp.asarray(operand, jnp.bfloat16) for operand in operands]
+        return bind(equation, narrow, **params)
 
     return _computed(matcher, equation, multiply_narrow, *equation.invars)
 
 
 def _depth(equation: Equation) -> int:
-    """Return how many items of an operand each item of a product sums.
+    """Return the number of products of which each item of a product's result is the sum.
 
-    For a convolution it is the number for one cell of the filter.
+    For a convolution this is the number for one cell of the filter.
     """
     numbers = equation.params["dimension_numbers"]
     left, right = equation.invars
     if primitive(equation) == CONVOLUTION:
-        return right.aval.shape[numbers.rhs_spec[1]]
+        input_channel_axis = numbers.rhs_spec[1]
+        return right.aval.shape[input_channel_axis]
     (left_sums, _), _ = numbers
     return math.prod(left.aval.shape[axis] for axis in left_sums)
 
@@ -263,11 +279,11 @@ def _loop(matcher: Matcher, equation: Equation) -> Any:
 
     def step(*operands: Array) -> list[Array]:
         pairs = zip(operands, body.arguments, strict=True)
-        arguments = [jnp.asarray(x, v.aval.dtype) for x, v in pairs]
+        arguments = [jnp.asarray(operand, variable.aval.dtype) for operand, variable in pairs]
         return list(map(_wide, body(*arguments)))
 
-    def loop(*operands: Array) -> list[Array]:
+    def wide_scan(*operands: Array) -> list[Array]:
         constants, start, stacks = jaxprs.scan_parts(equation, operands)
         return jaxprs.scanned(equation, step, constants, list(map(_wide, start)), stacks)
 
-    return _computed(matcher, equation, loop)
+    return _computed(matcher, equation, wide_scan)

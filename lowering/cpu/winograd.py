@@ -58,10 +58,12 @@ def winograd(x: Array, filter: Array, window: Window) -> Array:
     batch, rows, columns, depth = x.shape
     # The numbers of tiles along both axes. The last tile may reach beyond the input.
     height, width = (rows - 1) // 2, (columns - 1) // 2
-    overhang = ((0, 0), (0, 2 * height + 2 - rows), (0, 2 * width + 2 - columns), (0, 0))
-    x = extend(x, overhang, "constant")
+    rows_beyond = 2 * height + 2 - rows
+    columns_beyond = 2 * width + 2 - columns
+    x = extend(x, ((0, 0), (0, rows_beyond), (0, columns_beyond), (0, 0)), "constant")
     transformed = _filter_transform(filter)
-    items = 16 * batch * height * width * (depth + filter.shape[3])
+    outputs = filter.shape[3]
+    items = 16 * batch * height * width * (depth + outputs)
     nbytes = 4 * items
     count = min(height, ceil_div(nbytes, _BLOCK))  # blocks of rows of tiles
     ends = [height * i // count for i in range(count + 1)]
@@ -85,8 +87,9 @@ def _block(x: Array, transformed: Sequence[Array], precision: lax.PrecisionLike)
     numbers = ((1,), (0,)), ((), ())
     products: list[Array] = []
     for tile, matrix in zip(_input_transform(x, height, width), transformed, strict=True):
-        products.append(lax.dot_general(tile, matrix, numbers, precision=precision))
-    return _output_transform([m.reshape(batch, height, width, -1) for m in products])
+        product = lax.dot_general(tile, matrix, numbers, precision=precision)
+        products.append(product.reshape(batch, height, width, -1))
+    return _output_transform(products)
 
 
 def _filter_transform(filter: Array) -> list[Array]:
@@ -95,38 +98,47 @@ def _filter_transform(filter: Array) -> list[Array]:
     `g` is the 3x3 filter from an input channel to an output channel, and G is the 4x3 matrix of the
     filter transform.
     """
+    half = np.array(0.5, filter.dtype)
 
     def transform(a: Array, b: Array, c: Array) -> tuple[Array, ...]:
+        """Return G (a, b, c)."""
         outer = add(a, c)
         return a, mul(add(outer, b), half), mul(sub(outer, b), half), c
 
-    half = np.array(0.5, filter.dtype)
-    return [cell for row in transform(*filter) for cell in transform(*row)]
+    matrices: list[Array] = []
+    for row in transform(*filter):
+        matrices += transform(*row)
+    return matrices
 
 
 def _input_transform(x: Array, height: int, width: int) -> list[Array]:
     """Return 16 matrices (tiles, channels), one for each item of the 4x4 matrix B^T d B.
 
     `d` is a tile, which has 4x4 items of a channel, and B is the 4x4 matrix of the input transform.
+    `height` and `width` are the numbers of tiles along the axes of rows and columns.
     """
     batch, _, _, depth = x.shape
 
-    def rows(i: int) -> Array:
-        return lax.slice_in_dim(x, i, i + 2 * height - 1, 2, axis=1)
+    def rows(first: int) -> Array:
+        """Return the row `first` of all tiles. Tiles are two rows apart."""
+        return lax.slice_in_dim(x, first, first + 2 * height - 1, 2, axis=1)
 
-    def columns(x: Array, i: int) -> Array:
-        return lax.slice_in_dim(x, i, i + 2 * width - 1, 2, axis=2)
+    def columns(x: Array, first: int) -> Array:
+        """Return the column `first` of all tiles. Tiles are two columns apart."""
+        return lax.slice_in_dim(x, first, first + 2 * width - 1, 2, axis=2)
 
     def transform(a: Array, b: Array, c: Array, d: Array) -> tuple[Array, ...]:
+        """Return B^T (a, b, c, d)."""
         return sub(a, c), add(b, c), sub(c, b), sub(b, d)
 
-    by_rows = transform(*(rows(i) for i in range(4)))
-    if by_rows[0].nbytes > _STORED:
-        by_rows = map(materialised, by_rows)
-    tiles: list[Array] = []
-    for row in by_rows:
-        tiles += transform(*(columns(row, j) for j in range(4)))
-    return [tile.reshape(batch * height * width, depth) for tile in tiles]
+    transformed_rows = transform(*(rows(i) for i in range(4)))
+    if transformed_rows[0].nbytes > _STORED:
+        transformed_rows = map(materialised, transformed_rows)
+    matrices: list[Array] = []
+    for row in transformed_rows:
+        for tiles in transform(*(columns(row, j) for j in range(4))):
+            matrices.append(tiles.reshape(batch * height * width, depth))
+    return matrices
 
 
 def _output_transform(products: Sequence[Array]) -> Array:
@@ -138,9 +150,13 @@ def _output_transform(products: Sequence[Array]) -> Array:
     """
 
     def transform(a: Array, b: Array, c: Array, d: Array) -> tuple[Array, Array]:
+        """Return A^T (a, b, c, d)."""
         return add(add(a, b), c), sub(sub(b, c), d)
 
-    by_rows = [transform(*products[column::4]) for column in range(4)]
+    # For each column of m, its two transformed items.
+    transformed_columns = [transform(*products[column::4]) for column in range(4)]
     batch, height, width, count = products[0].shape
-    parts = [jnp.stack(transform(*row), axis=3) for row in zip(*by_rows, strict=True)]
-    return jnp.stack(parts, axis=2).reshape(batch, 2 * height, 2 * width, count)
+    rows: list[Array] = []  # (batch, height, width, 2, outputs)
+    for row in zip(*transformed_columns, strict=True):
+        rows.append(jnp.stack(transform(*row), axis=3))
+    return jnp.stack(rows, axis=2).reshape(batch, 2 * height, 2 * width, count)

@@ -106,41 +106,47 @@ def of_program(program: Program, call: ClosedJaxpr, is_alone: bool) -> dict[str,
     `is_alone` tells whether the call is compiled on its own. Otherwise it is compiled with
     other functions, which may compute in 16 bits.
     """
-    narrow = total = 0  # multiply-adds in bfloat16, and all
+    narrow_work = total_work = 0  # multiply-adds
     for equation, times in jaxprs.repeated(program.closed.jaxpr):
-        if primitive(equation) in _PRODUCTS:
-            multiply_adds = times * _multiply_adds(equation)
-            total += multiply_adds
-            types = [v.aval.dtype for v in equation.invars]
-            if jnp.bfloat16 in types or is_of_bfloat16(equation):
-                narrow += multiply_adds
-    is_narrow = 2 * narrow > total
-    equations = list(jaxprs.innermost(call.jaxpr))
-    products = [e for e in equations if primitive(e) in _PRODUCTS]
-    in_bytes = any({v.aval.dtype for v in e.invars} <= _BYTES for e in products)
-    writes = [e for e in equations if primitive(e).startswith(("scatter", "dynamic_update"))]
-    writes_bfloat16 = any(e.outvars[0].aval.dtype == jnp.bfloat16 for e in writes)
+        if primitive(equation) not in _PRODUCTS:
+            continue
+        multiply_adds = times * _multiply_adds(equation)
+        total_work += multiply_adds
+        operand_dtypes = [v.aval.dtype for v in equation.invars]
+        if jnp.bfloat16 in operand_dtypes or is_of_bfloat16(equation):
+            narrow_work += multiply_adds
+    is_narrow = 2 * narrow_work > total_work
+    in_bytes = False
+    writes_bfloat16 = False
+    for equation in jaxprs.innermost(call.jaxpr):
+        name = primitive(equation)
+        if name in _PRODUCTS and {v.aval.dtype for v in equation.invars} <= _BYTES:
+            in_bytes = True
+        elif name.startswith(("scatter", "dynamic_update")):
+            (result,) = equation.outvars
+            writes_bfloat16 = writes_bfloat16 or result.aval.dtype == jnp.bfloat16
     in_place = is_alone and is_narrow and writes_bfloat16 and not computes_narrow(call.jaxpr)
-    return compiler_options(total, bfloat16=is_narrow, in_bytes=in_bytes, in_place=in_place)
+    return compiler_options(total_work, bfloat16=is_narrow, in_bytes=in_bytes, in_place=in_place)
 
 
 def _multiply_adds(equation: Equation) -> int:
+    """Return the number of multiply-adds of a product or convolution."""
     left, right = (v.aval for v in equation.invars)
     (result,) = equation.outvars
     numbers = equation.params["dimension_numbers"]
     if primitive(equation) == CONVOLUTION:
-        outputs = right.shape[numbers.rhs_spec[0]]
-        summed = math.prod(right.shape) // max(outputs, 1)
+        output_axis = numbers.rhs_spec[0]
+        depth = math.prod(right.shape) // max(right.shape[output_axis], 1)
     else:
         (left_sums, _), _ = numbers
-        summed = math.prod(left.shape[axis] for axis in left_sums)
-    return math.prod(result.aval.shape) * summed
+        depth = math.prod(left.shape[axis] for axis in left_sums)
+    return math.prod(result.aval.shape) * depth
 
 
 def least_memory() -> dict[str, str]:
     """Return `jax.jit`'s options for the schedule that needs the least memory.
 
-    They are {} if jaxlib does not have this schedule.
+    Return {} if jaxlib does not have this schedule.
     """
     return _LEAST_MEMORY if _knows(_LEAST_MEMORY) else {}
 
@@ -151,11 +157,13 @@ def _widest(options: dict[str, str]) -> dict[str, str]:
 
 
 def _knows(options: dict[str, str]) -> bool:
+    """Tell whether the installed jaxlib accepts compiler options."""
     return _compiles(*options.items())
 
 
 @cache
 def _compiles(*options: tuple[str, str]) -> bool:
+    """Tell whether a function compiles with compiler options, which are pairs of name and value."""
     try:
         jax.jit(lambda: 0, compiler_options=dict(options)).lower().compile()
     except jax.errors.JaxRuntimeError:

@@ -31,12 +31,12 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
     if two extents of an axis differ and neither is 1.
     """
     if shapes and shapes.count(shapes[0]) == len(shapes):
-        return shapes[0]
-    shape: list[int] = []
+        return shapes[0]  # all shapes are equal
+    result: list[int] = []
     for axis, extents in enumerate(zip_longest(*shapes, fillvalue=1)):
-        shape.append(1)
+        result_extent = 1
         for extent in extents:
-            broadcast = broadcast_extent(shape[axis], extent)
+            broadcast = broadcast_extent(result_extent, extent)
             if broadcast is None:
                 hint = "along each axis extents must be equal, or 1"
                 ranks = {len(shape) for shape in shapes if shape}
@@ -47,11 +47,12 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
                     )
                 raise InvalidShape(
                     f"shapes {' and '.join(map(show, shapes))} do not broadcast: "
-                    f"extents {shape[axis]} and {extent} at axis {axis}",
+                    f"extents {result_extent} and {extent} at axis {axis}",
                     hint=hint,
                 )
-            shape[axis] = broadcast
-    return tuple(shape)
+            result_extent = broadcast
+        result.append(result_extent)
+    return tuple(result)
 
 
 def align(*arrays: Operand) -> tuple[Any, ...]:
@@ -81,6 +82,10 @@ def minimum(x: Operand, y: Operand) -> Array:
 
 
 def _extreme(compute: Callable[..., Array], x: Operand, y: Operand) -> Array:
+    """Return the elementwise maximum or minimum, which `compute` computes.
+
+    If an operand is one constant number, the derivative is that of `_bounded`.
+    """
     for operand, other in ((x, y), (y, x)):
         bound = _bound_of(operand, other)
         if bound is not None:
@@ -104,8 +109,9 @@ def _bound_of(x: Any, y: Operand) -> float | None:
     floating-point numbers.
     """
     is_traced_float = not is_static(x) and jnp.issubdtype(x.dtype, jnp.floating)
-    is_one_number = is_static(y) and np.size(y) == 1
-    if not is_traced_float or not is_one_number or np.ndim(y) > x.ndim:
+    if not is_traced_float or not is_static(y):
+        return None
+    if np.size(y) != 1 or np.ndim(y) > x.ndim:
         return None
     number = np.asarray(y, x.dtype).astype(float).item()
     return number if math.isfinite(number) else None
@@ -132,11 +138,15 @@ def _bounded(x: Any, *bounds: tuple[Callable[..., Array], float]) -> Array:
     @apply_bounds.defjvp
     def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
         (x,) = primals
-        (change,) = tangents
-        one, half, zero = (np.array(factor, x.dtype) for factor in (1, 0.5, 0))
+        (tangent,) = tangents
+        one = np.array(1, x.dtype)
+        half = np.array(0.5, x.dtype)
+        zero = np.array(0, x.dtype)
         inside = [is_inside(x, compute, bound) for compute, bound in array_bounds]
         at_bound = [x == bound for _, bound in array_bounds]
-        factor = jnp.where(reduce(operator.or_, at_bound), half, zero)
-        return apply_bounds(x), change * jnp.where(reduce(operator.and_, inside), one, factor)
+        # The derivative is 1 between the bounds, 1/2 at a bound, and 0 beyond.
+        outer_factor = jnp.where(reduce(operator.or_, at_bound), half, zero)
+        factor = jnp.where(reduce(operator.and_, inside), one, outer_factor)
+        return apply_bounds(x), tangent * factor
 
     return apply_bounds(x)

@@ -34,12 +34,12 @@ def contract(
 ) -> Array:
     """Subtract the zero points from two operands of 8 bits, and sum their products in int32.
 
-    `terms` has the letters of the axes of each operand, and `result` those of the result. Axes
-    whose letter the result lacks are summed, as in `contraction.contract`.
+    `terms` has the letters of the axes of each operand, and `result` has the letters of the
+    result's axes. Axes whose letter the result lacks are summed, as in `contraction.contract`.
     """
     left, right = operands
     left_zero, right_zero = zero_points
-    p, y = _signed(left, left_zero)
+    p, y = _signed(left, left_zero)  # the names are those of the formula of this module
     q, z = _signed(right, right_zero)
 
     def total(left: Array, right: Array) -> Array:
@@ -47,7 +47,8 @@ def contract(
 
     products = total(p, q)
     left_term = total(_aligned(y, p), q.astype(_SUM) - z)
-    return products - left_term - total(p.astype(_SUM), _aligned(z, q))
+    right_term = total(p.astype(_SUM), _aligned(z, q))
+    return products - left_term - right_term
 
 
 def correlate(x: Array, filter: Array, zero_points: Sequence[Array], slide: Slide) -> Array:
@@ -59,9 +60,10 @@ def correlate(x: Array, filter: Array, zero_points: Sequence[Array], slide: Slid
     scalar, or has the shape (outputs, 1, 1, ...).
     """
     input_zero, filter_zero = zero_points
-    p, y = _signed(x, input_zero)
+    p, y = _signed(x, input_zero)  # the names are those of the formula of this module
     q, z = _signed(filter, filter_zero)
-    edges = [(0, 0, 0), (0, 0, 0), *((before, after, 0) for before, after in slide.padding)]
+    edges = [(0, 0, 0), (0, 0, 0)]
+    edges += [(before, after, 0) for before, after in slide.padding]
     p = lax.pad(p, y.astype(_BYTE), edges)
     groups = slide.groups
     count, depth, *size = q.shape
@@ -76,19 +78,27 @@ def correlate(x: Array, filter: Array, zero_points: Sequence[Array], slide: Slid
         chosen = cells[start : start + _CELLS]
         items = [p[:, :, :, *slide.items(cell, positions)] for cell in chosen]
         weights = [q[:, :, :, *cell] for cell in chosen]
-        columns = jnp.concatenate(items, 2)
-        matrix = jnp.concatenate(weights, 2)
+        columns = jnp.concatenate(items, 2)  # (batch, groups, cells * depth, *positions)
+        matrix = jnp.concatenate(weights, 2)  # (groups, outputs of a group, cells * depth)
         sums = jnp.einsum("bgk...,gnk->bgn...", columns, matrix, preferred_element_type=_SUM)
         total += sums.reshape(total.shape)
-    channels = (1, -1, *[1] * len(size))
-    # The sums of q - z over a filter, and of p over a window.
-    filter_sums = q.astype(_SUM).reshape(count, -1).sum(1) - depth * len(cells) * z.reshape(-1)
-    window = {"window_strides": (1, 1, *slide.stride), "window_dilation": (1, 1, *slide.dilation)}
+    channel_shape = (1, -1, *[1] * len(size))
+    # The sums of q - z over a filter.
+    item_count = depth * len(cells)
+    filter_sums = q.astype(_SUM).reshape(count, -1).sum(1) - item_count * z.reshape(-1)
+    # The sums of p over a window.
     input_sums = lax.reduce_window(
-        p.astype(_SUM).sum(2), np.int32(0), lax.add, (1, 1, *size), padding="VALID", **window
+        p.astype(_SUM).sum(2),
+        np.int32(0),
+        lax.add,
+        (1, 1, *size),
+        padding="VALID",
+        window_strides=(1, 1, *slide.stride),
+        window_dilation=(1, 1, *slide.dilation),
     )
-    input_term = jnp.repeat(input_sums, count // groups, 1) * z.reshape(channels)
-    return total - y * filter_sums.reshape(channels) - input_term
+    input_term = y * filter_sums.reshape(channel_shape)
+    filter_term = jnp.repeat(input_sums, count // groups, 1) * z.reshape(channel_shape)
+    return total - input_term - filter_term
 
 
 def _signed(x: Array, zero: Array) -> tuple[Array, Array]:
@@ -107,4 +117,5 @@ def _signed(x: Array, zero: Array) -> tuple[Array, Array]:
 
 def _aligned(zero: Array, x: Array) -> Array:
     """Return the zero point `zero` with leading axes of extent 1 added up to the rank of x."""
-    return zero.reshape((1,) * (x.ndim - zero.ndim) + zero.shape)
+    added_axes = (1,) * (x.ndim - zero.ndim)
+    return zero.reshape(added_axes + zero.shape)

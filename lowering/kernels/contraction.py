@@ -7,7 +7,6 @@ the extent 1. A letter that only the result has is an axis of extent 1.
 
 from __future__ import annotations
 
-import itertools
 import string
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -44,12 +43,13 @@ def parse(expr: str, ranks: Sequence[int]) -> tuple[list[str], str]:
             named_axes = len(term.replace("...", ""))
             count = max(rank - named_axes, 0)
         counts.append(count)
-    spare = [letter for letter in string.ascii_letters if letter not in expr]
-    letters = "".join(spare[: max(counts)])
-    for k, count in enumerate(counts):
+    unused = [letter for letter in string.ascii_letters if letter not in expr]
+    letters = "".join(unused[: max(counts)])
+    expanded_terms: list[str] = []
+    for term, count in zip(terms, counts, strict=True):
         last_letters = letters[len(letters) - count :]
-        terms[k] = terms[k].replace("...", last_letters)
-    return terms, output.replace("...", letters)
+        expanded_terms.append(term.replace("...", last_letters))
+    return expanded_terms, output.replace("...", letters)
 
 
 def contracted_shape(shapes: Sequence[Shape], terms: Sequence[str], output: str) -> Shape:
@@ -75,6 +75,7 @@ def contracted_shape(shapes: Sequence[Shape], terms: Sequence[str], output: str)
 
 
 def _extents(shapes: Sequence[Shape], terms: Sequence[str]) -> dict[str, int]:
+    """Map each letter to the extent of its axis. Raises InvalidShape if operands do not agree."""
     extents: dict[str, int] = {}
     for shape, term in zip(shapes, terms, strict=True):
         for letter, extent in zip(term, shape, strict=True):
@@ -105,13 +106,13 @@ def multiply_adds(shapes: Sequence[Shape], terms: Sequence[str], output: str) ->
     for indices in _order(remaining, output, extents):
         operands = [remaining.pop(index) for index in sorted(indices, reverse=True)]
         needed_later = set(output).union(*remaining)
-        letters = set[str]()  # those that are not summed before the product
-        for k, operand in enumerate(operands):
-            other_operands = operands[:k] + operands[k + 1 :]
-            letters |= operand & needed_later.union(*other_operands)
+        product_letters = set[str]()  # those that are not summed before the product
+        for index, operand in enumerate(operands):
+            other_operands = operands[:index] + operands[index + 1 :]
+            product_letters |= operand & needed_later.union(*other_operands)
         if len(operands) > 1:
-            total += volume(extents[letter] for letter in letters)
-        remaining.append(letters & needed_later)
+            total += volume(extents[letter] for letter in product_letters)
+        remaining.append(product_letters & needed_later)
     return total
 
 
@@ -123,9 +124,12 @@ def _order(
     A step removes its operands from the list of operands, and appends the product to the list.
     `terms` has the letters of each operand.
     """
-    shapes = ([extents[letter] for letter in term] for term in terms)
-    arrays: list[Any] = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    return jnp.einsum_path(_equation(terms, output, extents), *arrays)[0]
+    arrays: list[Any] = []
+    for term in terms:
+        shape = [extents[letter] for letter in term]
+        arrays.append(jax.ShapeDtypeStruct(shape, jnp.float32))
+    path, _ = jnp.einsum_path(_equation(terms, output, extents), *arrays)
+    return path
 
 
 def _equation(terms: Iterable[Iterable[str]], output: str, extents: dict[str, int]) -> str:
@@ -152,19 +156,25 @@ def contract(
     `terms` has the letters of the axes of each operand. All operands have one dtype. Sums are
     computed in the dtype `accumulator`.
     """
-    arrays = [jnp.asarray(x) for x in operands]
+    arrays = [jnp.asarray(operand) for operand in operands]
     precision = precision_of(accumulator, precision)
-    extents = _extents([x.shape for x in arrays], terms)
+    extents = _extents([array.shape for array in arrays], terms)
     letters: list[str] = []
-    for k, (x, term) in enumerate(zip(arrays, terms, strict=True)):
+    for index, (array, term) in enumerate(zip(arrays, terms, strict=True)):
         # Leave out an axis that is broadcast: it has extent 1 here, and more items in other
         # operands.
-        is_full = [extent == extents[letter] for extent, letter in zip(x.shape, term, strict=True)]
-        arrays[k] = jnp.squeeze(x, tuple(axis for axis, full in enumerate(is_full) if not full))
-        letters.append("".join(itertools.compress(term, is_full)))
+        remaining_letters = ""
+        broadcast_axes: list[int] = []
+        for axis, letter in enumerate(term):
+            if array.shape[axis] == extents[letter]:
+                remaining_letters += letter
+            else:
+                broadcast_axes.append(axis)
+        arrays[index] = jnp.squeeze(array, tuple(broadcast_axes))
+        letters.append(remaining_letters)
     added_axes = tuple(axis for axis, letter in enumerate(output) if letter not in extents)
     if not _is_product(letters, output):
-        arrays = [x.astype(accumulator) for x in arrays]
+        arrays = [array.astype(accumulator) for array in arrays]
     elif arrays[0].dtype == jnp.bfloat16:
         result = _product(arrays, letters, output, accumulator, precision)
         return jnp.expand_dims(result, added_axes)
@@ -187,17 +197,19 @@ def _product(
     """
     left, right = terms
     x, y = arrays
-    batch = [letter for letter in left if letter in right and letter in output]
-    sums = [letter for letter in left if letter in right and letter not in output]
-    free = [letter for letter in left if letter not in right]
-    order = [*batch, *free, *sums]
+    shared = [letter for letter in left if letter in right]
+    batch = [letter for letter in shared if letter in output]
+    sums = [letter for letter in shared if letter not in output]
+    left_free = [letter for letter in left if letter not in right]
+    right_free = [letter for letter in right if letter not in left]
+    order = [*batch, *left_free, *sums]
     x = x.transpose([left.index(letter) for letter in order])
     x = left_operand_anywhere(x, accumulator)
     summed_axes = list(map(order.index, sums)), list(map(right.index, sums))
     batch_axes = list(map(order.index, batch)), list(map(right.index, batch))
     numbers = summed_axes, batch_axes
     result = lax.dot_general(x, y, numbers, precision, preferred_element_type=accumulator)
-    letters = [*batch, *free, *(letter for letter in right if letter not in left)]
+    letters = [*batch, *left_free, *right_free]
     return result.transpose([letters.index(letter) for letter in output if letter in letters])
 
 

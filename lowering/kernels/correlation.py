@@ -36,18 +36,22 @@ class Slide:
 
         Negative padding cuts items off.
         """
-        edges = [(p, q, s - 1) for (p, q), s in zip(self.padding, self.spread, strict=True)]
+        edges = [(0, 0, 0), (0, 0, 0)]  # batch and channels
+        for (before, after), spread in zip(self.padding, self.spread, strict=True):
+            edges.append((before, after, spread - 1))
         if not any(map(any, edges)):
             return x
-        return lax.pad(x, np.array(0, x.dtype), [(0, 0, 0), (0, 0, 0), *edges])
+        return lax.pad(x, np.array(0, x.dtype), edges)
 
     def places(self, extents: Sequence[int], size: Sequence[int]) -> tuple[int, ...]:
         """Return the number of positions of a filter along each axis of an input without padding.
 
         `extents` are the spatial extents of the input, and `size` is the window of the filter.
         """
-        axes = zip(extents, spans(size, self.dilation), self.stride, strict=True)
-        return tuple((extent - span) // s + 1 for extent, span, s in axes)
+        places: list[int] = []
+        for axis, span in enumerate(spans(size, self.dilation)):
+            places.append((extents[axis] - span) // self.stride[axis] + 1)
+        return tuple(places)
 
     def items(self, cell: Sequence[int], places: Sequence[int]) -> tuple[slice, ...]:
         """Return, for each spatial axis, the slice of the items that one cell of the filter meets.
@@ -56,9 +60,10 @@ class Slide:
         along each axis.
         """
         slices: list[slice] = []
-        for j, d, count, stride in zip(cell, self.dilation, places, self.stride, strict=True):
-            start = j * d
-            slices.append(slice(start, start + (count - 1) * stride + 1, stride))
+        for axis, stride in enumerate(self.stride):
+            start = cell[axis] * self.dilation[axis]
+            stop = start + (places[axis] - 1) * stride + 1
+            slices.append(slice(start, stop, stride))
         return tuple(slices)
 
 
@@ -133,9 +138,10 @@ def transposed_filter(filter: Array, groups: int) -> Array:
     The filter has the shape (input channels, output channels / groups, *window). The result has the
     shape (output channels, input channels / groups, *window), and its windows are reversed.
     """
-    c, per_group, *size = filter.shape
-    grouped = filter.reshape(groups, c // groups, per_group, *size)
-    swapped = jnp.swapaxes(grouped, 1, 2).reshape(groups * per_group, c // groups, *size)
+    inputs, group_outputs, *size = filter.shape
+    group_inputs = inputs // groups
+    grouped = filter.reshape(groups, group_inputs, group_outputs, *size)
+    swapped = jnp.swapaxes(grouped, 1, 2).reshape(groups * group_outputs, group_inputs, *size)
     return lax.rev(swapped, tuple(range(2, filter.ndim)))
 
 
@@ -160,9 +166,8 @@ def deconv(
 def bordered(x: Array, windows: Windows) -> tuple[Array, Padding]:
     """Extend an input by a border that is not zeros. Return the input, and the padding by zeros.
 
-    If the border consists of zeros, the input is unchanged, and the padding is that of the
-    windows. Otherwise the padding is (0, 0) for each axis. Windows slide along the last axes of
-    the input.
+    If the border consists of zeros, the input is unchanged, and the windows' padding is returned.
+    Otherwise the padding is (0, 0) for each axis. Windows slide along the last axes of the input.
     """
     if windows.border in ("constant", "ignore"):
         return x, windows.padding
@@ -175,9 +180,9 @@ def bordered(x: Array, windows: Windows) -> tuple[Array, Padding]:
 def spread(x: Array, windows: Windows) -> tuple[Array, Padding]:
     """Extend the input of a deconvolution or debox by the items that windows read beyond its edges.
 
-    Returns the input, and the padding that it needs after zeros have been put between its
-    items, so that they are `windows.stride` apart. The padding is negative where the output is
-    cut.
+    Zeros are later put between the items of the returned input, so that they are `windows.stride`
+    apart. The padding that this input then needs is returned too. It is negative where the output
+    is cut.
     """
     leading = x.ndim - len(windows.size)
     reach = windows.reach
@@ -190,7 +195,8 @@ def spread(x: Array, windows: Windows) -> tuple[Array, Padding]:
         reach_before, _ = reach[axis]
         padding_before, _ = windows.padding[axis]
         cut = padding_before + reach_before * stride
-        before = windows.dilated[axis] - 1 - cut
         spread_extent = (extent - 1) * stride + 1
-        padding.append((before, windows.upscaled[axis] + cut - spread_extent))
+        before = windows.dilated[axis] - 1 - cut
+        after = windows.upscaled[axis] + cut - spread_extent
+        padding.append((before, after))
     return x, tuple(padding)

@@ -53,9 +53,10 @@ def noted(
     if not has_codes or not isinstance(x, Tracer):
         return x
     levels = Levels(lowest, highest, _level_of_zero(step, start, lowest, highest))
-    level = jnp.broadcast_to(level, x.shape)
-    step, start = (jnp.asarray(v, jnp.float32) for v in (step, start))
-    (result,) = _levels.bind(x, level, step, start, levels=levels)
+    full_level = jnp.broadcast_to(level, x.shape)
+    step_array = jnp.asarray(step, jnp.float32)
+    start_array = jnp.asarray(start, jnp.float32)
+    (result,) = _levels.bind(x, full_level, step_array, start_array, levels=levels)
     return result
 
 
@@ -69,7 +70,7 @@ def _level_of_zero(step: ArrayLike, start: ArrayLike, lowest: int, highest: int)
 
     The result is None too if `step` or `start` is a tracer.
     """
-    if any(isinstance(v, Tracer) for v in (step, start)):
+    if isinstance(step, Tracer) or isinstance(start, Tracer):
         return None
     steps = np.asarray(step, np.float64)
     starts = np.asarray(start, np.float64)
@@ -78,20 +79,24 @@ def _level_of_zero(step: ArrayLike, start: ArrayLike, lowest: int, highest: int)
     if steps.size == 0 or has_zero_step or not are_finite:
         return None
     zeros = -starts / steps
-    level = int(np.clip(np.rint(zeros.ravel()[0]), lowest, highest))
+    nearest_level = np.rint(zeros.ravel()[0])
+    level = int(np.clip(nearest_level, lowest, highest))
     return level if np.all(np.abs(zeros - level) <= _NEAR) else None
 
 
 @_levels.def_impl
 @_levels.def_abstract_eval
 def _as_it_is(x: Array, *_: object, **__: object) -> list[Array]:
+    """Return the tensor x, without the operands of the note."""
     return [x]
 
 
 def _jvp(
     primals: Sequence[Array], tangents: Sequence[Array], **params: object
 ) -> tuple[Any, list[Array]]:
-    return _levels.bind(*primals, **params), [tangents[0]]
+    """Return the noted tensor, and its tangent unchanged."""
+    tensor_tangent, *_ = tangents
+    return _levels.bind(*primals, **params), [tensor_tangent]
 
 
 def _batched(
@@ -103,17 +108,19 @@ def _batched(
     scalars.
     """
     pairs = zip(operands, axes, strict=True)
-    size = next(x.shape[axis] for x, axis in pairs if axis is not None)
-    has_batch = axes[0] is not None
-    rank = operands[0].ndim if has_batch else operands[0].ndim + 1
+    sizes = [operand.shape[axis] for operand, axis in pairs if axis is not None]
+    size = sizes[0]
+    tensor = operands[0]
+    rank = tensor.ndim if axes[0] is not None else tensor.ndim + 1  # with the batch axis
 
-    def with_batch_first(x: Array, axis: int | None, repeats: bool) -> Array:
+    def with_batch_first(operand: Array, axis: int | None, repeats: bool) -> Array:
         if axis is not None:
-            moved = jnp.moveaxis(x, axis, 0)
-            return moved.reshape(size, *(1,) * (rank - x.ndim), *moved.shape[1:])
+            moved = jnp.moveaxis(operand, axis, 0)
+            added_axes = (1,) * (rank - operand.ndim)
+            return moved.reshape(size, *added_axes, *moved.shape[1:])
         if repeats:
-            return jnp.broadcast_to(x, (size, *x.shape))
-        return x[None] if x.ndim else x
+            return jnp.broadcast_to(operand, (size, *operand.shape))
+        return operand[None] if operand.ndim else operand
 
     # x and level have the shape of the tensor, while step and start broadcast to it.
     batched = map(with_batch_first, operands, axes, (True, True, False, False))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,14 +17,12 @@ DType = np.dtype[Any] | type[Any] | str
 def accumulator(dtype: DType) -> np.dtype[Any]:
     """Return the dtype in which items of the dtype `dtype` are summed.
 
-    It has at least 32 bits, and is signed for integers: float32 for float16, int32 for uint8.
+    The returned dtype has at least 32 bits, and is signed for integers. For float16 it is float32,
+    and for uint8 it is int32.
     """
     dtype = np.dtype(dtype)
-    is_integer = jnp.issubdtype(dtype, jnp.integer)
-    if is_integer and dtype.itemsize == 8:
-        return np.dtype(np.int64)
-    if is_integer:
-        return np.dtype(np.int32)
+    if jnp.issubdtype(dtype, jnp.integer):
+        return np.dtype(np.int64 if dtype.itemsize == 8 else np.int32)
     return np.dtype(np.float32) if dtype.itemsize < 4 else dtype
 
 
@@ -34,8 +31,11 @@ def wide_dtype(*arrays: Array | NDArray[Any] | TensorType) -> np.dtype[Any]:
 
     Arrays of integers are ignored. For float16 and bfloat16 the result is float32.
     """
-    dtypes = (np.dtype(x.dtype) for x in arrays if jnp.issubdtype(x.dtype, jnp.inexact))
-    return functools.reduce(np.promote_types, dtypes, np.dtype(np.float32))
+    dtype = np.dtype(np.float32)
+    for array in arrays:
+        if jnp.issubdtype(array.dtype, jnp.inexact):
+            dtype = np.promote_types(dtype, array.dtype)
+    return dtype
 
 
 def widened(x: Array) -> Array:
@@ -55,12 +55,13 @@ def left_operand(x: Array, sums: DType | None) -> Array:
     product, for example under `jax.vmap`, so that the call raises JaxRuntimeError. A product of
     128x384 by 384x1536 items takes 0.26 ms with the barrier. In float32 it takes 1.4 ms.
     """
-    is_narrow = (x.dtype, sums) in ((jnp.bfloat16, jnp.float32), (jnp.int8, jnp.int32))
-    return lax.optimization_barrier(x) if is_narrow else x
+    is_bfloat16_product = x.dtype == jnp.bfloat16 and sums == jnp.float32
+    is_int8_product = x.dtype == jnp.int8 and sums == jnp.int32
+    return lax.optimization_barrier(x) if is_bfloat16_product or is_int8_product else x
 
 
 def left_operand_anywhere(x: Array, sums: DType | None) -> Array:
-    """Apply `left_operand` if the program runs on a CPU; on other platforms return x."""
+    """Return `left_operand(x, sums)` if the program runs on a CPU, and x on other platforms."""
     if x.dtype != jnp.bfloat16:
         return x
     return lax.platform_dependent(x, cpu=lambda x: left_operand(x, sums), default=lambda x: x)
@@ -74,7 +75,8 @@ def is_bfloat16(precision: lax.PrecisionLike) -> bool:
 def precision_of(dtype: DType, precision: lax.PrecisionLike) -> lax.PrecisionLike:
     """Return the precision for products whose sums have the dtype `dtype`.
 
-    It is `precision`, except that integers and complex numbers are never rounded to bfloat16.
+    The precision is `precision`, except that integers and complex numbers are never rounded to
+    bfloat16.
     """
     is_floating = jnp.issubdtype(dtype, jnp.floating)
     if is_bfloat16(precision) and not is_floating:

@@ -83,8 +83,9 @@ _PRECISION = 2.0**-23
 class Method:
     """The attributes of ONNX Resize that determine the interpolation.
 
-    `coordinates` is the attribute coordinate_transformation_mode, `interpolator` is mode, and
-    `cubic` is cubic_coeff_a. `nearest_mode` may also be "simple", as in OpenVINO's Interpolate.
+    `coordinates` is ONNX's coordinate_transformation_mode, `interpolator` is its attribute mode,
+    and `cubic` is its attribute cubic_coeff_a. `nearest_mode` may also be "simple", as in
+    OpenVINO's Interpolate.
     """
 
     coordinates: str
@@ -121,36 +122,36 @@ def places(
     if count is None:
         count = int(length)
     scale = length / extent
-    x = np.arange(count, dtype=np.float64)
+    numbers = np.arange(count, dtype=np.float64)
     match coordinates:
         case "asymmetric":
-            return x / scale
+            return numbers / scale
         case "tf_half_pixel_for_nn":
-            return (x + 0.5) / scale
+            return (numbers + 0.5) / scale
         case "half_pixel_symmetric":
-            return (x + 0.5) / scale - 0.5 + (extent - count / scale) / 2
+            return (numbers + 0.5) / scale - 0.5 + (extent - count / scale) / 2
         case "align_corners":
-            return _corners(x, extent, length)
+            return _corners(numbers, extent, length)
         case "tf_crop_and_resize":
             start, end = region
             if length == 1:
                 return (start + end).reshape(1) * ((extent - 1) / 2)
-            corners = _corners(x, extent, length).astype(start.dtype)
+            corners = _corners(numbers, extent, length).astype(start.dtype)
             return start * (extent - 1) + (end - start) * corners
         case "pytorch_half_pixel" if count == 1:
-            return x
+            return numbers
         case _:
-            return (x + 0.5) / scale - 0.5
+            return (numbers + 0.5) / scale - 0.5
 
 
-def _corners(x: AnyArray, extent: int, length: float) -> AnyArray:
+def _corners(numbers: AnyArray, extent: int, length: float) -> AnyArray:
     """Return places of items for which the ends of input and result coincide.
 
-    x has the numbers of the result's items. The first and the last item of the result lie at
-    the first and the last item of the input, which has `extent` items. `length` is the length
-    of the result.
+    `numbers` has the numbers of the result's items. The first and the last item of the result
+    lie at the first and the last item of the input, which has `extent` items. `length` is the
+    length of the result.
     """
-    return x * (extent - 1) / (length - 1) if len(x) > 1 else x
+    return numbers * (extent - 1) / (length - 1) if len(numbers) > 1 else numbers
 
 
 def resample(x: Array, axis: int, where: AnyArray, scale: float, method: Method) -> Array:
@@ -169,10 +170,11 @@ def resample(x: Array, axis: int, where: AnyArray, scale: float, method: Method)
         if rounding == SIMPLE:
             rounding = "ceil" if scale < 1 else "floor"
         return _nearest(x, axis, where, rounding)
-    shift = _SHIFTED.get(method.coordinates)
-    is_by_integer = scale > 1 and len(where) == extent * scale and scale == int(scale)
-    if method.interpolator == "linear" and is_by_integer and shift is not None:
-        return upsample_linear(x, axis, int(scale), shift, "replicate")
+    if method.interpolator == "linear" and method.coordinates in _SHIFTED:
+        is_by_integer = scale > 1 and scale == int(scale) and len(where) == extent * scale
+        if is_by_integer:
+            shift = _SHIFTED[method.coordinates]
+            return upsample_linear(x, axis, int(scale), shift, "replicate")
     items, weights = _weights(where, extent, scale, method)
     return _weighted(x, axis, items, weights)
 
@@ -188,8 +190,10 @@ def multiply_adds(shape: Shape, lengths: Sequence[float], method: Method) -> int
     result = list(shape)
     for axis, (extent, length) in enumerate(zip(shape, lengths, strict=True)):
         result[axis] = int(length)
-        if extent not in (0, length):
-            total += volume(result) * len(_taps(length / extent, method))
+        is_resized = extent not in (0, length)
+        if is_resized:
+            tap_count = len(_taps(length / extent, method))
+            total += volume(result) * tap_count
     return total
 
 
@@ -211,8 +215,8 @@ def host_work(extent: int, length: float, method: Method) -> tuple[int, int]:
 def _nearest(x: Array, axis: int, where: AnyArray, mode: str) -> Array:
     """Return the items of x nearest to the places `where` along an axis.
 
-    `mode` is how a place is rounded to an index. The items are read by a repetition or a slice
-    if possible, and otherwise by a gather.
+    `mode` names the way in which a place is rounded to an index. The items are read by a
+    repetition or a slice if possible, and otherwise by a gather.
     """
     xp = where.__array_namespace__()
     extent = x.shape[axis]
@@ -238,27 +242,29 @@ def _weights(where: AnyArray, extent: int, scale: float, method: Method) -> tupl
     `extent` is the number of items of the input, and `scale` is the quotient of the result's
     and the input's length.
     """
-    xp = where.__array_namespace__()
+    xp = where.__array_namespace__()  # numpy, or `jax.numpy` in a trace
     shrink = _shrink(scale, method)
-    taps = np.array(_taps(scale, method))[None, :]
-    items = xp.floor(where)[:, None] + taps.astype(where.dtype)
+    offsets = np.array(_taps(scale, method))[None, :]
+    items = xp.floor(where)[:, None] + offsets.astype(where.dtype)
     distance = xp.abs(items - where[:, None]) * shrink
     if method.interpolator == "linear":
         weights = xp.maximum(1 - distance, 0)
     else:
         weights = cubic_kernel(distance, method.cubic)
     if method.exclude_outside:
-        weights = xp.where((items >= 0) & (items < extent), weights, 0.0)
+        is_inside = (items >= 0) & (items < extent)
+        weights = xp.where(is_inside, weights, 0.0)
     total = xp.sum(weights, axis=1, keepdims=True)
     weights = weights / xp.where(total == 0, 1.0, total)
-    return xp.clip(items, 0, extent - 1).astype(np.int32), weights
+    indices = xp.clip(items, 0, extent - 1).astype(np.int32)
+    return indices, weights
 
 
 def _shrink(scale: float, method: Method) -> float:
     """Return the factor by which distances between items and places are multiplied.
 
-    It is below 1 only if the kernel is antialiased and the axis shrinks, which makes the kernel
-    wider.
+    The factor is below 1 only if the kernel is antialiased and the axis shrinks. Such a factor
+    makes the kernel wider.
     """
     return min(scale, 1.0) if method.antialias else 1.0
 
@@ -266,7 +272,7 @@ def _shrink(scale: float, method: Method) -> float:
 def _taps(scale: float, method: Method) -> range:
     """Return the offsets of the items that contribute to a place.
 
-    They count from the last item at or before the place. For a linear kernel that is not
+    Offsets count from the last item at or before the place. For a linear kernel that is not
     widened they are 0 and 1.
     """
     radius = 1 if method.interpolator == "linear" else 2
@@ -280,11 +286,12 @@ def cubic_kernel(distance: AnyArray, a: float) -> Any:
 
     `a` is the coefficient of the kernel.
     """
-    xp = distance.__array_namespace__()
+    xp = distance.__array_namespace__()  # numpy, or `jax.numpy` in a trace
     t = distance
     near = ((a + 2) * t - (a + 3)) * t * t + 1
     far = ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
-    return xp.where(t <= 1, near, xp.where(t < 2, far, 0.0))
+    at_least_1 = xp.where(t < 2, far, 0.0)
+    return xp.where(t <= 1, near, at_least_1)
 
 
 def _weighted(x: Array, axis: int, items: AnyArray, weights: AnyArray) -> Array:
@@ -295,27 +302,30 @@ def _weighted(x: Array, axis: int, items: AnyArray, weights: AnyArray) -> Array:
     gathers.
     """
     extent = x.shape[axis]
-    taps = items.shape[1]
-    if extent <= _PRODUCTS * taps:
-        rows = np.arange(len(items), dtype=np.int32)[:, None]
+    place_count, tap_count = items.shape
+    if extent <= _PRODUCTS * tap_count:
+        rows = np.arange(place_count, dtype=np.int32)[:, None]
         if isinstance(weights, np.ndarray):
-            matrix: Any = np.zeros((len(items), extent))
+            matrix: Any = np.zeros((place_count, extent))
             np.add.at(matrix, (rows, items), weights)
         else:
-            matrix = jnp.zeros((len(items), extent), weights.dtype).at[rows, items].add(weights)
+            matrix = jnp.zeros((place_count, extent), weights.dtype).at[rows, items].add(weights)
         matrix = jnp.asarray(matrix, x.dtype)
-        y = lax.dot_general(x, matrix, (((axis,), (1,)), ((), ())), precision="highest")
-        return jnp.moveaxis(y, -1, axis)
+        numbers = ((axis,), (1,)), ((), ())
+        result = lax.dot_general(x, matrix, numbers, precision="highest")
+        return jnp.moveaxis(result, -1, axis)
     total = jnp.zeros((), x.dtype)
-    for k in range(taps):
-        weight = jnp.asarray(weights[:, k], x.dtype).reshape(along(axis, x.ndim))
-        total = total + jnp.take(x, items[:, k], axis, mode="clip") * weight
+    for tap in range(tap_count):
+        weight = jnp.asarray(weights[:, tap], x.dtype).reshape(along(axis, x.ndim))
+        total = total + jnp.take(x, items[:, tap], axis, mode="clip") * weight
     return total
 
 
 def merged(x: Array, axis: int) -> Array:
     """Merge an axis with the axis after it: for axis 1, (2, 3, 4, 5) becomes (2, 12, 5)."""
-    return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
+    before = x.shape[:axis]
+    after = x.shape[axis + 2 :]
+    return x.reshape(*before, x.shape[axis] * x.shape[axis + 1], *after)
 
 
 def upsample_linear(x: Array, axis: int, factor: int, shift: bool, border: str) -> Array:
@@ -330,6 +340,7 @@ def upsample_linear(x: Array, axis: int, factor: int, shift: bool, border: str) 
     extended = extend(x, tuple(edges), border)
 
     def neighbour(offset: int) -> Array:
+        """Return, for each item of x, the item that lies `offset` items after it."""
         start = offset + int(shift)
         return lax.slice_in_dim(extended, start, start + extent, 1, axis)
 
@@ -340,7 +351,8 @@ def upsample_linear(x: Array, axis: int, factor: int, shift: bool, border: str) 
             place = place - (factor - 1) / 2
         place = place / factor  # relative to item k
         place = place.astype(x.dtype).reshape(along(axis + 1, x.ndim + 1))
-        before, here, after = (jnp.expand_dims(neighbour(i), axis + 1) for i in _OFFSETS[shift])
+        neighbours = [jnp.expand_dims(neighbour(offset), axis + 1) for offset in _OFFSETS[shift]]
+        before, here, after = neighbours
         left = jnp.where(place < 0, before, here)
         right = jnp.where(place < 0, here, after)
         weight = jnp.where(place < 0, place + 1, place)
@@ -362,8 +374,9 @@ def upsample_linear(x: Array, axis: int, factor: int, shift: bool, border: str) 
 def upsample_aligned(x: Array, axis: int, factor: int, fold: Callable[[int], None]) -> Array:
     """Interpolate linearly to `factor` times as many items along an axis, with coinciding ends.
 
-    The first items of input and output have the same place, and so have the last items. `fold`
-    is called with the number of items that are computed on the host.
+    The first item of the output has the place of the first item of the input, and the last item of
+    the output has the place of the last item of the input. `fold` is called with the number of
+    items that are computed on the host.
     """
     extent = x.shape[axis]
     count = extent * factor
@@ -385,27 +398,33 @@ def bilinear(x: Array, batch: Array, row: Array, column: Array) -> Array:
     which are real numbers. The result has the shape (grids, channels, rows, columns). A place
     outside of the image has the value of the nearest place inside.
     """
-    top, bottom, down = neighbours(row, x.shape[2], x.dtype)
-    left, right, across = neighbours(column, x.shape[3], x.dtype)
+    _, _, height, width = x.shape
+    top, bottom, down = neighbours(row, height, x.dtype)
+    left, right, across = neighbours(column, width, x.dtype)
     down = down[:, :, None, None]
     across = across[:, None, :, None]
 
-    def corner(row: Array, column: Array) -> Array:
-        indices = (batch[:, None, None], slice(None), row[:, :, None], column[:, None, :])
-        return jnp.asarray(x).at[indices].get(mode="clip")  # (grids, rows, columns, channels)
+    def items(row_index: Array, column_index: Array) -> Array:
+        """Return the items (grids, rows, columns, channels) at the indices of each grid."""
+        rows = row_index[:, :, None]
+        columns = column_index[:, None, :]
+        indices = (batch[:, None, None], slice(None), rows, columns)
+        return jnp.asarray(x).at[indices].get(mode="clip")
 
-    upper = corner(top, left) * (1 - across) + corner(top, right) * across
-    lower = corner(bottom, left) * (1 - across) + corner(bottom, right) * across
+    upper = items(top, left) * (1 - across) + items(top, right) * across
+    lower = items(bottom, left) * (1 - across) + items(bottom, right) * across
     return jnp.moveaxis(upper * (1 - down) + lower * down, -1, 1)
 
 
 def neighbours(place: Array, extent: int, dtype: DType) -> tuple[Array, Array, Array]:
     """Return the indices of the items before and after each place, and a weight.
 
-    It is the weight, in the dtype `dtype`, of the item after the place in a linear
-    interpolation. Places are clamped to the axis, which has `extent` items.
+    The weight belongs to the item after the place, in a linear interpolation. It has the dtype
+    `dtype`. Places are clamped to the axis, which has `extent` items.
     """
     place = jnp.clip(place, 0, extent - 1)
-    first = jnp.floor(place)
-    index = first.astype(jnp.int32)
-    return index, jnp.minimum(index + 1, extent - 1), (place - first).astype(dtype)
+    whole_place = jnp.floor(place)
+    before = whole_place.astype(jnp.int32)
+    after = jnp.minimum(before + 1, extent - 1)
+    weight = (place - whole_place).astype(dtype)
+    return before, after, weight

@@ -69,7 +69,7 @@ def saturated(x: object, dtype: DType) -> NDArray[Any]:
 def saturate(result: NDArray[Any], array: NDArray[Any]) -> None:
     """Replace infinite items of `result`, in place, where `array` has finite items.
 
-    They become the lowest or the highest number of the result's dtype, with the sign of
+    Such an item becomes the lowest or the highest number of the result's dtype, with the sign of
     `array`'s item.
     """
     if not jnp.issubdtype(result.dtype, jnp.floating) or array.dtype == object:
@@ -77,5 +77,5 @@ def saturate(result: NDArray[Any], array: NDArray[Any]) -> None:
     beyond = np.isinf(result)
     if beyond.any():
         beyond &= np.isfinite(array)
-        most = jnp.finfo(result.dtype).max
-        result[beyond] = np.where(array[beyond] < 0, -most, most)
+        highest = jnp.finfo(result.dtype).max
+        result[beyond] = np.where(array[beyond] < 0, -highest, highest)

@@ -33,17 +33,21 @@ def overlap(box: Array, boxes: Array, offset: float = 0.0, touches: bool = True)
     """
     low = jnp.maximum(box[:2], boxes[:2])
     high = jnp.minimum(box[2:], boxes[2:])
-    shared = jnp.prod(jnp.maximum(high - low + offset, 0), axis=0)
+    intersection = jnp.prod(jnp.maximum(high - low + offset, 0), axis=0)
     if not touches:
-        shared = jnp.where(jnp.all(high >= low, axis=0), shared, 0)
-    return _ratio(shared, _area(box, offset) + _area(boxes, offset) - shared)
+        intersection = jnp.where(jnp.all(high >= low, axis=0), intersection, 0)
+    union = _area(box, offset) + _area(boxes, offset) - intersection
+    return _ratio(intersection, union)
 
 
-def _ratio(shared: Array, union: Array) -> Array:
-    return jnp.where(shared > 0, shared / jnp.where(shared > 0, union, 1.0), -jnp.inf)
+def _ratio(intersection: Array, union: Array) -> Array:
+    """Return intersection / union, or -inf where the intersection is empty."""
+    divisor = jnp.where(intersection > 0, union, 1.0)
+    return jnp.where(intersection > 0, intersection / divisor, -jnp.inf)
 
 
 def _area(boxes: Array, offset: float) -> Array:
+    """Return the areas of boxes (4, n), whose extents are differences of ends plus `offset`."""
     return jnp.prod(boxes[2:] - boxes[:2] + offset, axis=0)
 
 
@@ -61,35 +65,37 @@ def rotated_overlap(box: Array, boxes: Array) -> Array:
     cos = jnp.cos(boxes[4])
     sin = jnp.sin(boxes[4])
 
-    def rotated_to_boxes(point: Array) -> Array:
-        x, y = point
+    def rotated_to_boxes(points: Array) -> Array:
+        """Rotate points (2, n) to the coordinates of the boxes."""
+        x, y = points
         return jnp.stack([x * cos + y * sin, y * cos - x * sin])
 
     angle = box[4]
     along = jnp.stack([jnp.cos(angle), jnp.sin(angle)]) * (box[None, 2] / 2)
     across = jnp.stack([-jnp.sin(angle), jnp.cos(angle)]) * (box[None, 3] / 2)
     corners = [along + across, across - along, -along - across, along - across]
-    offsets = [box[:2] - boxes[:2] + corner for corner in corners]
-    polygon = jnp.stack([rotated_to_boxes(offset) for offset in offsets])  # (corners, 2, n)
+    points = [box[:2] - boxes[:2] + corner for corner in corners]
+    polygon = jnp.stack(list(map(rotated_to_boxes, points)))  # (corners, 2, n)
     half = boxes[2:4] / 2
-    step = jnp.roll(polygon, -1, axis=0) - polygon
+    side = jnp.roll(polygon, -1, axis=0) - polygon  # from each corner to the next one
     # The positions, from 0 to 1 along each side, at which the side crosses the four edge lines.
-    is_parallel = step == 0
-    ends = (-half[None], half[None])
-    crossings = [(end - polygon) / jnp.where(is_parallel, 1, step) for end in ends]
-    crossings = [jnp.where(is_parallel, 0, position) for position in crossings]
+    is_parallel = side == 0
+    crossings: list[Array] = []
+    for edge in (-half[None], half[None]):
+        position = (edge - polygon) / jnp.where(is_parallel, 1, side)
+        crossings.append(jnp.where(is_parallel, 0, position))
     bends = jnp.concatenate(crossings, axis=1)
     bends = jnp.sort(jnp.clip(bends, 0, 1), axis=1)
     bends = jnp.pad(bends, ((0, 0), (1, 0), (0, 0)))  # a corner, then four points of its side
-    path = polygon[:, None] + step[:, None] * bends[:, :, None]
+    path = polygon[:, None] + side[:, None] * bends[:, :, None]
     limit = half[None, None]
     path = jnp.clip(path, -limit, limit).reshape(-1, *half.shape)  # (vertices, 2, n)
     following = jnp.roll(path, -1, axis=0)
     # The area is half the sum of the cross products of consecutive vertices.
     products = path[:, 0] * following[:, 1] - path[:, 1] * following[:, 0]
-    shared = jnp.maximum(jnp.sum(products, axis=0) / 2, 0)
-    union = box[2] * box[3] + boxes[2] * boxes[3] - shared
-    return _ratio(shared, union)
+    intersection = jnp.maximum(jnp.sum(products, axis=0) / 2, 0)
+    union = box[2] * box[3] + boxes[2] * boxes[3] - intersection
+    return _ratio(intersection, union)
 
 
 def suppressed(
@@ -110,10 +116,10 @@ def suppressed(
     """
     if not len(scores) or not most:
         return jnp.full(most, -1, jnp.int32)
-    sides = boxes.T
+    coordinates = boxes.T
     index = jnp.arange(len(scores), dtype=jnp.int32)
     lowest = jnp.finfo(scores.dtype).min
-    finite = jnp.where(scores > lowest, scores, lowest)  # without -inf and NaN, which come last
+    finite_scores = jnp.where(scores > lowest, scores, lowest)  # -inf and NaN come last
 
     def has_more(state: _State) -> Array:
         count, remaining, *_ = state
@@ -121,11 +127,12 @@ def suppressed(
 
     def take_best(state: _State) -> _State:
         count, remaining, largest, limit, chosen = state
-        best = jnp.argmax(jnp.where(remaining, finite, -jnp.inf))
-        largest = jnp.maximum(largest, overlap(sides[:, best, None], sides))
+        best = jnp.argmax(jnp.where(remaining, finite_scores, -jnp.inf))
+        largest = jnp.maximum(largest, overlap(coordinates[:, best, None], coordinates))
         if decay < 1:
             limit = jnp.where(limit > 0.5, limit * decay, limit)
-        remaining = remaining & ~(largest > limit) & (index != best)
+        is_other = index != best
+        remaining = remaining & ~(largest > limit) & is_other
         return count + 1, remaining, largest, limit, chosen.at[count].set(index[best])
 
     # The largest overlap of each box with any selected box.
@@ -153,31 +160,32 @@ def softened(
     arXiv:1704.04503).
     """
 
-    sides = boxes.T
+    coordinates = boxes.T
 
     def has_more(state: _State) -> Array:
         count, remaining, *_ = state
         return (count < most) & jnp.any(remaining > -jnp.inf)
 
     def take_best(state: _State) -> _State:
-        count, remaining, chosen, values = state
+        count, remaining, chosen, chosen_scores = state
         best = jnp.argmax(remaining)
-        shared = jnp.maximum(overlap(sides[:, best, None], sides), 0)
-        softer = remaining * jnp.exp(-0.5 / sigma * shared**2)
-        stays = (softer > least) & (jnp.arange(len(scores)) != best)
+        overlaps = jnp.maximum(overlap(coordinates[:, best, None], coordinates), 0)
+        softer = remaining * jnp.exp(-0.5 / sigma * overlaps**2)
+        is_other = jnp.arange(len(scores)) != best
+        stays = (softer > least) & is_other
         chosen = chosen.at[count].set(best.astype(jnp.int32))
-        values = values.at[count].set(remaining[best])
-        return count + 1, jnp.where(stays, softer, -jnp.inf), chosen, values
+        chosen_scores = chosen_scores.at[count].set(remaining[best])
+        return count + 1, jnp.where(stays, softer, -jnp.inf), chosen, chosen_scores
 
     # The scores of boxes that may still be selected, and -inf for all other boxes.
     remaining = jnp.where(eligible, scores, -jnp.inf)
     chosen = jnp.full(most, -1, jnp.int32)
-    values = jnp.full(most, -jnp.inf, scores.dtype)
+    chosen_scores = jnp.full(most, -jnp.inf, scores.dtype)
     if not len(scores) or not most:
-        return chosen, values
-    start = (jnp.int32(0), remaining, chosen, values)
-    *_, chosen, values = lax.while_loop(has_more, take_best, start)
-    return chosen, values
+        return chosen, chosen_scores
+    start = (jnp.int32(0), remaining, chosen, chosen_scores)
+    *_, chosen, chosen_scores = lax.while_loop(has_more, take_best, start)
+    return chosen, chosen_scores
 
 
 def filled_first(rows: Array, filled: Array) -> tuple[Array, Array]:

@@ -85,9 +85,10 @@ class Windows:
 
     @property
     def reach(self) -> Padding:
-        """Return how many items a reverse operation reads before and after its input, by axis.
+        """Return the numbers of items that a reverse operation reads beyond its input, by axis.
 
-        Reverse operations are deconvolutions and deboxes.
+        Each axis has a pair: the number before the input, and the number after it. Reverse
+        operations are deconvolutions and deboxes.
         """
         reach: list[tuple[int, int]] = []
         for axis, (padding, _) in enumerate(self.padding):
@@ -119,19 +120,27 @@ def basic(
 ) -> Windows:
     """Return the windows of a convolution or pool on an input of the shape `shape`.
 
-    `size`, `stride` and `dilation` have an item for each axis; missing items are 1. `padding`
-    has a pair for each of the first axes. The other axes get automatic padding.
+    `size`, `stride` and `dilation` have an item for each axis. Missing items are 1. `padding` has
+    a pair for each of the first axes. The other axes get automatic padding.
     """
-    size, stride, dilation = (padded(values, len(shape)) for values in (size, stride, dilation))
+    rank = len(shape)
+    size = padded(size, rank)
+    stride = padded(stride, rank)
+    dilation = padded(dilation, rank)
     dilated = spans(size, dilation)
     # The numbers of positions along each axis. With automatic padding they are the extent divided
     # by the stride, rounded up. With explicit padding they follow from the padding.
-    automatic = tuple([ceil_div(extent, s) for extent, s in zip(shape, stride, strict=True)])
-    axes_with_padding = zip(shape, padding, dilated, stride, strict=False)
-    explicit = [(p + extent + q - span) // s + 1 for extent, (p, q), span, s in axes_with_padding]
-    downscaled = (*explicit, *automatic[len(padding) :])
-    padding = _complete(padding, shape, automatic, dilated, stride)
-    return Windows(size, padding, stride, dilation, shape, downscaled, border)
+    automatic: list[int] = []
+    downscaled: list[int] = []
+    for axis, extent in enumerate(shape):
+        automatic.append(ceil_div(extent, stride[axis]))
+        if axis < len(padding):
+            before, after = padding[axis]
+            downscaled.append((before + extent + after - dilated[axis]) // stride[axis] + 1)
+        else:
+            downscaled.append(automatic[axis])
+    padding = _complete(padding, shape, tuple(automatic), dilated, stride)
+    return Windows(size, padding, stride, dilation, shape, tuple(downscaled), border)
 
 
 def reverse(shape: Shape, output: Shape, size: Shape, **sliding: Unpack[Sliding]) -> Windows:
@@ -145,11 +154,14 @@ def reverse(shape: Shape, output: Shape, size: Shape, **sliding: Unpack[Sliding]
     stride = padded(sliding["stride"], rank)
     dilation = padded(sliding["dilation"], rank)
     dilated = spans(size, dilation)
-    # The extents of the result: with automatic padding, and with explicit padding.
-    automatic = [extent * s for extent, s in zip(shape, stride, strict=True)]
-    axes_with_padding = zip(shape, stride, dilated, padding, strict=False)
-    explicit = [(extent - 1) * s + span - p - q for extent, s, span, (p, q) in axes_with_padding]
-    upscaled = output or (*explicit, *automatic[len(padding) :])
+    computed: list[int] = []  # the extents of the result, computed from the input
+    for axis, extent in enumerate(shape):
+        if axis < len(padding):
+            before, after = padding[axis]
+            computed.append((extent - 1) * stride[axis] + dilated[axis] - before - after)
+        else:  # automatic padding
+            computed.append(extent * stride[axis])
+    upscaled = output or tuple(computed)
     padding = _complete(padding, upscaled, shape, dilated, stride)
     return Windows(size, padding, stride, dilation, upscaled, shape, sliding["border"])
 
@@ -159,7 +171,7 @@ def spans(size: Sequence[int], dilation: Sequence[int]) -> Shape:
 
     For the size (3, 3) and the dilation (1, 2) the result is (3, 5).
     """
-    return tuple([(f - 1) * d + 1 for f, d in zip(size, dilation, strict=True)])
+    return tuple([(count - 1) * step + 1 for count, step in zip(size, dilation, strict=True)])
 
 
 def _complete(
@@ -167,9 +179,9 @@ def _complete(
 ) -> Padding:
     """Return `padding`, continued by automatic padding for the axes for which it has no item."""
     complete = list(padding)
-    axes = list(zip(upscaled, downscaled, dilated, stride, strict=True))
-    for extent, count, span, s in axes[len(padding) :]:
-        total = max((count - 1) * s + span - extent, 0)
+    for axis in range(len(padding), len(upscaled)):
+        span = (downscaled[axis] - 1) * stride[axis] + dilated[axis]  # of all windows
+        total = max(span - upscaled[axis], 0)
         before = total // 2
         complete.append((before, total - before))
     return tuple(complete)
@@ -180,19 +192,21 @@ def extend(x: Array, padding: Padding, border: str, fill: float = 0.0) -> Array:
 
     The borders 'constant' and 'ignore' consist of the number `fill`.
     """
-    if not any(p or q for p, q in padding):
+    if not any(before or after for before, after in padding):
         return x
     if border == "replicate":
         return jnp.pad(x, padding, mode="edge")
     if border in PAD_MODES:
-        for axis, (p, q) in enumerate(padding):
-            if p or q:
-                x = _mirrored(x, axis, p, q, border)
+        for axis, (before, after) in enumerate(padding):
+            if before or after:
+                x = _mirrored(x, axis, before, after, border)
         return x
-    return lax.pad(x, np.array(fill, x.dtype), [(p, q, 0) for p, q in padding])
+    edges = [(before, after, 0) for before, after in padding]
+    return lax.pad(x, np.array(fill, x.dtype), edges)
 
 
 def _mirrored(x: Array, axis: int, before: int, after: int, border: str) -> Array:
+    """Extend an array at both ends of one axis, by the border 'reflect' or 'reflect-even'."""
     extent = x.shape[axis]
     if is_symbolic(extent) or max(before, after) < extent:
         pads = [(0, 0)] * x.ndim
@@ -214,17 +228,18 @@ def valid_counts(windows: Windows, fold: Callable[[int], None]) -> Any:
     """
     rank = len(windows.size)
     counts = np.ones((1,) * rank)
-    axes = zip(windows.size, windows.dilation, windows.stride, windows.padding, strict=True)
-    for axis, (f, d, s, (p, q)) in enumerate(axes):
-        if p == 0 and q == 0:
-            counts = counts * f
+    for axis, cell_count in enumerate(windows.size):
+        before, after = windows.padding[axis]
+        if before == 0 and after == 0:
+            counts = counts * cell_count
             continue
         fold(_WORK * windows.downscaled[axis] * counts.size)
-        start = np.arange(windows.downscaled[axis]) * s - p
-        # Cell k of a window lies at start + k * d. The cells from `first` to `stop` lie on the
-        # input.
-        first = np.maximum(-(start // d), 0)
-        stop = np.minimum(-((start - windows.upscaled[axis]) // d), f)
+        dilation = windows.dilation[axis]
+        start = np.arange(windows.downscaled[axis]) * windows.stride[axis] - before
+        # Cell k of a window lies at start + k * dilation. The cells from `first` to `stop` lie on
+        # the input.
+        first = np.maximum(-(start // dilation), 0)
+        stop = np.minimum(-((start - windows.upscaled[axis]) // dilation), cell_count)
         counts = counts * np.maximum(stop - first, 0).reshape(along(axis, rank))
     return counts
 
@@ -232,8 +247,8 @@ def valid_counts(windows: Windows, fold: Callable[[int], None]) -> Any:
 def lowest(dtype: DType) -> Any:
     """Return the lowest number of a dtype as a numpy array without axes.
 
-    It is the initial value of a maximum. `lax.reduce_window` has a gradient only if its initial
-    value is no jax array. For floating-point dtypes the lowest number is -inf.
+    The number is the initial value of a maximum. `lax.reduce_window` has a gradient only if its
+    initial value is no jax array. For floating-point dtypes the lowest number is -inf.
     """
     if jnp.issubdtype(dtype, jnp.floating):
         return np.array(-np.inf, dtype)
@@ -267,13 +282,15 @@ def _first_of_cells(
     the index grows from cell to cell along the axis. Of equal maxima the first counts.
     """
 
-    def take_better(best: tuple[Array, Array], j: Array | int) -> tuple[tuple[Array, Array], None]:
+    def take_better(
+        best: tuple[Array, Array], cell: Array | int
+    ) -> tuple[tuple[Array, Array], None]:
         maximum, maximum_index = best
-        candidate = windows.cell(x, axis, j)
+        candidate = windows.cell(x, axis, cell)
         is_larger = candidate > maximum
         is_first_nan = (candidate != candidate) & (maximum == maximum)  # only NaN is not itself
         is_better = is_larger | is_first_nan
-        candidate_index = windows.cell(index, axis, j) + j * volume
+        candidate_index = windows.cell(index, axis, cell) + cell * volume
         maximum = jnp.where(is_better, candidate, maximum)
         maximum_index = jnp.where(is_better, candidate_index, maximum_index)
         return (maximum, maximum_index), None
@@ -283,8 +300,8 @@ def _first_of_cells(
     if size > _UNROLLED:
         best, _ = lax.scan(take_better, best, lax.iota(np.int32, size - 1) + 1)
         return best
-    for j in range(1, size):
-        best, _ = take_better(best, j)
+    for cell in range(1, size):
+        best, _ = take_better(best, cell)
     return best
 
 
@@ -295,13 +312,14 @@ def positions(index: Array, windows: Windows) -> tuple[Array, ...]:
     count items of the input after it is extended by its border.
     """
     remaining = jnp.clip(index, 0, windows.volume - 1)
-    cells: list[Array] = []
+    coordinates: list[Array] = []
     for axis in reversed(range(index.ndim)):
         size = windows.size[axis]
-        start = lax.broadcasted_iota(index.dtype, index.shape, axis) * windows.stride[axis]
-        cells.append(start + remaining % size * windows.dilation[axis])
+        window_number = lax.broadcasted_iota(index.dtype, index.shape, axis)
+        start = window_number * windows.stride[axis]
+        coordinates.append(start + remaining % size * windows.dilation[axis])
         remaining = remaining // size
-    return tuple(reversed(cells))
+    return tuple(reversed(coordinates))
 
 
 def require_attributes(rank: int, attributes: Mapping[str, Any]) -> None:
@@ -319,7 +337,7 @@ def require_attributes(rank: int, attributes: Mapping[str, Any]) -> None:
             )
         if name != "padding":
             require_positive(name, values)
-        elif any([item < 0 for pair in values for item in pair]):
+        elif any([before < 0 or after < 0 for before, after in values]):
             raise InvalidOperation(
                 f"'padding' must not be negative, it is {[tuple(pair) for pair in values]}",
                 hint="cut the input with slice instead",
@@ -338,9 +356,9 @@ def require_basic(windows: Windows, first_axis: int = 0) -> None:
     `first_axis` is the number that the error gives to the first axis of the windows.
     """
     axes = zip(windows.upscaled, windows.dilated, windows.padding, strict=True)
-    for axis, (extent, span, (p, q)) in enumerate(axes, first_axis):
-        is_empty_batch = extent == p == q == 0 and span == 1
-        if p + extent + q < span and not is_empty_batch:
+    for axis, (extent, span, (before, after)) in enumerate(axes, first_axis):
+        is_empty_batch = extent == before == after == 0 and span == 1
+        if before + extent + after < span and not is_empty_batch:
             hint = "give more padding, or leave 'padding' empty to have it computed"
             if first_axis == 0 and axis < 2:
                 hint = (
@@ -348,7 +366,7 @@ def require_basic(windows: Windows, first_axis: int = 0) -> None:
                 )
             raise InvalidShape(
                 f"the window spans {span} items at axis {axis}, "
-                f"the input with its padding has only {p} + {extent} + {q}",
+                f"the input with its padding has only {before} + {extent} + {after}",
                 hint=hint,
             )
     _require_countable(windows)
@@ -362,20 +380,26 @@ def require_reverse(windows: Windows, padding: Padding, first_axis: int = 0) -> 
     attribute, and `first_axis` is the number that the error gives to the first axis of the
     windows.
     """
-    w = windows
-    mapped = basic(w.upscaled, w.size, w.border, padding, w.stride, w.dilation)
-    axes = zip(w.upscaled, w.downscaled, mapped.downscaled, w.padding, strict=True)
-    for axis, (up, down, count, pads) in enumerate(axes, first_axis):
-        are_both_empty = up == down == 0
-        if up < 1 and not are_both_empty:
+    size, stride, dilation = windows.size, windows.stride, windows.dilation
+    on_output = basic(windows.upscaled, size, windows.border, padding, stride, dilation)
+    extents = zip(
+        windows.upscaled,
+        windows.downscaled,
+        on_output.downscaled,
+        windows.padding,
+        strict=True,
+    )
+    for axis, (output, input, positions, pads) in enumerate(extents, first_axis):
+        are_both_empty = output == input == 0
+        if output < 1 and not are_both_empty:
             raise InvalidShape(
-                f"the output has extent {up} at axis {axis}: "
+                f"the output has extent {output} at axis {axis}: "
                 f"'padding' {pads} removes all items that the windows cover"
             )
-        if differ(down, count):
+        if differ(input, positions):
             raise InvalidShape(
-                f"'output_shape' has extent {up} at axis {axis}: the windows have {count} "
-                f"positions along it, but the input has extent {down}",
+                f"'output_shape' has extent {output} at axis {axis}: the windows have {positions} "
+                f"positions along it, but the input has extent {input}",
                 hint="the basic operation with the same attributes must map 'output_shape' to the "
                 "shape of the input",
             )
@@ -386,9 +410,10 @@ def require_reverse(windows: Windows, padding: Padding, first_axis: int = 0) -> 
 def _require_countable(windows: Windows) -> None:
     """Raise InvalidShape if a window or a padded input has more items than 32 bits can count."""
     counts = [windows.volume, *windows.dilated, *windows.stride, *windows.dilation]
-    axes = zip(windows.upscaled, windows.downscaled, windows.stride, windows.padding, strict=True)
-    for up, down, s, (p, q) in axes:
-        counts += p + (down - 1) * s + 1 + q, p + up + q
+    for axis, (before, after) in enumerate(windows.padding):
+        span = (windows.downscaled[axis] - 1) * windows.stride[axis] + 1
+        counts.append(before + span + after)
+        counts.append(before + windows.upscaled[axis] + after)
     if any([count > MAX_EXTENT for count in counts]):
         raise InvalidShape(
             f"windows, and the input with its padding, have at most {MAX_EXTENT} places",

@@ -20,6 +20,8 @@ from lowering.ops.elementwise import clamp, ordered_type, real_type
 
 
 def _unary(kind: str, function: Callable[[Array], Array]) -> None:
+    """Register the rule of `kind`, which applies an elementwise function to real numbers."""
+
     def lower(x: Array) -> Array:
         return function(jnp.asarray(x))
 
@@ -39,7 +41,8 @@ def hard_swish(x: Array) -> Array:
     At -3 and 3 the derivative is the one of x * (x + 3) / 6, as in PyTorch.
     """
     x = jnp.asarray(x)
-    return x * jnp.where(x < -3, 0.0, jnp.where(x > 3, 1.0, (x + 3) / 6))
+    capped = jnp.where(x > 3, 1.0, (x + 3) / 6)
+    return x * jnp.where(x < -3, 0.0, capped)
 
 
 @rules.rule("relu", ordered_type)
@@ -74,7 +77,8 @@ def gelu(x: Array, approximation: str = "sigmoid") -> Array:
     exponent = 3 if approximation == "tanh" else 2
     inner = wide + 0.044715 * lax.integer_pow(wide, exponent)
     # logistic(2u) equals (1 + tanh(u)) / 2, and keeps its digits where this value is small.
-    return (wide * lax.logistic(math.sqrt(8 / math.pi) * inner)).astype(x.dtype)
+    distribution = lax.logistic(math.sqrt(8 / math.pi) * inner)
+    return (wide * distribution).astype(x.dtype)
 
 
 def _softabs_type(x: TensorType, epsilon: float) -> TensorType:
@@ -96,9 +100,11 @@ def softabs(x: Array, epsilon: float) -> Array:
 
 
 def _exponential(x: Array, alpha: float) -> Array:
-    # The inner selection keeps an overflow of exp, and its derivative, out of the other case.
-    negative = x < 0
-    return jnp.where(negative, alpha * jnp.expm1(jnp.where(negative, x, 0.0)), x)
+    """Return alpha * (exp(x) - 1) where x < 0, and x elsewhere."""
+    is_negative = x < 0
+    # This selection keeps an overflow of exp, and its derivative, out of the other case.
+    exponent = jnp.where(is_negative, x, 0.0)
+    return jnp.where(is_negative, alpha * jnp.expm1(exponent), x)
 
 
 @rules.rule("elu", real_type)
@@ -146,7 +152,9 @@ def clamped_swiglu(gate: Array, up: Array, alpha: float, limit: float) -> Array:
     In the formula `gate` is clamped to at most `limit`, and `up` to [-limit, limit]. The result
     is computed in float32 or a wider dtype, and is not cast back.
     """
-    gate, up = (widened(jnp.asarray(x)) for x in align(gate, up))
+    aligned_gate, aligned_up = align(gate, up)
+    gate = widened(jnp.asarray(aligned_gate))
+    up = widened(jnp.asarray(aligned_up))
     gate = clamp(gate, -jnp.inf, limit, inclusive=True)
     up = clamp(up, -limit, limit, inclusive=True)
     return gate * lax.logistic(alpha * gate) * (up + 1)

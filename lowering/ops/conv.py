@@ -72,14 +72,15 @@ def conv_shape(
 
 
 def _sum_dtype(dtype: str) -> str:
+    """Return the dtype of a convolution's result: int32 for integers, and otherwise the input's."""
     return str(accumulator(dtype)) if is_integer(dtype) else dtype
 
 
 def conv_work(result: TensorType, filter: TensorType) -> int:
     """Return the number of multiply-adds of a convolution.
 
-    It is the number of items of the result, times the number of items of the filter that belong
-    to one output channel.
+    This is the number of items of the result, times the number of items of the filter that
+    belong to one output channel.
     """
     return volume(result.shape) * volume(filter.shape[1:])
 
@@ -96,10 +97,10 @@ def conv(
     """
     windows = basic(input.shape[2:], filter.shape[2:], **window)
     groups = groups or input.shape[1]
-    wide = accumulator(input.dtype)
-    if is_integer(str(wide)):
+    sum_dtype = accumulator(input.dtype)
+    if is_integer(str(sum_dtype)):
         ctx.unroll(windows.volume)
-    output = correlation.conv(input, filter, windows, groups, ctx.precision, wide)
+    output = correlation.conv(input, filter, windows, groups, ctx.precision, sum_dtype)
     return _add_bias(output, bias).astype(_sum_dtype(str(input.dtype)))
 
 
@@ -111,6 +112,7 @@ def _deconv_type(
     groups: int,
     **window: Unpack[Sliding],
 ) -> TensorType:
+    """Check the arguments of `deconv`, and return the type of its result."""
     require.same_dtype(require.floating, input=input, filter=filter, bias=bias)
     _require_operands(input.shape, filter.shape, groups, window)
     if differ(filter.shape[0], input.shape[1]):
@@ -124,6 +126,7 @@ def _deconv_type(
             raise InvalidOperation(
                 f"'output_shape' {list(output_shape)} must have {len(input.shape)} items"
             )
+        # The batch extent of the result is that of the input, which may be 0.
         require_positive("output_shape", (input.shape[0] or 1, *output_shape[1:]))
     groups = _deconv_groups(input.shape, filter.shape, output_shape, groups)
     channels = filter.shape[1] * groups
@@ -166,20 +169,28 @@ def deconv(
 
 
 def _deconv_groups(input: Shape, filter: Shape, output_shape: Shape, groups: int) -> int:
-    # If `groups` is 0, each input channel is a group. But if `output_shape` is given, the number of
-    # groups follows from its channels, since the reverse of a plane-wise `conv` needs this.
-    if groups == 0:
-        return output_shape[1] // filter[1] if output_shape else input[1]
-    return groups
+    """Return the number of groups of a deconvolution, whose attribute `groups` may be 0.
+
+    If `groups` is 0, each input channel is a group. But if `output_shape` is given, the number of
+    groups follows from its channels, since the reverse of a plane-wise `conv` needs this.
+    """
+    if groups:
+        return groups
+    if output_shape:
+        return output_shape[1] // filter[1]
+    return input[1]
 
 
 def _add_bias(output: Array, bias: Array) -> Array:
+    """Add a bias, which broadcasts from the left, in the dtype of the output."""
     if is_zero(bias):
         return output
-    return output + expand(jnp.asarray(bias).astype(output.dtype), output.ndim)
+    bias = jnp.asarray(bias).astype(output.dtype)
+    return output + expand(bias, output.ndim)
 
 
 def _require_operands(input: Shape, filter: Shape, groups: int, window: Sliding) -> None:
+    """Refuse ranks of input and filter that differ, and attributes that are out of range."""
     require.one_of("border", window["border"], BORDERS)
     rank = len(input)
     if rank < 2 or len(filter) != rank:
@@ -193,6 +204,7 @@ def _require_operands(input: Shape, filter: Shape, groups: int, window: Sliding)
 
 
 def _require_divisor(groups: int, filter: Shape) -> None:
+    """Raise InvalidShape if the number of groups does not divide the filter's first extent."""
     if differ(filter[0] % groups, 0):
         raise InvalidShape(
             f"'groups' {groups} does not divide the first extent of 'filter' {show(filter)}"
@@ -200,6 +212,10 @@ def _require_divisor(groups: int, filter: Shape) -> None:
 
 
 def _require_bias(bias: Shape, channels: int, rank: int) -> None:
+    """Raise InvalidShape unless a bias has one item, or one item for each of the channels.
+
+    `bias` is its shape, and `rank` is the rank of the output.
+    """
     # Each extent is 1, except the extent of the channel axis.
     expected = [1] * len(bias)
     if len(bias) > 1 and differ(bias[1], 1):

@@ -33,17 +33,20 @@ def pairwise_coupling(shares: Array, count: int) -> Array:
     """
     x = widened(jnp.asarray(shares))
     i, j = np.triu_indices(count, 1)
-    empty = jnp.zeros((len(x), count, count), x.dtype)
-    probabilities = jax.vmap(_coupled)(empty.at[:, i, j].set(x).at[:, j, i].set(1 - x))
+    matrices = jnp.zeros((len(x), count, count), x.dtype)
+    matrices = matrices.at[:, i, j].set(x)
+    matrices = matrices.at[:, j, i].set(1 - x)
+    probabilities = jax.vmap(_coupled)(matrices)
     return probabilities.astype(jnp.result_type(shares))
 
 
 def _errors(shares: Array) -> Array:
-    """Return the matrix Q for `shares` (count, count), such that p^T Q p is the error of p.
+    """Return a matrix Q for `shares` (count, count). The error of probabilities p is p^T Q p.
 
     p is a vector with the probability of each class.
     """
-    return jnp.diag(jnp.sum(shares**2, axis=0)) - shares * shares.T
+    squared_sums = jnp.sum(shares**2, axis=0)
+    return jnp.diag(squared_sums) - shares * shares.T
 
 
 def _exact(shares: Array) -> Array:
@@ -71,24 +74,25 @@ def _coupled(shares: Array) -> Array:
         """
         p, Qp, pQp = state
         step = (pQp - Qp[t]) / Q[t, t]
-        pQp = (pQp + step * (step * Q[t, t] + 2 * Qp[t])) / (1 + step) ** 2
-        p = p.at[t].add(step) / (1 + step)
-        Qp = (Qp + step * Q[t]) / (1 + step)
+        total = 1 + step  # the sum of the probabilities after the change
+        pQp = (pQp + step * (step * Q[t, t] + 2 * Qp[t])) / total**2
+        p = p.at[t].add(step) / total
+        Qp = (Qp + step * Q[t]) / total
         return p, Qp, pQp
 
     def continues(state: tuple[Array, Array]) -> Array:
+        """Tell whether the residual is too large, and the number of iterations allows another."""
         iterations, p = state
         Qp = Q @ p
         residual = jnp.max(jnp.abs(Qp - p @ Qp))
         return (iterations < max(_MOST, count)) & (residual >= _TOLERANCE / count)
 
     def improve(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        """Improve the probabilities of all classes once, and count the iteration."""
         iterations, p = state
         Qp = Q @ p
-        start = p, Qp, p @ Qp
-        iterations = iterations + 1
-        p, _, _ = lax.fori_loop(0, count, improve_class, start)
-        return iterations, p
+        improved, _, _ = lax.fori_loop(0, count, improve_class, (p, Qp, p @ Qp))
+        return iterations + 1, improved
 
     uniform = jnp.full(count, 1 / count, shares.dtype)
     _, probabilities = lax.while_loop(continues, improve, (jnp.int32(0), uniform))
@@ -97,4 +101,6 @@ def _coupled(shares: Array) -> Array:
 
 @_coupled.defjvp
 def _coupled_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    return _coupled(*primals), jax.jvp(_exact, primals, tangents)[1]
+    """Return the probabilities, and the tangents of the exact solution."""
+    _, exact_tangents = jax.jvp(_exact, primals, tangents)
+    return _coupled(*primals), exact_tangents

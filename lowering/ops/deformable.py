@@ -23,6 +23,7 @@ def _deformable_type(
     input: TensorType, offsets: TensorType, filter: TensorType, mask: TensorType, groups: int,
     offset_groups: int, padding: Padding, stride: Shape, dilation: Shape,
 ) -> TensorType:  # fmt: skip
+    """Check the arguments of `deformable_conv`, and return the type of its result."""
     require.same_dtype(require.floating, input=input, offsets=offsets, filter=filter)
     require.layout("[B,C,H,W]", input=input, filter=filter)
     require.indexable(input=TensorType(input.shape[2:], input.dtype))
@@ -53,57 +54,59 @@ def deformable_conv(
     """Correlate with a filter whose cells are moved by offsets (y, x), with linear interpolation.
 
     `offsets` has the shape (batch, offset_groups * cells * 2, rows, columns), and `mask` has
-    the shape (batch, offset_groups * cells, rows, columns), where cells is the number of cells
+    the shape (batch, offset_groups * cells, rows, columns). Here cells is the number of cells
     of the filter's window, and rows and columns are the spatial extents of the result. The mask
     has the factors of the values that the cells read.
 
     If `padded_bilinear` is true, items outside of the input are 0 in the interpolation. If it
-    is false, the value is 0 at a position (y, x) outside of 0 <= y < height, 0 <= x < width,
-    and at positions inside the last row and column of the input extend to these bounds.
+    is false, a position (y, x) outside of 0 <= y < height, 0 <= x < width has the value 0. Within
+    these bounds, the last row and the last column of the input continue up to the bounds.
     """
     x = jnp.asarray(input)
-    moves = jnp.asarray(offsets)
     weights = jnp.asarray(filter)
     batch, channels, height, width = x.shape
-    out_channels, group_channels, rows, columns = weights.shape
-    cells = rows * columns
+    out_channels, group_channels, cell_rows, cell_columns = weights.shape
+    cells = cell_rows * cell_columns
     windows = basic(
-        (height, width), (rows, columns),
+        (height, width), (cell_rows, cell_columns),
         border="constant", padding=padding, stride=stride, dilation=dilation,
     )  # fmt: skip
-    out_h, out_w = windows.downscaled
-    moves = moves.reshape(batch, offset_groups, cells, 2, out_h, out_w)
+    rows, columns = windows.downscaled
+    moves = jnp.asarray(offsets).reshape(batch, offset_groups, cells, 2, rows, columns)
 
     def starts(axis: int) -> Array:
+        """Return the position of each window's first cell along an axis, on the input."""
         count = windows.downscaled[axis]
-        return jnp.arange(count) * windows.stride[axis] - windows.padding[axis][0]
+        before, _ = windows.padding[axis]
+        return jnp.arange(count) * windows.stride[axis] - before
 
     def moved(grid: Array, axis: int) -> Array:
         """Return the positions along an axis at which the filter's cells read the input.
 
-        They are the grid, which broadcasts to (cells, rows, columns), plus the offsets along
-        the axis. The result has the shape (batch, groups, cells, rows, columns).
+        A position is the sum of an item of the grid, which broadcasts to (cells, rows, columns),
+        and an offset. The result has the shape (batch, groups, cells, rows, columns).
         """
         return grid[None, None].astype(x.dtype) + moves[:, :, :, axis]
 
-    row_steps = jnp.repeat(jnp.arange(rows) * windows.dilation[0], columns)
+    # The positions of all cells within a window, in row-major order.
+    row_steps = jnp.repeat(jnp.arange(cell_rows) * windows.dilation[0], cell_columns)
+    column_steps = jnp.tile(jnp.arange(cell_columns) * windows.dilation[1], cell_rows)
     row = moved(starts(0).reshape(1, -1, 1) + row_steps[:, None, None], 0)
-    column_steps = jnp.tile(jnp.arange(columns) * windows.dilation[1], rows)
     column = moved(starts(1).reshape(1, 1, -1) + column_steps[:, None, None], 1)
     parts = x.reshape(batch, offset_groups, channels // offset_groups, height * width)
     values = _interpolated(parts, row, column, height, width, padded_bilinear)
     if mask is not False:
-        values = values * jnp.asarray(mask).reshape(batch, offset_groups, 1, cells, out_h, out_w)
-    values = values.reshape(batch, groups, channels // groups, cells, out_h, out_w)
+        values = values * jnp.asarray(mask).reshape(batch, offset_groups, 1, cells, rows, columns)
+    values = values.reshape(batch, groups, channels // groups, cells, rows, columns)
     kernel = weights.reshape(groups, out_channels // groups, group_channels, cells)
     product = jnp.einsum("bgckhw,gock->bgohw", values, kernel, precision=ctx.precision)
-    return product.reshape(batch, out_channels, out_h, out_w)
+    return product.reshape(batch, out_channels, rows, columns)
 
 
 def _interpolated(parts: Array, y: Array, x: Array, height: int, width: int, padded: bool) -> Array:
     """Return the values of `parts` at rows y and columns x, interpolated linearly.
 
-    `parts` has the shape (batch, groups, channels, height * width), y and x have the shape
+    `parts` has the shape (batch, groups, channels, height * width). y and x have the shape
     (batch, groups, cells, rows, columns), and the result has the shape (batch, groups,
     channels, cells, rows, columns). If `padded` is true, items outside of the input are 0.
     Otherwise the last row and column extend to height and width, and values beyond are 0.
@@ -112,22 +115,25 @@ def _interpolated(parts: Array, y: Array, x: Array, height: int, width: int, pad
     def is_inside(row: Array, column: Array) -> Array:
         return (row >= 0) & (row < height) & (column >= 0) & (column < width)
 
-    is_sampled = is_inside(y, x)
-    low_y = jnp.floor(y)
-    low_x = jnp.floor(x)
+    def items_at(row: Array, column: Array) -> Array:
+        """Return the items nearest to rows and columns, in the shape of the result."""
+        row_index = jnp.clip(row, 0, height - 1).astype(jnp.int32)
+        column_index = jnp.clip(column, 0, width - 1).astype(jnp.int32)
+        index = row_index * width + column_index
+        flat_index = index.reshape(*index.shape[:2], 1, -1)
+        items = jnp.take_along_axis(parts, flat_index, axis=3)
+        return items.reshape(*parts.shape[:3], *index.shape[2:])
+
+    first_row = jnp.floor(y)
+    first_column = jnp.floor(x)
     total = 0.0
+    # The four neighbours of each position.
     for down in (0, 1):
         for right in (0, 1):
-            row = low_y + down
-            column = low_x + right
-            share = (1 - jnp.abs(y - row)) * (1 - jnp.abs(x - column))
+            row = first_row + down
+            column = first_column + right
+            weight = (1 - jnp.abs(y - row)) * (1 - jnp.abs(x - column))
             if padded:
-                share = jnp.where(is_inside(row, column), share, 0)
-            row = jnp.clip(row, 0, height - 1).astype(jnp.int32)
-            column = jnp.clip(column, 0, width - 1).astype(jnp.int32)
-            index = row * width + column
-            flat_index = index.reshape(*index.shape[:2], 1, -1)
-            items = jnp.take_along_axis(parts, flat_index, axis=3)
-            items = items.reshape(*parts.shape[:3], *index.shape[2:])
-            total = total + items * share[:, :, None]
-    return total if padded else jnp.where(is_sampled[:, :, None], total, 0)
+                weight = jnp.where(is_inside(row, column), weight, 0)
+            total = total + items_at(row, column) * weight[:, :, None]
+    return total if padded else jnp.where(is_inside(y, x)[:, :, None], total, 0)

@@ -31,6 +31,7 @@ def _suppression_type(
     max_output_boxes_per_class: int,
     score_threshold: TensorType,
 ) -> TensorType:
+    """Check the arguments of `non_max_suppression`, and return the type of its result."""
     require.floating(boxes=boxes, scores=scores)
     require.layout("[batches,boxes,4]", boxes=boxes)
     require.layout("[batches,classes,boxes]", scores=scores)
@@ -49,6 +50,7 @@ def _suppression_type(
 
 
 def _most(boxes: int, limit: int) -> int:
+    """Return the largest number of boxes that may be selected. A limit of 0 means no limit."""
     return boxes if boxes is UNKNOWN or limit == 0 else min(boxes, limit)
 
 
@@ -74,28 +76,41 @@ def non_max_suppression(
     true, it is given as centre x, centre y, width, height. The limit is
     `max_output_boxes_per_class`, where 0 means no limit, unlike in ONNX.
     """
-    boxes, scores = widened(jnp.asarray(boxes)), widened(jnp.asarray(scores))
-    if scores.size == 0:
+    wide_boxes = widened(jnp.asarray(boxes))
+    wide_scores = widened(jnp.asarray(scores))
+    if wide_scores.size == 0:
         return jnp.zeros((0, 3), jnp.int32)
-    corners = _corners(boxes, center_point_box)
-    most = _most(boxes.shape[1], max_output_boxes_per_class)
-    eligible = jnp.ones(scores.shape, bool)
+    corners = _corners(wide_boxes, center_point_box)
+    most = _most(wide_boxes.shape[1], max_output_boxes_per_class)
+    eligible = jnp.ones(wide_scores.shape, bool)
     if score_threshold is not False:
-        eligible = scores > widened(jnp.asarray(score_threshold)).reshape(())
+        eligible = wide_scores > widened(jnp.asarray(score_threshold)).reshape(())
 
     def select(corners: Array, scores: Array, eligible: Array) -> Array:
         return suppressed(corners, scores, eligible, most, iou_threshold)
 
-    by_class = jax.vmap(select, (None, 0, 0))
-    chosen = jax.vmap(by_class)(corners, scores, eligible)  # (batches, classes, most)
-    batch, of_class = (lax.broadcasted_iota(jnp.int32, chosen.shape, axis) for axis in (0, 1))
-    rows = jnp.stack([batch, of_class, chosen], axis=-1).reshape(-1, 3)
-    filled = rows[:, 2] >= 0
-    first = jnp.argsort(~filled, stable=True)
-    return jnp.where(filled[:, None], rows, -1)[first]
+    select_by_class = jax.vmap(select, (None, 0, 0))
+    # The indices of boxes, with the shape (batches, classes, most).
+    box_index = jax.vmap(select_by_class)(corners, wide_scores, eligible)
+    rows = _numbered(box_index)
+    is_filled = rows[:, 2] >= 0
+    filled_first = jnp.argsort(~is_filled, stable=True)
+    return jnp.where(is_filled[:, None], rows, -1)[filled_first]
+
+
+def _numbered(box_index: Array) -> Array:
+    """Return rows (batch, class, box) for indices of boxes (batches, classes, most)."""
+    batch_index = lax.broadcasted_iota(jnp.int32, box_index.shape, 0)
+    class_index = lax.broadcasted_iota(jnp.int32, box_index.shape, 1)
+    return jnp.stack([batch_index, class_index, box_index], axis=-1).reshape(-1, 3)
 
 
 def _corners(boxes: Array, center_point_box: bool) -> Array:
+    """Return the lower and the upper corner of each box, in the last axis.
+
+    A box is given by two opposite corners. If `center_point_box` is true, it is given by its centre
+    and its extents.
+    """
     first, second = boxes[..., :2], boxes[..., 2:]
     if center_point_box:
         return jnp.concatenate([first - second / 2, first + second / 2], axis=-1)
@@ -118,22 +133,27 @@ def non_zero(input: Array) -> Array:
     (flat_index,) = jnp.nonzero(x.reshape(-1), size=x.size, fill_value=-1)
     flat_index = flat_index.astype(jnp.int32)[None, :]
     extents = np.array(x.shape, np.int32).reshape(-1, 1)
-    strides = np.array([volume(x.shape[a + 1 :]) for a in range(x.ndim)], np.int32).reshape(-1, 1)
-    return jnp.where(flat_index < 0, -1, flat_index // strides % extents)
+    strides = [volume(x.shape[axis + 1 :]) for axis in range(x.ndim)]
+    stride_column = np.array(strides, np.int32).reshape(-1, 1)
+    return jnp.where(flat_index < 0, -1, flat_index // stride_column % extents)
 
 
 def _sorted_type(
     boxes: TensorType, scores: TensorType, max_output_boxes_per_class: int, rotation: str = "none"
 ) -> tuple[TensorType, TensorType, TensorType]:
+    """Check the arguments of `sorted_suppression`, and return the types of its results."""
     require.one_of("rotation", rotation, _ROTATIONS)
     if rotation != "none":
         require.layout("[batches,boxes,5]", boxes=boxes)
         boxes = TensorType((*boxes.shape[:2], 4), boxes.dtype)
-    rows = _suppression_type(boxes, scores, max_output_boxes_per_class or 1, ABSENT).shape[0]
-    rows = rows if max_output_boxes_per_class else 0
+    limit = max_output_boxes_per_class
+    # Unlike in `non_max_suppression`, the limit 0 means no rows.
+    row_count, _ = _suppression_type(boxes, scores, limit or 1, ABSENT).shape
+    if limit == 0:
+        row_count = 0
     return (
-        TensorType((rows, 3), "int32"),
-        TensorType((rows, 3), scores.dtype),
+        TensorType((row_count, 3), "int32"),
+        TensorType((row_count, 3), scores.dtype),
         TensorType((1,), "int32"),
     )
 
@@ -163,41 +183,43 @@ def sorted_suppression(
     x = jnp.asarray(scores)
     if max_output_boxes_per_class == 0 or x.size == 0:
         return jnp.zeros((0, 3), jnp.int32), jnp.zeros((0, 3), x.dtype), jnp.zeros(1, jnp.int32)
-    wide = widened(x)
+    wide_scores = widened(x)
     most = _most(x.shape[2], max_output_boxes_per_class)
-    sides = widened(jnp.asarray(boxes))
+    wide_boxes = widened(jnp.asarray(boxes))
     if rotation == "none":
-        sides = _corners(sides, center_point_box)
+        wide_boxes = _corners(wide_boxes, center_point_box)
     elif rotation == "counterclockwise":
-        sides = sides.at[..., 4].multiply(-1)
-    shared = overlap if rotation == "none" else rotated_overlap
-    least = jnp.asarray(score_threshold, wide.dtype)
+        wide_boxes = wide_boxes.at[..., 4].multiply(-1)
+    overlap_of = overlap if rotation == "none" else rotated_overlap
+    least = jnp.asarray(score_threshold, wide_scores.dtype)
 
-    def select(sides: Array, scores: Array) -> tuple[Array, Array]:
+    def select(boxes: Array, scores: Array) -> tuple[Array, Array]:
+        """Return the indices (most,) of selected boxes of one class, and their scores."""
         eligible = scores > least
         if sigma > 0:
-            return softened(sides, scores, eligible, most, least, sigma, shared)
-        chosen = suppressed(sides, scores, eligible, most, iou_threshold, shared)
+            return softened(boxes, scores, eligible, most, least, sigma, overlap_of)
+        chosen = suppressed(boxes, scores, eligible, most, iou_threshold, overlap_of)
         return chosen, jnp.where(chosen >= 0, scores[chosen], -jnp.inf)
 
-    by_class = jax.vmap(select, (None, 0))
-    box_index, values = jax.vmap(by_class)(sides, wide)  # (batches, classes, most)
-    batch_index = lax.broadcasted_iota(jnp.int32, box_index.shape, 0)
-    class_index = lax.broadcasted_iota(jnp.int32, box_index.shape, 1)
-    indices = jnp.stack([batch_index, class_index, box_index], axis=-1).reshape(-1, 3)
-    values = values.reshape(-1)
-    filled = box_index.reshape(-1) >= 0  # False for padding
+    select_by_class = jax.vmap(select, (None, 0))
+    # Both results have the shape (batches, classes, most).
+    box_index, chosen_scores = jax.vmap(select_by_class)(wide_boxes, wide_scores)
+    indices = _numbered(box_index)
+    flat_scores = chosen_scores.reshape(-1)
+    is_filled = box_index.reshape(-1) >= 0  # False for padding
     # Padding has the score -inf, so that it goes last in either order.
-    key = -values if sorts else ~filled
+    key = -flat_scores if sorts else ~is_filled
     order = jnp.argsort(key, stable=True)
-    indices, values, filled = indices[order], values[order], filled[order]
-    columns = [indices[:, :2].astype(x.dtype), values[:, None].astype(x.dtype)]
-    rows = jnp.concatenate(columns, axis=1)
-    count = jnp.sum(filled, dtype=jnp.int32)[None]
-    return jnp.where(filled[:, None], indices, -1), jnp.where(filled[:, None], rows, -1), count
+    indices, flat_scores, is_filled = indices[order], flat_scores[order], is_filled[order]
+    columns = [indices[:, :2].astype(x.dtype), flat_scores[:, None].astype(x.dtype)]
+    score_rows = jnp.concatenate(columns, axis=1)
+    count = jnp.sum(is_filled, dtype=jnp.int32)[None]
+    has_row = is_filled[:, None]
+    return jnp.where(has_row, indices, -1), jnp.where(has_row, score_rows, -1), count
 
 
 def _unique_type(input: TensorType, axis: int) -> tuple[TensorType, ...]:
+    """Check the arguments of `unique`, and return the types of its results."""
     if input.dtype != "bool":
         require.ordered(input=input)
     require.indexable(input=input)
@@ -222,34 +244,39 @@ def unique(ctx: Context, input: Array, axis: int, sorts: bool) -> tuple[Array, .
 
     1. the first index of each distinct sub-tensor in the input, continued by its last item
     2. for each index of the input, the index of its sub-tensor among the distinct ones
-    3. how often each distinct sub-tensor occurs, continued by 0
+    3. the number of occurrences of each distinct sub-tensor, continued by 0
     4. the number of distinct sub-tensors, of shape (1,)
     """
     x = jnp.asarray(input)
-    count = x.shape[axis]
+    extent = x.shape[axis]
     rows = jnp.moveaxis(x, axis, 0)
-    if not count:
+    if not extent:
         empty = jnp.zeros((0,), jnp.int32)
         return x, empty, empty, empty, jnp.zeros((1,), jnp.int32)
-    ctx.unroll(rows.size // count)  # `jnp.unique` sorts by each item of a row in turn
+    ctx.unroll(rows.size // extent)  # `jnp.unique` sorts by each item of a row in turn
     _, first, inverse, counts = jnp.unique(
-        rows, axis=0, size=count, return_index=True, return_inverse=True, return_counts=True
+        rows, axis=0, size=extent, return_index=True, return_inverse=True, return_counts=True
     )
     inverse = inverse.reshape(-1)
-    filled = counts > 0  # False for padding
+    is_filled = counts > 0  # False for padding
     if not sorts:
-        # Padding gets the key `count`, which is above all indices, so that it stays after the
+        # Padding gets the key `extent`, which is above all indices, so that it stays after the
         # distinct items.
-        keys = jnp.where(filled, first, count)
+        keys = jnp.where(is_filled, first, extent)
         order = jnp.argsort(keys)
-        first, counts, filled = first[order], counts[order], filled[order]
+        first, counts, is_filled = first[order], counts[order], is_filled[order]
         # `order` maps new indices to old ones. Its argsort is the reverse map, which `inverse`
         # needs.
         new_places = jnp.argsort(order)
         inverse = new_places[inverse]
-    number = jnp.sum(filled, keepdims=True)
-    last_first = first[number - 1]  # the first index of the last distinct item
-    padded_first = jnp.where(filled, first, last_first)
+    distinct_count = jnp.sum(is_filled, keepdims=True)
+    last_first = first[distinct_count - 1]  # the first index of the last distinct item
+    padded_first = jnp.where(is_filled, first, last_first)
     items = jnp.moveaxis(rows[padded_first], 0, axis)
-    indices = (padded_first, inverse, counts, number)
-    return items, *(array.astype(jnp.int32) for array in indices)
+    return (
+        items,
+        padded_first.astype(jnp.int32),
+        inverse.astype(jnp.int32),
+        counts.astype(jnp.int32),
+        distinct_count.astype(jnp.int32),
+    )

@@ -31,16 +31,21 @@ def refined(boxes: Array, deltas: Array, offset: float, largest: float) -> Array
     dy are parts of the extents, and dw and dh are factors of the extents. `largest` is the
     upper bound of log dw and log dh.
     """
-    extent = boxes[..., 2:] - boxes[..., :2] + offset
-    centre = boxes[..., :2] + extent / 2 + deltas[..., :2] * extent
-    extent = jnp.exp(jnp.minimum(deltas[..., 2:], largest)) * extent
-    return jnp.concatenate([centre - extent / 2, centre + extent / 2 - offset], axis=-1)
+    low, high = boxes[..., :2], boxes[..., 2:]
+    moves, log_factors = deltas[..., :2], deltas[..., 2:]
+    extent = high - low + offset
+    new_centre = low + extent / 2 + moves * extent
+    new_extent = jnp.exp(jnp.minimum(log_factors, largest)) * extent
+    new_low = new_centre - new_extent / 2
+    new_high = new_centre + new_extent / 2 - offset
+    return jnp.concatenate([new_low, new_high], axis=-1)
 
 
 def _proposals_type(
     image: TensorType, anchors: TensorType, deltas: TensorType, scores: TensorType, pre_nms: int,
     post_nms: int, scales: bool,
 ) -> tuple[TensorType, TensorType, TensorType]:  # fmt: skip
+    """Check the arguments of `anchored_proposals`, and return the types of its results."""
     require.same_dtype(require.floating, anchors=anchors, deltas=deltas, scores=scores)
     require.layout("[B,A,H,W]", scores=scores)
     require.layout("[H,W,A,4]", anchors=anchors)
@@ -79,7 +84,7 @@ def anchored_proposals(
 
     A row of `image` has the height and the width of an image. If `scales` is true, one or two
     factors of `min_size`, the least width and height of a region, follow in the row. The extent
-    of a box is the difference of its ends plus `pixel_offset`; for overlaps it is the
+    of a box is the difference of its ends plus `pixel_offset`. For overlaps it is the
     difference plus `overlap_offset`. The `pre_nms` best regions of an image are compared, and
     at most `post_nms` of them are returned. Regions are sorted by image. Rows after the last
     region of the last image are 0.
@@ -89,40 +94,47 @@ def anchored_proposals(
         widened(jnp.asarray(x)) for x in (image, anchors, deltas, scores)
     )
     batch, count, height, width = scores.shape
+    # (batch, height, width, anchors, 4)
     moves = deltas.reshape(batch, count, 4, height, width).transpose(0, 3, 4, 1, 2)
-    flat = scores.transpose(0, 2, 3, 1).reshape(batch, -1)
+    flat_scores = scores.transpose(0, 2, 3, 1).reshape(batch, -1)
     most = min(pre_nms, volume(scores.shape[1:]))
-    shared = partial(overlap, offset=overlap_offset, touches=False)
+    overlap_of = partial(overlap, offset=overlap_offset, touches=False)
     if not most:
         rows = jnp.zeros((batch * post_nms, 5), dtype)
         return rows[:, :4], rows[:, 4], jnp.zeros(batch, jnp.int32)
 
-    def best_regions(info: Array, moves: Array, scores: Array) -> tuple[Array, Array, Array]:
+    def regions_of_image(info: Array, moves: Array, scores: Array) -> tuple[Array, Array, Array]:
         """Return the best regions of an image, their scores, and whether each row has a region.
 
         `info` is a row of `image`, `moves` are the deltas (height, width, anchors, 4), and
         `scores` has one item for each anchor and position.
         """
-        boxes = refined(anchors, moves, pixel_offset, _LARGEST).reshape(-1, 4)
-        ends = jnp.stack([info[1], info[0]] * 2) - pixel_offset
-        boxes = jnp.maximum(jnp.minimum(boxes, ends[None]), 0)
+        regions = refined(anchors, moves, pixel_offset, _LARGEST).reshape(-1, 4)
+        height, width = info[0], info[1]
+        ends = jnp.stack([width, height, width, height]) - pixel_offset
+        regions = jnp.maximum(jnp.minimum(regions, ends[None]), 0)
+        # The factors of the least width and of the least height.
         scale = jnp.stack([info[-1], info[2]]) if scales else jnp.ones(2, info.dtype)
-        sizes = boxes[:, 2:] - boxes[:, :2] + pixel_offset
+        sizes = regions[:, 2:] - regions[:, :2] + pixel_offset
         best = jnp.argsort(-scores, stable=True)[:most]
-        large = jnp.all(sizes[best] >= (min_size * scale)[None], axis=1)
-        chosen = suppressed(boxes[best], scores[best], large, post_nms, nms_threshold, shared)
-        return boxes[best][chosen], scores[best][chosen], chosen >= 0
+        best_regions, best_scores = regions[best], scores[best]
+        is_large = jnp.all(sizes[best] >= (min_size * scale)[None], axis=1)
+        chosen = suppressed(
+            best_regions, best_scores, is_large, post_nms, nms_threshold, overlap_of
+        )
+        return best_regions[chosen], best_scores[chosen], chosen >= 0
 
-    boxes, values, filled = jax.vmap(best_regions)(info, moves, flat)
-    rows = jnp.concatenate([boxes, values[..., None]], axis=-1).reshape(-1, 5)
-    rows, is_filled = filled_first(rows, filled.reshape(-1))
+    regions, region_scores, has_region = jax.vmap(regions_of_image)(info, moves, flat_scores)
+    rows = jnp.concatenate([regions, region_scores[..., None]], axis=-1).reshape(-1, 5)
+    rows, is_filled = filled_first(rows, has_region.reshape(-1))
     rows = jnp.where(is_filled[:, None], rows, 0).astype(dtype)
-    return rows[:, :4], rows[:, 4], jnp.sum(filled, axis=1, dtype=jnp.int32)
+    return rows[:, :4], rows[:, 4], jnp.sum(has_region, axis=1, dtype=jnp.int32)
 
 
 def _refined_type(
     rois: TensorType, deltas: TensorType, scores: TensorType, keep: int, weights: tuple[float, ...]
 ) -> tuple[TensorType, TensorType, TensorType]:
+    """Check the arguments of `refined_detections`, and return the types of its results."""
     require.same_dtype(require.floating, rois=rois, deltas=deltas, scores=scores)
     require.layout("[N,4]", rois=rois)
     require.layout("[N,C]", scores=scores)
@@ -159,31 +171,34 @@ def refined_detections(
     count, classes = scores.shape
     moves = deltas.reshape(count, classes, 4) / jnp.asarray(weights, deltas.dtype)[None, None]
     boxes = jnp.maximum(refined(rois[:, None], moves, 1.0, largest), 0)
-    exists = jnp.all(rois[:, 2:] > rois[:, :2], axis=1)
-    boxes = jnp.where(exists[:, None, None], boxes, 0)
-    scores = jnp.where(exists[:, None], scores, 0)
+    has_area = jnp.all(rois[:, 2:] > rois[:, :2], axis=1)
+    boxes = jnp.where(has_area[:, None, None], boxes, 0)
+    scores = jnp.where(has_area[:, None], scores, 0)
     most = min(keep_per_class, count) if keep_per_class >= 0 else count
     if not most or not classes:
         no_scores = jnp.zeros(keep, dtype)
         return jnp.zeros((keep, 4), dtype), jnp.zeros(keep, jnp.int32), no_scores
-    shared = partial(overlap, offset=1.0, touches=False)
+    overlap_of = partial(overlap, offset=1.0, touches=False)
 
     def select(boxes: Array, scores: Array) -> Array:
-        return suppressed(boxes, scores, scores > score_threshold, most, nms_threshold, shared)
+        """Return the indices of the boxes of one class that remain."""
+        eligible = scores > score_threshold
+        return suppressed(boxes, scores, eligible, most, nms_threshold, overlap_of)
 
     chosen = jax.vmap(select, (1, 1))(boxes, scores)  # (classes, most)
-    label = jnp.broadcast_to(jnp.arange(classes, dtype=jnp.int32)[:, None], chosen.shape)
-    filled = ((chosen >= 0) & (label > 0)).reshape(-1)
-    label = label.reshape(-1)
-    index = jnp.maximum(chosen.reshape(-1), 0)
-    values = jnp.where(filled, scores[index, label], -jnp.inf)
-    too_many = jnp.sum(filled) > keep
-    by_score = jnp.lexsort((index, -values))
-    by_class = jnp.argsort(~filled, stable=True)
-    order = jnp.where(too_many, by_score, by_class)
+    labels = jnp.broadcast_to(jnp.arange(classes, dtype=jnp.int32)[:, None], chosen.shape)
+    remains = ((chosen >= 0) & (labels > 0)).reshape(-1)
+    labels = labels.reshape(-1)
+    box_index = jnp.maximum(chosen.reshape(-1), 0)
+    flat_scores = jnp.where(remains, scores[box_index, labels], -jnp.inf)
+    are_too_many = jnp.sum(remains) > keep
+    order_by_score = jnp.lexsort((box_index, -flat_scores))
+    order_by_class = jnp.argsort(~remains, stable=True)
+    order = jnp.where(are_too_many, order_by_score, order_by_class)
     missing = max(keep - len(order), 0)
     order = jnp.pad(order, (0, missing), constant_values=-1)[:keep]
-    is_filled = filled[order] & (order >= 0)
-    box = jnp.where(is_filled[:, None], boxes[index[order], label[order]], 0)
-    score = jnp.where(is_filled, values[order], 0)
-    return box.astype(dtype), jnp.where(is_filled, label[order], 0), score.astype(dtype)
+    is_filled = remains[order] & (order >= 0)
+    result_boxes = jnp.where(is_filled[:, None], boxes[box_index[order], labels[order]], 0)
+    result_labels = jnp.where(is_filled, labels[order], 0)
+    result_scores = jnp.where(is_filled, flat_scores[order], 0)
+    return result_boxes.astype(dtype), result_labels, result_scores.astype(dtype)

@@ -23,6 +23,7 @@ _BITS = "its results are integers or logical values"
 
 
 def _is_inexact(x: Array) -> bool:
+    """Tell whether an array has floating-point or complex numbers."""
     return bool(jnp.issubdtype(x.dtype, jnp.inexact))
 
 
@@ -44,6 +45,12 @@ real_type, ordered_type, _number_type = map(
 def _unary(
     kind: str, function: Callable[[Array], Array], infer: Infer = real_type, why_not: str = ""
 ) -> None:
+    """Register the rule of `kind`, which applies an elementwise function to one operand.
+
+    `infer` returns the type of the result. `why_not` is the reason why the kind has no derivatives,
+    or "".
+    """
+
     def lower(x: Array) -> Array:
         return function(jnp.asarray(x))
 
@@ -137,6 +144,8 @@ def _same_type(x: TensorType, y: TensorType) -> TensorType:
 
 
 def _pair(check: Callable[..., None]) -> Callable[[TensorType, TensorType], TensorType]:
+    """Return an `infer` function for two operands of one dtype, which calls `check(x=x, y=y)`."""
+
     def infer(x: TensorType, y: TensorType) -> TensorType:
         check(x=x, y=y)
         return _same_type(x, y)
@@ -160,6 +169,12 @@ def _comparison_type(x: TensorType, y: TensorType) -> TensorType:
 def _binary(
     kind: str, infer: Infer, function: Callable[[Array, Array], Array], why_not: str = ""
 ) -> None:
+    """Register the rule of `kind`, which applies an elementwise function to two operands.
+
+    `infer` returns the type of the result. `why_not` is the reason why the kind has no derivatives,
+    or "".
+    """
+
     def lower(x: Array, y: Array) -> Array:
         return function(*align(x, y))
 
@@ -194,7 +209,8 @@ def divide(x: Array, y: Array) -> Array:
         return jnp.divide(x, y)
     x, y = jnp.broadcast_arrays(x, y)
     is_zero = y == 0
-    return jnp.where(is_zero, 0, lax.div(x, jnp.where(is_zero, 1, y)))
+    divisor = jnp.where(is_zero, 1, y)
+    return jnp.where(is_zero, 0, lax.div(x, divisor))
 
 
 @rules.rule("rem", _pair(require.ordered))
@@ -207,7 +223,8 @@ def remainder(x: Array, y: Array) -> Array:
     if _is_inexact(x):
         return lax.rem(x, y)
     is_zero = y == 0
-    return jnp.where(is_zero, 0, lax.rem(x, jnp.where(is_zero, 1, y)))
+    divisor = jnp.where(is_zero, 1, y)
+    return jnp.where(is_zero, 0, lax.rem(x, divisor))
 
 
 @rules.rule("pow", _numbers_type)
@@ -220,8 +237,8 @@ def power(x: Array, y: Array) -> Array:
     x = jnp.asarray(x)
     if not _is_inexact(x):
         return _integer_power(*jnp.broadcast_arrays(*align(x, y)))
-    is_constant = is_static(y) and np.size(y) == 1 and np.ndim(y) <= x.ndim
-    if is_constant and not np.iscomplexobj(y):
+    is_one_constant = is_static(y) and np.size(y) == 1 and np.ndim(y) <= x.ndim
+    if is_one_constant and not np.iscomplexobj(y):
         exponent = float(np.asarray(y).item())
         if exponent.is_integer() and abs(exponent) <= 16:
             return lax.integer_pow(x, int(exponent))
@@ -229,24 +246,31 @@ def power(x: Array, y: Array) -> Array:
 
 
 def _integer_power(x: Array, y: Array) -> Array:
-    power = jnp.power(x, jnp.maximum(y, 0))
+    """Return x to the power y for integers. A power with y < 0 is rounded towards 0."""
+    positive_power = jnp.power(x, jnp.maximum(y, 0))
     # If y is negative, all powers are truncated to 0 except those of 1 and -1.
     power_of_unit = jnp.where(y % 2 == 0, x * x, x)
-    return jnp.where(y >= 0, power, jnp.where(jnp.abs(x) == 1, power_of_unit, 0))
+    negative_power = jnp.where(jnp.abs(x) == 1, power_of_unit, 0)
+    return jnp.where(y >= 0, positive_power, negative_power)
 
 
 def _shift_bounds(x: Array, y: Array) -> tuple[Array, Array, Array, int]:
-    # Platforms differ in shifts that are out of range.
+    """Return x and y in one shape, where y is within the bits of x, and the number of bits.
+
+    Platforms differ in shifts that are out of range.
+    """
     x, y = jnp.broadcast_arrays(*align(x, y))
-    width = jnp.iinfo(x.dtype).bits
-    return x, y, (y >= 0) & (y < width), width
+    bit_count = jnp.iinfo(x.dtype).bits
+    is_inside = (y >= 0) & (y < bit_count)
+    return x, y, is_inside, bit_count
 
 
 @rules.rule("shift_left", _shift_type, not_differentiable=_BITS)
 def shift_left(x: Array, y: Array) -> Array:
     """Return x shifted left by y bits, or 0 where y is negative or not below the dtype's bits."""
-    x, y, inside, _ = _shift_bounds(x, y)
-    return jnp.where(inside, jnp.left_shift(x, jnp.where(inside, y, 0)), 0)
+    x, y, is_inside, _ = _shift_bounds(x, y)
+    shifted = jnp.left_shift(x, jnp.where(is_inside, y, 0))
+    return jnp.where(is_inside, shifted, 0)
 
 
 @rules.rule("shift_right", _shift_type, not_differentiable=_BITS)
@@ -256,17 +280,19 @@ def shift_right(x: Array, y: Array) -> Array:
     Where y is negative or not below the number of bits of the dtype, the result is -1 for
     negative x and 0 for other x.
     """
-    x, y, inside, width = _shift_bounds(x, y)
+    x, y, is_inside, bit_count = _shift_bounds(x, y)
     # If y is out of range, all bits are shifted out in two steps.
-    most = jnp.right_shift(x, jnp.where(inside, y, width - 1))
-    return jnp.where(inside, most, jnp.right_shift(most, jnp.ones_like(y)))
+    shifted = jnp.right_shift(x, jnp.where(is_inside, y, bit_count - 1))
+    return jnp.where(is_inside, shifted, jnp.right_shift(shifted, jnp.ones_like(y)))
 
 
 @rules.rule("is_inf", _non_finite_type, not_differentiable=_LOGICAL)
 def is_inf(x: Array, positive: bool, negative: bool) -> Array:
     """Tell where x is infinite: +inf if `positive` is true, and -inf if `negative` is true."""
     x = jnp.asarray(x)
-    return ((x == jnp.inf) & positive) | ((x == -jnp.inf) & negative)
+    is_positive_infinity = (x == jnp.inf) & positive
+    is_negative_infinity = (x == -jnp.inf) & negative
+    return is_positive_infinity | is_negative_infinity
 
 
 def _select_type(
@@ -297,6 +323,6 @@ def clamp(x: Array, a: Array | float, b: Array | float, inclusive: bool = False)
     """
     if not inclusive:
         return clamped(x, a, b)
-    x, a, b = align(x, a, b)
-    below = jnp.where(x > b, b, x)
-    return jnp.where(below < a, a, below)
+    x, lower, upper = align(x, a, b)
+    capped = jnp.where(x > upper, upper, x)
+    return jnp.where(capped < lower, lower, capped)

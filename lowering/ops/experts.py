@@ -35,18 +35,19 @@ def _experts_type(
     limit: float,
     **weights: TensorType,
 ) -> TensorType:
+    """Check the arguments of `mixture_of_experts`, and return the type of its result."""
     require.one_of("activation", activation, tuple(_ACTIVATIONS))
     require.one_of("gate", gate, GATES)
-    router = weights["router"].shape
-    w1 = weights["w1"].shape
-    if not input.shape or len(router) != 2 or len(w1) != 3:
+    router_shape = weights["router"].shape
+    w1_shape = weights["w1"].shape
+    if not input.shape or len(router_shape) != 2 or len(w1_shape) != 3:
         raise InvalidShape(
-            f"'input' {show(input.shape)} must be [tokens...,items], 'router' {show(router)} "
-            f"[experts,items], and 'w1' {show(w1)} have an expert's matrix for each expert"
+            f"'input' {show(input.shape)} must be [tokens...,items], 'router' {show(router_shape)} "
+            f"[experts,items], and 'w1' {show(w1_shape)} have an expert's matrix for each expert"
         )
-    experts = router[0]
+    experts, _ = router_shape
+    _, _, hidden = w1_shape
     items = input.shape[-1]
-    hidden = w1[2]
     shapes = {
         "router": (experts, items),
         "w1": (experts, items, hidden),
@@ -57,15 +58,15 @@ def _experts_type(
         "w3_bias": (experts, hidden),
         "w2_bias": (experts, items),
     }
-    operands = {name: weights[name] for name in shapes if weights[name] != ABSENT}
-    require.floating(input=input, **operands)
-    if "w2" not in operands:
+    present = {name: weights[name] for name in shapes if weights[name] != ABSENT}
+    require.floating(input=input, **present)
+    if "w2" not in present:
         raise InvalidOperation("'w2' must be given")
     why = f"there are {experts} experts that take {items} items to {hidden} and back"
-    for name, operand in operands.items():
+    for name, operand in present.items():
         require.shape(name, operand, shapes[name], why)
-    needs_w3 = activation == "swiglu" or limit or "w3_bias" in operands
-    if needs_w3 and "w3" not in operands:
+    needs_w3 = activation == "swiglu" or limit or "w3_bias" in present
+    if needs_w3 and "w3" not in present:
         raise InvalidOperation("'swiglu', 'limit' and 'w3_bias' need the weights 'w3'")
     if k < 1 or k > experts:
         raise InvalidOperation(f"'k' must lie in [1,{experts}], the number of experts, it is {k}")
@@ -75,14 +76,15 @@ def _experts_type(
 
 
 def _experts_work(input: TensorType, w1: TensorType, w3: TensorType, w2_bias: TensorType) -> int:
-    # All experts compute all tokens. The work consists of the logits, of two or three products for
-    # each expert, and of the sum of the biases.
+    """Return the number of multiply-adds. All experts compute all tokens."""
     experts = w1.shape[0]
     items = input.shape[-1]
     tokens = volume(input.shape[:-1])
-    products = 2 if w3 == ABSENT else 3
-    rows = 1 if w2_bias == ABSENT else 2
-    return tokens * (products * volume(w1.shape) + rows * experts * items)
+    # Two or three products for each expert, with the items of w1 each.
+    product_count = 2 if w3 == ABSENT else 3
+    # The logits, and the weighted sum of the biases.
+    row_count = 1 if w2_bias == ABSENT else 2
+    return tokens * (product_count * volume(w1.shape) + row_count * experts * items)
 
 
 @rules.rule("mixture_of_experts", _experts_type, work=_experts_work)
@@ -111,9 +113,10 @@ def mixture_of_experts(
 
     An expert is (f(x w1) * (x w3)) w2, or f(x w1) w2 if w3 is False. The biases are added to
     the products: `router_bias` to the logits, and `w1_bias`, `w2_bias` and `w3_bias` to the
-    products with w1, w2 and w3. The function f is named by `activation`. It is silu, relu, or
-    `gelu` with "tanh"; "swiglu" stands for silu and needs w3. If `limit` is positive and there
-    is w3, `clamped_swiglu` with `alpha` and `limit` replaces f and the product with x w3.
+    products with w1, w2 and w3. `activation` is the name of the function f: "silu", "relu", or
+    "gelu", which is `gelu` with "tanh". "swiglu" stands for silu and needs w3. If `limit` is
+    positive and there is w3, `clamped_swiglu` with `alpha` and `limit` replaces f and the product
+    with x w3.
 
     The weight of an expert depends on `gate`:
 
@@ -127,11 +130,18 @@ def mixture_of_experts(
     """
     x = jnp.asarray(input)
     operands = (router, w1, w2, w3, router_bias, w1_bias, w3_bias, w2_bias)
-    dtype = wide_dtype(x, *(operand for operand in operands if operand is not False))
+    present = [operand for operand in operands if operand is not False]
+    dtype = wide_dtype(x, *present)
     tokens = x.astype(dtype).reshape(-1, x.shape[-1])
 
-    def product(expr: str, a: Array, weights: Array, bias: Array | Literal[False] = False) -> Array:
-        result = jnp.einsum(expr, a, jnp.asarray(weights, dtype), precision=ctx.precision)
+    def product(
+        expr: str, left: Array, right: Array, bias: Array | Literal[False] = False
+    ) -> Array:
+        """Return the product that `expr` describes, plus a bias for each token.
+
+        In `expr`, t stands for tokens, e for experts, d for items, and h for hidden items.
+        """
+        result = jnp.einsum(expr, left, jnp.asarray(right, dtype), precision=ctx.precision)
         return result if bias is False else result + jnp.asarray(bias, dtype)[None]
 
     logits = product("td,ed->te", tokens, router, router_bias)
@@ -154,8 +164,8 @@ def mixture_of_experts(
 def _gates(logits: Array, k: int, gate: str) -> Array:
     """Return the weights (tokens, experts) of experts from logits of the same shape.
 
-    All weights of a token are 0 except those of the `k` experts with the largest logits. `gate`
-    decides their weights, as in `mixture_of_experts`.
+    The weights of a token are 0 except for the `k` experts with the largest logits. `gate` decides
+    the weights of these experts, as in `mixture_of_experts`.
     """
     largest, chosen = lax.top_k(logits, k)
     match gate:
@@ -168,4 +178,5 @@ def _gates(logits: Array, k: int, gate: str) -> Array:
         case _:
             weights = largest
     is_chosen = jax.nn.one_hot(chosen, logits.shape[-1], dtype=logits.dtype)
+    # (tokens, k, experts), summed over the chosen experts
     return jnp.sum(weights[..., None] * is_chosen, axis=-2)

@@ -21,6 +21,7 @@ _WORK = 4  # the number of 64-bit arrays that are needed to compute a range
 
 
 def _constant_type(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> TensorType:
+    """Check the arguments of `constant`, and return the type of its result."""
     require.rank(shape)
     if any(extent < 0 for extent in shape):
         raise InvalidOperation(f"'shape' of a constant must not be negative, it is {show(shape)}")
@@ -32,7 +33,7 @@ def _constant_type(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> Tenso
     if value and is_integer(dtype):
         numbers: Any = value
         may_have_nan = float in set(map(type, numbers))
-        if not may_have_nan:
+        if not may_have_nan:  # the least and the greatest number stand for all
             numbers = (min(numbers), max(numbers))
         require.within(dtype, numbers)
     return TensorType(shape, dtype)
@@ -42,9 +43,9 @@ def _constant_type(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> Tenso
 def constant(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> Array | NDArray[np.generic]:
     """Return a tensor with the values in row-major order. A single value fills the whole tensor."""
     if any(map(is_symbolic, value)):
-        items = jnp.stack([jnp.asarray(x).astype(dtype) for x in value])
+        traced_items = jnp.stack([jnp.asarray(item).astype(dtype) for item in value])
         items_shape = shape if len(value) > 1 else ()
-        return jnp.broadcast_to(items.reshape(items_shape), shape)
+        return jnp.broadcast_to(traced_items.reshape(items_shape), shape)
     items = saturated(value, dtype)
     if items.size == 1:
         return np.broadcast_to(items[0], shape)
@@ -52,12 +53,14 @@ def constant(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> Array | NDA
 
 
 def _range_type(start: float, end: float, step: float, dtype: str) -> TensorType:
+    """Check the arguments of `range`, and return the type of its result."""
     if step == 0:
         raise InvalidOperation("'step' must not be 0")
-    if not all([x is UNKNOWN or math.isfinite(x) for x in (start, end, step)]):
+    numbers = (start, end, step)
+    if not all([number is UNKNOWN or math.isfinite(number) for number in numbers]):
         raise InvalidOperation(f"a range has finite ends and a step, not {start}, {end}, {step}")
-    require.within("int64", [x for x in (start, end, step) if isinstance(x, int)])
-    if any(x is UNKNOWN for x in (start, end, step)):
+    require.within("int64", [number for number in numbers if isinstance(number, int)])
+    if any(number is UNKNOWN for number in numbers):
         return TensorType((UNKNOWN,), dtype)
     if not math.isfinite((end - start) / step):
         raise InvalidOperation(f"a range from {start} to {end} in steps of {step} is too long")
@@ -65,7 +68,8 @@ def _range_type(start: float, end: float, step: float, dtype: str) -> TensorType
 
 
 def _count(start: float, end: float, step: float) -> int:
-    count: Any = -((start - end) // step)  # (end - start) / step, rounded up
+    """Return (end - start) / step, rounded up."""
+    count: Any = -((start - end) // step)
     return count if is_symbolic(count) else int(count)
 
 

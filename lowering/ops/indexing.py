@@ -21,6 +21,7 @@ _REDUCTIONS = ("none", "add", "mul", "min", "max")
 
 
 def _index(indices: Array) -> Array:
+    """Return indices as int32, unless they have 64 bits."""
     indices = jnp.asarray(indices)
     return indices if indices.dtype.itemsize == 8 else indices.astype(jnp.int32)
 
@@ -31,6 +32,7 @@ def _gather_elements_type(input: TensorType, indices: TensorType, axis: int) -> 
 
 
 def _require_elements(input: TensorType, indices: TensorType, axis: int) -> None:
+    """Refuse indices that are no integers, or larger than the input along other axes."""
     require.integer(indices=indices)
     axis = normal_axis(axis, len(input.shape))
     _require_same_rank("indices", indices.shape, "input", input.shape)
@@ -43,6 +45,7 @@ def _require_elements(input: TensorType, indices: TensorType, axis: int) -> None
 
 
 def _require_same_rank(name: str, shape: Shape, target_name: str, target: Shape) -> None:
+    """Raise InvalidShape if two shapes have different ranks. The names are for the error."""
     if len(shape) != len(target):
         raise InvalidShape(
             f"'{name}' {show(shape)} must have as many axes as '{target_name}' {show(target)}"
@@ -60,10 +63,12 @@ def gather_elements(input: Array, indices: Array, axis: int) -> Array:
     index = _index(indices)
     axis = axis % x.ndim
     extents = with_extent(index.shape, axis, x.shape[axis])
-    return jnp.take_along_axis(lax.slice(x, [0] * x.ndim, extents), index, axis)
+    addressed = lax.slice(x, [0] * x.ndim, extents)
+    return jnp.take_along_axis(addressed, index, axis)
 
 
 def _gather_nd_type(input: TensorType, indices: TensorType, batch_dims: int) -> TensorType:
+    """Check the arguments of `gather_nd`, and return the type of its result."""
     require.integer(indices=indices)
     last = min(len(input.shape), len(indices.shape)) - 1
     if last < 0:
@@ -81,17 +86,17 @@ def _require_batch(input: Shape, indices: Shape, batch_dims: int, most: int) -> 
 
     The batch axes are the first `batch_dims` axes of the shapes `input` and `indices`.
     """
-    both = f"'input' {show(input)} and 'indices' {show(indices)}"
+    operands = f"'input' {show(input)} and 'indices' {show(indices)}"
     if not 0 <= batch_dims <= most:
-        message = f"'batch_dims' must lie in [0,{most}] for {both}, it is {batch_dims}"
+        message = f"'batch_dims' must lie in [0,{most}] for {operands}, it is {batch_dims}"
         raise InvalidOperation(message)
     if shapes_differ(input[:batch_dims], indices[:batch_dims]):
-        message = f"the first {batch_dims} extents of {both} must be equal, they are the batch"
+        message = f"the first {batch_dims} extents of {operands} must be equal, they are the batch"
         raise InvalidShape(message)
 
 
 def _coordinate_count(indices: Shape, rank: int) -> int:
-    """Return how many axes of the input the indices address: the last extent of `indices`.
+    """Return the last extent of `indices`, the number of axes of the input that they address.
 
     `indices` is a shape. Raises InvalidShape if the extent is unknown, or is not from 1 to
     `rank`.
@@ -114,7 +119,7 @@ def _coordinate_count(indices: Shape, rank: int) -> int:
 def _coordinates(indices: Array) -> tuple[Array, ...]:
     """Split indices (..., axes) into one array (...) for each axis that they address."""
     index = _index(indices)
-    return tuple(index[..., k] for k in range(index.shape[-1]))
+    return tuple(index[..., axis] for axis in range(index.shape[-1]))
 
 
 @rules.rule("gather_nd", _gather_nd_type)
@@ -134,6 +139,7 @@ def gather_nd(input: Array, indices: Array, batch_dims: int) -> Array:
 
 
 def _require_reduction(input: TensorType, updates: TensorType, reduction: str) -> None:
+    """Refuse an unknown reduction, and dtypes for which a reduction is not defined."""
     require.same_dtype(input=input, updates=updates)
     require.one_of("reduction", reduction, _REDUCTIONS)
     if reduction in ("add", "mul"):
@@ -145,6 +151,7 @@ def _require_reduction(input: TensorType, updates: TensorType, reduction: str) -
 def _scatter_elements_type(
     input: TensorType, indices: TensorType, updates: TensorType, axis: int, reduction: str
 ) -> TensorType:
+    """Check the arguments of `scatter_elements`, and return the type of its result."""
     _require_reduction(input, updates, reduction)
     _require_elements(input, indices, axis)
     if not updates.shape:
@@ -166,29 +173,30 @@ def scatter_elements(
 
     If several updates have the same index, 'none' writes one of them, which on most platforms
     is the last. The reductions 'add', 'mul', 'min' and 'max' combine all updates at an index
-    with the input's item; equal extremes share the derivative. `indices` may be smaller than
-    `input`. As in torch, it may also be smaller than `updates`, of which only the items at
-    indices of `indices` are then written. A scalar update is written at all indices.
+    with the input's item. Equal extremes share the derivative. `indices` may be smaller than
+    `input`. As in torch, `indices` may also be smaller than `updates`. Only the updates at the
+    places of indices are then written. A scalar update is written at all indices.
     """
     x = jnp.asarray(input)
     index = _index(indices)
     axis = axis % x.ndim
-
-    def coordinate(axis_of_input: int) -> Array:
-        if axis_of_input == axis:
-            return index
-        return lax.broadcasted_iota(index.dtype, index.shape, axis_of_input)
-
-    coordinates = tuple(map(coordinate, range(x.ndim)))
+    coordinates: list[Array] = []
+    for input_axis in range(x.ndim):
+        if input_axis == axis:
+            coordinates.append(index)
+        else:
+            coordinates.append(lax.broadcasted_iota(index.dtype, index.shape, input_axis))
     updates = jnp.asarray(updates)
     if updates.ndim == 0:
         updates = jnp.broadcast_to(updates, index.shape)
-    return _scatter(x, coordinates, lax.slice(updates, [0] * x.ndim, index.shape), reduction)
+    written_updates = lax.slice(updates, [0] * x.ndim, index.shape)
+    return _scatter(x, tuple(coordinates), written_updates, reduction)
 
 
 def _scatter_nd_type(
     input: TensorType, indices: TensorType, updates: TensorType, reduction: str
 ) -> TensorType:
+    """Check the arguments of `scatter_nd`, and return the type of its result."""
     _require_reduction(input, updates, reduction)
     require.integer(indices=indices)
     if indices.shape[-1:] == (UNKNOWN,):
@@ -212,15 +220,24 @@ def scatter_nd(input: Array, indices: Array, updates: Array, reduction: str) -> 
 
 
 def _scatter(x: Array, coordinates: tuple[Array, ...], updates: Array, reduction: str) -> Array:
+    """Write updates into x at coordinates, or combine them with the items of x by a reduction."""
     target = x.at[coordinates]
-    if reduction == "mul":
-        return _multiply(x, coordinates, updates)
-    join = {"none": target.set, "add": target.add, "min": target.min, "max": target.max}[reduction]
-    return join(updates, mode="drop")
+    match reduction:
+        case "mul":
+            return _multiply(x, coordinates, updates)
+        case "add":
+            return target.add(updates, mode="drop")
+        case "min":
+            return target.min(updates, mode="drop")
+        case "max":
+            return target.max(updates, mode="drop")
+        case _:
+            return target.set(updates, mode="drop")
 
 
 @jax.custom_jvp
 def _multiply(x: Array, coordinates: tuple[Array, ...], updates: Array) -> Array:
+    """Multiply the items of x at coordinates by updates."""
     return x.at[coordinates].multiply(updates, mode="drop")
 
 
@@ -228,26 +245,34 @@ def _multiply(x: Array, coordinates: tuple[Array, ...], updates: Array) -> Array
 def _multiply_jvp(
     primals: tuple[Array, tuple[Array, ...], Array], tangents: tuple[Array, object, Array]
 ) -> tuple[Array, Array]:
-    # jax differentiates products only if the indices are unique. The derivative by an update is the
-    # product of the other updates at its index. If one of the others is 0, the derivative is 0.
-    # Otherwise it is the product of all non-zero updates at the index, divided by this update
-    # unless this update is 0.
+    """Return the products, and their tangents.
+
+    jax differentiates products only if the indices are unique. The derivative by an update is the
+    product of the other updates at its index. If one of the other updates is 0, the derivative is
+    0. Otherwise it is the product of all non-zero updates at the index, divided by this update
+    unless this update is 0.
+    """
     x, coordinates, updates = primals
-    dx, _, du = tangents
+    x_tangent, _, update_tangents = tangents
     is_zero = updates == 0
     zero = is_zero.astype(jnp.int32)
     factors = jnp.where(is_zero, 1.0, updates)
     product = _multiply(jnp.ones_like(x), coordinates, factors)
-    zeros = jnp.zeros(x.shape, jnp.int32).at[coordinates].add(zero, mode="drop")
-    has_no_other_zero = zeros.at[coordinates].get(mode="fill") == zero
+    zero_counts = jnp.zeros(x.shape, jnp.int32).at[coordinates].add(zero, mode="drop")
+    has_no_other_zero = zero_counts.at[coordinates].get(mode="fill") == zero
     quotients = product.at[coordinates].get(mode="fill", fill_value=0) / factors
     other_products = jnp.where(has_no_other_zero, quotients, 0.0)
-    moved = jnp.zeros_like(x).at[coordinates].add(du * other_products, mode="drop")
-    change = dx * jnp.where(zeros == 0, product, 0.0) + x * moved
-    return _multiply(x, coordinates, updates), change
+    product_tangent = jnp.zeros_like(x)
+    product_tangent = product_tangent.at[coordinates].add(
+        update_tangents * other_products, mode="drop"
+    )
+    all_products = jnp.where(zero_counts == 0, product, 0.0)
+    tangent = x_tangent * all_products + x * product_tangent
+    return _multiply(x, coordinates, updates), tangent
 
 
 def _topk_type(input: TensorType, k: int, axis: int) -> tuple[TensorType, TensorType]:
+    """Check the arguments of `topk`, and return the types of its results."""
     require.ordered(input=input)
     axis = normal_axis(axis, len(input.shape))
     if k < 1 or k > input.shape[axis]:
@@ -270,20 +295,21 @@ def topk(input: Array, k: int, axis: int, largest: bool) -> tuple[Array, Array]:
     x = jnp.asarray(input)
     axis = axis % x.ndim
     key = lax.stop_gradient(x)
-    if jnp.issubdtype(x.dtype, jnp.floating):
+    is_floating = jnp.issubdtype(x.dtype, jnp.floating)
+    if is_floating:
         # lax.top_k orders zeros and NaNs by their signs.
         key = jnp.where(key == 0, 0.0, key)
         key = jnp.where(jnp.isnan(key), jnp.inf, key)
-        if not largest:
-            key = -key
-    elif not largest:
-        key = ~key  # reverses the order, while the negative of the least integer would overflow
+    if not largest:
+        # ~key reverses the order of integers, while the negative of the least one would overflow.
+        key = -key if is_floating else ~key
     _, indices = lax.top_k(jnp.moveaxis(key, axis, -1), k)
     indices = jnp.moveaxis(indices, -1, axis)
     return jnp.take_along_axis(x, indices, axis), indices
 
 
 def _one_hot_type(indices: TensorType, axis: int, depth: int) -> TensorType:
+    """Check the arguments of `one_hot`, and return the type of its result."""
     require.integer(indices=indices)
     axis = normal_axis(axis, len(indices.shape) + 1)
     if depth < 1:
@@ -301,7 +327,8 @@ def one_hot(indices: Array, axis: int, depth: int, off_value: float, on_value: f
     """
     index = _index(indices)
     axis = axis % (index.ndim + 1)
-    index = jnp.expand_dims(jnp.where(index < 0, index + depth, index), axis)
+    from_start = jnp.where(index < 0, index + depth, index)
+    index = jnp.expand_dims(from_start, axis)
     numbers = lax.broadcasted_iota(index.dtype, with_extent(index.shape, axis, depth), axis)
     return jnp.where(index == numbers, jnp.float32(on_value), jnp.float32(off_value))
 
@@ -309,6 +336,7 @@ def one_hot(indices: Array, axis: int, depth: int, off_value: float, on_value: f
 def _gather_in_batches_type(
     input: TensorType, indices: TensorType, axis: int, batch_dims: int
 ) -> TensorType:
+    """Check the arguments of `gather_in_batches`, and return the type of its result."""
     require.integer(indices=indices)
     require.axis(axis, len(input.shape))
     _require_batch(input.shape, indices.shape, batch_dims, min(axis, len(indices.shape)))
@@ -320,7 +348,7 @@ def _gather_in_batches_type(
 def gather_in_batches(input: Array, indices: Array, axis: int, batch_dims: int) -> Array:
     """Return the sub-tensors at indices along an axis, with separate indices for each batch item.
 
-    The first `batch_dims` axes of the input and the indices are the batch axes. The other axes
+    The first `batch_dims` axes of the input and of the indices are batch axes. The other axes
     of `indices` replace `axis`.
     """
 

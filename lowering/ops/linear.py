@@ -29,32 +29,39 @@ def matrix_shape(shape: Shape, transpose: bool) -> Shape:
     A vector (n,) is a column (n, 1). If `transpose` is true, rows and columns are exchanged.
     """
     *batch, rows, columns = padded(shape, 2)
-    return (*batch, columns, rows) if transpose else (*batch, rows, columns)
+    if transpose:
+        return (*batch, columns, rows)
+    return (*batch, rows, columns)
 
 
 def product_shape(names: tuple[str, str], left: Shape, right: Shape, layout: str) -> Shape:
     """Return the shape of a product of matrices with the shapes `left` and `right`.
 
-    Both shapes end in rows and columns. Raises InvalidShape if the shapes do not agree. The
-    error has the operands' `names`, and `layout` is its hint if the summed extents differ.
+    Both shapes end in rows and columns. Raises InvalidShape if the shapes do not agree. `names`
+    has the names of the operands for the error, and `layout` is its hint if the summed extents
+    differ.
     """
-    a, b = names
+    left_name, right_name = names
     if len(left) != len(right):
         raise InvalidShape(
-            f"'{a}' and '{b}' must have one rank, their shapes (after transposition) are "
-            f"{show(left)} and {show(right)}",
+            f"'{left_name}' and '{right_name}' must have one rank, their shapes (after "
+            f"transposition) are {show(left)} and {show(right)}",
             hint="`unsqueeze` the one of lower rank",
         )
-    if differ(left[-1], right[-2]):
+    *left_batch, rows, left_columns = left
+    *right_batch, right_rows, columns = right
+    if differ(left_columns, right_rows):
         raise InvalidShape(
-            f"the columns of '{a}' must be as many as the rows of '{b}', their shapes "
-            f"(after transposition) are {show(left)} and {show(right)}",
+            f"the columns of '{left_name}' must be as many as the rows of '{right_name}', their "
+            f"shapes (after transposition) are {show(left)} and {show(right)}",
             hint=layout,
         )
-    return (*broadcast_shapes(left[:-2], right[:-2]), left[-2], right[-1])
+    batch = broadcast_shapes(tuple(left_batch), tuple(right_batch))
+    return (*batch, rows, columns)
 
 
 def _matmul_type(A: TensorType, B: TensorType, transposeA: bool, transposeB: bool) -> TensorType:
+    """Check the arguments of `matmul`, and return the type of its result."""
     require.same_dtype(require.number, A=A, B=B)
     shape = product_shape(
         ("A", "B"),
@@ -70,10 +77,11 @@ def matmul_work(
 ) -> int:
     """Return the number of multiply-adds of a matrix product.
 
-    The extent that is summed over is taken from the operand in which it is known.
+    The summed extent is taken from the operand in which it is known.
     """
-    left, right = matrix_shape(A.shape, transposeA), matrix_shape(B.shape, transposeB)
-    return volume(result.shape) * max(left[-1], right[-2])
+    left_columns = matrix_shape(A.shape, transposeA)[-1]
+    right_rows = matrix_shape(B.shape, transposeB)[-2]
+    return volume(result.shape) * max(left_columns, right_rows)
 
 
 @rules.rule("matmul", _matmul_type, work=matmul_work)
@@ -87,6 +95,7 @@ def matmul(ctx: Context, A: Array, B: Array, transposeA: bool, transposeB: bool)
 
 
 def _product(ctx: Context, A: Array, B: Array, transposeA: bool, transposeB: bool) -> Array:
+    """Multiply matrices as `matmul` does, and return the sums in a dtype of at least 32 bits."""
     left = jnp.asarray(A)
     right = jnp.asarray(B)
     left = expand(left, max(left.ndim, 2))
@@ -95,13 +104,14 @@ def _product(ctx: Context, A: Array, B: Array, transposeA: bool, transposeB: boo
         left = jnp.swapaxes(left, -1, -2)
     if transposeB:
         right = jnp.swapaxes(right, -1, -2)
-    wide = sums_of(jnp.result_type(A, B))
-    left = left_operand_anywhere(left, wide)
-    precision = precision_of(wide, ctx.precision)
-    return jnp.matmul(left, right, precision=precision, preferred_element_type=wide)
+    sum_dtype = sums_of(jnp.result_type(A, B))
+    left = left_operand_anywhere(left, sum_dtype)
+    precision = precision_of(sum_dtype, ctx.precision)
+    return jnp.matmul(left, right, precision=precision, preferred_element_type=sum_dtype)
 
 
 def _linear_type(input: TensorType, filter: TensorType, bias: TensorType) -> TensorType:
+    """Check the arguments of `linear`, and return the type of its result."""
     require.same_dtype(require.number, input=input, filter=filter, bias=bias)
     shape = product_shape(
         ("input", "filter"),
@@ -130,9 +140,11 @@ def linear(ctx: Context, input: Array, filter: Array, bias: Array) -> Array:
 
 
 def _einsum_type(inputs: list[TensorType], expr: str, accumulator: str, dtype: str) -> TensorType:
-    terms, result = contraction.parse(expr, [len(x.shape) for x in inputs])
-    shape = contraction.contracted_shape([x.shape for x in inputs], terms, result)
-    operands = {f"inputs[{k}]": x for k, x in enumerate(inputs)}
+    """Check the arguments of `einsum`, and return the type of its result."""
+    shapes = [input.shape for input in inputs]
+    terms, result = contraction.parse(expr, list(map(len, shapes)))
+    shape = contraction.contracted_shape(shapes, terms, result)
+    operands = {f"inputs[{number}]": input for number, input in enumerate(inputs)}
     require.same_dtype(require.number, **operands)
     if accumulator == "bool" or _generality(accumulator) < _generality(inputs[0].dtype):
         raise InvalidOperation(
@@ -143,12 +155,16 @@ def _einsum_type(inputs: list[TensorType], expr: str, accumulator: str, dtype: s
 
 
 def _generality(dtype: str) -> int:
-    return 2 if is_complex(dtype) else int(is_float(dtype))
+    """Return 0 for integers, 1 for real numbers and 2 for complex numbers."""
+    if is_complex(dtype):
+        return 2
+    return 1 if is_float(dtype) else 0
 
 
 def _einsum_work(inputs: list[TensorType], expr: str) -> int:
-    terms, result = contraction.parse(expr, [len(x.shape) for x in inputs])
-    return contraction.multiply_adds([x.shape for x in inputs], terms, result)
+    shapes = [input.shape for input in inputs]
+    terms, result = contraction.parse(expr, list(map(len, shapes)))
+    return contraction.multiply_adds(shapes, terms, result)
 
 
 @rules.rule("einsum", _einsum_type, work=_einsum_work)
@@ -157,15 +173,18 @@ def einsum(ctx: Context, inputs: Sequence[Array], expr: str, accumulator: str, d
 
     For example, `expr` is "ij,jk->ik" for a matrix product. Axes of extent 1 broadcast. Sums
     are computed in the wider of the dtype `accumulator` and the inputs' dtype, in at least 32
-    bits. They are then cast to `dtype`.
+    bits, and then cast to `dtype`.
     """
-    terms, result = contraction.parse(expr, [len(x.shape) for x in inputs])
-    dtypes = (np.dtype(accumulator), np.dtype(inputs[0].dtype))
-    widest = max(dtypes, key=lambda dtype: (_generality(str(dtype)), dtype.itemsize))
-    wide = sums_of(widest)
-    if _generality(str(inputs[0].dtype)) != _generality(accumulator):
-        inputs = [jnp.asarray(x).astype(wide) for x in inputs]
-    total = contraction.contract(inputs, terms, result, wide, ctx.precision)
+    terms, result = contraction.parse(expr, [len(input.shape) for input in inputs])
+    input_dtype = np.dtype(inputs[0].dtype)
+
+    def width(dtype: np.dtype[np.generic]) -> tuple[int, int]:
+        return _generality(str(dtype)), dtype.itemsize
+
+    sum_dtype = sums_of(max(np.dtype(accumulator), input_dtype, key=width))
+    if _generality(str(input_dtype)) != _generality(accumulator):
+        inputs = [jnp.asarray(input).astype(sum_dtype) for input in inputs]
+    total = contraction.contract(inputs, terms, result, sum_dtype, ctx.precision)
     return total.astype(dtype)
 
 
@@ -198,7 +217,7 @@ def _determinant_type(input: TensorType) -> TensorType:
 def determinant(input: Array) -> Array:
     """Return the determinant of each matrix in the last two axes.
 
-    It is computed in float32 or a wider dtype, and cast to the input's dtype.
+    Determinants are computed in float32 or a wider dtype, and cast to the input's dtype.
     """
     x = jnp.asarray(input)
     return jnp.linalg.det(widened(x)).astype(x.dtype)

@@ -14,6 +14,7 @@ from lowering.ops import require, rules
 
 
 def _lookup_type(input: TensorType, values: TensorType, fallback: TensorType) -> TensorType:
+    """Check the arguments of `direct_lookup`, and return the type of its result."""
     require.integer(input=input)
     require.same_dtype(values=values, fallback=fallback)
     require.one(fallback=fallback)
@@ -22,6 +23,7 @@ def _lookup_type(input: TensorType, values: TensorType, fallback: TensorType) ->
 
 
 def _require_list(name: str, operand: TensorType) -> None:
+    """Raise InvalidShape unless an operand is a vector with at least one item."""
     if len(operand.shape) != 1 or operand.shape[0] == 0:
         raise InvalidShape(
             f"'{name}' must have one axis and an item, its shape is {show(operand.shape)}"
@@ -80,6 +82,7 @@ _COMPARISONS = np.array(
 def _ensemble_type(
     input: TensorType, classes: int, aggregate: str, **tables: TensorType
 ) -> TensorType:
+    """Check the arguments of `tree_ensemble`, and return the type of its result."""
     require.ordered(input=input)
     if len(input.shape) not in (1, 2):
         raise InvalidShape(
@@ -108,47 +111,53 @@ def tree_ensemble(
 
     The input has the shape (features,) or (batch, features), and the result has the classes in
     the place of the features. `trees` holds the row of each root in `nodes`. A row of `nodes`
-    has five numbers: a feature, the next row if the comparison of the feature with the
-    threshold is true, the next row if it is false, the bits of the float32 threshold, and the
-    code of the comparison. The codes 1 to 6 stand for == != < > <= >=. If NaN counts as true,
-    256 is added to the code.
+    stands for a comparison of a feature with a threshold. The row has five numbers: the feature,
+    the next row if the comparison is true, the next row if it is false, the bits of the float32
+    threshold, and the code of the comparison. The codes 1 to 6 stand for == != < > <= >=. If NaN
+    counts as true, 256 is added to the code.
 
     Code 0 marks a leaf. The first two numbers of a leaf are the number of its first row in
     `leaves`, and the number after its last row. A row of `leaves` has a class and the bits of a
     float32 weight for this class.
 
-    `aggregate` decides how the weights that a class has in all reached leaves give its score:
-    'SUM', 'AVERAGE', which divides their sum by their number, 'MIN' or 'MAX'. A class without
-    weights has the score 0.
+    The score of a class is computed from its weights in all reached leaves. `aggregate` is 'SUM',
+    'AVERAGE' (the sum divided by the number of weights), 'MIN' or 'MAX'. A class without weights
+    has the score 0.
     """
     x = jnp.asarray(input).astype(jnp.float32)
-    nodes, leaves = (_integers(table) for table in (nodes, leaves))
-    code = nodes[:, 4] & 0xFF
-    thresholds = lax.bitcast_convert_type(nodes[:, 3], jnp.float32)
+    node_table = _integers(nodes)
+    leaf_table = _integers(leaves)
+    codes = node_table[:, 4] & 0xFF
+    thresholds = lax.bitcast_convert_type(node_table[:, 3], jnp.float32)
 
     def descend(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        """Go from each node to the next one. Leaves stay."""
         depth, index = state  # the index of a node, for each row of the input and each tree
-        node = nodes[index]
-        value = jnp.take_along_axis(x, node[..., 0], axis=-1, mode="clip")
+        node = node_table[index]
+        feature, child_if_true, child_if_false = node[..., 0], node[..., 1], node[..., 2]
+        is_nan_true = node[..., 4] & 0x100 != 0
+        value = jnp.take_along_axis(x, feature, axis=-1, mode="clip")
         threshold = thresholds[index]
+        # Whether the value is less, equal or greater.
         ordered = jnp.stack([value < threshold, value == threshold, value > threshold], -1)
-        is_true = jnp.any(ordered & jnp.asarray(_COMPARISONS)[code[index]], -1)
-        is_true |= jnp.isnan(value) & (node[..., 4] & 0x100 != 0)
-        child = jnp.where(is_true, node[..., 1], node[..., 2])
-        return depth + 1, jnp.where(code[index] == 0, index, child)
+        is_true = jnp.any(ordered & jnp.asarray(_COMPARISONS)[codes[index]], -1)
+        is_true |= jnp.isnan(value) & is_nan_true
+        child = jnp.where(is_true, child_if_true, child_if_false)
+        return depth + 1, jnp.where(codes[index] == 0, index, child)
 
     def is_above_leaves(state: tuple[Array, Array]) -> Array:
         depth, index = state
         # A path longer than the number of nodes is a cycle.
-        return (depth < len(nodes)) & jnp.any(code[index] != 0)
+        return (depth < len(node_table)) & jnp.any(codes[index] != 0)
 
     roots = jnp.broadcast_to(_integers(trees), (*x.shape[:-1], len(trees)))
     _, index = lax.while_loop(is_above_leaves, descend, (jnp.int32(0), roots))
-    reached = nodes[index]
-    return _votes(reached[..., 0], reached[..., 1], leaves, classes, aggregate)
+    reached = node_table[index]
+    return _votes(reached[..., 0], reached[..., 1], leaf_table, classes, aggregate)
 
 
 def _integers(table: Array) -> Array:
+    """Return a table of 32-bit items as int32, with unchanged bits."""
     return lax.bitcast_convert_type(jnp.asarray(table), jnp.int32)
 
 
@@ -159,22 +168,25 @@ def _votes(first: Array, end: Array, leaves: Array, classes: int, aggregate: str
     trees). A row of `leaves` has a class and the bits of a float32 weight. `aggregate` is
     'SUM', 'AVERAGE', 'MIN' or 'MAX'.
     """
-    batch = tuple(lax.broadcasted_iota(jnp.int32, first.shape, a) for a in range(first.ndim - 1))
+    batch_axes = range(first.ndim - 1)
+    batch = tuple(lax.broadcasted_iota(jnp.int32, first.shape, axis) for axis in batch_axes)
+    # A tree adds 1 at its first row, and subtracts 1 after its last row. The running sums are the
+    # numbers of times that each row is reached.
     edges = jnp.zeros((*first.shape[:-1], len(leaves) + 1), jnp.int32)
-    edges = edges.at[(*batch, first)].add(1).at[(*batch, end)].add(-1)
-    # The number of times that each row is reached.
-    times = jnp.moveaxis(jnp.cumsum(edges, -1)[..., :-1], -1, 0)
-    voted = leaves[:, 0]
+    edges = edges.at[(*batch, first)].add(1)
+    edges = edges.at[(*batch, end)].add(-1)
+    times = jnp.moveaxis(jnp.cumsum(edges, -1)[..., :-1], -1, 0)  # (rows, ...)
+    row_classes = leaves[:, 0]
     weights = lax.bitcast_convert_type(leaves[:, 1], jnp.float32)
     weights = weights.reshape(-1, *[1] * (times.ndim - 1))
-    number = segment_sum(times, voted, classes)
+    vote_counts = segment_sum(times, row_classes, classes)
     match aggregate:
         case "MAX":
-            scores = segment_max(jnp.where(times > 0, weights, -jnp.inf), voted, classes)
+            scores = segment_max(jnp.where(times > 0, weights, -jnp.inf), row_classes, classes)
         case "MIN":
-            scores = segment_min(jnp.where(times > 0, weights, jnp.inf), voted, classes)
+            scores = segment_min(jnp.where(times > 0, weights, jnp.inf), row_classes, classes)
         case _:
-            scores = segment_sum(times.astype(jnp.float32) * weights, voted, classes)
+            scores = segment_sum(times.astype(jnp.float32) * weights, row_classes, classes)
             if aggregate == "AVERAGE":
-                scores = scores / jnp.maximum(number, 1).astype(jnp.float32)
-    return jnp.moveaxis(jnp.where(number > 0, scores, 0.0), 0, -1)
+                scores = scores / jnp.maximum(vote_counts, 1).astype(jnp.float32)
+    return jnp.moveaxis(jnp.where(vote_counts > 0, scores, 0.0), 0, -1)

@@ -59,6 +59,7 @@ def _loop_type(
     outputs: Outputs,
     limit: int,
 ) -> list[TensorType]:
+    """Check the arguments of `loop`, and return the types of its results."""
     require.one_integer(count=count)
     require.logical(condition=condition)
     require.one(condition=condition)
@@ -67,20 +68,22 @@ def _loop_type(
     next_condition, *values = body.outputs
     require.logical(condition=next_condition.type)
     require.one(condition=next_condition.type)
-    names = [value.name for value in body.inputs[len(body.inputs) - len(initial) :]]
-    for name, before, after in zip(names, initial, values, strict=False):
-        require_constant_state(name, before, after.type)
-    one = TensorType((), count.dtype)
-    require_body(body, [one, *full, *initial], 1 + len(initial) + len(outputs))
-    if limit < 0 and any(which == "full" for which, *_ in outputs):
+    state_count = len(initial)
+    state_inputs = body.inputs[len(body.inputs) - state_count :]
+    for input, initial_type, value in zip(state_inputs, initial, values, strict=False):
+        require_constant_state(input.name, initial_type, value.type)
+    iteration_number = TensorType((), count.dtype)
+    input_types = [iteration_number, *full, *initial]
+    require_body(body, input_types, 1 + state_count + len(outputs))
+    if limit < 0 and any(which == "full" for which, _, _ in outputs):
         raise InvalidOperation(
             "the values of all iterations are joined, but the number of iterations is unknown",
             hint="make the loop's largest number of iterations a constant",
         )
-    return [
-        result_type(value.type, which, axis, limit)
-        for value, (which, axis, _) in zip(values[len(initial) :], outputs, strict=True)
-    ]
+    types: list[TensorType] = []
+    for value, (which, axis, _) in zip(values[state_count:], outputs, strict=True):
+        types.append(result_type(value.type, which, axis, limit))
+    return types
 
 
 @rules.rule("loop", _loop_type, work=lambda body, limit: max(limit, 1) * total(body))
@@ -100,27 +103,31 @@ def loop(
     becomes a `lax.scan` with `limit` steps, which skips the body after the last iteration.
     Otherwise it becomes a `lax.while_loop`.
     """
-    states = [jnp.asarray(x) for x in initial]
+    states = [jnp.asarray(state) for state in initial]
+    state_count = len(states)
     bound = jnp.asarray(count).reshape(())
-    next_states = body.outputs[1 : 1 + len(states)]
-    values = body.outputs[1 + len(states) :]
-    carried_values, stacked = carried_and_stacked(next_states, values, outputs)
+    next_condition = body.outputs[0]
+    next_states = body.outputs[1 : 1 + state_count]
+    values = body.outputs[1 + state_count :]
+    carried_values, stacked_values = carried_and_stacked(next_states, values, outputs)
 
-    def iterate(i: Array, carried: Sequence[Array]) -> tuple[Array, list[Array], list[Array]]:
-        computed = trace(body, ctx, {}, {}, [i, *full, *carried[: len(states)]])
-        goes_on = jnp.asarray(computed[body.outputs[0]]).reshape(())
-        goes_on &= (bound < 0) | (i + 1 < bound)
+    def iterate(number: Array, carried: Sequence[Array]) -> tuple[Array, list[Array], list[Array]]:
+        """Run the body once. Return whether it runs again, carried values and stacked values."""
+        computed = trace(body, ctx, {}, {}, [number, *full, *carried[:state_count]])
+        goes_on = jnp.asarray(computed[next_condition]).reshape(())
+        goes_on &= (bound < 0) | (number + 1 < bound)
         carry = [jnp.asarray(computed[value]) for value in carried_values]
-        return goes_on, carry, [jnp.asarray(computed[value]) for value in stacked]
+        return goes_on, carry, [jnp.asarray(computed[value]) for value in stacked_values]
 
-    index = jax.ShapeDtypeStruct((), bound.dtype)
-    _, later, parts = jax.eval_shape(iterate, index, states)
-    first = states + [jnp.zeros(x.shape, x.dtype) for x in later[len(states) :]]
+    number_type = jax.ShapeDtypeStruct((), bound.dtype)
+    _, carried_types, stacked_types = jax.eval_shape(iterate, number_type, states)
+    # Carried values other than states are zeros before the first iteration.
+    first = states + [jnp.zeros(x.shape, x.dtype) for x in carried_types[state_count:]]
     begins = jnp.asarray(condition).reshape(()) & (bound != 0)
 
     if limit >= 0:
         numbers = jnp.arange(limit, dtype=bound.dtype)
-        last, stacks = _scanned(iterate, begins, first, numbers, parts)
+        last, stacks = _scanned(iterate, begins, first, numbers, stacked_types)
     else:
         last, stacks = _repeated(iterate, begins, first, jnp.zeros((), bound.dtype)), []
         reason = "the number of its iterations is known only at run time"
@@ -129,36 +136,41 @@ def loop(
             "input holds it, or differentiate forwards, by jax.jvp or jax.jacfwd"
         )
         last = ctx.forward_only(last, reason, hint)
-    stack = iter(stacks)
+    remaining_stacks = iter(stacks)
     results: list[Array] = []
     for value, (which, axis, sign) in zip(values, outputs, strict=True):
         if which == "last":
             results.append(last[carried_values.index(value)])
         else:
-            results.append(joined(next(stack), axis, sign, 0))
+            results.append(joined(next(remaining_stacks), axis, sign, 0))
     return results
 
 
 def _scanned(
-    iterate: _Iterate, begins: Array, first: list[Array], numbers: Array, parts: Sequence[Any]
+    iterate: _Iterate,
+    begins: Array,
+    first: list[Array],
+    numbers: Array,
+    stacked_types: Sequence[Any],
 ) -> tuple[list[Array], list[Array]]:
     """Run iterations in a `lax.scan`. Return the last carried values, and the stacked values.
 
     `numbers` has the numbers of all iterations that may run, and `first` has the carried values
     at the start. After `iterate` has returned false, iterations are skipped and stack zeros.
-    `parts` has the types of the stacked values of one iteration. `begins` tells whether the
-    first iteration runs.
+    `stacked_types` has the types of the stacked values of one iteration. `begins` tells whether
+    the first iteration runs.
     """
 
-    def skipped(i: Array, carried: list[Array]) -> tuple[Array, list[Array], list[Array]]:
-        return jnp.asarray(False), carried, [jnp.zeros(x.shape, x.dtype) for x in parts]
+    def skip(number: Array, carried: list[Array]) -> tuple[Array, list[Array], list[Array]]:
+        """Return false, unchanged carried values, and zeros to stack."""
+        return jnp.asarray(False), carried, [jnp.zeros(x.shape, x.dtype) for x in stacked_types]
 
     def step(
-        carry: tuple[Array, list[Array]], i: Array
+        carry: tuple[Array, list[Array]], number: Array
     ) -> tuple[tuple[Array, list[Array]], list[Array]]:
         is_running, carried = carry
-        goes_on, after, stacked_items = lax.cond(is_running, iterate, skipped, i, carried)
-        return (goes_on, after), stacked_items
+        goes_on, next_carried, items = lax.cond(is_running, iterate, skip, number, carried)
+        return (goes_on, next_carried), items
 
     (_, last), stacks = lax.scan(step, (begins, first), numbers)
     return last, stacks
@@ -176,9 +188,9 @@ def _repeated(iterate: _Iterate, begins: Array, first: list[Array], number: Arra
         return goes_on
 
     def next_carry(carry: _Carry) -> _Carry:
-        _, i, carried = carry
-        goes_on, after, _ = iterate(i, carried)
-        return goes_on, i + 1, after
+        _, number, carried = carry
+        goes_on, next_carried, _ = iterate(number, carried)
+        return goes_on, number + 1, next_carried
 
     _, _, last = lax.while_loop(continues, next_carry, (begins, number, first))
     return last
@@ -187,13 +199,16 @@ def _repeated(iterate: _Iterate, begins: Array, first: list[Array], number: Arra
 def _branch_type(
     condition: TensorType, operands: Sequence[TensorType], then_body: Graph, else_body: Graph
 ) -> list[TensorType]:
+    """Check the arguments of `branch`, and return the types of its results."""
     require.logical(condition=condition)
     require.one(condition=condition)
-    pairs = list(zip(then_body.outputs, else_body.outputs, strict=True))
-    for a, b in pairs:
-        if a.type.dtype != b.type.dtype or shapes_differ(a.type.shape, b.type.shape):
-            raise InvalidOperation(f"one branch has {a.type} where the other has {b.type}")
-    return [a.type for a, _ in pairs]
+    types: list[TensorType] = []
+    for then_value, else_value in zip(then_body.outputs, else_body.outputs, strict=True):
+        then_type, else_type = then_value.type, else_value.type
+        if then_type.dtype != else_type.dtype or shapes_differ(then_type.shape, else_type.shape):
+            raise InvalidOperation(f"one branch has {then_type} where the other has {else_type}")
+        types.append(then_type)
+    return types
 
 
 def _branch_work(then_body: Graph, else_body: Graph) -> int:
@@ -206,18 +221,20 @@ def branch(
 ) -> list[Array]:
     """Return the results of `then_body` if the condition is true, and otherwise of `else_body`.
 
-    The condition is a logical scalar. The bodies are graphs without parameters or states. Both
-    take `operands` as inputs, and their results have equal types. Under `jax.vmap` both bodies
-    are computed.
+    The condition is a logical scalar. The bodies are graphs without parameters or states. Each
+    of them takes `operands` as inputs, and the types of their results are equal. Under `jax.vmap`
+    the results of both bodies are computed.
     """
 
     def function_of(body: Graph) -> Callable[[Sequence[Array]], list[Array]]:
+        """Return a function that evaluates a graph on its inputs, for `lax.cond`."""
+
         def evaluate(inputs: Sequence[Array]) -> list[Array]:
-            values = trace(body, ctx, {}, {}, inputs)
-            return [jnp.asarray(values[value]) for value in body.outputs]
+            arrays = trace(body, ctx, {}, {}, inputs)
+            return [jnp.asarray(arrays[value]) for value in body.outputs]
 
         return evaluate
 
     is_true = jnp.asarray(condition).reshape(())
-    arrays = [jnp.asarray(x) for x in operands]
+    arrays = [jnp.asarray(operand) for operand in operands]
     return lax.cond(is_true, function_of(then_body), function_of(else_body), arrays)

@@ -30,6 +30,7 @@ def _type(
     boxes: TensorType, scores: TensorType, counts: TensorType, top_k: int, keep_top_k: int,
     background: int, order: str,
 ) -> tuple[TensorType, TensorType, TensorType]:  # fmt: skip
+    """Check the arguments of `multiclass_suppression`, and return the types of its results."""
     require.same_dtype(require.floating, boxes=boxes, scores=scores)
     require.int32(background=background)
     require.indexable(boxes=boxes, scores=scores)
@@ -68,53 +69,60 @@ def _rows(classes: int, boxes: int, top_k: int, keep_top_k: int) -> int:
 
 
 def _most(count: int, limit: int) -> int:
+    """Return the smaller of a count and a limit. A negative limit is none."""
     return count if limit < 0 or count is UNKNOWN else min(count, limit)
 
 
 def _none(batch: int, dtype: np.dtype[np.generic]) -> tuple[Array, Array, Array]:
-    empty = jnp.zeros((0, 1), jnp.int32)
-    return jnp.zeros((0, 6), dtype), empty, jnp.zeros(batch, jnp.int32)
+    """Return no rows, no indices, and 0 as each image's number of rows."""
+    no_indices = jnp.zeros((0, 1), jnp.int32)
+    return jnp.zeros((0, 6), dtype), no_indices, jnp.zeros(batch, jnp.int32)
 
 
 def _ranked(
-    boxes: Array, box_index: Array, label: Array, values: Array, indices: Array, keep: int,
+    boxes: Array, box_index: Array, labels: Array, scores: Array, indices: Array, keep: int,
     order: str, across: bool, dtype: np.dtype[np.generic],
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Return rows (class, score, x1, y1, x2, y2), `indices`, and the number of rows of each image.
 
     `box_index` has the shape (batch, classes, most), and contains indices of `boxes`, which has
-    the shape (batch, classes or 1, n, 4). `label`, `values` and `indices` have the class, the
+    the shape (batch, classes or 1, n, 4). `labels`, `scores` and `indices` have the class, the
     score and the index in the result of each of these boxes. The score is -inf where there is
     no box.
 
-    The `keep` best boxes of each image remain. They are sorted by `order`, which is "class",
-    "score" or "none". Boxes of one image stand together, unless `across` is true: then images
-    are mixed, and `order` comes before the image. Rows after the last box hold -1.
+    The `keep` best boxes of each image remain. Rows are sorted by `order`, which is "class",
+    "score" or "none". If `across` is false, rows are first sorted by image, so that boxes of one
+    image stand together. If `across` is true, `order` counts before the image, so that images are
+    mixed. Rows after the last box hold -1.
     """
     batch = len(box_index)
-    label, values, indices = (x.reshape(batch, -1) for x in (label, values, indices))
-    sides = jnp.take_along_axis(boxes, box_index[..., None], axis=2)
-    sides = sides.reshape(batch, -1, 4)
-    best = jnp.argsort(-values, axis=1, stable=True)[:, :keep]
-    label, values, indices = (
-        jnp.take_along_axis(x, best, axis=1) for x in (label, values, indices)
-    )
-    sides = jnp.take_along_axis(sides, best[..., None], axis=1)
-    filled = values > -jnp.inf
-    image = jnp.broadcast_to(jnp.arange(batch)[:, None], filled.shape)
-    keys: list[Array] = [image]
+    chosen_boxes = jnp.take_along_axis(boxes, box_index[..., None], axis=2)
+    chosen_boxes = chosen_boxes.reshape(batch, -1, 4)
+    best = jnp.argsort(-scores.reshape(batch, -1), axis=1, stable=True)[:, :keep]
+
+    def best_of(array: Array) -> Array:
+        """Return the items (batch, keep) of the best boxes."""
+        return jnp.take_along_axis(array.reshape(batch, -1), best, axis=1)
+
+    labels, scores, indices = best_of(labels), best_of(scores), best_of(indices)
+    best_boxes = jnp.take_along_axis(chosen_boxes, best[..., None], axis=1)
+    has_box = scores > -jnp.inf
+    images = jnp.broadcast_to(jnp.arange(batch)[:, None], has_box.shape)
+    keys: list[Array] = [images]
     if order == "class":
-        keys = [label, image] if across else [image, label]
+        keys = [labels, images] if across else [images, labels]
     elif order == "score" and across:
-        keys = [-values, image]
-    flat = [key.reshape(-1) for key in [~filled, *keys, -values, label]]
-    chosen = jnp.lexsort(tuple(reversed(flat)))
-    rows = jnp.concatenate([label[..., None].astype(values.dtype), values[..., None], sides], -1)
-    rows = rows.reshape(-1, 6)[chosen]
-    indices = indices.reshape(-1, 1)[chosen]
-    is_filled = filled.reshape(-1, 1)[chosen]
-    count = jnp.sum(filled, axis=1, dtype=jnp.int32)
-    return jnp.where(is_filled, rows, -1).astype(dtype), jnp.where(is_filled, indices, -1), count
+        keys = [-scores, images]
+    # The first key decides first. `jnp.lexsort` takes it last.
+    flat_keys = [key.reshape(-1) for key in [~has_box, *keys, -scores, labels]]
+    row_order = jnp.lexsort(tuple(reversed(flat_keys)))
+    columns = [labels[..., None].astype(scores.dtype), scores[..., None], best_boxes]
+    rows = jnp.concatenate(columns, -1).reshape(-1, 6)[row_order]
+    index_rows = indices.reshape(-1, 1)[row_order]
+    is_filled = has_box.reshape(-1, 1)[row_order]
+    counts = jnp.sum(has_box, axis=1, dtype=jnp.int32)
+    filled_rows = jnp.where(is_filled, rows, -1).astype(dtype)
+    return filled_rows, jnp.where(is_filled, index_rows, -1), counts
 
 
 def _matrix_type(
@@ -147,11 +155,13 @@ def matrix_suppression(
     hold -1.
     """
     dtype = jnp.asarray(boxes).dtype
-    boxes, scores = widened(jnp.asarray(boxes)), widened(jnp.asarray(scores))
+    boxes = widened(jnp.asarray(boxes))
+    scores = widened(jnp.asarray(scores))
     batch, classes, count = scores.shape
     most = _most(count, top_k)
     if not classes * most:
         return _none(batch, dtype)
+    # Whether the first of two boxes, sorted by falling score, is the better one.
     is_better = jnp.arange(most)[:, None] < jnp.arange(most)[None, :]
 
     def decayed(image_and_scores: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -161,33 +171,35 @@ def matrix_suppression(
         A box that is left out has the score -inf.
         """
         image, scores = image_and_scores
-        sides = boxes[image]
         box_index = jnp.argsort(-scores, stable=True)[:most].astype(jnp.int32)
-        box = sides[box_index]
-        score = scores[box_index]
-        eligible = score > score_threshold
+        best_boxes = boxes[image][box_index]
+        best_scores = scores[box_index]
 
-        def overlaps(side: Array) -> Array:
-            return overlap(side[:, None], box.T, pixel_offset, touches=False)
+        def overlaps_of(box: Array) -> Array:
+            return overlap(box[:, None], best_boxes.T, pixel_offset, touches=False)
 
-        shared = jax.vmap(overlaps)(box)
-        shared = jnp.where(is_better, jnp.maximum(shared, 0), 0)  # (better boxes, worse boxes)
-        largest = jnp.max(shared, axis=0, initial=0)[:, None]
+        overlaps = jax.vmap(overlaps_of)(best_boxes)
+        overlaps = jnp.where(is_better, jnp.maximum(overlaps, 0), 0)  # (better box, worse box)
+        largest = jnp.max(overlaps, axis=0, initial=0)[:, None]
         if decay == "gaussian":
-            factors = jnp.exp(sigma * (largest**2 - shared**2))
+            factors = jnp.exp(sigma * (largest**2 - overlaps**2))
         else:
-            factors = (1 - shared) / (1 - largest + 1e-10)
-        value = score * jnp.min(jnp.where(is_better, factors, 1), axis=0, initial=1)
-        return box_index, jnp.where(eligible & (value > post_threshold), value, -jnp.inf)
+            factors = (1 - overlaps) / (1 - largest + 1e-10)
+        least_factor = jnp.min(jnp.where(is_better, factors, 1), axis=0, initial=1)
+        new_scores = best_scores * least_factor
+        remains = (best_scores > score_threshold) & (new_scores > post_threshold)
+        return box_index, jnp.where(remains, new_scores, -jnp.inf)
 
     images = jnp.repeat(jnp.arange(batch), classes)
-    box_index, values = lax.map(decayed, (images, scores.reshape(-1, count)))
-    box_index, values = (x.reshape(batch, classes, most) for x in (box_index, values))
-    label = lax.broadcasted_iota(jnp.int32, box_index.shape, 1)
-    values = jnp.where(label == background, -jnp.inf, values)
+    box_index, new_scores = lax.map(decayed, (images, scores.reshape(-1, count)))
+    box_index = box_index.reshape(batch, classes, most)
+    new_scores = new_scores.reshape(batch, classes, most)
+    labels = lax.broadcasted_iota(jnp.int32, box_index.shape, 1)
+    new_scores = jnp.where(labels == background, -jnp.inf, new_scores)
     indices = box_index + count * lax.broadcasted_iota(jnp.int32, box_index.shape, 0)
     keep = _rows(classes, count, top_k, keep_top_k)
-    return _ranked(boxes[:, None], box_index, label, values, indices, keep, order, across, dtype)
+    boxes = boxes[:, None]  # all classes have the same boxes
+    return _ranked(boxes, box_index, labels, new_scores, indices, keep, order, across, dtype)
 
 
 @rules.rule("multiclass_suppression", _type, not_differentiable=_CHOICES)
@@ -211,43 +223,48 @@ def multiclass_suppression(
     `_ranked`). Rows after the last box hold -1.
     """
     dtype = jnp.asarray(boxes).dtype
-    boxes, scores = widened(jnp.asarray(boxes)), widened(jnp.asarray(scores))
+    boxes = widened(jnp.asarray(boxes))
+    scores = widened(jnp.asarray(scores))
     classes, count = scores.shape[-2:]
     most = _most(count, top_k)
     if not classes * most:
         batch = len(boxes) if counts is False else len(counts)
         return _none(batch, dtype)
-    eligible = scores >= score_threshold
-    if counts is not False:
-        ends = jnp.cumsum(jnp.asarray(counts))[:, None]
-        number = jnp.arange(count)[None, :]
-        is_of_image = (number < ends) & (number >= ends - jnp.asarray(counts)[:, None])
-        eligible = eligible[None] & is_of_image[:, None]
-        boxes, scores = (jnp.broadcast_to(x, (len(ends), *x.shape)) for x in (boxes, scores))
-    else:
-        boxes = boxes[:, None]
-    shared = partial(overlap, offset=pixel_offset)
+    overlap_of = partial(overlap, offset=pixel_offset)
 
-    def select(sides: Array, scores: Array, eligible: Array) -> Array:
+    def select(boxes: Array, scores: Array, eligible: Array) -> Array:
         """Return the indices (most,) of the selected boxes of a class, followed by -1."""
         best = jnp.argsort(jnp.where(eligible, -scores, jnp.inf), stable=True)[:most]
-        picked = suppressed(
-            sides[best], scores[best], eligible[best], most, iou_threshold, shared, eta
+        selected = suppressed(
+            boxes[best], scores[best], eligible[best], most, iou_threshold, overlap_of, eta
         )
-        return jnp.where(picked >= 0, best.astype(jnp.int32)[picked], -1)
+        return jnp.where(selected >= 0, best.astype(jnp.int32)[selected], -1)
 
+    eligible = scores >= score_threshold
     if counts is False:
-        by_class = jax.vmap(select, (None, 0, 0))
-        sides = boxes[:, 0]
+        select_by_class = jax.vmap(select, (None, 0, 0))
+        box_index = jax.vmap(select_by_class)(boxes, scores, eligible)
+        boxes = boxes[:, None]  # all classes of an image have the same boxes
     else:
-        by_class = jax.vmap(select)
-        sides = boxes
-    box_index = jax.vmap(by_class)(sides, scores, eligible)  # (batch, classes, most)
-    label = lax.broadcasted_iota(jnp.int32, box_index.shape, 1)
-    is_filled = (box_index >= 0) & (label != background)
+        # Each image gets the boxes of all images, and its eligible boxes are its own.
+        ends = jnp.cumsum(jnp.asarray(counts))[:, None]
+        starts = ends - jnp.asarray(counts)[:, None]
+        numbers = jnp.arange(count)[None, :]
+        is_of_image = (numbers < ends) & (numbers >= starts)
+        eligible = eligible[None] & is_of_image[:, None]
+        boxes = jnp.broadcast_to(boxes, (len(ends), *boxes.shape))
+        scores = jnp.broadcast_to(scores, (len(ends), *scores.shape))
+        box_index = jax.vmap(jax.vmap(select))(boxes, scores, eligible)
+    # `box_index` has the shape (batch, classes, most).
+    labels = lax.broadcasted_iota(jnp.int32, box_index.shape, 1)
+    is_filled = (box_index >= 0) & (labels != background)
     box_index = jnp.maximum(box_index, 0)
-    values = jnp.where(is_filled, jnp.take_along_axis(scores, box_index, axis=2), -jnp.inf)
-    image = lax.broadcasted_iota(jnp.int32, box_index.shape, 0)
-    indices = box_index + count * image if counts is False else box_index * classes + label
+    chosen_scores = jnp.take_along_axis(scores, box_index, axis=2)
+    chosen_scores = jnp.where(is_filled, chosen_scores, -jnp.inf)
+    if counts is False:
+        images = lax.broadcasted_iota(jnp.int32, box_index.shape, 0)
+        indices = box_index + count * images
+    else:
+        indices = box_index * classes + labels
     keep = _rows(classes, count, top_k, keep_top_k)
-    return _ranked(boxes, box_index, label, values, indices, keep, order, across, dtype)
+    return _ranked(boxes, box_index, labels, chosen_scores, indices, keep, order, across, dtype)

@@ -27,22 +27,31 @@ def _axes_type(input: TensorType, axes: Ints, epsilon: float) -> TensorType:
 
 
 def _divided(x: Array, norm: Array, bias: Array | float, epsilon: Array | float) -> Array:
-    # 0 / 0 gives 0 here, so that zeros stay zeros without bias and epsilon.
+    """Return x divided by norm + bias, or by epsilon if this is larger.
+
+    0 / 0 gives 0 here, so that zeros stay zeros without bias and epsilon.
+    """
     divisor = jnp.maximum(norm + bias, epsilon)
     return x / jnp.where(divisor == 0, 1.0, divisor)
 
 
 def _root(squares: Array) -> Array:
-    # The derivative of sqrt at 0 is infinite. To select only the result would make the gradient
-    # NaN, so that the operand of sqrt is selected too.
+    """Return the square root, whose derivative at 0 is 0 here.
+
+    The derivative of sqrt at 0 is infinite. To select only the result would make the gradient NaN,
+    so that the operand of sqrt is selected too.
+    """
     is_zero = squares == 0
-    return jnp.where(is_zero, 0.0, jnp.sqrt(jnp.where(is_zero, 1.0, squares)))
+    positive = jnp.where(is_zero, 1.0, squares)
+    return jnp.where(is_zero, 0.0, jnp.sqrt(positive))
 
 
 def _unit(x: Array, axes: Ints, bias: float, epsilon: float) -> Array:
-    # In units of the largest magnitude norms neither overflow nor underflow. The result does not
-    # depend on the unit of input, bias and epsilon, so that no derivative has to go through the
-    # unit.
+    """Return the largest magnitude along the axes, of the input, the bias and epsilon.
+
+    In this unit norms neither overflow nor underflow. A normalised result does not depend on the
+    unit of input, bias and epsilon, so that no derivative has to go through the unit.
+    """
     largest = jnp.max(jnp.abs(x), axis=axes, keepdims=True)
     unit = lax.stop_gradient(jnp.maximum(largest, max(abs(bias), epsilon)))
     return jnp.where(unit == 0, 1.0, unit)
@@ -60,7 +69,8 @@ def _normalization(kind: str, norm_of: Callable[[Array, Ints], Array]) -> None:
         x = widened(input)
         unit = _unit(x, axes, bias, epsilon)
         x = x / unit
-        return _divided(x, norm_of(x, axes), bias / unit, epsilon / unit).astype(input.dtype)
+        normalized = _divided(x, norm_of(x, axes), bias / unit, epsilon / unit)
+        return normalized.astype(input.dtype)
 
     rules.rule(kind, _axes_type)(lower)
 
@@ -95,8 +105,9 @@ def local_response_normalization(
     Beyond the ends of the input the squares are 0.
     """
     x = widened(jnp.asarray(input))
-    squares = box(ctx, jnp.square(x), True, size=size, **_CENTRED)
-    return (x / (bias + alpha * squares) ** beta).astype(input.dtype)
+    mean_squares = box(ctx, jnp.square(x), True, size=size, **_CENTRED)
+    divisor = (bias + alpha * mean_squares) ** beta
+    return (x / divisor).astype(input.dtype)
 
 
 def _local_type(input: TensorType, size: Ints, epsilon: float) -> TensorType:
@@ -116,9 +127,9 @@ def local_variance_normalization(
     """
     input = jnp.asarray(input)
     x = widened(input)
-    squares = box(ctx, jnp.square(x), True, size=size, **_CENTRED)
+    mean_squares = box(ctx, jnp.square(x), True, size=size, **_CENTRED)
     # The gradient of `_root` is finite at windows of zeros, which a relu produces.
-    norm = _root(squares)
+    norm = _root(mean_squares)
     return _divided(x, norm, bias, epsilon).astype(input.dtype)
 
 
@@ -135,16 +146,19 @@ def batch_normalization(
 ) -> Array:
     """Return offset + scale * (input - mean) / sqrt(variance + epsilon)."""
     x, *parameters = align(jnp.asarray(input), mean, variance, offset, scale)
-    mean, variance, offset, scale = (widened(jnp.asarray(y, x.dtype)) for y in parameters)
+    wide_parameters = [widened(jnp.asarray(parameter, x.dtype)) for parameter in parameters]
+    mean, variance, offset, scale = wide_parameters
     # The factor and the term depend only on parameters, so that they can be prepared. Sums are in
     # float32 at least.
     factor = scale * lax.rsqrt(variance + epsilon)
-    return (widened(x) * factor + (offset - mean * factor)).astype(x.dtype)
+    term = offset - mean * factor
+    return (widened(x) * factor + term).astype(x.dtype)
 
 
 def _rms_norm_type(
     input: TensorType, scale: TensorType, epsilon: TensorType, axis: int, dtype: str
 ) -> TensorType:
+    """Check the arguments of `rms_norm`, and return the type of its result."""
     require.floating(input=input, scale=scale, epsilon=epsilon)
     require.one(epsilon=epsilon)
     require.axis(axis, len(input.shape))
@@ -165,9 +179,10 @@ def rms_norm(input: Array, scale: Array, epsilon: Array, axis: int, dtype: str) 
     once, to `dtype`, or to the input's dtype if `dtype` is empty.
     """
     x = widened(jnp.asarray(input))
-    squares = jnp.mean(jnp.square(x), axis=axis, keepdims=True)
-    y = x * lax.rsqrt(squares + jnp.asarray(epsilon).astype(x.dtype).reshape(()))
+    mean_squares = jnp.mean(jnp.square(x), axis=axis, keepdims=True)
+    normalized = x * lax.rsqrt(mean_squares + jnp.asarray(epsilon).astype(x.dtype).reshape(()))
     is_one = is_static(scale) and np.all(np.asarray(scale) == 1)
     if not is_one:
-        y = y * jnp.asarray(scale).astype(y.dtype).reshape(along(axis, y.ndim))
-    return y.astype(dtype or input.dtype)
+        factors = jnp.asarray(scale).astype(x.dtype)
+        normalized = normalized * factors.reshape(along(axis, x.ndim))
+    return normalized.astype(dtype or input.dtype)

@@ -31,6 +31,7 @@ def _detection_type(
     background_label: int, top_k: int, keep_top_k: int, share_location: bool,
     variance_encoded: bool, normalized: bool,
 ) -> TensorType:  # fmt: skip
+    """Check the arguments of `detection_output`, and return the type of its result."""
     if num_classes < 1:
         raise InvalidOperation(f"'num_classes' must be positive, it is {num_classes}")
     location_sets = 1 if share_location else num_classes
@@ -69,6 +70,7 @@ def _detection_type(
 
 
 def _prior_count(shape: tuple[int, ...], normalized: bool) -> int:
+    """Return the number of prior boxes, given the shape of the operand that holds them."""
     items_of_a_box = 4 if normalized else 5
     return shape[-1] // items_of_a_box
 
@@ -76,8 +78,8 @@ def _prior_count(shape: tuple[int, ...], normalized: bool) -> int:
 def _rows_of_an_image(boxes: int, classes: int, top_k: int, keep_top_k: int) -> int:
     """Return the largest number of detections of an image.
 
-    It is `keep_top_k` if this is positive. Otherwise each of the classes has as many detections
-    as there are boxes, but at most `top_k` if that is positive.
+    This is `keep_top_k` if it is positive. Otherwise each of the classes has as many detections
+    as there are boxes, but at most `top_k` if `top_k` is positive.
     """
     if keep_top_k > 0:
         return keep_top_k
@@ -85,6 +87,7 @@ def _rows_of_an_image(boxes: int, classes: int, top_k: int, keep_top_k: int) -> 
 
 
 def _limited(boxes: int, top_k: int) -> int:
+    """Return the number of boxes, but at most `top_k` if it is positive."""
     return min(top_k, boxes) if top_k > 0 else boxes
 
 
@@ -102,12 +105,13 @@ def detection_output(
     A row is (image, class, score, x1, y1, x2, y2). Rows are sorted by image, class and falling
     score. The row after the last detection has the image -1, and further rows are zeros.
 
-    `locations` has the changes of the prior boxes, `confidences` has a score for each box and
-    class, and `priors` has the boxes and, unless `variance_encoded` is true, the variances that
-    are factors of the changes. If `share_location` is true, all classes of a box have the same
-    location. Boxes suppress each other only within a class, of which the `top_k` best boxes are
-    compared. Of all classes of an image the `keep_top_k` best boxes remain. If `decrease_label`
-    is true, a box is only in its best class, and class numbers begin at 0.
+    `locations` has the changes of the prior boxes, and `confidences` has a score for each box and
+    class. `priors` has the boxes. Unless `variance_encoded` is true, `priors` also has the
+    variances, which are factors of the changes. If `share_location` is true, all classes of a box
+    have one common location. Boxes suppress each other only within a class. Of each class the
+    `top_k` best boxes are compared, and of all classes of an image the `keep_top_k` best boxes
+    remain. If `decrease_label` is true, a box is only in its best class, and class numbers begin
+    at 0.
     """
     dtype = jnp.asarray(locations).dtype
     locations, confidences, priors = (
@@ -143,15 +147,17 @@ def detection_output(
         score is above the threshold and the class is not the background. With `decrease_label`
         the class must also be the best one of the box.
         """
+        class_numbers = jnp.arange(num_classes)[None, :]
         eligible = scores > confidence_threshold
         if decrease_label:
             best_class = jnp.argmax(scores[:, 1:], axis=1) + 1
             is_confident = scores >= confidence_threshold
-            eligible = is_confident & (jnp.arange(num_classes)[None, :] == best_class[:, None])
+            eligible = is_confident & (class_numbers == best_class[:, None])
             best_score = jnp.where(eligible, scores, -jnp.inf).max(axis=1)
-            eligible = eligible & _best_mask(best_score, jnp.isfinite(best_score), most)[:, None]
+            is_among_best = _best_mask(best_score, jnp.isfinite(best_score), most)
+            eligible = eligible & is_among_best[:, None]
         if background_label >= 0:
-            eligible = eligible & (jnp.arange(num_classes) != background_label)[None, :]
+            eligible = eligible & (class_numbers != background_label)
         return eligible
 
     def detections(decoded: Array, scores: Array) -> tuple[Array, Array]:
@@ -161,45 +167,46 @@ def detection_output(
         4), and `scores` has the shape (boxes, classes).
         """
 
-        def suppressed_in_class(score: Array, eligible: Array, label: Array) -> Array:
-            sides = decoded[:, jnp.minimum(label, location_sets - 1)]
-            eligible = _best_mask(score, eligible, most)
-            return suppressed(sides, score, eligible, most, nms_threshold)
+        def chosen_of_class(class_scores: Array, eligible: Array, label: Array) -> Array:
+            """Return the indices (most,) of the boxes of a class that are not suppressed."""
+            class_boxes = decoded[:, jnp.minimum(label, location_sets - 1)]
+            eligible = _best_mask(class_scores, eligible, most)
+            return suppressed(class_boxes, class_scores, eligible, most, nms_threshold)
 
         eligible = eligible_boxes(scores)
         classes = jnp.arange(num_classes)
-        chosen = jax.vmap(suppressed_in_class)(scores.T, eligible.T, classes)  # (classes, most)
+        chosen = jax.vmap(chosen_of_class)(scores.T, eligible.T, classes)  # (classes, most)
         is_box = chosen >= 0
-        values = jnp.take_along_axis(scores.T, jnp.maximum(chosen, 0), axis=1)
-        filled = _best_mask(values.reshape(-1), is_box.reshape(-1), keep)
+        chosen_scores = jnp.take_along_axis(scores.T, jnp.maximum(chosen, 0), axis=1)
+        is_filled = _best_mask(chosen_scores.reshape(-1), is_box.reshape(-1), keep)
         labels = jnp.broadcast_to(classes[:, None], chosen.shape).reshape(-1)
-        index = jnp.maximum(chosen.reshape(-1), 0)
-        box = decoded[index, jnp.minimum(labels, location_sets - 1)]
+        box_index = jnp.maximum(chosen.reshape(-1), 0)
+        chosen_boxes = decoded[box_index, jnp.minimum(labels, location_sets - 1)]
         if decrease_label:
             labels = labels - 1
-        labels = labels[:, None].astype(box.dtype)
-        rows = jnp.concatenate([labels, values.reshape(-1, 1), box], axis=1)
+        label_column = labels[:, None].astype(chosen_boxes.dtype)
+        columns = [label_column, chosen_scores.reshape(-1, 1), chosen_boxes]
+        rows, is_filled = filled_first(jnp.concatenate(columns, axis=1), is_filled)
         missing = max(keep - len(rows), 0)
-        rows, filled = filled_first(rows, filled)
         rows = jnp.pad(rows, [(0, missing), (0, 0)])
-        filled = jnp.pad(filled, [(0, missing)])
-        return rows[:keep], filled[:keep]
+        is_filled = jnp.pad(is_filled, [(0, missing)])
+        return rows[:keep], is_filled[:keep]
 
-    rows, filled = jax.vmap(detections)(decoded, scores)  # (batch, keep, 6)
+    rows, is_filled = jax.vmap(detections)(decoded, scores)  # (batch, keep, 6)
     if clip_after:
         rows = rows.at[..., 2:].set(jnp.clip(rows[..., 2:], 0, 1))
-    return _rows_of_all_images(rows, filled).astype(dtype).reshape(1, 1, -1, 7)
+    return _rows_of_all_images(rows, is_filled).astype(dtype).reshape(1, 1, -1, 7)
 
 
 def _background_where(is_empty: Array, scores: Array, background_label: int) -> Array:
     """Return `scores` (batch, boxes, classes), changed for boxes without an object.
 
-    Where `is_empty` (batch, boxes) is true, the score of the background is 1 and all others are
-    0.
+    Where `is_empty` (batch, boxes) is true, the score of the background is 1 and all other scores
+    are 0.
     """
     is_background = jnp.arange(scores.shape[-1]) == background_label
-    background = is_background.astype(scores.dtype)[None, None, :]
-    return jnp.where(is_empty[..., None], background, scores)
+    background_scores = is_background.astype(scores.dtype)[None, None, :]
+    return jnp.where(is_empty[..., None], background_scores, scores)
 
 
 def _rows_of_all_images(rows: Array, filled: Array) -> Array:
@@ -210,11 +217,12 @@ def _rows_of_all_images(rows: Array, filled: Array) -> Array:
     """
     batch, keep, _ = rows.shape
     images = jnp.broadcast_to(jnp.arange(batch)[:, None, None], (batch, keep, 1))
-    rows = jnp.concatenate([images.astype(rows.dtype), rows], axis=2).reshape(-1, 7)
-    rows, filled = filled_first(rows, filled.reshape(-1))
-    rows = jnp.where(filled[:, None], rows, 0.0)
-    end = jnp.arange(len(rows)) == jnp.sum(filled)
-    return rows.at[:, 0].set(jnp.where(end, -1.0, rows[:, 0]))
+    numbered = jnp.concatenate([images.astype(rows.dtype), rows], axis=2).reshape(-1, 7)
+    numbered, is_filled = filled_first(numbered, filled.reshape(-1))
+    numbered = jnp.where(is_filled[:, None], numbered, 0.0)
+    is_end = jnp.arange(len(numbered)) == jnp.sum(is_filled)
+    image_column = jnp.where(is_end, -1.0, numbered[:, 0])
+    return numbered.at[:, 0].set(image_column)
 
 
 def _best_mask(scores: Array, eligible: Array, most: int) -> Array:
@@ -222,11 +230,12 @@ def _best_mask(scores: Array, eligible: Array, most: int) -> Array:
 
     `scores`, `eligible` and the mask have the shape (n,). Of equal scores the first win.
     """
-    if most >= len(scores):
+    count = len(scores)
+    if most >= count:
         return eligible
     order = jnp.argsort(jnp.where(eligible, -scores, jnp.inf), stable=True)
-    rank = jnp.zeros(len(scores), jnp.int32)
-    rank = rank.at[order].set(jnp.arange(len(scores), dtype=jnp.int32))
+    # The rank is the place of a score in this order.
+    rank = jnp.zeros(count, jnp.int32).at[order].set(jnp.arange(count, dtype=jnp.int32))
     return eligible & (rank < most)
 
 
@@ -241,11 +250,11 @@ def _boxes(
     `size`.
     """
     batch = priors.shape[0]
-    items = 4 if normalized else 5  # the first of five items is the image
-    rows = priors.reshape(batch, -1, count, items)[..., items - 4 :]
-    boxes = rows[:, 0]
+    items_of_a_box = 4 if normalized else 5
+    boxes = priors.reshape(batch, -1, count, items_of_a_box)[:, 0]
     if not normalized:
-        boxes = boxes / size[None, None, :]
+        ends = boxes[..., 1:]  # without the image
+        boxes = ends / size[None, None, :]
     if variance_encoded:
         return boxes, jnp.ones_like(boxes)
     # Variances have four items for each box, even if boxes have five items.
@@ -254,21 +263,27 @@ def _boxes(
 
 
 def _decoded(boxes: Array, variances: Array, offsets: Array, center_size: bool) -> Array:
+    """Return boxes (..., 4) that are moved and scaled by offsets, multiplied by variances.
+
+    If `center_size` is true, offsets change the centre in units of the extents, and the logarithms
+    of the extents. Otherwise they are added to the corners.
+    """
+    changes = variances * offsets
     if not center_size:
-        return boxes + variances * offsets
+        return boxes + changes
     low = boxes[..., :2]
     high = boxes[..., 2:]
     extent = high - low
-    centre = (low + high) / 2
-    centre = variances[..., :2] * offsets[..., :2] * extent + centre
-    extent = jnp.exp(variances[..., 2:] * offsets[..., 2:]) * extent
-    return jnp.concatenate([centre - extent / 2, centre + extent / 2], axis=-1)
+    new_centre = changes[..., :2] * extent + (low + high) / 2
+    new_extent = jnp.exp(changes[..., 2:]) * extent
+    return jnp.concatenate([new_centre - new_extent / 2, new_centre + new_extent / 2], axis=-1)
 
 
 def _proposal_type(
     scores: TensorType, deltas: TensorType, image: TensorType, anchors: tuple[float, ...],
     feature_stride: int, pre_nms: int, post_nms: int,
 ) -> tuple[TensorType, TensorType]:  # fmt: skip
+    """Check the arguments of `proposal`, and return the types of its results."""
     require.same_dtype(require.floating, scores=scores, deltas=deltas)
     require.layout("[B,2A,H,W]", scores=scores)
     count = len(anchors) // 4
@@ -315,14 +330,16 @@ def proposal(
     shifts = _shifts(height, width, feature_stride, scores.dtype, swaps)
     boxes = shifts + anchor_boxes  # (height, width, anchors, 4)
     extents = info[:2]  # height, width
-    limits = extents if swaps else extents[::-1]
-    limits = jnp.concatenate([limits, limits])
+    corner_limits = extents if swaps else extents[::-1]
+    limits = jnp.concatenate([corner_limits, corner_limits])
     has_two_scales = info.shape[0] > 3
-    first_scale = info[3 if has_two_scales else 2]
+    first_scale = info[3] if has_two_scales else info[2]
     smallest = jnp.stack([first_scale, info[2]]) * min_size
 
     def clipped(boxes: Array, offset: float = pixel_offset) -> Array:
-        ends = (limits - offset).reshape((1,) * (boxes.ndim - 1) + (4,))
+        """Return boxes (..., 4) whose ends are at least 0 and at most the limits - `offset`."""
+        ones = (1,) * (boxes.ndim - 1)
+        ends = (limits - offset).reshape(*ones, 4)
         return jnp.minimum(jnp.maximum(boxes, 0), ends)
 
     def moved(delta: Array) -> Array:
@@ -331,12 +348,15 @@ def proposal(
         `delta` has the shape (4 * anchors, height, width).
         """
         moves = delta.reshape(count, 4, height, width).transpose(2, 3, 0, 1)
-        start = clipped(boxes) if clips_anchors else boxes
-        extent = start[..., 2:] - start[..., :2] + pixel_offset
-        centre = start[..., :2] + extent / 2
-        centre = moves[..., :2] / coordinate_scale * extent + centre
-        extent = jnp.exp(moves[..., 2:] / size_scale) * extent
-        regions = jnp.concatenate([centre - extent / 2, centre + extent / 2], axis=-1)
+        old_boxes = clipped(boxes) if clips_anchors else boxes
+        low, high = old_boxes[..., :2], old_boxes[..., 2:]
+        extent = high - low + pixel_offset
+        centre = low + extent / 2
+        new_centre = moves[..., :2] / coordinate_scale * extent + centre
+        new_extent = jnp.exp(moves[..., 2:] / size_scale) * extent
+        new_low = new_centre - new_extent / 2
+        new_high = new_centre + new_extent / 2
+        regions = jnp.concatenate([new_low, new_high], axis=-1)
         return clipped(regions) if clips_before else regions
 
     def best_regions(score: Array, delta: Array) -> tuple[Array, Array, Array]:
@@ -346,40 +366,41 @@ def proposal(
         height, width). The results have `post_nms` rows.
         """
         regions = moved(delta).reshape(-1, 4)
-        values = score[count:].transpose(1, 2, 0).reshape(-1)
+        object_scores = score[count:].transpose(1, 2, 0).reshape(-1)
         sizes = regions[:, 2:] - regions[:, :2] + pixel_offset
         if truncates:
             sizes = jnp.trunc(sizes)
-        fits = jnp.all(sizes >= smallest[None], axis=-1)
+        is_large = jnp.all(sizes >= smallest[None], axis=-1)
         if truncates:
-            fits = fits & (values > 0)
-        if later_ties:
-            regions, values, fits = regions[::-1], values[::-1], fits[::-1]
+            is_large = is_large & (object_scores > 0)
+        if later_ties:  # of equal scores the last then wins
+            regions, object_scores, is_large = regions[::-1], object_scores[::-1], is_large[::-1]
         if truncates:
-            ranked = values
-            eligible = fits
+            ranked_scores = object_scores
+            eligible = is_large
         else:
-            ranked = jnp.where(fits, values, 0.0)
-            eligible = jnp.ones_like(fits)
+            ranked_scores = jnp.where(is_large, object_scores, 0.0)
+            eligible = jnp.ones_like(is_large)
         if pre_nms > 0:
-            eligible = _best_mask(ranked, eligible, pre_nms)
-        shared = partial(overlap, offset=pixel_offset)
-        chosen = suppressed(regions, ranked, eligible, post_nms, nms_threshold, shared)
-        filled = chosen >= 0
+            eligible = _best_mask(ranked_scores, eligible, pre_nms)
+        overlap_of = partial(overlap, offset=pixel_offset)
+        chosen = suppressed(regions, ranked_scores, eligible, post_nms, nms_threshold, overlap_of)
+        is_filled = chosen >= 0
         best = regions[jnp.maximum(chosen, 0)]
         if clips_after:
             best = clipped(best, 0.0)
         if normalizes:
             best = best / limits[None]
-        best = jnp.where(filled[:, None], best, 0.0)
-        return best, jnp.where(filled, ranked[chosen], 0.0), filled
+        best = jnp.where(is_filled[:, None], best, 0.0)
+        return best, jnp.where(is_filled, ranked_scores[chosen], 0.0), is_filled
 
-    regions, values, filled = jax.vmap(best_regions)(scores, deltas)
-    images = jnp.broadcast_to(jnp.arange(batch, dtype=regions.dtype)[:, None], filled.shape)
-    end = jnp.arange(post_nms)[None, :] == jnp.sum(filled, axis=1, keepdims=True)
-    images = jnp.where(filled, images, jnp.where(end, -1.0, 0.0))
-    rows = jnp.concatenate([images[..., None], regions], axis=-1)
-    return rows.reshape(-1, 5).astype(dtype), values.reshape(-1).astype(dtype)
+    regions, region_scores, is_filled = jax.vmap(best_regions)(scores, deltas)
+    images = jnp.broadcast_to(jnp.arange(batch, dtype=regions.dtype)[:, None], is_filled.shape)
+    is_end = jnp.arange(post_nms)[None, :] == jnp.sum(is_filled, axis=1, keepdims=True)
+    images_after = jnp.where(is_end, -1.0, 0.0)
+    image_column = jnp.where(is_filled, images, images_after)[..., None]
+    rows = jnp.concatenate([image_column, regions], axis=-1)
+    return rows.reshape(-1, 5).astype(dtype), region_scores.reshape(-1).astype(dtype)
 
 
 def _shifts(
@@ -398,6 +419,7 @@ def _shifts(
 
 
 def _decoder_type(probabilities: TensorType, mask: TensorType) -> TensorType:
+    """Check the arguments of `ctc_greedy_decoder`, and return the type of its result."""
     require.floating(probabilities=probabilities)
     require.layout("[T,B,C]", probabilities=probabilities)
     time, batch, _ = probabilities.shape
@@ -414,19 +436,22 @@ def ctc_greedy_decoder(probabilities: Array, mask: Array, merges: bool) -> Array
     blank. If `merges` is true, equal neighbours become one class. A sequence ends before the
     first 0 of its mask, but has at least the first time step (Graves et al. 2006).
     """
-    x, mask = jnp.asarray(probabilities), jnp.asarray(mask)
-    time, _, classes = x.shape
+    x = jnp.asarray(probabilities)
+    mask = jnp.asarray(mask)
+    step_count, _, class_count = x.shape
     best = jnp.argmax(x, axis=2).astype(jnp.int32)
-    is_inside = jnp.where(jnp.arange(time)[:, None] == 0, True, mask != 0)
-    is_inside = jnp.cumprod(is_inside.astype(jnp.int32), axis=0) > 0
-    before = jnp.concatenate([jnp.full_like(best[:1], -1), best[:-1]])
-    is_label = is_inside & (best != classes - 1)
+    is_first = jnp.arange(step_count)[:, None] == 0
+    has_step = jnp.where(is_first, True, mask != 0)
+    is_inside = jnp.cumprod(has_step.astype(jnp.int32), axis=0) > 0
+    previous = jnp.concatenate([jnp.full_like(best[:1], -1), best[:-1]])
+    is_label = is_inside & (best != class_count - 1)
     if merges:
-        is_label = is_label & (best != before)
+        is_label = is_label & (best != previous)
 
-    def packed(best: Array, is_label: Array) -> Array:
-        rows, filled = filled_first(best, is_label)
-        return jnp.where(filled, rows, -1)
+    def packed(path: Array, is_label: Array) -> Array:
+        """Return the labels of a path, followed by -1."""
+        classes, is_filled = filled_first(path, is_label)
+        return jnp.where(is_filled, classes, -1)
 
     paths = jax.vmap(packed, (1, 1))(best, is_label)
     return paths.astype(x.dtype)[:, :, None, None]

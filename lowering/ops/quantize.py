@@ -31,6 +31,7 @@ from lowering.tracing import Context
 def _quantized_type(
     x: TensorType, bits: int, least: int = 1, ties: str = "up", **levels: TensorType
 ) -> TensorType:
+    """Check the arguments of a quantisation to at least `least` bits, and return the type of x."""
     require.one_of("ties", ties, TIES)
     require.same_dtype(require.floating, x=x, **levels)
     require.fits("'x'", x, **levels)
@@ -40,10 +41,13 @@ def _quantized_type(
 
 
 def _wide(x: Array) -> Array:
-    # The mantissa of 16-bit floats is too short for the number of levels. Python floats are wide
-    # enough.
-    small = not isinstance(x, float) and x.dtype.itemsize < 4
-    return jnp.asarray(x, jnp.float32) if small else x
+    """Convert an array of 16-bit floats to float32. Other arrays and Python floats stay.
+
+    The mantissa of 16-bit floats is too short for the number of levels. Python floats are wide
+    enough.
+    """
+    is_narrow = not isinstance(x, float) and x.dtype.itemsize < 4
+    return jnp.asarray(x, jnp.float32) if is_narrow else x
 
 
 def _min_max_type(
@@ -61,7 +65,8 @@ def _with_derivative(ctx: Context, result: Array, x: Array, low: Array, high: Ar
     """
     if not ctx.straight_through:
         return result
-    clamped = jnp.where((low <= x) & (x <= high), x, jnp.where(x > high, high, low))
+    nearest_end = jnp.where(x > high, high, low)
+    clamped = jnp.where((low <= x) & (x <= high), x, nearest_end)
     return straight_through(result, clamped)
 
 
@@ -85,11 +90,12 @@ def min_max_linear_quantize(
     x, low, high = align(jnp.asarray(x), min, max)
     dtype = x.dtype
     x, low, high = _wide(x), _wide(low), _wide(high)
-    levels = 2**bits - 1 if signed and symmetric else 2**bits
-    steps = float(levels - 1)
+    level_count = 2**bits - 1 if signed and symmetric else 2**bits
+    steps = float(level_count - 1)
     span = high - low
-    inside = jnp.maximum(jnp.minimum(x, high), low) - low
-    level = rounded(inside / jnp.where(span == 0, 1.0, span) * steps, ties)
+    divisor = jnp.where(span == 0, 1.0, span)
+    distance = jnp.maximum(jnp.minimum(x, high), low) - low
+    level = rounded(distance / divisor * steps, ties)
     result = _with_derivative(ctx, level / steps * span + low, x, low, high).astype(dtype)
     return noted(result, level, span / steps, low, 0, int(steps))
 
@@ -119,16 +125,17 @@ def zero_point_linear_quantize(
     integer. `ties` is "up", "away" or "even", the direction of numbers halfway between two
     integers q.
     """
-    if not signed:
-        bottom, top = 0, 2**bits - 1
-    else:
+    if signed:
         top = 2 ** (bits - 1) - 1
         bottom = -top if symmetric else -top - 1
+    else:
+        bottom, top = 0, 2**bits - 1
     x, zero, scale = align(jnp.asarray(x), zero_point, scale)
     dtype = x.dtype
     x, scale = _wide(x), _wide(scale)
-    wide_zero = zero if isinstance(zero, int) else zero.astype(x.dtype)
-    start = -wide_zero * scale
+    # A Python integer stays one, so that `start` is not traced.
+    static_zero = zero if isinstance(zero, int) else zero.astype(x.dtype)
+    start = -static_zero * scale
     zero = jnp.asarray(zero).astype(x.dtype)
     level = rounded(x / scale, ties) + zero
     level = jnp.maximum(jnp.minimum(level, float(top)), float(bottom))
@@ -151,17 +158,19 @@ def logarithmic_quantize(ctx: Context, x: Array, max: Array, bits: int) -> Array
     """
     x, max = align(jnp.asarray(x), max)
     # frexp is exact. log2 is not exact at powers of two, where a rounded-up result would jump.
-    part, exponent = jnp.frexp(lax.stop_gradient(jnp.abs(x)))
-    exponent = jnp.where(part < math.sqrt(0.5), exponent - 1, exponent)
-    part, top = jnp.frexp(lax.stop_gradient(jnp.asarray(max)))
-    top = jnp.where(part == 0.5, top - 1, top)
+    mantissa, exponent = jnp.frexp(lax.stop_gradient(jnp.abs(x)))
+    exponent = jnp.where(mantissa < math.sqrt(0.5), exponent - 1, exponent)
+    max_mantissa, top = jnp.frexp(lax.stop_gradient(jnp.asarray(max)))
+    top = jnp.where(max_mantissa == 0.5, top - 1, top)
     steps = 2 ** min(bits, 12) - 1  # the exponents of floats differ by less
     exponent = jnp.maximum(jnp.minimum(exponent, top), top - steps)
+    result = jnp.ldexp(jnp.sign(x), exponent)
     largest = jnp.ldexp(jnp.ones_like(x), top)
-    return _with_derivative(ctx, jnp.ldexp(jnp.sign(x), exponent), x, -largest, largest)
+    return _with_derivative(ctx, result, x, -largest, largest)
 
 
 def _fake_quantize_type(x: TensorType, levels: int, **ends: TensorType) -> TensorType:
+    """Check the arguments of `fake_quantize`, and return the type of its result."""
     require.same_dtype(require.floating, x=x, **ends)
     require.fits("'x'", x, **ends)
     if levels < 2:
@@ -186,17 +195,18 @@ def fake_quantize(
     last level. A number halfway between two levels has the even level. Source: FakeQuantize-1
     of OpenVINO's operation sets.
     """
-    x, low, high, first, last = align(
-        jnp.asarray(x), input_low, input_high, output_low, output_high
-    )
-    dtype = x.dtype
-    x, low, high, first, last = (_wide(v) for v in (x, low, high, first, last))
+    dtype = jnp.asarray(x).dtype
+    aligned = align(jnp.asarray(x), input_low, input_high, output_low, output_high)
+    x, low, high, first, last = map(_wide, aligned)
     smaller = jnp.minimum(low, high)
     larger = jnp.maximum(low, high)
     span = high - low
-    steps = float(levels - 1)
-    level = rounded((x - low) / jnp.where(span == 0, 1.0, span) * steps, "even")
-    level = jnp.where(x <= smaller, 0.0, jnp.where(x > larger, steps, level))
-    result = jnp.where(level == steps, last, level / steps * (last - first) + first)
+    divisor = jnp.where(span == 0, 1.0, span)
+    last_level = float(levels - 1)
+    level = rounded((x - low) / divisor * last_level, "even")
+    level = jnp.where(x > larger, last_level, level)
+    level = jnp.where(x <= smaller, 0.0, level)
+    between = level / last_level * (last - first) + first
+    result = jnp.where(level == last_level, last, between)
     result = _with_derivative(ctx, result, x, smaller, larger).astype(dtype)
-    return noted(result, level, (last - first) / steps, first, 0, levels - 1)
+    return noted(result, level, (last - first) / last_level, first, 0, levels - 1)

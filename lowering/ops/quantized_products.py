@@ -44,19 +44,21 @@ _PARAMETERS = (
 def _einsum_type(
     a: TensorType, b: TensorType, expr: str, dtype: str, **parameters: TensorType
 ) -> TensorType:
+    """Check the arguments of `quantized_einsum`, and return the type of its result."""
     terms, result = contraction.parse(expr, [len(a.shape), len(b.shape)])
     if len(terms) not in (2, 9):
         raise InvalidOperation(
             f"'expr' names the axes of {len(terms)} tensor(s)",
             hint=f"there must be two, or also those of {', '.join(_PARAMETERS)}",
         )
-    left, right, *letters = terms
+    left, right, *parameter_terms = terms
     _require_types(a=a, b=b, **parameters)
     shape = contraction.contracted_shape([a.shape, b.shape], [left, right], result)
     # Parameters have the channels of the result, but the zero points of operands have the channels
     # of the operand.
     sources = {"a_zero_point": (left, a.shape), "b_zero_point": (right, b.shape)}
-    for name, letter in zip(_PARAMETERS, letters or [""] * 7, strict=True):
+    letters = parameter_terms or [""] * len(_PARAMETERS)
+    for name, letter in zip(_PARAMETERS, letters, strict=True):
         term, extents = sources.get(name, (result, shape))
         _require_channels(name, parameters[name].shape, letter, term, extents)
     return _result_type(shape, dtype)
@@ -91,14 +93,17 @@ def quantized_einsum(
     `b_zero_point`.
     """
     terms, result = contraction.parse(expr, [len(a.shape), len(b.shape)])
-    letters = dict(zip(_PARAMETERS, terms[2:] or [""] * 7, strict=True))
-    zeros = [_along(_wide(a_zero_point), letters["a_zero_point"], terms[0])]
-    zeros += [_along(_wide(b_zero_point), letters["b_zero_point"], terms[1])]
+    left, right, *parameter_terms = terms
+    letters = dict.fromkeys(_PARAMETERS, "")
+    if parameter_terms:
+        letters = dict(zip(_PARAMETERS, parameter_terms, strict=True))
+    a_zero = _along(_wide(a_zero_point), letters["a_zero_point"], left)
+    b_zero = _along(_wide(b_zero_point), letters["b_zero_point"], right)
     if byte_products.is_byte(a, b):
-        total = byte_products.contract((a, b), zeros, terms[:2], result)
+        total = byte_products.contract((a, b), (a_zero, b_zero), (left, right), result)
     else:
-        centred = [_wide(x) - zero for x, zero in zip((a, b), zeros, strict=True)]
-        total = contraction.contract(centred, terms[:2], result, jnp.dtype("int32"), None)
+        centred = (_wide(a) - a_zero, _wide(b) - b_zero)
+        total = contraction.contract(centred, (left, right), result, jnp.dtype("int32"), None)
     return _requantised(
         total + _along(_wide(bias), letters["bias"], result),
         _along(a_scale, letters["a_scale"], result),
@@ -113,13 +118,16 @@ def _conv_type(
     input: TensorType, filter: TensorType, bias: TensorType, groups: int, dtype: str, border: str,
     padding: Padding, stride: Shape, dilation: Shape, **parameters: TensorType,
 ) -> TensorType:  # fmt: skip
+    """Check the arguments of `quantized_conv`, and return the type of its result."""
     _require_types(input=input, filter=filter, bias=bias, **parameters)
     window = Sliding(border=border, padding=padding, stride=stride, dilation=dilation)
     shape = conv_shape(input.shape, filter.shape, bias.shape, groups, **window)
-    of_filter = {name: parameters.pop(f"filter_{name}") for name in ("zero_point", "scale")}
+    filter_names = ("filter_zero_point", "filter_scale")
+    filter_types = {name: parameters.pop(name) for name in filter_names}
     require.one(**parameters)
-    for name, type in of_filter.items():
-        _require_channels(f"filter_{name}", type.shape, "c", "c", shape[1:2])
+    for name, type in filter_types.items():
+        # They have one item, or one for each output channel, axis 1 of the result.
+        _require_channels(name, type.shape, "c", "c", shape[1:2])
     return _result_type(shape, dtype)
 
 
@@ -145,22 +153,23 @@ def quantized_conv(
     zero points and scales have one item.
     """
     rank = input.ndim
+    # The letter c stands for the axis of the output channels.
     filter_axes = "c" + "x" * (rank - 1)
     result_axes = "bc" + "x" * (rank - 2)
-    zero = _along(_wide(input_zero_point), "", "")
-    zero_points = _along(_wide(filter_zero_point), "c", filter_axes)
+    input_zero = _along(_wide(input_zero_point), "", "")
+    filter_zeros = _along(_wide(filter_zero_point), "c", filter_axes)
     windows = basic(input.shape[2:], filter.shape[2:], **window)
-    is_matrix_product = filter.shape[1] > 1
-    has_zeros = windows.border in ("constant", "ignore")
-    if byte_products.is_byte(input, filter) and is_matrix_product and has_zeros:
+    has_several_channels = filter.shape[1] > 1
+    is_padded_with_zeros = windows.border in ("constant", "ignore")
+    if byte_products.is_byte(input, filter) and has_several_channels and is_padded_with_zeros:
         ctx.unroll(windows.volume)
         slide = Slide(windows.stride, windows.padding, (), windows.dilation, groups)
-        total = byte_products.correlate(input, filter, (zero, zero_points), slide)
+        total = byte_products.correlate(input, filter, (input_zero, filter_zeros), slide)
         total += _along(_wide(bias), "c", result_axes)
     else:
-        x = _wide(input) - zero
-        filter = _wide(filter) - zero_points
-        total = conv(ctx, x, filter, _wide(bias), groups, **window)
+        centred_input = _wide(input) - input_zero
+        centred_filter = _wide(filter) - filter_zeros
+        total = conv(ctx, centred_input, centred_filter, _wide(bias), groups, **window)
     return _requantised(
         total,
         _along(filter_scale, "c", result_axes),
@@ -187,12 +196,12 @@ def _require_channels(name: str, extents: Shape, letter: str, term: str, shape: 
     `extents` is the shape of the parameter. `term` has a letter for each axis of the tensor
     with the shape `shape`.
     """
-    several = [extent for extent in extents if differ(extent, 1)]
-    if not several:
+    long_extents = [extent for extent in extents if differ(extent, 1)]
+    if not long_extents:
         return
     has_channels = len(letter) == 1 and term.count(letter) == 1
     channels = shape[term.index(letter)] if has_channels else 1
-    if len(several) > 1 or differ(several[0], channels):
+    if len(long_extents) > 1 or differ(long_extents[0], channels):
         message = f"'{name}' {show(extents)} must have one item"
         if channels != 1:
             message += f", or {channels} for as many channels"
@@ -200,6 +209,7 @@ def _require_channels(name: str, extents: Shape, letter: str, term: str, shape: 
 
 
 def _result_type(shape: Shape, dtype: str) -> TensorType:
+    """Return the type of a result. Raises InvalidOperation if it is not of integers."""
     if not is_integer(dtype):
         raise InvalidOperation(
             f"the result must be of integers, it is of {dtype}",
@@ -209,6 +219,7 @@ def _result_type(shape: Shape, dtype: str) -> TensorType:
 
 
 def _wide(x: Array) -> Array:
+    """Return integers as int32."""
     return jnp.asarray(x).astype(jnp.int32)
 
 
@@ -225,10 +236,16 @@ def _along(x: Array, letter: str, term: str) -> Array:
 
 
 def _requantised(
-    total: Array, a: Array, b: Array, output: Array, zero_point: Array, dtype: str
+    total: Array, left: Array, right: Array, output: Array, zero_point: Array, dtype: str
 ) -> Array:
-    a, b, output = (scale.astype(jnp.float32) for scale in (a, b, output))
-    factor = a * b / output
+    """Return the integers that stand for a sum of products, as the module's docstring says.
+
+    `total` has int32 sums. `left`, `right` and `output` are the scales of the operands and of the
+    result, and `zero_point` is the result's zero point.
+    """
+    left_scale = left.astype(jnp.float32)
+    right_scale = right.astype(jnp.float32)
+    factor = left_scale * right_scale / output.astype(jnp.float32)
     scaled = jnp.round(total.astype(jnp.float32) * factor).astype(jnp.int32)
     scaled = jnp.where(factor == 1, total, scaled)
     limits = jnp.iinfo(dtype)

@@ -18,15 +18,19 @@ from lowering.tracing import Context
 
 
 def _cell_type(blocks: int, state: tuple[str, TensorType], **products: TensorType) -> TensorType:
-    name, before = state
-    require.same_dtype(require.floating, **products, **{name: before})
+    """Return the type of a state. Refuse it unless it has the shape of one block of the products.
+
+    `state` is the name of the state and its type. Each of the products ends in `blocks` blocks.
+    """
+    name, state_type = state
+    require.same_dtype(require.floating, **products, **{name: state_type})
     for product, type in products.items():
         if not type.shape or differ(type.shape[-1] % blocks, 0):
             raise InvalidShape(f"'{product}' {show(type.shape)} must end in {blocks} blocks")
         hidden = type.shape[-1] // blocks
         why = f"it is one of the {blocks} blocks at the end of '{product}' {show(type.shape)}"
-        require.shape(name, before, (*type.shape[:-1], hidden), why)
-    return before
+        require.shape(name, state_type, (*type.shape[:-1], hidden), why)
+    return state_type
 
 
 def _lstm_type(gates: TensorType, cell: TensorType) -> tuple[TensorType, TensorType]:
@@ -41,9 +45,10 @@ def lstm_pointwise(gates: Array, cell: Array) -> tuple[Array, Array]:
     `gates` has the shape (..., 4 * hidden), with the blocks input, output, forget and cell in
     this order. `cell` and the results have the shape (..., hidden).
     """
-    i, o, f, g = jnp.split(jnp.asarray(gates), 4, axis=-1)
-    cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
-    return jax.nn.sigmoid(o) * jnp.tanh(cell), cell
+    input_gate, output_gate, forget_gate, cell_gate = jnp.split(jnp.asarray(gates), 4, axis=-1)
+    remembered = jax.nn.sigmoid(forget_gate) * cell
+    next_cell = remembered + jax.nn.sigmoid(input_gate) * jnp.tanh(cell_gate)
+    return jax.nn.sigmoid(output_gate) * jnp.tanh(next_cell), next_cell
 
 
 def _gru_type(state: TensorType, **gates: TensorType) -> TensorType:
@@ -58,10 +63,11 @@ def gru_pointwise(input_gates: Array, state_gates: Array, state: Array) -> Array
     with the input and with the state, plus biases. The gates are update, reset and new, in this
     order, as in ONNX with `linear_before_reset`.
     """
-    xz, xr, xn = jnp.split(jnp.asarray(input_gates), 3, axis=-1)
-    rz, rr, rn = jnp.split(jnp.asarray(state_gates), 3, axis=-1)
-    new = jnp.tanh(xn + jax.nn.sigmoid(xr + rr) * rn)
-    return new + jax.nn.sigmoid(xz + rz) * (state - new)
+    input_update, input_reset, input_new = jnp.split(jnp.asarray(input_gates), 3, axis=-1)
+    state_update, state_reset, state_new = jnp.split(jnp.asarray(state_gates), 3, axis=-1)
+    reset = jax.nn.sigmoid(input_reset + state_reset)
+    new = jnp.tanh(input_new + reset * state_new)
+    return new + jax.nn.sigmoid(input_update + state_update) * (state - new)
 
 
 def _sequence_type(
@@ -72,6 +78,7 @@ def _sequence_type(
     initial_state: TensorType,
     emit_states: bool,
 ) -> tuple[TensorType, TensorType]:
+    """Check the arguments of `gru_sequence`, and return the types of its results."""
     optional = {"weight": weight, "bias": bias}
     operands = {name: type for name, type in optional.items() if type != ABSENT}
     operands |= {"recurrent_weight": recurrent_weight, "initial_state": initial_state}
@@ -102,10 +109,12 @@ def _sequence_type(
 
 
 def _sequence_work(input: TensorType, weight: TensorType, recurrent_weight: TensorType) -> int:
-    products = volume(recurrent_weight.shape)
+    """Return the multiply-adds of the products with both weights, in all sequences and steps."""
+    work_of_step = volume(recurrent_weight.shape)
     if weight != ABSENT:
-        products += volume(weight.shape)
-    return volume(input.shape[:2]) * products
+        work_of_step += volume(weight.shape)
+    batch_and_time = volume(input.shape[:2])
+    return batch_and_time * work_of_step
 
 
 @rules.rule("gru_sequence", _sequence_type, work=_sequence_work)
@@ -140,10 +149,11 @@ def gru_sequence(
         weight = jnp.asarray(weight)
         x = jnp.einsum("bti,gi->btg", x, weight, precision=ctx.precision) + biases[:1]
 
-    def step(state: Array, x: Array) -> tuple[Array, Array]:
+    def step(state: Array, input_gates: Array) -> tuple[Array, Array]:
+        """Return the next state twice: for the next time step, and for the first result."""
         product = jnp.einsum("bh,gh->bg", state, recurrent, precision=ctx.precision)
-        state = gru_pointwise(x, product + biases[1], state)
-        return state, state
+        next_state = gru_pointwise(input_gates, product + biases[1], state)
+        return next_state, next_state
 
     first = jnp.asarray(initial_state).reshape(x.shape[0], hidden)
     last, states = lax.scan(step, first, jnp.moveaxis(x, 1, 0), reverse=reverse)
@@ -159,6 +169,7 @@ _TAPS = 4
 def _update_type(
     input: TensorType, weight: TensorType, initial_state: TensorType
 ) -> tuple[TensorType, TensorType]:
+    """Check the arguments of `causal_conv1d_update`, and return the types of its results."""
     require.floating(input=input, weight=weight, initial_state=initial_state)
     channels = volume(input.shape)
     if not weight.shape or differ(weight.shape[-1], _TAPS):
@@ -187,6 +198,7 @@ def causal_conv1d_update(input: Array, weight: Array, initial_state: Array) -> t
     x = jnp.asarray(input)
     state = jnp.asarray(initial_state)
     dtype = wide_dtype(x, weight, state)
+    # The last four inputs of each channel: (channels, 4).
     previous = state.astype(dtype).reshape(-1, _TAPS)[:, 1:]
     inputs = jnp.concatenate([previous, x.astype(dtype).reshape(-1, 1)], axis=1)
     taps = jnp.asarray(weight, dtype).reshape(-1, _TAPS)
@@ -203,6 +215,7 @@ def _delta_type(
     beta: TensorType,
     initial_state: TensorType,
 ) -> tuple[TensorType, TensorType]:
+    """Check the arguments of `gated_delta_rule`, and return the types of its results."""
     operands = {"query": query, "key": key, "value": value, "log_decay": log_decay, "beta": beta}
     require.floating(**operands, initial_state=initial_state)
     require.layout("[batch,time,heads,width]", query=query, value=value)
@@ -255,26 +268,33 @@ def gated_delta_rule(
     """
     sequences = (query, key, value, log_decay, beta)
     dtype = wide_dtype(*sequences, initial_state)
-    q, k, v, decay, rate = (jnp.moveaxis(jnp.asarray(x, dtype), 1, 0) for x in sequences)
+    # (time, batch, heads, width), without the width for decay and rate
+    time_first = [jnp.moveaxis(jnp.asarray(sequence, dtype), 1, 0) for sequence in sequences]
+    q, k, v, log_decays, rates = time_first
     groups = v.shape[2] // q.shape[2]
     width = q.shape[-1]
-    q = jnp.repeat(_unit(q), groups, axis=2) / math.sqrt(width)
-    k = jnp.repeat(_unit(k), groups, axis=2)
-    decay = jnp.exp(decay)[..., None, None]
+    queries = jnp.repeat(_unit(q), groups, axis=2) / math.sqrt(width)
+    keys = jnp.repeat(_unit(k), groups, axis=2)
+    decays = jnp.exp(log_decays)[..., None, None]
 
     def read(vectors: Array, memory: Array) -> Array:
+        """Return the product of each head's vector and its state."""
         return jnp.einsum("bhi,bhij->bhj", vectors, memory, precision=ctx.precision)
 
     def step(memory: Array, items: tuple[Array, ...]) -> tuple[Array, Array]:
+        """Return the states after a time step, and its outputs."""
         q, k, v, decay, rate = items
         memory = memory * decay
         change = (v - read(k, memory)) * rate[..., None]
         memory = memory + k[..., :, None] * change[..., None, :]
         return memory, read(q, memory)
 
-    last, outputs = lax.scan(step, jnp.asarray(initial_state, dtype), (q, k, v, decay, rate))
+    start = jnp.asarray(initial_state, dtype)
+    last, outputs = lax.scan(step, start, (queries, keys, v, decays, rates))
     return jnp.moveaxis(outputs, 0, 1).astype(query.dtype), last.astype(initial_state.dtype)
 
 
 def _unit(x: Array) -> Array:
-    return x * lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + 1e-6)
+    """Return vectors, along the last axis, normalised to length 1 with an epsilon of 1e-6."""
+    squared_length = jnp.sum(jnp.square(x), axis=-1, keepdims=True)
+    return x * lax.rsqrt(squared_length + 1e-6)

@@ -23,6 +23,7 @@ _LOGICAL = "its results are logical values"
 
 
 def _reduced(input: TensorType, axes: Ints) -> TensorType:
+    """Return the input's type with extent 1 along the axes."""
     require.axes(axes, len(input.shape))
     shape = list(input.shape)
     for axis in axes:
@@ -31,6 +32,8 @@ def _reduced(input: TensorType, axes: Ints) -> TensorType:
 
 
 def _reduced_if(check: Callable[..., None]) -> Callable[[TensorType, Ints], TensorType]:
+    """Return an `infer` function for reductions, which calls `check(input=input)`."""
+
     def infer(input: TensorType, axes: Ints) -> TensorType:
         check(input=input)
         return _reduced(input, axes)
@@ -44,6 +47,7 @@ _floating_type, _number_type, _logical_type = map(
 
 
 def _extremum_type(input: TensorType, axes: Ints) -> TensorType:
+    """Check the arguments of `max_reduce` or `min_reduce`, and return the type of the result."""
     if input.dtype != "bool":
         require.ordered(input=input)
     reduced = _reduced(input, axes)
@@ -58,6 +62,11 @@ def _extremum_type(input: TensorType, axes: Ints) -> TensorType:
 def _reduction(
     kind: str, infer: Callable[..., TensorType], function: Callable[..., Array], why_not: str = ""
 ) -> None:
+    """Register the rule of `kind`, which applies a reduction of `jax.numpy`.
+
+    `why_not` is the reason why the kind has no derivatives, or "".
+    """
+
     def lower(input: Array, axes: Ints) -> Array:
         return function(jnp.asarray(input), axis=axes, keepdims=True)
 
@@ -72,8 +81,9 @@ _reduction("all_reduce", _logical_type, jnp.all, _LOGICAL)
 
 
 def _require_countable(input: TensorType, axes: Ints) -> None:
-    # The number of items that are reduced to one item must fit int32.
-    require.indexable(input=TensorType(tuple(input.shape[axis] for axis in axes), input.dtype))
+    """Refuse axes with more items than int32 can count, which are reduced to one item."""
+    extents = tuple(input.shape[axis] for axis in axes)
+    require.indexable(input=TensorType(extents, input.dtype))
 
 
 def _sum_type(input: TensorType, axes: Ints) -> TensorType:
@@ -84,6 +94,7 @@ def _sum_type(input: TensorType, axes: Ints) -> TensorType:
 
 
 def _count(x: Array, axes: Ints, dtype: np.dtype[np.generic]) -> Array:
+    """Return the number of items along the axes, in a dtype."""
     return jnp.asarray(math.prod(x.shape[axis] for axis in axes)).astype(dtype)
 
 
@@ -123,7 +134,8 @@ def moments(input: Array, axes: Ints) -> tuple[Array, Array]:
     """Return the mean and the variance over the axes, which remain with extent 1 (spec 4.8.6)."""
     x = jnp.asarray(input)
     mean = jnp.mean(x, axis=axes, keepdims=True)
-    return mean, jnp.mean(jnp.square(x - mean), axis=axes, keepdims=True)
+    variance = jnp.mean(jnp.square(x - mean), axis=axes, keepdims=True)
+    return mean, variance
 
 
 def _index_type(input: TensorType, axes: Ints, last: bool = False) -> TensorType:
@@ -133,8 +145,13 @@ def _index_type(input: TensorType, axes: Ints, last: bool = False) -> TensorType
 
 
 def _index_of(kind: str, function: Callable[..., Array]) -> None:
-    # An index over several axes is row-major, in the tensor's order of axes. Of equal extrema the
-    # first wins. With `last` the last wins, which is the first in the reversed tensor.
+    """Register the rule of `kind`, which returns the index of the least or the greatest item.
+
+    `function` is `lax.argmin` or `lax.argmax`. An index over several axes is row-major, in the
+    tensor's order of axes. Of equal extrema the first wins. With `last` the last wins, which is the
+    first in the reversed tensor.
+    """
+
     def lower(input: Array, axes: Ints, last: bool = False) -> Array:
         x = jnp.asarray(input)
         if last:
@@ -143,10 +160,11 @@ def _index_of(kind: str, function: Callable[..., Array]) -> None:
         if len(axes) == 1:
             index = function(x, axes[0], np.int32)
         else:
-            remaining = tuple(axis for axis in range(x.ndim) if axis not in axes)
-            spanned = jnp.transpose(x, (*remaining, *sorted(axes)))
-            spanned = spanned.reshape(*(x.shape[axis] for axis in remaining), -1)
-            index = function(spanned, len(remaining), np.int32)
+            # Move the reduced axes behind the others, and merge them to one axis.
+            remaining = [axis for axis in range(x.ndim) if axis not in axes]
+            merged = jnp.transpose(x, (*remaining, *sorted(axes)))
+            merged = merged.reshape(*merged.shape[: len(remaining)], -1)
+            index = function(merged, len(remaining), np.int32)
         return jnp.expand_dims(index, axes)
 
     rules.rule(kind, _index_type, not_differentiable="its results are indices")(lower)
@@ -163,12 +181,19 @@ def _running_type(x: TensorType, axis: int) -> TensorType:
 
 
 def _running(kind: str, function: Callable[..., Array], neutral: int) -> None:
+    """Register the rule of `kind`, which combines all items up to and including each item.
+
+    `function` is `lax.cumsum` or `lax.cumprod`, and `neutral` is the result without items. The
+    attribute `exclusive` leaves the item itself out, and `reverse` starts at the end.
+    """
+
     def lower(x: Array, axis: int, exclusive: bool, reverse: bool) -> Array:
         x = jnp.asarray(x)
         wide = widened(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
         running = function(wide, axis, reverse=reverse).astype(x.dtype)
         if not exclusive:
             return running
+        # Move the results by one item: cut the last one off, and put the neutral item first.
         pads = [(0, 0, 0)] * x.ndim
         pads[axis] = (-1, 1, 0) if reverse else (1, -1, 0)
         return lax.pad(running, jnp.asarray(neutral, x.dtype), pads)
@@ -176,7 +201,5 @@ def _running(kind: str, function: Callable[..., Array], neutral: int) -> None:
     rules.rule(kind, _running_type)(lower)
 
 
-# The sum or product of all items up to and including each item. `exclusive` leaves this item out,
-# and `reverse` starts at the end.
 _running("cumsum", lax.cumsum, 0)
 _running("cumprod", lax.cumprod, 1)

@@ -25,6 +25,7 @@ def _pool_type(
     input: TensorType, rois: TensorType, output_channels: int, group_size: int, mode: str,
     bins: tuple[int, int], offsets: TensorType | Literal[False] = False,
 ) -> TensorType:  # fmt: skip
+    """Check the arguments of `position_sensitive_roi_pool`, and return the type of its result."""
     require.same_dtype(require.floating, input=input, rois=rois)
     require.layout("[B,C,H,W]", input=input)
     require.layout("[N,5]", rois=rois)
@@ -83,10 +84,11 @@ def position_sensitive_roi_pool(
     images = jnp.clip(regions[:, 0].astype(jnp.int32), 0, batch - 1)
     pool = _Pool(x, output_channels, group_size, spatial_scale)
     if mode == "deformable":
-        moves = None if offsets is False else jnp.asarray(offsets)
-        moves_axis = None if offsets is False else 0
         deformed = partial(pool.deformed, bins, offset_scale)
-        pooled = jax.vmap(deformed, (0, 0, moves_axis))(regions, images, moves)
+        if offsets is False:
+            pooled = jax.vmap(deformed, (0, 0, None))(regions, images, None)
+        else:
+            pooled = jax.vmap(deformed)(regions, images, jnp.asarray(offsets))
     elif mode == "bilinear":
         rows, columns = bins
         ctx.unroll(rows * columns)
@@ -113,6 +115,7 @@ class _Pool:
     scale: float
 
     def _bin_numbers(self) -> Array:
+        """Return the numbers of the bins along an axis, in the dtype of the input."""
         return jnp.arange(self.group_size, dtype=self.x.dtype)
 
     def _planes(self, image: Array) -> Array:
@@ -145,7 +148,8 @@ class _Pool:
         planes = self._planes(image)
         total = jnp.einsum("cghyx,gy,hx->cgh", planes, rows, columns, precision="highest")
         count = (rows.sum(1)[:, None] * columns.sum(1)[None, :])[None]
-        return jnp.where(count > 0, total / jnp.where(count > 0, count, 1), 0)
+        has_items = count > 0
+        return jnp.where(has_items, total / jnp.where(has_items, count, 1), 0)
 
     def interpolated(self, bins: tuple[int, int], region: Array, image: Array) -> Array:
         """Return interpolated samples of a region, averaged over `bins` (rows, columns).
@@ -163,19 +167,21 @@ class _Pool:
         bin_numbers = self._bin_numbers()
 
         def samples(row: int, column: int) -> Array:
-            low = start + size * jnp.array([column, row], dtype)
-            step = size * extent / max(self.group_size - 1, 1)
+            """Return the samples (channels, bin rows, bin columns) at one place of all bins."""
+            low = start + size * jnp.array([column, row], dtype)  # x, y
             if self.group_size > 1:
-                sample_rows = bin_numbers * step[1] + low[1] * extent[1]
-                sample_columns = bin_numbers * step[0] + low[0] * extent[0]
+                step_x, step_y = size * extent / (self.group_size - 1)
+                low_x, low_y = low * extent
+                sample_rows = bin_numbers * step_y + low_y
+                sample_columns = bin_numbers * step_x + low_x
             else:
-                middle = (2 * low + size) / 2 * extent
-                sample_rows = jnp.full(1, middle[1])
-                sample_columns = jnp.full(1, middle[0])
+                middle_x, middle_y = (2 * low + size) / 2 * extent
+                sample_rows = jnp.full(1, middle_y)
+                sample_columns = jnp.full(1, middle_x)
             return _linear(planes[row, column], sample_rows, sample_columns)
 
-        parts = [samples(row, column) for row, column in np.ndindex(rows, columns)]
-        return sum(parts[1:], parts[0]) / (rows * columns)
+        first, *further = [samples(row, column) for row, column in np.ndindex(rows, columns)]
+        return sum(further, first) / (rows * columns)
 
     def deformed(
         self,
@@ -189,13 +195,14 @@ class _Pool:
 
         A bin has `bins` (rows, columns) samples. `moves` are the offsets (2 * classes, rows,
         columns) of the region, or None, and `offset_scale` is their factor. `region` is (image,
-        x1, y1, x2, y2).
+        x1, y1, x2, y2), and `image` is the number of the image.
         """
         height, width = self.x.shape[2:]
+        sample_rows, sample_columns = bins
         dtype = self.x.dtype
         grid = (self.channels, self.group_size, self.group_size)
         corners = lax.round(region[1:], lax.RoundingMethod.AWAY_FROM_ZERO)
-        start = corners[:2] * self.scale - 0.5
+        start = corners[:2] * self.scale - 0.5  # x, y
         end = (corners[2:] + 1) * self.scale - 0.5
         size = jnp.maximum(end - start, 0.1)
         shift = None if moves is None else self._shift(moves) * offset_scale
@@ -208,26 +215,28 @@ class _Pool:
             number of samples of a bin along the axis, which is 0 for x and 1 for y. `extent` is
             the input's extent.
             """
-            bin = size[axis] / self.group_size
-            first = start[axis] + bin_numbers * bin
+            bin_extent = size[axis] / self.group_size
+            first = start[axis] + bin_numbers * bin_extent  # the first sample of each bin
             first = first[None, None, :] if axis == 0 else first[None, :, None]
             if shift is not None:
                 first = first + shift[:, axis] * size[axis]
-            step = jnp.arange(count, dtype=dtype) * bin / count
-            # The samples have the shape (channels, rows, columns, samples of a bin).
-            samples = first[..., None] + step[None, None, None]
-            inside = ((samples >= -0.5) & (samples <= extent - 0.5)).astype(dtype)
+            steps = jnp.arange(count, dtype=dtype) * bin_extent / count
+            # The samples have the shape (channels, bin rows, bin columns, samples of a bin).
+            samples = first[..., None] + steps[None, None, None]
+            is_inside = ((samples >= -0.5) & (samples <= extent - 0.5)).astype(dtype)
             items = jnp.arange(extent, dtype=dtype)
-            nearest = jnp.clip(samples, 0, extent - 1)
-            distance = jnp.abs(nearest[..., None] - items[None, None, None, None])
-            weight = jnp.sum(jnp.maximum(1 - distance, 0) * inside[..., None], axis=-2)
-            return jnp.broadcast_to(weight, (*grid, extent)), jnp.sum(inside, axis=-1)
+            clipped = jnp.clip(samples, 0, extent - 1)
+            distance = jnp.abs(clipped[..., None] - items[None, None, None, None])
+            weight = jnp.sum(jnp.maximum(1 - distance, 0) * is_inside[..., None], axis=-2)
+            return jnp.broadcast_to(weight, (*grid, extent)), jnp.sum(is_inside, axis=-1)
 
-        across, columns = shares(0, bins[1], width)
-        down, rows = shares(1, bins[0], height)
+        column_weights, column_counts = shares(0, sample_columns, width)
+        row_weights, row_counts = shares(1, sample_rows, height)
         planes = self._planes(image)
-        total = jnp.einsum("cghyx,cghy,cghx->cgh", planes, down, across, precision="highest")
-        return total / jnp.maximum(rows * columns, 1)
+        total = jnp.einsum(
+            "cghyx,cghy,cghx->cgh", planes, row_weights, column_weights, precision="highest"
+        )
+        return total / jnp.maximum(row_counts * column_counts, 1)
 
     def _shift(self, moves: Array) -> Array:
         """Return the offsets (channels, 2, bin rows, bin columns) of each bin.
@@ -235,10 +244,11 @@ class _Pool:
         `moves` has the shape (2 * classes, rows, columns), with x and y for each class of
         channels. A bin takes the offsets at its start.
         """
-        channels, height, width = moves.shape
-        classes = channels // 2
-        rows = jnp.arange(self.group_size) * height // self.group_size
-        columns = jnp.arange(self.group_size) * width // self.group_size
+        offset_channels, height, width = moves.shape
+        classes = offset_channels // 2
+        bin_numbers = jnp.arange(self.group_size)
+        rows = bin_numbers * height // self.group_size
+        columns = bin_numbers * width // self.group_size
         shift = moves[:, rows][:, :, columns]
         shift = shift.reshape(classes, 2, self.group_size, self.group_size)
         return shift.repeat(self.channels // classes, axis=0)
@@ -254,10 +264,12 @@ def _linear(plane: Array, y: Array, x: Array) -> Array:
     height, width = plane.shape[1:]
 
     def weights(position: Array, extent: int) -> Array:
+        """Return the weight of each item at each position, of shape (positions, extent)."""
         is_inside = (position >= 0) & (position <= extent - 1)
-        distance = jnp.abs(position[:, None] - jnp.arange(extent, dtype=position.dtype)[None, :])
+        items = jnp.arange(extent, dtype=position.dtype)
+        distance = jnp.abs(position[:, None] - items[None, :])
         return jnp.where(is_inside[:, None], jnp.maximum(1 - distance, 0), 0)
 
-    return jnp.einsum(
-        "cyx,hy,wx->chw", plane, weights(y, height), weights(x, width), precision="highest"
-    )
+    row_weights = weights(y, height)
+    column_weights = weights(x, width)
+    return jnp.einsum("cyx,hy,wx->chw", plane, row_weights, column_weights, precision="highest")

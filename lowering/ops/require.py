@@ -128,13 +128,14 @@ def layout(axes: str, hint: str = "", **operands: TensorType) -> None:
 def fits(name: str, target: TensorType, **operands: TensorType) -> None:
     """Refuse operands that do not broadcast to the shape of `target` from the first axis on.
 
-    `name` is what the error calls the target.
+    `name` stands for the target in the error.
     """
     shape = target.shape
     for operand, type in operands.items():
         is_longer = len(type.shape) > len(shape)
-        pairs = zip(type.shape, shape, strict=False)  # a shorter shape is continued by 1s
-        if is_longer or any(a != 1 and differ(a, b) for a, b in pairs):
+        # A shorter shape is continued by 1s, which broadcast.
+        pairs = zip(type.shape, shape, strict=False)
+        if is_longer or any(n != 1 and differ(n, extent) for n, extent in pairs):
             raise InvalidShape(
                 f"'{operand}' of shape {show(type.shape)} must broadcast to {name} of shape "
                 f"{show(shape)}",
@@ -211,14 +212,15 @@ def normal_axes(signed: Sequence[int], rank: int, name: str = "axes") -> Ints:
     of range or repeated. `name` is for the error.
     """
     hint = "axes below 0 count from the end" if rank else "the tensor has no axes"
+    normal: list[int] = []
     for axis in signed:
         if not -rank <= axis < rank:
             raise InvalidOperation(
                 f"'{name}' must lie in [{-rank},{rank}), it has {axis}", hint=hint
             )
-    normal = tuple(axis + rank if axis < 0 else axis for axis in signed)
+        normal.append(axis + rank if axis < 0 else axis)
     axes(normal, rank, name)
-    return normal
+    return tuple(normal)
 
 
 def normal_axis(axis: int, rank: int, name: str = "axis") -> int:
@@ -227,4 +229,5 @@ def normal_axis(axis: int, rank: int, name: str = "axis") -> int:
     For -1 and a rank of 3 the result is 2. Raises InvalidOperation if the axis is out of range.
     `name` is for the error.
     """
-    return normal_axes((axis,), rank, name)[0]
+    (normal,) = normal_axes((axis,), rank, name)
+    return normal

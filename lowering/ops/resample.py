@@ -35,31 +35,32 @@ def _area_type(input: TensorType, factor: Shape) -> TensorType:
 
 
 def _down_type(input: TensorType, factor: Shape) -> TensorType:
+    """Check the arguments of `nearest_downsample`, and return the type of its result."""
     _require_factor(input, factor)
-    for axis, f in enumerate(factor, 2):
-        if differ(input.shape[axis] % f, 0):
+    for axis, divisor in enumerate(factor, 2):
+        if differ(input.shape[axis] % divisor, 0):
             raise InvalidShape(
                 f"'factor' {list(factor)} does not divide the spatial extents of "
                 f"'input' {show(input.shape)}: {input.shape[axis]} at axis {axis}",
                 hint="cut or pad the input to a multiple of the factor",
             )
-    factors = _of_all_axes(factor, len(input.shape))
-    shape = (extent // f for extent, f in zip(input.shape, factors, strict=True))
-    return TensorType(tuple(shape), input.dtype)
+    divisors = _of_all_axes(factor, len(input.shape))
+    pairs = zip(input.shape, divisors, strict=True)
+    return TensorType(tuple(extent // divisor for extent, divisor in pairs), input.dtype)
 
 
 def _up_type(input: TensorType, factor: Shape) -> TensorType:
     _require_factor(input, factor)
     factors = _of_all_axes(factor, len(input.shape))
-    shape = (extent * f for extent, f in zip(input.shape, factors, strict=True))
-    return TensorType(tuple(shape), input.dtype)
+    pairs = zip(input.shape, factors, strict=True)
+    return TensorType(tuple(extent * times for extent, times in pairs), input.dtype)
 
 
 @rules.rule("nearest_downsample", _down_type)
 def nearest_downsample(input: Array, factor: Shape) -> Array:
     """Return the first item of each block of items. A block has the extents `factor`.
 
-    `factor` has an item for each spatial axis; missing items are 1.
+    `factor` has an item for each spatial axis. Missing items are 1.
     """
     strides = _of_all_axes(factor, input.ndim)
     return lax.slice(input, (0,) * input.ndim, input.shape, strides)
@@ -69,11 +70,12 @@ def nearest_downsample(input: Array, factor: Shape) -> Array:
 def area_downsample(input: Array, factor: Shape) -> Array:
     """Return the mean of each block of items. A block has the extents `factor`.
 
-    `factor` has an item for each spatial axis; missing items are 1.
+    `factor` has an item for each spatial axis. Missing items are 1.
     """
-    for axis, f in enumerate(factor, 2):
-        if f > 1:
-            blocks = with_extent(input.shape, axis, input.shape[axis] // f, f)
+    for axis, block_extent in enumerate(factor, 2):
+        if block_extent > 1:
+            block_count = input.shape[axis] // block_extent
+            blocks = with_extent(input.shape, axis, block_count, block_extent)
             input = jnp.mean(input.reshape(blocks), axis + 1)
     return input
 
@@ -81,13 +83,14 @@ def area_downsample(input: Array, factor: Shape) -> Array:
 @rules.rule("nearest_upsample", _up_type)
 def nearest_upsample(input: Array, factor: Shape) -> Array:
     """Repeat each item `factor[i]` times along spatial axis i. Missing factors are 1."""
-    for axis, f in enumerate(factor, 2):
-        if f > 1:
-            input = jnp.repeat(input, f, axis)
+    for axis, times in enumerate(factor, 2):
+        if times > 1:
+            input = jnp.repeat(input, times, axis)
     return input
 
 
 def _multilinear_type(input: TensorType, factor: Shape, method: str, border: str) -> TensorType:
+    """Check the arguments of `multilinear_upsample`, and return the type of its result."""
     require.floating(input=input)
     require.one_of("method", method, METHODS)
     require.one_of("border", border, BORDERS)
@@ -99,12 +102,13 @@ def _multilinear_type(input: TensorType, factor: Shape, method: str, border: str
 
 
 def _multilinear_work(input: TensorType, factor: Shape) -> int:
+    """Return the multiply-adds of one axis after another: two for each item of a result."""
     total = 0
-    count = volume(input.shape)
-    for f in factor:
-        count *= f
-        if f > 1:
-            total += 2 * count
+    item_count = volume(input.shape)
+    for times in factor:
+        item_count *= times
+        if times > 1:
+            total += 2 * item_count
     return total
 
 
@@ -114,24 +118,26 @@ def multilinear_upsample(
 ) -> Array:
     """Enlarge each spatial axis i `factor[i]` times by linear interpolation.
 
-    It is computed in float32 or a wider dtype. The module's docstring has the position of each
-    output for the methods 'symmetric', 'asymmetric' and 'aligned'. `border` provides the
-    neighbours of the edges.
+    The result is computed in float32 or a wider dtype, and has the input's dtype. The module's
+    docstring has the position of each output for the methods 'symmetric', 'asymmetric' and
+    'aligned'. `border` provides the neighbours of the edges.
     """
     x = widened(input)
-    for axis, f in enumerate(factor, 2):
-        if f == 1:
+    for axis, times in enumerate(factor, 2):
+        if times == 1:
             continue
         if method == "aligned":
-            x = upsample_aligned(x, axis, f, ctx.fold)
+            x = upsample_aligned(x, axis, times, ctx.fold)
         else:
-            x = upsample_linear(x, axis, f, method == "symmetric", border)
+            x = upsample_linear(x, axis, times, method == "symmetric", border)
     return x.astype(input.dtype)
 
 
 def _require_factor(input: TensorType, factor: Shape) -> None:
+    """Refuse factors below 1, and more factors than the input has spatial axes."""
     require_positive("factor", factor)
-    if len(factor) > max(len(input.shape) - 2, 0):
+    spatial_rank = max(len(input.shape) - 2, 0)
+    if len(factor) > spatial_rank:
         raise InvalidOperation(
             f"'factor' {list(factor)} has more items than 'input' {show(input.shape)} "
             "has spatial dimensions"

@@ -55,6 +55,7 @@ def _resize_type(
     nearest_mode: str,
     rounds: bool = False,
 ) -> TensorType:
+    """Check the arguments of `resize`, and return the type of its result."""
     require.ordered(input=input)
     if roi != ABSENT:
         require.floating(roi=roi)
@@ -79,11 +80,11 @@ def _resize_type(
         raise InvalidOperation(f"items of '{name}' must be positive, it is {list(items)}")
     shape = sizes
     if scales:
-        shape = tuple(
-            _extent(n, scale, rounds) for n, scale in zip(input.shape, scales, strict=True)
-        )
+        pairs = zip(input.shape, scales, strict=True)
+        shape = tuple(_extent(extent, scale, rounds) for extent, scale in pairs)
     for before, after in zip(input.shape, shape, strict=True):
-        if (before == 0) != (after == 0):
+        is_empty, becomes_empty = before == 0, after == 0
+        if is_empty != becomes_empty:
             raise InvalidShape(
                 f"'input' {show(input.shape)} cannot be resized to {show(shape)}: an empty axis "
                 "must stay empty, and no other axis may become empty"
@@ -92,6 +93,7 @@ def _resize_type(
 
 
 def _require_roi(roi: TensorType, items: int) -> None:
+    """Raise InvalidShape unless `roi` is a vector with as many items as `items` says."""
     if roi == ABSENT:
         actual = "there is none"
     elif len(roi.shape) != 1 or differ(roi.shape[0], items):
@@ -120,6 +122,7 @@ def _count(length: float, rounds: bool) -> int:
 
 
 def _lengths(shape: Shape, scales: tuple[float, ...], sizes: Shape) -> tuple[float, ...]:
+    """Return the lengths to which the axes are resized. Without scales they are `sizes`."""
     return tuple(map(length, shape, scales)) if scales else sizes
 
 
@@ -171,22 +174,22 @@ def resize(
         if extent == 0:
             continue
         ends = None if region is None else (region[axis], region[axis + x.ndim])
-        items, gathers = host_work(extent, target, method)
-        ctx.fold(items)
-        ctx.unroll(gathers)
+        item_count, gather_count = host_work(extent, target, method)
+        ctx.fold(item_count)
+        ctx.unroll(gather_count)
         where = places(extent, target, coordinates, ends, _count(target, rounds))
         x = resample(x, axis, where, target / extent, method)
         if region is not None:
-            outside = ((where < 0) | (where > extent - 1)).reshape(along(axis, x.ndim))
+            is_outside = ((where < 0) | (where > extent - 1)).reshape(along(axis, x.ndim))
             fill_dtype = dtype if is_float(dtype.name) else x.dtype
             fill = saturated(extrapolation_value, fill_dtype)
-            x = jnp.where(outside, jnp.asarray(fill, x.dtype), x)
+            x = jnp.where(is_outside, jnp.asarray(fill, x.dtype), x)
     if x.dtype == dtype:
         return x
-    # A cast truncates, and float32 weights sum to 1 only approximately.
-    nearest = jnp.round(x)
-    is_integer = jnp.abs(x - nearest) <= (jnp.abs(nearest) + 1) * _ROUNDING
     if dtype.kind in "iu":
+        # A cast truncates, and float32 weights sum to 1 only approximately.
+        nearest = jnp.round(x)
+        is_integer = jnp.abs(x - nearest) <= (jnp.abs(nearest) + 1) * _ROUNDING
         x = jnp.where(is_integer, nearest, x)
     return cast(x, dtype.name)
 
@@ -196,23 +199,34 @@ _Tap = tuple[Array, Array]
 
 
 def _bilinear(place: Array, bounded: Callable[[Array], Array]) -> list[_Tap]:
+    """Return the items before and after a place, which `bounded` first moves into the axis."""
     place = bounded(place)
     first = jnp.floor(place)
     return [(_item(first), first + 1 - place), (_item(first + 1), place - first)]
 
 
 def _nearest(place: Array, bounded: Callable[[Array], Array]) -> list[_Tap]:
-    return [(_item(jnp.round(bounded(place))), jnp.ones_like(place))]
+    """Return the item nearest to a place, which `bounded` first moves into the axis."""
+    nearest = jnp.round(bounded(place))
+    return [(_item(nearest), jnp.ones_like(place))]
 
 
 def _bicubic(place: Array, bounded: Callable[[Array], Array]) -> list[_Tap]:
+    """Return the four items nearest to a place. `bounded` moves them into the axis."""
     first = jnp.floor(place)
-    items = [first + k for k in (-1, 0, 1, 2)]
-    return [(_item(bounded(i)), cubic_kernel(jnp.abs(place - i), CUBIC)) for i in items]
+    taps: list[_Tap] = []
+    for offset in (-1, 0, 1, 2):
+        item = first + offset
+        weight = cubic_kernel(jnp.abs(place - item), CUBIC)
+        taps.append((_item(bounded(item)), weight))
+    return taps
 
 
 def _item(place: Array) -> Array:
-    # Positions that are not finite, or that do not fit int32, are outside of the input.
+    """Return places as indices of items, in int32.
+
+    Places that are not finite, or that do not fit int32, are outside of the input.
+    """
     return jnp.where(jnp.abs(place) < 2**30, place, -1.0).astype(jnp.int32)
 
 
@@ -223,28 +237,31 @@ _PADDINGS = ("zeros", "border", "reflection")
 def _bounded(place: Array, extent: int, padding_mode: str, align_corners: bool) -> Array:
     """Return a position along an axis, moved into the axis by `padding_mode`, as in torch.
 
-    'zeros' leaves it unchanged, 'border' moves it to the nearest end, and 'reflection' reflects
-    it at the ends. `align_corners` decides where these mirrors are: at the centres or at the
-    outer edges of the first and the last item. The derivatives are as in torch too.
+    'zeros' leaves the position unchanged, 'border' moves it to the nearest end, and 'reflection'
+    reflects it at the ends. `align_corners` decides where these mirrors are: at the centres or at
+    the outer edges of the first and the last item. The derivatives are as in torch too.
     """
     if padding_mode == "zeros":
         return place
     if padding_mode == "reflection":
         # The position of the first mirror, and the distance between the mirrors.
-        low, span = (0.0, extent - 1.0) if align_corners else (-0.5, float(extent))
+        first_mirror, span = (0.0, extent - 1.0) if align_corners else (-0.5, float(extent))
         if span == 0:
             return jnp.zeros_like(place)
-        distance = jnp.where(place < low, low - place, place - low)
+        is_before = place < first_mirror
+        distance = jnp.where(is_before, first_mirror - place, place - first_mirror)
         remainder = lax.rem(distance, jnp.full_like(distance, 2 * span))
-        place = jnp.where(remainder < span, remainder, 2 * span - remainder) + low
+        place = jnp.where(remainder < span, remainder, 2 * span - remainder) + first_mirror
     # NaN goes to the first item, as in torch.
     is_positive = place > 0
-    return jnp.where(is_positive, jnp.where(place < extent - 1, place, extent - 1.0), 0.0)
+    at_most_last = jnp.where(place < extent - 1, place, extent - 1.0)
+    return jnp.where(is_positive, at_most_last, 0.0)
 
 
 def _grid_type(
     input: TensorType, grid: TensorType, mode: str, padding_mode: str, align_corners: bool
 ) -> TensorType:
+    """Check the arguments of `grid_sample`, and return the type of its result."""
     require.floating(input=input, grid=grid)
     require.one_of("mode", mode, tuple(_MODES))
     require.one_of("padding_mode", padding_mode, _PADDINGS)
@@ -287,9 +304,9 @@ def grid_sample(
     and end are the centres of the first and the last item. Otherwise they are the outer edges
     of these two items.
 
-    `padding_mode` decides the value at a point beyond start or end. It is 0 for 'zeros', the
-    nearest item for 'border', and the value at the point's mirror image for 'reflection'. Start
-    and end are the mirrors.
+    `padding_mode` decides the value at a point beyond start or end. The value is 0 for 'zeros',
+    the nearest item for 'border', and the value at the point's mirror image for 'reflection'.
+    Start and end are the mirrors.
 
     Of two equally near items the mode 'nearest' takes the item with the even index. The result
     is differentiable by input and grid. The derivative by a coordinate that 'border' clamps is
@@ -299,8 +316,8 @@ def grid_sample(
     points = widened(jnp.asarray(grid))
     taps: list[list[_Tap]] = []
     for axis, extent in enumerate(x.shape[2:]):
-        place = points[..., -1 - axis] + 1  # from 0 to 2
-        place = place / 2 * (extent - 1) if align_corners else (place * extent - 1) / 2
+        from_start = points[..., -1 - axis] + 1  # from 0 to 2
+        place = from_start / 2 * (extent - 1) if align_corners else (from_start * extent - 1) / 2
 
         def bounded(place: Array, extent: int = extent) -> Array:
             return _bounded(place, extent, padding_mode, align_corners)
@@ -309,6 +326,7 @@ def grid_sample(
 
     @jax.vmap
     def read(image: Array, items: tuple[Array, ...]) -> Array:
+        """Return the items of all channels of an image, and 0 for items outside of the image."""
         return image.at[(slice(None), *items)].get(
             mode="fill", fill_value=0, wrap_negative_indices=False
         )

@@ -75,8 +75,9 @@ def avg_roi_pool(input: Array, rois: Array, batch_index: Array, output_size: Sha
     """
 
     def pool(plane: Array, rows: Array, columns: Array) -> Array:
-        within_rows = _masked(jnp.sum, plane, rows, np.array(0, plane.dtype))
-        total = _masked(jnp.sum, within_rows, columns, np.array(0, plane.dtype))
+        zero = np.array(0, plane.dtype)
+        sums_of_rows = _masked(jnp.sum, plane, rows, zero)
+        total = _masked(jnp.sum, sums_of_rows, columns, zero)
         count = jnp.sum(rows, 1)[None, :, None] * jnp.sum(columns, 1)[None, None, :]
         return total / jnp.maximum(count, 1).astype(plane.dtype)
 
@@ -92,10 +93,10 @@ def max_roi_pool(input: Array, rois: Array, batch_index: Array, output_size: Sha
     """
 
     def pool(plane: Array, rows: Array, columns: Array) -> Array:
-        within_rows = _masked(jnp.max, plane, rows, lowest(plane.dtype))
-        most = _masked(jnp.max, within_rows, columns, lowest(plane.dtype))
-        filled = jnp.any(rows, 1)[None, :, None] & jnp.any(columns, 1)[None, None, :]
-        return jnp.where(filled, most, np.array(0, plane.dtype))
+        maxima_of_rows = _masked(jnp.max, plane, rows, lowest(plane.dtype))
+        maxima = _masked(jnp.max, maxima_of_rows, columns, lowest(plane.dtype))
+        has_items = jnp.any(rows, 1)[None, :, None] & jnp.any(columns, 1)[None, None, :]
+        return jnp.where(has_items, maxima, np.array(0, plane.dtype))
 
     return _pool(pool, input, rois, batch_index, output_size)
 
@@ -117,24 +118,29 @@ def roi_resample(
     in pixels, and `batch_index` (n,) has the batch item of each region. The module's docstring
     has the positions for the methods 'symmetric', 'asymmetric' and 'aligned'.
     """
-    column = _places(rois[:, 0], rois[:, 2], output_size[1], method)
-    row = _places(rois[:, 1], rois[:, 3], output_size[0], method)
-    return bilinear(input, batch_index, row, column)
+    row_count, column_count = output_size
+    columns = _places(rois[:, 0], rois[:, 2], column_count, method)
+    rows = _places(rois[:, 1], rois[:, 3], row_count, method)
+    return bilinear(input, batch_index, rows, columns)
 
 
 def _places(start: Array, end: Array, count: int, method: str) -> Array:
+    """Return the positions (n, count) of the outputs along one axis of n regions.
+
+    `start` and `end` have the shape (n,). The module's docstring has the formula of each method.
+    """
     # Positions between pixels need more digits than half precision has.
     dtype = start.dtype if start.dtype.itemsize > 4 else np.dtype(np.float32)
     start = start.astype(dtype)
     end = end.astype(dtype)
-    step = jnp.arange(count, dtype=dtype)[None, :]
+    number = jnp.arange(count, dtype=dtype)[None, :]
     first = start[:, None]
     length = (end - start)[:, None]
     if method == "symmetric":
-        return first + (step + 0.5) * length / count - 0.5
+        return first + (number + 0.5) * length / count - 0.5
     if method == "asymmetric":
-        return first + step * length / count
-    return first + step * (length - 1) / max(count - 1, 1)
+        return first + number * length / count
+    return first + number * (length - 1) / max(count - 1, 1)
 
 
 def _pool(
@@ -146,12 +152,14 @@ def _pool(
     of the columns in each bin, and returns the pooled bins. The gradient computes `pool` again,
     to save memory.
     """
+    _, _, height, width = input.shape
+    row_count, column_count = output_size
 
     def pooled(region: tuple[Array, Array]) -> Array:
-        roi, batch = region
+        (x1, y1, x2, y2), batch = region
         plane = jnp.take(input, batch, 0, mode="clip")
-        rows = _bins(roi[1], roi[3], output_size[0], input.shape[2])
-        columns = _bins(roi[0], roi[2], output_size[1], input.shape[3])
+        rows = _bins(y1, y2, row_count, height)
+        columns = _bins(x1, x2, column_count, width)
         return pool(plane, rows, columns)
 
     rounded = lax.round(rois, lax.RoundingMethod.AWAY_FROM_ZERO).astype(jnp.int32)
@@ -165,12 +173,14 @@ def _bins(start: Array, end: Array, count: int, extent: int) -> Array:
     extent `extent`.
     """
     length = jnp.maximum(end - start + 1, 1)
-    # Products of quotient and remainder with `step` fit int32. Those of `length` may not fit.
+    # Products of quotient and remainder with the number of a bin fit int32. Those of `length` may
+    # not fit.
     quotient, remainder = length // count, length % count
-    step = jnp.arange(count, dtype=np.int32)
-    first = start + step * quotient + step * remainder // count
+    number = jnp.arange(count, dtype=np.int32)
+    next_number = number + 1
+    first = start + number * quotient + number * remainder // count
     # The end is rounded up: it subtracts a negative number that is rounded down.
-    end_of_bin = start + (step + 1) * quotient - (-(step + 1) * remainder) // count
+    end_of_bin = start + next_number * quotient - (-next_number * remainder) // count
     index = jnp.arange(extent, dtype=jnp.int32)[None, :]
     return (index >= first[:, None]) & (index < end_of_bin[:, None])
 

@@ -25,6 +25,7 @@ def _type(
     input: TensorType, rois: TensorType, batch_index: TensorType, output_size: Shape,
     sampling_ratio: int, mode: str,
 ) -> TensorType:  # fmt: skip
+    """Check the arguments of `roi_align`, and return the type of its result."""
     require.same_dtype(require.floating, input=input, rois=rois)
     require.one_of("mode", mode, _MODES)
     require.not_negative(sampling_ratio=sampling_ratio)
@@ -92,13 +93,15 @@ def roi_align(
             columns = grid.weights(0, width).astype(x.dtype)
             return jnp.einsum("cyx,hy,wx->chw", plane, rows, columns, precision="highest")
 
-        samples = counts[0] * counts[1]
+        column_count, row_count = counts
+        sample_count = column_count * row_count
         join_samples = jnp.add if mode == "avg" else jnp.maximum
         join_shares = jnp.maximum if mode == "max_share" else jnp.add
 
-        def join_sample(k: Array, total: Array) -> Array:
-            column = grid.positions(0, k % counts[0])[None, :]
-            row = grid.positions(1, k // counts[0])[:, None]
+        def join_sample(number: Array, total: Array) -> Array:
+            """Join one sample of each bin with the samples before it."""
+            column = grid.positions(0, number % column_count)[None, :]
+            row = grid.positions(1, number // column_count)[:, None]
             if is_rotated:
                 cos = jnp.cos(roi[4])
                 sin = jnp.sin(roi[4])
@@ -110,11 +113,11 @@ def roi_align(
         # A bin without samples is 0, even where the maximum of samples may be negative.
         initial: Array | int = 0
         if mode == "max_share":
-            initial = jnp.where(jnp.asarray(samples) > 0, -jnp.inf, 0)
+            initial = jnp.where(jnp.asarray(sample_count) > 0, -jnp.inf, 0)
         total = jnp.full((len(plane), *output_size), initial, x.dtype)
-        total = lax.fori_loop(0, samples, join_sample, total)
+        total = lax.fori_loop(0, sample_count, join_sample, total)
         if mode == "avg":
-            total = total / jnp.maximum(jnp.asarray(samples, x.dtype), 1)
+            total = total / jnp.maximum(jnp.asarray(sample_count, x.dtype), 1)
         return total
 
     pooled = lax.map(jax.checkpoint(pool), (regions, jnp.asarray(batch_index)))
@@ -123,7 +126,8 @@ def roi_align(
     subject = "rotated regions" if is_rotated else "a maximum"
     reason = f"samples of {subject} are computed in a loop of unknown length"
     hint = "differentiate forwards, by jax.jvp or jax.jacfwd, or take the mean of upright regions"
-    return ctx.forward_only([pooled], reason, hint)[0]
+    (result,) = ctx.forward_only([pooled], reason, hint)
+    return result
 
 
 class _Grid(NamedTuple):
@@ -141,12 +145,15 @@ class _Grid(NamedTuple):
     bins: Sequence[int]
     counts: Any
 
-    def positions(self, axis: int, k: Array) -> Array:
-        """Return the positions (bins,) of sample k of each bin along an axis: 0 for x, 1 for y."""
+    def positions(self, axis: int, number: Array) -> Array:
+        """Return the positions (bins,) of one sample of each bin along an axis: 0 for x, 1 for y.
+
+        `number` is the number of the sample in its bin.
+        """
         dtype = self.bin.dtype
-        within = (jnp.asarray(k, dtype) + 0.5) / jnp.asarray(self.counts[axis], dtype)
-        numbers = jnp.arange(self.bins[axis], dtype=dtype)
-        return self.start[axis] + (numbers + within) * self.bin[axis]
+        within_bin = (jnp.asarray(number, dtype) + 0.5) / jnp.asarray(self.counts[axis], dtype)
+        bin_numbers = jnp.arange(self.bins[axis], dtype=dtype)
+        return self.start[axis] + (bin_numbers + within_bin) * self.bin[axis]
 
     def weights(self, axis: int, extent: int) -> Array:
         """Return the share of each item in each bin's mean along an axis, of shape (bins, extent).
@@ -156,8 +163,9 @@ class _Grid(NamedTuple):
         dtype = self.bin.dtype
         items = jnp.arange(extent, dtype=dtype)[None, :]
 
-        def add_weights(k: Array, total: Array) -> Array:
-            position = self.positions(axis, k)[:, None]
+        def add_weights(number: Array, total: Array) -> Array:
+            """Add the weights of the items in one sample of each bin."""
+            position = self.positions(axis, number)[:, None]
             distance = jnp.abs(jnp.clip(position, 0, extent - 1) - items)
             is_inside = _is_inside(position, extent)
             return total + jnp.where(is_inside, jnp.maximum(1 - distance, 0), 0)
@@ -168,6 +176,7 @@ class _Grid(NamedTuple):
 
 
 def _is_inside(position: Array, extent: int) -> Array:
+    """Tell whether a position is at most 1 outside of an axis with the extent `extent`."""
     return (position >= -1) & (position <= extent)
 
 
@@ -183,6 +192,7 @@ def _sampled(
     """
     height, width = plane.shape[1:]
     is_inside = _is_inside(row, height) & _is_inside(column, width)
+    # The indices of the neighbours, and the weights of the lower row and of the right column.
     top, bottom, down = neighbours(row, height, plane.dtype)
     left, right, across = neighbours(column, width, plane.dtype)
     down = down[None]

@@ -45,6 +45,10 @@ Outputs = tuple[tuple[str, int, int], ...]
 
 
 def _iterations(shape: Shape, axis: int, chunk: int) -> int:
+    """Return the number of chunks into which an axis of the shape `shape` is cut.
+
+    A chunk has the extent abs(chunk).
+    """
     if chunk == 0:
         raise InvalidOperation("'scan' must cut a tensor into chunks of at least 1, one has 0")
     extent = shape[normal_axis(axis, len(shape), "scan")]
@@ -61,6 +65,7 @@ def _scan_type(
     outputs: Outputs,
     skip: int,
 ) -> list[TensorType]:
+    """Check the arguments of `scan`, and return the types of its results."""
     if not scanned:
         raise InvalidOperation(
             "'scan' must name at least one tensor",
@@ -70,27 +75,28 @@ def _scan_type(
     require.length("axes", axes, len(scanned), "tensors that are cut")
     require.length("chunks", chunks, len(scanned), "tensors that are cut")
     cuts = list(zip(scanned, axes, chunks, strict=True))
-    counts = [_iterations(x.shape, axis, chunk) for x, axis, chunk in cuts]
+    counts = [_iterations(type.shape, axis, chunk) for type, axis, chunk in cuts]
     if any(count < counts[0] for count in counts):
         raise InvalidShape(
             f"the tensors that 'scan' cuts have {', '.join(map(str, counts))} chunks: "
             "none must have fewer than the first one",
-            hint=f"their shapes are {', '.join(show(x.shape) for x in scanned)}, "
+            hint=f"their shapes are {', '.join(show(type.shape) for type in scanned)}, "
             f"the chunks {list(chunks)} along the axes {list(axes)}",
         )
     chunk_types: list[TensorType] = []
-    for x, axis, chunk in cuts:
-        shape = with_extent(x.shape, normal_axis(axis, len(x.shape)), abs(chunk))
-        chunk_types.append(TensorType(shape, x.dtype))
-    names = [value.name for value in body.inputs[len(scanned) + len(full) :]]
-    for name, before, after in zip(names, initial, body.outputs, strict=False):
-        require_constant_state(name, before, after.type)
+    for type, axis, chunk in cuts:
+        shape = with_extent(type.shape, normal_axis(axis, len(type.shape)), abs(chunk))
+        chunk_types.append(TensorType(shape, type.dtype))
+    first_state = len(scanned) + len(full)
+    state_inputs = body.inputs[first_state:]
+    for input, initial_type, value in zip(state_inputs, initial, body.outputs, strict=False):
+        require_constant_state(input.name, initial_type, value.type)
     require_body(body, [*chunk_types, *full, *initial], len(initial) + len(outputs))
     values = body.outputs[len(initial) :]
-    return [
-        result_type(value.type, which, axis, counts[0])
-        for value, (which, axis, _) in zip(values, outputs, strict=True)
-    ]
+    types: list[TensorType] = []
+    for value, (which, axis, _) in zip(values, outputs, strict=True):
+        types.append(result_type(value.type, which, axis, counts[0]))
+    return types
 
 
 def require_body(body: Graph, operands: Sequence[TensorType], count: int) -> None:
@@ -155,34 +161,36 @@ def scan(
     The module's docstring describes the parameters. Derivatives go through all iterations.
     """
     count = _iterations(np.shape(scanned[0]), axes[0], chunks[0])
-    parts = [
-        _parts(jnp.asarray(x), axis, chunk)[skip:count]
-        for x, axis, chunk in zip(scanned, axes, chunks, strict=True)
-    ]
-    states = [jnp.asarray(x) for x in initial]
-    next_states = body.outputs[: len(states)]
-    values = body.outputs[len(states) :]
-    carried_values, stacked = carried_and_stacked(next_states, values, outputs)
+    stacked_chunks: list[Array] = []
+    for tensor, axis, chunk in zip(scanned, axes, chunks, strict=True):
+        stacked_chunks.append(_parts(jnp.asarray(tensor), axis, chunk)[skip:count])
+    states = [jnp.asarray(state) for state in initial]
+    state_count = len(states)
+    next_states = body.outputs[:state_count]
+    values = body.outputs[state_count:]
+    carried_values, stacked_values = carried_and_stacked(next_states, values, outputs)
 
-    def iterate(carried: list[Array], chunk: list[Array]) -> tuple[list[Array], list[Array]]:
-        inputs = [*chunk, *full, *carried[: len(states)]]
+    def iterate(carried: list[Array], chunks: list[Array]) -> tuple[list[Array], list[Array]]:
+        """Run the body once. Return the carried values and the values that are stacked."""
+        inputs = [*chunks, *full, *carried[:state_count]]
         computed = trace(body, ctx, {}, {}, inputs)
         carry = [jnp.asarray(computed[value]) for value in carried_values]
-        return carry, [jnp.asarray(computed[value]) for value in stacked]
+        return carry, [jnp.asarray(computed[value]) for value in stacked_values]
 
     first = states
-    if len(carried_values) > len(states):
-        chunk_types = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in parts]
+    if len(carried_values) > state_count:
+        # Carried values other than states are zeros before the first iteration.
+        chunk_types = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in stacked_chunks]
         carried_types, _ = jax.eval_shape(iterate, states, chunk_types)
-        first = states + [jnp.zeros(x.shape, x.dtype) for x in carried_types[len(states) :]]
-    last, stacks = lax.scan(iterate, first, parts)
-    stack = iter(stacks)
+        first = states + [jnp.zeros(x.shape, x.dtype) for x in carried_types[state_count:]]
+    last, stacks = lax.scan(iterate, first, stacked_chunks)
+    remaining_stacks = iter(stacks)
     results: list[Array] = []
     for value, (which, axis, chunk) in zip(values, outputs, strict=True):
         if which == "last":
             results.append(last[carried_values.index(value)])
         else:
-            results.append(joined(next(stack), axis, chunk, min(skip, count)))
+            results.append(joined(next(remaining_stacks), axis, chunk, min(skip, count)))
     return results
 
 
@@ -197,7 +205,7 @@ def carried_and_stacked(
     """
     carried = list(states)
     stacked: list[Value] = []
-    for value, (which, *_) in zip(values, outputs, strict=True):
+    for value, (which, _, _) in zip(values, outputs, strict=True):
         if which == "full":
             stacked.append(value)
         elif value not in carried:

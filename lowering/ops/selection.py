@@ -17,6 +17,7 @@ from lowering.ops.shape import cast
 
 
 def _slice_type(input: TensorType, axes: Ints, begin: Ints, end: Ints, stride: Ints) -> TensorType:
+    """Check the arguments of `slice`, and return the type of its result."""
     require.axes(axes, len(input.shape))
     require.length("begin", begin, len(axes), "axes")
     require.length("end", end, len(axes), "axes")
@@ -25,21 +26,24 @@ def _slice_type(input: TensorType, axes: Ints, begin: Ints, end: Ints, stride: I
     if 0 in stride:
         raise InvalidOperation(f"'stride' must not be 0, it is {list(stride)}")
     shape = list(input.shape)
-    strides = stride or (1,) * len(axes)
-    for axis, b, e, step in zip(axes, begin, end, strides, strict=True):
+    steps = stride or (1,) * len(axes)
+    for axis, first, stop, step in zip(axes, begin, end, steps, strict=True):
         extent = shape[axis]
-        if UNKNOWN in (b, e, step, extent):
+        if UNKNOWN in (first, stop, step, extent):
             shape[axis] = UNKNOWN
             continue
-        first, last = _bounds(b, e, step, extent)
-        is_range = (0 <= first <= last) if step > 0 else (last <= first < extent)
+        first_index, stop_index = _bounds(first, stop, step, extent)
+        if step > 0:
+            is_range = 0 <= first_index <= stop_index
+        else:
+            is_range = stop_index <= first_index < extent
         if not is_range:
             raise InvalidShape(
-                f"'begin' {b}, 'end' {e} and 'stride' {step} are no range in the "
+                f"'begin' {first}, 'end' {stop} and 'stride' {step} are no range in the "
                 f"{extent} items of 'input' {show(input.shape)} along axis {axis}",
                 hint="bounds below 0 count from the end; a forward range with the end 0 goes to it",
             )
-        shape[axis] = ceil_div(last - first, step)
+        shape[axis] = ceil_div(stop_index - first_index, step)
     return TensorType(tuple(shape), input.dtype)
 
 
@@ -69,26 +73,28 @@ def slice_(input: Array, axes: Ints, begin: Ints, end: Ints, stride: Ints) -> Ar
     item 0.
     """
     x = jnp.asarray(input)
-    strides = stride or (1,) * len(axes)
-    for axis, b, e, step in zip(axes, begin, end, strides, strict=True):
+    steps = stride or (1,) * len(axes)
+    for axis, first, stop, step in zip(axes, begin, end, steps, strict=True):
         extent = x.shape[axis]
-        if any(map(is_symbolic, (b, e, extent))):
-            is_to_end = step > 0 and not is_symbolic(e) and e == 0
-            bounds = slice(b, None if is_to_end else e, step)
-            x = x[(slice(None),) * axis + (bounds,)]
+        if any(map(is_symbolic, (first, stop, extent))):
+            is_to_end = step > 0 and not is_symbolic(stop) and stop == 0
+            bounds = slice(first, None if is_to_end else stop, step)
+            earlier_axes = (slice(None),) * axis
+            x = x[(*earlier_axes, bounds)]
             continue
-        first, last = _bounds(b, e, step, extent)
+        first_index, stop_index = _bounds(first, stop, step, extent)
         if step < 0:
             x = lax.rev(x, (axis,))
-            first = extent - 1 - first
-            last = extent - 1 - last
+            first_index = extent - 1 - first_index
+            stop_index = extent - 1 - stop_index
         # Every stride beyond the extent takes only the first item. XLA's stride is an int64.
-        largest_stride = max(extent, 1)
-        x = lax.slice_in_dim(x, first, last, min(abs(step), largest_stride), axis)
+        largest_step = max(extent, 1)
+        x = lax.slice_in_dim(x, first_index, stop_index, min(abs(step), largest_step), axis)
     return x
 
 
 def _dynamic_slice_type(input: TensorType, start: TensorType, length: int, axis: int) -> TensorType:
+    """Check the arguments of `dynamic_slice`, and return the type of its result."""
     require.one_integer(start=start)
     require.axis(axis, len(input.shape))
     extent = input.shape[axis]
@@ -128,16 +134,20 @@ def triangle(input: Array, k: Array, upper: bool) -> Array:
     """
     x = jnp.asarray(input)
     limit = jnp.asarray(k).reshape(())
-    rows, columns = (lax.broadcasted_iota(limit.dtype, x.shape[-2:], axis) for axis in (0, 1))
-    mask = columns - rows >= limit if upper else columns - rows <= limit
-    return jnp.where(mask, x, jnp.zeros_like(x))
+    matrix_shape = x.shape[-2:]
+    rows = lax.broadcasted_iota(limit.dtype, matrix_shape, 0)
+    columns = lax.broadcasted_iota(limit.dtype, matrix_shape, 1)
+    stays = columns - rows >= limit if upper else columns - rows <= limit
+    return jnp.where(stays, x, jnp.zeros_like(x))
 
 
 def _tile_type(input: TensorType, repeats: Ints) -> TensorType:
+    """Check the arguments of `tile`, and return the type of its result."""
     require.length("repeats", repeats, len(input.shape), "axes of 'input'")
     if any(times < 0 for times in repeats):
         raise InvalidOperation(f"'repeats' must not be negative, it is {list(repeats)}")
-    return TensorType(tuple(e * r for e, r in zip(input.shape, repeats, strict=True)), input.dtype)
+    pairs = zip(input.shape, repeats, strict=True)
+    return TensorType(tuple(extent * times for extent, times in pairs), input.dtype)
 
 
 @rules.rule("tile", _tile_type)
@@ -147,6 +157,7 @@ def tile(input: Array, repeats: Ints) -> Array:
 
 
 def _pad_type(input: TensorType, padding: Padding, border: str) -> TensorType:
+    """Check the arguments of `pad`, and return the type of its result."""
     require.length("padding", padding, len(input.shape), "axes of 'input'")
     require.one_of("border", border, BORDERS)
     for axis, ((before, after), extent) in enumerate(zip(padding, input.shape, strict=True)):
@@ -165,8 +176,10 @@ def _pad_type(input: TensorType, padding: Padding, border: str) -> TensorType:
                 f"'padding' {(before, after)} along axis {axis} is more than the {mirrored} items "
                 f"that border '{border}' can mirror in 'input' {show(input.shape)}"
             )
-    shape = tuple(p + extent + q for (p, q), extent in zip(padding, input.shape, strict=True))
-    return TensorType(shape, input.dtype)
+    shape: list[int] = []
+    for (before, after), extent in zip(padding, input.shape, strict=True):
+        shape.append(before + extent + after)
+    return TensorType(tuple(shape), input.dtype)
 
 
 @rules.rule("pad", _pad_type)
@@ -209,6 +222,7 @@ def _broadcast_type(input: TensorType, shape: Ints) -> TensorType:
 
 
 def _right_aligned_shape(input: Shape, shape: Shape) -> Shape:
+    """Return the shape to which two shapes broadcast, matched from the last axis on."""
     rank = max(len(input), len(shape))
     preceded_input = (1,) * (rank - len(input)) + input
     preceded_shape = (1,) * (rank - len(shape)) + tuple(shape)

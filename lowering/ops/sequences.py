@@ -23,6 +23,7 @@ def _loss_type(
     label_lengths: TensorType,
     blank: int,
 ) -> TensorType:
+    """Check the arguments of `ctc_loss`, and return the type of its result."""
     require.floating(logits=logits)
     require.layout("[B,T,C]", logits=logits)
     require.layout("[B,L]", labels=labels)
@@ -43,15 +44,16 @@ def ctc_loss(
     logits: Array, logit_lengths: Array, labels: Array, label_lengths: Array, blank: int,
     collapses: bool, merges: bool, unique: bool,
 ) -> Array:  # fmt: skip
-    """Return -log p of each sequence, where p is the probability of its labels; infinite if p is 0.
+    """Return -log p of each sequence, where p is the probability of its labels.
 
-    `logits` has the shape (batch, time, classes), `labels` has the shape (batch, labels), the
-    lengths have the shape (batch,), and so has the result. p is the sum of the probabilities of
-    all paths of classes that become the labels in two steps: first, if `merges` is true, equal
-    neighbours are merged, and then blanks are removed.
+    `logits` has the shape (batch, time, classes), and `labels` has the shape (batch, labels). The
+    lengths and the result have the shape (batch,). p is the sum of the probabilities of all paths
+    of classes that become the labels in two steps. First, if `merges` is true, equal neighbours
+    of the path are merged. Then blanks are removed. If p is 0, the result is infinite.
 
-    The labels are changed before this: if `unique` is true, labels that are equal to an earlier
-    label are removed; otherwise, if `collapses` is true, equal neighbours are merged.
+    The labels are changed before this. If `unique` is true, labels that are equal to an earlier
+    label are removed. Otherwise, if `collapses` is true, equal neighbours among the labels are
+    merged.
 
     Source: Graves et al. 2006, Connectionist temporal classification, section 4.1.
     """
@@ -59,38 +61,48 @@ def ctc_loss(
     label_rows = jnp.asarray(labels)
 
     def loss(x: Array, steps: Array, labels: Array, count: Array) -> Array:
-        count_of_labels = labels.shape[0]
-        order = jnp.arange(count_of_labels)
-        valid = order < count
+        """Return the loss of one sequence.
+
+        `x` has the shape (time, classes), and the first `steps` rows count. `labels` has the shape
+        (labels,), and the first `count` items count.
+        """
+        most_labels = labels.shape[0]
+        order = jnp.arange(most_labels)
+        is_label = order < count
         if unique:
-            earlier = (labels[:, None] == labels[None]) & (order[None] < order[:, None])
-            valid = valid & ~jnp.any(earlier, axis=1)
+            has_equal_before = (labels[:, None] == labels[None]) & (order[None] < order[:, None])
+            is_label = is_label & ~jnp.any(has_equal_before, axis=1)
         elif collapses:
-            valid = valid & ((order == 0) | (labels != jnp.roll(labels, 1)))
-        labels = labels[jnp.argsort(~valid, stable=True)]
-        count = jnp.sum(valid)
-        states = jnp.arange(2 * count_of_labels + 1)
+            differs_from_previous = (order == 0) | (labels != jnp.roll(labels, 1))
+            is_label = is_label & differs_from_previous
+        labels = labels[jnp.argsort(~is_label, stable=True)]
+        label_count = jnp.sum(is_label)
+        # A path goes through these states: a blank, the first label, a blank, the second label, ...
+        states = jnp.arange(2 * most_labels + 1)
         is_blank = states % 2 == 0
-        label = labels[jnp.minimum(states // 2, count_of_labels - 1)]
-        class_of = jnp.where(is_blank, blank, label)
+        label_of_state = labels[jnp.minimum(states // 2, most_labels - 1)]
+        class_of_state = jnp.where(is_blank, blank, label_of_state)
         may_stay = is_blank | merges
         # A path may skip the blank between two labels, unless the labels are equal and would merge.
-        before = jnp.roll(class_of, 2)
-        may_skip = ~is_blank & (states > 1) & ((class_of != before) | (not merges))
-        start = jnp.where(states < 2, x[0, class_of], _NEVER)
+        class_before_blank = jnp.roll(class_of_state, 2)
+        labels_stay_apart = (class_of_state != class_before_blank) | (not merges)
+        may_skip = ~is_blank & (states > 1) & labels_stay_apart
+        start = jnp.where(states < 2, x[0, class_of_state], _NEVER)
 
         def step(sums: Array, time_and_row: tuple[Array, Array]) -> tuple[Array, None]:
+            """Return the log probabilities of all paths to each state, after one time step."""
             time, row = time_and_row
+            stayed = jnp.where(may_stay, sums, _NEVER)
             advanced = jnp.where(states > 0, jnp.roll(sums, 1), _NEVER)
             skipped = jnp.where(may_skip, jnp.roll(sums, 2), _NEVER)
-            stayed = jnp.where(may_stay, sums, _NEVER)
-            ways = jnp.stack([stayed, advanced, skipped])
-            joined = jax.nn.logsumexp(ways, axis=0) + row[class_of]
-            return jnp.where(time < steps, joined, sums), None
+            arrivals = jnp.stack([stayed, advanced, skipped])
+            new_sums = jax.nn.logsumexp(arrivals, axis=0) + row[class_of_state]
+            return jnp.where(time < steps, new_sums, sums), None
 
         sums, _ = lax.scan(step, start, (jnp.arange(1, x.shape[0]), x[1:]))
-        last = jnp.where((states == 2 * count) | (states == 2 * count - 1), sums, _NEVER)
-        total = jax.nn.logsumexp(last)
+        # A path ends in the last label, or in the blank after it.
+        is_end = (states == 2 * label_count) | (states == 2 * label_count - 1)
+        total = jax.nn.logsumexp(jnp.where(is_end, sums, _NEVER))
         return jnp.where(total < 0.1 * _NEVER, jnp.inf, -total)
 
     losses = jax.vmap(loss)(x, jnp.asarray(logit_lengths), label_rows, jnp.asarray(label_lengths))
@@ -100,6 +112,7 @@ def ctc_loss(
 def _tree_type(
     tokens: TensorType, parents: TensorType, lengths: TensorType, end: TensorType
 ) -> TensorType:
+    """Check the arguments of `gather_tree`, and return the type of its result."""
     require.integer(tokens=tokens, parents=parents, lengths=lengths)
     require.one_integer(end=end)
     require.layout("[T,B,W]", tokens=tokens)
@@ -112,16 +125,16 @@ def _tree_type(
 def gather_tree(tokens: Array, parents: Array, lengths: Array, end: Array) -> Array:
     """Return the tokens of the path that leads to each beam of the last step of a beam search.
 
-    `tokens`, `parents` and the result have the shape (steps, batch, beams). `parents` holds,
-    for each beam, the number of the beam of the previous step that it continues. After the
-    first token `end` of a path, and from the step `lengths[batch]` on, all tokens are `end`.
+    `tokens`, `parents` and the result have the shape (steps, batch, beams). Each beam continues a
+    beam of the previous step, and `parents` has the number of that beam. After the first token
+    `end` of a path, and from the step `lengths[batch]` on, all tokens are `end`.
     """
     x = jnp.asarray(tokens)
     parents = jnp.asarray(parents)
     end = jnp.asarray(end).reshape(())
-    steps, _, beams = x.shape
-    lengths = jnp.minimum(jnp.asarray(lengths), steps)[:, None]
-    start = jnp.broadcast_to(jnp.arange(beams, dtype=parents.dtype), x.shape[1:])
+    step_count, _, beam_count = x.shape
+    lengths = jnp.minimum(jnp.asarray(lengths), step_count)[:, None]
+    last_beams = jnp.broadcast_to(jnp.arange(beam_count, dtype=parents.dtype), x.shape[1:])
 
     def step_back(beam: Array, step: tuple[Array, Array, Array]) -> tuple[Array, Array]:
         """Return the beam of the previous step and the token of this step, for each path.
@@ -135,6 +148,7 @@ def gather_tree(tokens: Array, parents: Array, lengths: Array, end: Array) -> Ar
         parent = jnp.take_along_axis(step_parents, beam, axis=1)
         return jnp.where(is_inside, parent, beam), jnp.where(is_inside, token, end)
 
-    _, paths = lax.scan(step_back, start, (jnp.arange(steps), x, parents), reverse=True)
-    ended = jnp.cumsum((paths == end).astype(jnp.int32), axis=0) > 0
-    return jnp.where(ended, end, paths)
+    steps = (jnp.arange(step_count), x, parents)
+    _, paths = lax.scan(step_back, last_beams, steps, reverse=True)
+    has_ended = jnp.cumsum((paths == end).astype(jnp.int32), axis=0) > 0
+    return jnp.where(has_ended, end, paths)

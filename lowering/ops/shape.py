@@ -23,14 +23,15 @@ def _merged(shapes: Sequence[Shape]) -> Shape:
 
     The shapes are equal except where some extents are UNKNOWN.
     """
-
-    def first_known(extents: Sequence[int]) -> int:
-        return next((extent for extent in extents if extent is not UNKNOWN), UNKNOWN)
-
-    return tuple(map(first_known, zip(*shapes, strict=True)))
+    merged: list[int] = []
+    for extents in zip(*shapes, strict=True):
+        known_extents = [extent for extent in extents if extent is not UNKNOWN]
+        merged.append(known_extents[0] if known_extents else UNKNOWN)
+    return tuple(merged)
 
 
 def _reshape_type(input: TensorType, shape: Ints, axis_start: int, axis_count: int) -> TensorType:
+    """Check the arguments of `reshape`, and return the type of its result."""
     rank = len(input.shape)
     require.rank(shape)
     if not 0 <= axis_start <= rank:
@@ -45,60 +46,64 @@ def _reshape_type(input: TensorType, shape: Ints, axis_start: int, axis_count: i
             f"it is {list(shape)}"
         )
     end = rank if axis_count == -1 else axis_start + axis_count
+    # The indices of 0 in `shape`, and the axis that each of them copies.
     copied = {i: i + axis_start for i, extent in enumerate(shape) if extent == 0}
-    if copied and max(copied.values()) >= rank:
-        raise InvalidShape(
-            f"'shape' {list(shape)} has a 0 at item {max(copied)}, but 'input' {show(input.shape)} "
-            f"has no axis {max(copied.values())} to copy"
-        )
-    items = _with_copies(input.shape, shape, axis_start)
-    items = _fill(input.shape, range(axis_start, end), items, set(copied.values()))
-    return TensorType(input.shape[:axis_start] + items + input.shape[end:], input.dtype)
+    if copied:
+        last_index = max(copied)
+        if copied[last_index] >= rank:
+            raise InvalidShape(
+                f"'shape' {list(shape)} has a 0 at item {last_index}, but 'input' "
+                f"{show(input.shape)} has no axis {copied[last_index]} to copy"
+            )
+    extents = _with_copies(input.shape, shape, axis_start)
+    extents = _fill(input.shape, range(axis_start, end), extents, set(copied.values()))
+    return TensorType(input.shape[:axis_start] + extents + input.shape[end:], input.dtype)
 
 
 def _with_copies(input: Shape, shape: Ints, axis_start: int) -> Shape:
     """Return `shape` with each 0, at index i, replaced by the extent `input[i + axis_start]`."""
-    items = list(shape)
+    extents = list(shape)
     for i, extent in enumerate(shape):
         if extent == 0:
-            items[i] = input[i + axis_start]
-    return tuple(items)
+            extents[i] = input[i + axis_start]
+    return tuple(extents)
 
 
-def _fill(input: Shape, replaced: range, items: Shape, copied: set[int]) -> Shape:
-    """Return the extents `items`, with -1 replaced so that the number of items is unchanged.
+def _fill(input: Shape, replaced: range, extents: Shape, copied: set[int]) -> Shape:
+    """Return the shape `extents`, with -1 replaced so that the number of items is unchanged.
 
-    `items` are the new extents in the place of the axes `replaced` of the shape `input`.
-    `copied` are the axes whose extents were copied to `items`. Raises InvalidShape if the
+    `extents` are the new extents in the place of the axes `replaced` of the shape `input`.
+    `copied` are the axes whose extents were copied to `extents`. Raises InvalidShape if the
     numbers of items do not agree.
     """
+    old_extents = [input[axis] for axis in replaced]
     free = {axis for axis in replaced if _is_free(input[axis])}
     copied_free = {axis for axis in copied if _is_free(input[axis])}
     # If the copied extents are exactly those that are unknown or 0, only the other extents are
     # compared.
-    leaves_out_free = free == copied_free and len(free) == sum(map(_is_free, items))
+    leaves_out_free = free == copied_free and len(free) == sum(map(_is_free, extents))
     if leaves_out_free:
-        count = volume(input[axis] for axis in replaced if axis not in free)
-        due = volume(extent for extent in items if extent != -1 and not _is_free(extent))
+        count = volume(extent for extent in old_extents if not _is_free(extent))
+        due = volume(extent for extent in extents if extent != -1 and not _is_free(extent))
     else:
-        extents = [input[axis] for axis in replaced]
-        is_unknown = any(extent is UNKNOWN for extent in extents)
-        count = UNKNOWN if is_unknown else volume(extents)
-        due = volume(extent for extent in items if extent != -1 and extent is not UNKNOWN)
-    source = show(tuple(input[axis] for axis in replaced))
+        is_unknown = any(extent is UNKNOWN for extent in old_extents)
+        count = UNKNOWN if is_unknown else volume(old_extents)
+        due = volume(extent for extent in extents if extent != -1 and extent is not UNKNOWN)
+    source = show(old_extents)
     hint = "0 copies an extent of the input, -1 is the extent that the other extents leave"
-    if -1 not in items:
+    if -1 not in extents:
         if differ(count, due):
-            message = f"{source} cannot be reshaped to {show(items)}: {count} items are not {due}"
+            message = f"{source} cannot be reshaped to {show(extents)}: {count} items are not {due}"
             raise InvalidShape(message, hint)
-        return items
+        return extents
     if due == 0 or differ(count % due, 0):
         message = f"{count} items are no multiple of {due}"
-        raise InvalidShape(f"{source} cannot be reshaped to {show(items)}: {message}", hint)
-    return tuple(count // due if extent == -1 else extent for extent in items)
+        raise InvalidShape(f"{source} cannot be reshaped to {show(extents)}: {message}", hint)
+    return tuple(count // due if extent == -1 else extent for extent in extents)
 
 
 def _is_free(extent: int) -> bool:
+    """Tell whether an extent is unknown or 0."""
     return extent is UNKNOWN or extent == 0
 
 
@@ -124,18 +129,20 @@ def reshape(input: Array, shape: Ints, axis_start: int, axis_count: int) -> Arra
         type = TensorType(x.shape, str(x.dtype))
         return x.reshape(_reshape_type(type, shape, axis_start, axis_count).shape)
     end = x.ndim if axis_count == -1 else axis_start + axis_count
-    items = _with_copies(x.shape, shape, axis_start)
-    return x.reshape(x.shape[:axis_start] + items + x.shape[end:])
+    extents = _with_copies(x.shape, shape, axis_start)
+    return x.reshape(x.shape[:axis_start] + extents + x.shape[end:])
 
 
 def _transpose_type(input: TensorType, axes: Ints) -> TensorType:
+    """Check the arguments of `transpose`, and return the type of its result."""
     count = len(axes)
     if count > len(input.shape) or sorted(axes) != list(range(count)):
         raise InvalidOperation(
             f"'axes' must be a permutation of the first axes of 'input' {show(input.shape)}, "
             f"it is {list(axes)}"
         )
-    return TensorType(tuple(input.shape[axis] for axis in axes) + input.shape[count:], input.dtype)
+    permuted = tuple(input.shape[axis] for axis in axes)
+    return TensorType(permuted + input.shape[count:], input.dtype)
 
 
 @rules.rule("transpose", _transpose_type)
@@ -146,6 +153,7 @@ def transpose(input: Array, axes: Ints) -> Array:
 
 
 def _squeeze_type(input: TensorType, axes: Ints) -> TensorType:
+    """Check the arguments of `squeeze`, and return the type of its result."""
     require.axes(axes, len(input.shape))
     for axis in axes:
         if differ(input.shape[axis], 1):
@@ -153,8 +161,8 @@ def _squeeze_type(input: TensorType, axes: Ints) -> TensorType:
                 f"'axes' {list(axes)} of 'input' {show(input.shape)} must have extent 1, "
                 f"axis {axis} has {input.shape[axis]}"
             )
-    remaining = [axis for axis in range(len(input.shape)) if axis not in axes]
-    return TensorType(tuple(input.shape[axis] for axis in remaining), input.dtype)
+    remaining = [extent for axis, extent in enumerate(input.shape) if axis not in axes]
+    return TensorType(tuple(remaining), input.dtype)
 
 
 @rules.rule("squeeze", _squeeze_type)
@@ -164,6 +172,7 @@ def squeeze(input: Array, axes: Ints) -> Array:
 
 
 def _unsqueeze_type(input: TensorType, axes: Ints) -> TensorType:
+    """Check the arguments of `unsqueeze`, and return the type of its result."""
     rank = len(input.shape) + len(axes)
     require.axes(axes, rank)
     shape = list(input.shape)
@@ -182,6 +191,7 @@ def unsqueeze(input: Array, axes: Ints) -> Array | NDArray[np.generic]:
 
 
 def _concat_type(values: Sequence[TensorType], axis: int) -> TensorType:
+    """Check the arguments of `concat`, and return the type of its result."""
     _require_values(values)
     require.axis(axis, len(values[0].shape))
     shapes = [with_extent(value.shape, axis, 1) for value in values if len(value.shape) > axis]
@@ -197,6 +207,7 @@ def _concat_type(values: Sequence[TensorType], axis: int) -> TensorType:
 
 
 def _require_values(values: Sequence[TensorType]) -> None:
+    """Refuse an empty list of values, and values of different dtypes."""
     if not values:
         raise InvalidShape("'values' must not be empty")
     require.same_dtype(**{f"values[{i}]": value for i, value in enumerate(values)})
@@ -209,11 +220,13 @@ def concat(values: Sequence[Array], axis: int) -> Array:
     if dtype.name not in NARROW:
         return jnp.concatenate(list(values), axis)
     # On a CPU XLA aborts the process when it joins items of 2 bits.
-    wide = np.float32 if is_float(dtype.name) else np.int8
-    return jnp.concatenate([jnp.asarray(x).astype(wide) for x in values], axis).astype(dtype)
+    wide_dtype = np.float32 if is_float(dtype.name) else np.int8
+    wide_values = [jnp.asarray(value).astype(wide_dtype) for value in values]
+    return jnp.concatenate(wide_values, axis).astype(dtype)
 
 
 def _split_type(value: TensorType, axis: int, ratios: Ints) -> list[TensorType]:
+    """Check the arguments of `split`, and return the types of its results."""
     require.axis(axis, len(value.shape))
     if not ratios or min(ratios) < 1:
         raise InvalidOperation(f"'ratios' must be positive and not empty, it is {list(ratios)}")
@@ -228,6 +241,7 @@ def _split_type(value: TensorType, axis: int, ratios: Ints) -> list[TensorType]:
 
 
 def _parts(extent: int, ratios: Ints) -> list[int]:
+    """Divide an extent into parts that have the ratios. 12 and (1, 2) give [4, 8]."""
     unit = extent // sum(ratios)
     return [unit * ratio for ratio in ratios]
 
@@ -243,6 +257,7 @@ def split(value: Array, axis: int, ratios: Ints) -> list[Array]:
 
 
 def _stack_type(values: Sequence[TensorType], axis: int) -> TensorType:
+    """Check the arguments of `stack`, and return the type of its result."""
     _require_values(values)
     require.axis(axis, len(values[0].shape) + 1)
     shapes = [value.shape for value in values]
@@ -261,6 +276,7 @@ def stack(values: Sequence[Array], axis: int) -> Array:
 
 
 def _unstack_type(value: TensorType, axis: int) -> list[TensorType]:
+    """Check the arguments of `unstack`, and return the types of its results."""
     require.axis(axis, len(value.shape))
     extent = value.shape[axis]
     if extent is UNKNOWN:
@@ -282,6 +298,7 @@ def unstack(ctx: Context, value: Array, axis: int) -> list[Array]:
 
 
 def _cast_type(input: TensorType, dtype: str) -> TensorType:
+    """Check the arguments of `cast`, and return the type of its result."""
     if is_complex(input.dtype) and not is_complex(dtype):
         raise InvalidOperation(f"{input.dtype} cannot be cast to {dtype}")
     if dtype != "bool" and not jnp.issubdtype(np.dtype(dtype), jnp.number):
@@ -311,15 +328,16 @@ def cast(input: Array | NDArray[np.generic], dtype: str) -> Array:
         x = x.astype(jnp.float32)
     # XLA's conversion of numbers out of range depends on the platform.
     limits = jnp.iinfo(dtype)
-    lowest = float(limits.min)
-    highest = float(limits.max)
-    is_inside = (x > lowest) & (x < highest)
+    is_low = x <= float(limits.min)
+    is_high = x >= float(limits.max)
+    is_inside = (x > float(limits.min)) & (x < float(limits.max))  # false for NaN
     result = jnp.where(is_inside, x, 0.0).astype(dtype)
-    result = jnp.where(x >= highest, np.asarray(limits.max, dtype), result)
-    return jnp.where(x <= lowest, np.asarray(limits.min, dtype), result)
+    result = jnp.where(is_high, np.asarray(limits.max, dtype), result)
+    return jnp.where(is_low, np.asarray(limits.min, dtype), result)
 
 
 def _bitcast_type(input: TensorType, dtype: str) -> TensorType:
+    """Check the arguments of `bitcast`, and return the type of its result."""
     before = _bits(input.dtype)
     after = _bits(dtype)
     if before != after:
@@ -330,6 +348,7 @@ def _bitcast_type(input: TensorType, dtype: str) -> TensorType:
 
 
 def _bits(dtype: str) -> int:
+    """Return the number of bits of an item. A logical value has 8 bits."""
     if dtype == "bool":
         return 8
     if is_complex(dtype):
@@ -367,11 +386,13 @@ def copy_n(x: Array, times: int) -> list[Array]:
 
 
 def _add_n_type(x: Sequence[TensorType]) -> TensorType:
+    """Check the arguments of `add_n`, and return the type of its result."""
     if not x:
         return TensorType((1,), "float32")
-    operands = {f"x[{i}]": item for i, item in enumerate(x)}
+    operands = {f"x[{number}]": type for number, type in enumerate(x)}
     require.same_dtype(require.floating, **operands)
-    return TensorType(broadcast_shapes((1,), *(item.shape for item in x)), x[0].dtype)
+    shape = broadcast_shapes((1,), *(type.shape for type in x))
+    return TensorType(shape, x[0].dtype)
 
 
 @rules.rule("add_n", _add_n_type)
@@ -382,7 +403,7 @@ def add_n(x: Sequence[Array]) -> Array:
     """
     if not x:
         return jnp.zeros((1,), jnp.float32)
-    total, *addends = align(*(jnp.asarray(item) for item in x))
-    for item in addends:
-        total = total + item
+    total, *addends = align(*(jnp.asarray(operand) for operand in x))
+    for addend in addends:
+        total = total + addend
     return expand(total, max(total.ndim, 1))

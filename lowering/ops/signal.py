@@ -18,6 +18,7 @@ from lowering.ops.require import normal_axis
 
 
 def _require_pairs(input: TensorType) -> None:
+    """Refuse an input that does not have pairs [re,im] along its last axis."""
     require.floating(input=input)
     if not input.shape or differ(input.shape[-1], 2):
         raise InvalidShape(
@@ -27,11 +28,13 @@ def _require_pairs(input: TensorType) -> None:
 
 
 def _complex(pairs: Array) -> Array:
+    """Convert pairs [re,im] along the last axis to complex numbers, of at least 64 bits."""
     wide = widened(pairs)
     return lax.complex(wide[..., 0], wide[..., 1])
 
 
 def _pairs(x: Array, dtype: np.dtype[np.generic]) -> Array:
+    """Convert complex numbers to pairs [re,im] of the dtype `dtype`, along a new last axis."""
     return jnp.stack([jnp.real(x), jnp.imag(x)], axis=-1).astype(dtype)
 
 
@@ -116,6 +119,7 @@ def rfft(input: Array, axis: int) -> Array:
 def _stft_type(
     input: TensorType, window: TensorType, axis: int, frame_length: int, frame_step: int
 ) -> TensorType:
+    """Check the arguments of `stft`, and return the type of its result."""
     axis = signal_axis(input, axis)
     require.int32(frame_length=frame_length, frame_step=frame_step)
     if frame_length < 1 or frame_step < 1:
@@ -148,22 +152,24 @@ def stft(
 
     The result has two axes, frames and frequencies, in the place of `axis`. The input and the
     result have pairs [re,im] along the last axis. Frames have `frame_length` items, and begin
-    at multiples of `frame_step`, as long as they fit into the signal. They are multiplied by
-    `window`, unless it is False. A shorter window is padded with zeros on both sides. If the
-    number of zeros is odd, there is one more on the right. The result has all `frame_length`
-    frequencies.
+    at multiples of `frame_step`, as long as they fit into the signal. Frames are multiplied by
+    `window`, unless `window` is False. A window that is shorter than a frame is padded with zeros
+    at both ends. If the number of zeros is odd, there is one more at the right end. The result
+    has all `frame_length` frequencies.
     """
     x = widened(jnp.asarray(input))
-    axis %= x.ndim
-    count = (x.shape[axis] - frame_length) // frame_step + 1
-    indices = lax.broadcasted_iota(np.int32, (count, frame_length), 1)
-    indices += lax.broadcasted_iota(np.int32, (count, frame_length), 0) * frame_step
-    frames = jnp.take(x, indices, axis=axis, mode="clip")
+    frame_axis = axis % x.ndim
+    item_axis = frame_axis + 1
+    frame_count = (x.shape[frame_axis] - frame_length) // frame_step + 1
+    frames_shape = (frame_count, frame_length)
+    item_numbers = lax.broadcasted_iota(np.int32, frames_shape, 1)
+    starts = lax.broadcasted_iota(np.int32, frames_shape, 0) * frame_step
+    frames = jnp.take(x, item_numbers + starts, axis=frame_axis, mode="clip")
     if window is not False:
         weights = jnp.ravel(jnp.asarray(window, x.dtype))
         missing = frame_length - weights.size
         left = missing // 2
         weights = jnp.pad(weights, (left, missing - left))
-        other_axes = [i for i in range(frames.ndim) if i != axis + 1]
+        other_axes = [i for i in range(frames.ndim) if i != item_axis]
         frames *= jnp.expand_dims(weights, other_axes)
-    return _pairs(jnp.fft.fft(_complex(frames), axis=axis + 1), input.dtype)
+    return _pairs(jnp.fft.fft(_complex(frames), axis=item_axis), input.dtype)

@@ -22,7 +22,7 @@ def _softmax_type(x: TensorType, axes: Ints) -> TensorType:
 def softmax(x: Array, axes: Ints) -> Array:
     """Return exp(x) divided by the sum of exp(x) over all the axes together.
 
-    It is computed in float32 or a wider dtype, and has the dtype of x.
+    The result is computed in float32 or a wider dtype, and has the dtype of x.
     """
     x = jnp.asarray(x)
     return jax.nn.softmax(widened(x), axis=axes).astype(x.dtype)

@@ -18,6 +18,10 @@ from lowering.tracing import Context
 
 
 def _require_trailing(name: str, shape: Shape, target: Shape, what: str) -> None:
+    """Raise InvalidShape if a shape does not broadcast to a target shape from the last axis on.
+
+    `name` is the operand with the shape, and `what` stands for the target in the error.
+    """
     is_longer = len(shape) > len(target)
     # A shorter shape is preceded by 1s.
     pairs = zip(reversed(shape), reversed(target), strict=False)
@@ -29,6 +33,7 @@ def _require_trailing(name: str, shape: Shape, target: Shape, what: str) -> None
 
 
 def _require_mask(mask: TensorType, scores: Shape) -> None:
+    """Refuse a mask that has neither logical nor real values, or does not broadcast to `scores`."""
     if mask.dtype != "bool" and not is_float(mask.dtype):
         raise InvalidOperation(
             f"'mask' must hold logical or real values, it holds {mask.dtype}",
@@ -38,6 +43,7 @@ def _require_mask(mask: TensorType, scores: Shape) -> None:
 
 
 def _preceded(x: Array, rank: int) -> Array:
+    """Add leading axes of extent 1 to x until it has `rank` axes."""
     array = jnp.asarray(x)
     return jnp.expand_dims(array, range(rank - array.ndim))
 
@@ -72,6 +78,7 @@ def _exponentials(scores: Array) -> tuple[Array, Array]:
 def _attention_type(
     query: TensorType, key: TensorType, value: TensorType, mask: TensorType
 ) -> TensorType:
+    """Check the arguments of `attention`, and return the type of its result."""
     require.same_dtype(require.floating, query=query, key=key, value=value)
     shapes = f"query {show(query.shape)}, key {show(key.shape)}, value {show(value.shape)}"
     rank = len(query.shape)
@@ -79,22 +86,27 @@ def _attention_type(
         raise InvalidShape(
             f"'query', 'key' and 'value' must be [batch...,heads,time,items], not {shapes}"
         )
-    *batch, heads, queries, items = query.shape
-    if differ(key.shape[-1], items):
+    *query_batch, heads, query_times, items = query.shape
+    *key_batch, key_heads, key_times, key_items = key.shape
+    *value_batch, value_heads, value_times, value_items = value.shape
+    if differ(key_items, items):
         raise InvalidShape(f"'query' and 'key' must have as many items: {shapes}")
-    if differ(key.shape[-2], value.shape[-2]) or differ(key.shape[-3], value.shape[-3]):
+    if differ(key_times, value_times) or differ(key_heads, value_heads):
         raise InvalidShape(f"'key' and 'value' must have as many heads and times: {shapes}")
-    if differ(heads % key.shape[-3], 0):
+    if differ(heads % key_heads, 0):
         raise InvalidShape(f"the heads of 'query' must be a multiple of those of 'key': {shapes}")
-    batch = broadcast_shapes(tuple(batch), key.shape[:-3], value.shape[:-3])
+    batch = broadcast_shapes(tuple(query_batch), tuple(key_batch), tuple(value_batch))
     if mask != ABSENT:
-        _require_mask(mask, (*batch, heads, queries, key.shape[-2]))
-    return TensorType((*batch, heads, queries, value.shape[-1]), query.dtype)
+        _require_mask(mask, (*batch, heads, query_times, key_times))
+    return TensorType((*batch, heads, query_times, value_items), query.dtype)
 
 
 def _attention_work(result: TensorType, key: TensorType, value: TensorType) -> int:
-    items = key.shape[-1] + value.shape[-1]
-    return volume(result.shape[:-1]) * max(key.shape[-2], value.shape[-2]) * items
+    """Return the multiply-adds of the two products, with the keys and with the values."""
+    *_, key_times, key_items = key.shape
+    *_, value_times, value_items = value.shape
+    query_count = volume(result.shape[:-1])
+    return query_count * max(key_times, value_times) * (key_items + value_items)
 
 
 @rules.rule("attention", _attention_type, work=_attention_work)
@@ -118,13 +130,16 @@ def attention(
     If `is_causal` is true, query t of T queries sees key s of S keys only if s <= t + S - T. If
     `from_first` is true too, the condition is s <= t instead, as in torch.
     """
-    query, keys, values = (jnp.asarray(x) for x in (query, key, value))
-    scale = scale or 1 / math.sqrt(query.shape[-1])
-    *batch, heads, times, items = query.shape
+    query_array = jnp.asarray(query)
+    keys = jnp.asarray(key)
+    values = jnp.asarray(value)
+    *batch, heads, times, items = query_array.shape
     key_heads = keys.shape[-3]
     groups = (key_heads, heads // key_heads)
-    queries = query.reshape(*batch, *groups, times, items)
-    scores = jnp.einsum("...hgtd,...hsd->...hgts", queries, keys, precision=ctx.precision) * scale
+    queries = query_array.reshape(*batch, *groups, times, items)
+    factor = scale or 1 / math.sqrt(items)
+    # h and g are the two axes of heads, t counts queries, s counts keys, and d counts items.
+    scores = jnp.einsum("...hgtd,...hsd->...hgts", queries, keys, precision=ctx.precision) * factor
     if mask is not False:
         scores = _masked(scores, _grouped(mask, scores.ndim, groups))
     if is_causal:
@@ -156,6 +171,7 @@ def _grouped(mask: Array, rank: int, groups: tuple[int, int]) -> Array:
 
 
 def _masked_softmax_type(input: TensorType, mask: TensorType) -> TensorType:
+    """Check the arguments of `masked_softmax`, and return the type of its result."""
     require.floating(input=input)
     if not input.shape:
         raise InvalidShape("'input' must have an axis to take the softmax over")
@@ -167,14 +183,16 @@ def _masked_softmax_type(input: TensorType, mask: TensorType) -> TensorType:
 def masked_softmax(input: Array, mask: Array, scale: float) -> Array:
     """Return softmax(input * scale + mask) over the last axis.
 
-    If the mask is logical, items where it is false count as -inf instead.
+    If the mask is logical, the items for which it is false count as -inf instead.
     """
-    input = jnp.asarray(input)
-    exponentials, total = _exponentials(_masked(widened(input) * scale, mask))
-    return (exponentials / total).astype(input.dtype)
+    x = jnp.asarray(input)
+    scores = _masked(widened(x) * scale, mask)
+    exponentials, total = _exponentials(scores)
+    return (exponentials / total).astype(x.dtype)
 
 
 def _rotary_type(input: TensorType, cos: TensorType, sin: TensorType) -> TensorType:
+    """Check the arguments of `rotary_embedding`, and return the type of its result."""
     require.same_dtype(require.floating, input=input, cos=cos, sin=sin)
     if not input.shape or differ(input.shape[-1] % 2, 0):
         raise InvalidShape(

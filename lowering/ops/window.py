@@ -36,6 +36,7 @@ from lowering.tracing import Context
 
 
 def _window_type(input: TensorType, **pool: Unpack[Pool]) -> TensorType:
+    """Check the arguments of `max_pool`, and return the type of its result."""
     require.ordered(input=input)
     require.one_of("border", pool["border"], POOL_BORDERS)
     require_attributes(len(input.shape), pool)
@@ -54,6 +55,7 @@ def pool_type(input: TensorType, **pool: Unpack[Pool]) -> TensorType:
 
 
 def _reverse_type(input: TensorType, output_shape: Shape, **pool: Unpack[Pool]) -> TensorType:
+    """Check the arguments of `debox`, and return the type of its result."""
     require.floating(input=input)
     require.one_of("border", pool["border"], POOL_BORDERS)
     require_attributes(len(input.shape), pool)
@@ -69,11 +71,16 @@ def _reverse_type(input: TensorType, output_shape: Shape, **pool: Unpack[Pool]) 
 
 
 def _reverse(shape: Shape, output_shape: Shape, **pool: Unpack[Pool]) -> Windows:
-    # If windows do not span the batch, the batch extent is that of the input, whatever
-    # `output_shape` says.
-    is_one_item = pool["size"][:1] in ((), (1,)) and pool["stride"][:1] in ((), (1,))
+    """Return the windows of a debox on an input of the shape `shape`.
+
+    If windows do not span the batch, the batch extent is that of the input, whatever
+    `output_shape` says.
+    """
+    has_size_1 = pool["size"][:1] in ((), (1,))
+    has_stride_1 = pool["stride"][:1] in ((), (1,))
     is_unpadded = pool["padding"][:1] in ((), ((0, 0),))
-    if output_shape and is_one_item and is_unpadded:
+    keeps_batch = has_size_1 and has_stride_1 and is_unpadded
+    if output_shape and keeps_batch:
         output_shape = (shape[0], *output_shape[1:])
     return reverse(shape, output_shape, **pool)
 
@@ -89,19 +96,20 @@ def box(ctx: Context, input: Array, normalize: bool, **pool: Unpack[Pool]) -> Ar
     x, padding = bordered(input, windows)
     # The sum may overflow float16 where the mean does not. Therefore the sum is computed in a wider
     # dtype.
-    wide = accumulator(x.dtype)
-    results = _sums(x.astype(wide), windows, windows.stride, padding)
+    sum_dtype = accumulator(x.dtype)
+    results = _sums(x.astype(sum_dtype), windows, windows.stride, padding)
     if normalize and windows.border == "ignore":
         # A window that lies only on padding has no cell to count. The divisor 1 gives it the mean
         # 0.
         counts = np.maximum(valid_counts(windows, ctx.fold), 1)
-        results = results / counts.astype(wide)
+        results = results / counts.astype(sum_dtype)
     elif normalize:
         results = results / windows.volume
     return results.astype(x.dtype)
 
 
 def _sums(x: Array, windows: Windows, stride: Shape, padding: Padding) -> Array:
+    """Return the sum of each window, for another stride and padding than `windows` has."""
     zero = np.array(0, x.dtype)
     return lax.reduce_window(
         x, zero, lax.add, windows.size, stride, padding, window_dilation=windows.dilation
@@ -118,7 +126,9 @@ def debox(input: Array, output_shape: Shape, normalize: bool, **pool: Unpack[Poo
     x, padding = spread(input, windows)
     # With zeros between the items, the sum over windows has stride 1 instead of the windows'
     # stride.
-    edges = [(p, q, s - 1) for (p, q), s in zip(padding, windows.stride, strict=True)]
+    edges: list[tuple[int, int, int]] = []
+    for (before, after), stride in zip(padding, windows.stride, strict=True):
+        edges.append((before, after, stride - 1))
     x = lax.pad(x, np.array(0, x.dtype), edges)
     total = _sums(x, windows, (1,) * x.ndim, ((0, 0),) * x.ndim)
     return total / windows.volume if normalize else total
@@ -134,7 +144,8 @@ def max_pool(input: Array, **pool: Unpack[Pool]) -> Array:
     x = jnp.asarray(input)
     windows = basic(input.shape, **pool)
     padding, border = windows.padding, windows.border
-    if any(d > 1 for d in windows.dilation):
+    is_dilated = any(dilation > 1 for dilation in windows.dilation)
+    if is_dilated:
         # `reduce_window` has no derivative in reverse mode for dilated windows.
         maximum, _ = window_max_and_index(x, windows, border)
         return maximum
@@ -157,8 +168,9 @@ def avg_pool(ctx: Context, input: Array, **pool: Unpack[Pool]) -> Array:
 def rms_pool(ctx: Context, input: Array, **pool: Unpack[Pool]) -> Array:
     """Return the root mean square of each window. Where the root is 0, its derivative is 0."""
     mean = avg_pool(ctx, jnp.square(input), **pool)
-    # The inner selection keeps the infinite derivative of the root at 0 out of the result.
-    return jnp.where(mean > 0, jnp.sqrt(jnp.where(mean > 0, mean, 1)), mean)
+    # This selection keeps the infinite derivative of the root at 0 out of the result.
+    positive = jnp.where(mean > 0, mean, 1)
+    return jnp.where(mean > 0, jnp.sqrt(positive), mean)
 
 
 def _index_type(input: TensorType, **pool: Unpack[Pool]) -> TensorType:
@@ -178,6 +190,7 @@ def argmax_pool(input: Array, **pool: Unpack[Pool]) -> Array:
 def _max_and_index_type(
     input: TensorType, first_axis: int = -1, **pool: Unpack[Pool]
 ) -> tuple[TensorType, TensorType]:
+    """Check the arguments of `max_pool_with_index`, and return the types of its results."""
     output = _window_type(input, **pool)
     if first_axis >= 0 and pool["border"] != "ignore":
         raise InvalidOperation(
@@ -248,22 +261,23 @@ def desample(input: Array, index: Array, output_shape: Shape, **pool: Unpack[Poo
     The cells of a window are numbered in row-major order.
     """
     windows = _reverse(input.shape, output_shape, **pool)
-    axes = zip(windows.downscaled, windows.stride, windows.dilated, strict=True)
-    covered = tuple([(count - 1) * stride + size for count, stride, size in axes])
+    covered: list[int] = []  # the shape that the windows span, with the padding
+    edges: list[tuple[int, int, int]] = []
+    for axis, count in enumerate(windows.downscaled):
+        extent = (count - 1) * windows.stride[axis] + windows.dilated[axis]
+        covered.append(extent)
+        # Cut off the cells on the padding, and add zeros that no window covers.
+        before, _ = windows.padding[axis]
+        edges.append((-before, windows.upscaled[axis] + before - extent, 0))
     is_cell = (index >= 0) & (index < windows.volume)
     zero = np.array(0, input.dtype)
     cells = jnp.zeros(covered, input.dtype)
     cells = cells.at[positions(index, windows)].add(jnp.where(is_cell, input, zero))
-    # Cut off the cells on the padding, and add zeros that no window covers.
-    edges: list[tuple[int, int, int]] = []
-    for upscaled, extent, (before, _) in zip(
-        windows.upscaled, covered, windows.padding, strict=True
-    ):
-        edges.append((-before, upscaled + before - extent, 0))
     return lax.pad(cells, zero, edges)
 
 
 def _require_index(index: TensorType, shape: Shape, whose: str) -> None:
+    """Refuse an index that has no integers, or another shape. `whose` shape is for the error."""
     require.integer(index=index)
     if shapes_differ(index.shape, shape):
         raise InvalidShape(
@@ -277,6 +291,7 @@ _WORK = 8
 
 
 def _adaptive_type(input: TensorType, output_size: Shape) -> TensorType:
+    """Check the arguments of `adaptive_avg_pool`, and return the type of its result."""
     require.floating(input=input)
     if len(output_size) != len(input.shape) - 2:
         raise InvalidShape(
@@ -292,14 +307,14 @@ def _adaptive_type(input: TensorType, output_size: Shape) -> TensorType:
 def _windows(ctx: Context, extent: int, count: int) -> NDArray[np.bool_]:
     """Return the mask (count, extent) of the indices in each of `count` windows along an axis.
 
-    The windows are those of torch's adaptive pools: window i of n covers the indices from
-    floor(i e / n) to before ceil((i + 1) e / n) of an extent e.
+    The windows are those of torch's adaptive pools. For an extent e, window i of n covers the
+    indices from floor(i e / n) to before ceil((i + 1) e / n).
     """
     ctx.fold(_WORK * count * extent)
-    i = np.arange(count)[:, None]
+    number = np.arange(count)[:, None]
     index = np.arange(extent)[None, :]
-    start = i * extent // count
-    end = -((-(i + 1) * extent) // count)  # (i + 1) * extent / count, rounded up
+    start = number * extent // count
+    end = -((-(number + 1) * extent) // count)  # (number + 1) * extent / count, rounded up
     return (index >= start) & (index < end)
 
 
@@ -336,13 +351,15 @@ def adaptive_max_pool(ctx: Context, input: Array, output_size: Shape) -> tuple[A
     indices = jnp.arange(int(np.prod(extents)), dtype=jnp.int32).reshape(extents)
     indices = jnp.broadcast_to(indices, x.shape)
     for axis, count in enumerate(output_size, 2):
-        windows = jnp.asarray(_windows(ctx, x.shape[axis], count))
-        shape = [1] * (x.ndim + 1)
-        shape[axis], shape[axis + 1] = windows.shape
-        within = windows.reshape(shape)
-        candidates = jnp.where(within, jnp.expand_dims(x, axis), lowest(x.dtype))
-        best = jnp.argmax(candidates, axis=axis + 1, keepdims=True)
+        mask = jnp.asarray(_windows(ctx, x.shape[axis], count))
+        # Put an axis of windows before the axis of items.
+        item_axis = axis + 1
+        mask_shape = [1] * (x.ndim + 1)
+        mask_shape[axis], mask_shape[item_axis] = mask.shape
+        is_in_window = mask.reshape(mask_shape)
+        candidates = jnp.where(is_in_window, jnp.expand_dims(x, axis), lowest(x.dtype))
         candidate_indices = jnp.broadcast_to(jnp.expand_dims(indices, axis), candidates.shape)
-        x = jnp.take_along_axis(candidates, best, axis + 1).squeeze(axis + 1)
-        indices = jnp.take_along_axis(candidate_indices, best, axis + 1).squeeze(axis + 1)
+        best = jnp.argmax(candidates, axis=item_axis, keepdims=True)
+        x = jnp.take_along_axis(candidates, best, item_axis).squeeze(item_axis)
+        indices = jnp.take_along_axis(candidate_indices, best, item_axis).squeeze(item_axis)
     return x, indices

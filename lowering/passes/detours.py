@@ -30,10 +30,16 @@ def run(program: Program, target: Target) -> Program:
 
 
 def _direct(closed: ClosedJaxpr, done: dict[int, tuple[ClosedJaxpr, ClosedJaxpr]]) -> ClosedJaxpr:
-    if id(closed) not in done:  # a function that is called twice stays one object
+    """Remove redundant reshapes, transpositions and conversions from a function.
+
+    `done` maps the id of each rewritten function to a pair: the original and the rewritten
+    function. With this map, a function that is called twice stays one object.
+    """
+    if id(closed) not in done:
         program = Program(closed).pruned().with_inner(lambda _, inner: _direct(inner, done))
         done[id(closed)] = closed, rewritten(program, _RULES).closed
-    return done[id(closed)][1]
+    _, direct = done[id(closed)]
+    return direct
 
 
 def _shapes(equation: Equation) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
@@ -56,12 +62,13 @@ def _keeps_items(equation: Equation) -> bool:
     if shapes is None:
         return False
     name = primitive(equation)
+    if name == "transpose":
+        return False
     # A reshape with `dimensions` permutes axes first. The `dimensions` of a squeeze are the axes
     # that it removes.
-    has_order = equation.params.get("dimensions") is not None and name != "squeeze"
-    reorders = name == "transpose" or has_order
-    may_keep = facts(equation).shapes or name == "reduce_sum"
-    if reorders or not may_keep:
+    if name != "squeeze" and equation.params.get("dimensions") is not None:
+        return False
+    if name != "reduce_sum" and not facts(equation).shapes:
         return False
     operand_shape, result_shape = shapes
     return volume(operand_shape) == volume(result_shape) > 0
@@ -74,25 +81,25 @@ def _reshaped(matcher: Matcher, equation: Equation) -> Rewrite:
     A sum over axes of extent 1 becomes a reshape too.
     """
     if not _keeps_items(equation):
-        if primitive(equation) == "broadcast_in_dim":
-            return _broadcast(matcher, equation)
-        return None
+        is_broadcast = primitive(equation) == "broadcast_in_dim"
+        return _broadcast(matcher, equation) if is_broadcast else None
     (operand,) = equation.invars
     maker = matcher.maker(operand)
-    source = maker.invars[0] if maker and _keeps_items(maker) else operand
+    follows_reshape = maker is not None and _keeps_items(maker)
+    source = maker.invars[0] if maker and follows_reshape else operand
     if is_literal(source):
         return None
     shape = tuple(equation.outvars[0].aval.shape)
     if tuple(source.aval.shape) == shape:
         return source
-    if source is operand and primitive(equation) != "reduce_sum":
+    if not follows_reshape and primitive(equation) != "reduce_sum":
         return None
     params = {"new_sizes": shape, "dimensions": None, "sharding": None}
     return equation.replace(primitive=lax.reshape_p, invars=[source], params=params)
 
 
 def _broadcast(matcher: Matcher, equation: Equation) -> Rewrite:
-    """Broadcast the operand of a reshape instead of its result.
+    """Broadcast the operand of a reshape, instead of the result of the reshape.
 
     The reshape must only add or remove axes of extent 1.
     """
@@ -102,24 +109,26 @@ def _broadcast(matcher: Matcher, equation: Equation) -> Rewrite:
     shapes = _shapes(maker)
     if shapes is None:
         return None
-    source_shape, reshaped = shapes
-    if [n for n in source_shape if n != 1] != [n for n in reshaped if n != 1]:
+    source_shape, reshaped_shape = shapes
+    if [n for n in source_shape if n != 1] != [n for n in reshaped_shape if n != 1]:
         return None
-    axes = equation.params["broadcast_dimensions"]
-    long_axes = iter([axis for axis, n in zip(axes, reshaped, strict=True) if n != 1])
-    # For each axis of the source, the axis of the result.
+    result_axes = equation.params["broadcast_dimensions"]
+    pairs = zip(result_axes, reshaped_shape, strict=True)
+    long_result_axes = [axis for axis, extent in pairs if extent != 1]
+    # The axis of the result for each axis of the source. An axis of extent 1 gets the axis of the
+    # result that follows the previous one.
     new_axes: list[int] = []
     next_axis = 0
-    for n in source_shape:
-        axis = next_axis if n == 1 else next(long_axes)
+    for extent in source_shape:
+        axis = next_axis if extent == 1 else long_result_axes.pop(0)
         new_axes.append(axis)
         next_axis = axis + 1
     rank = len(equation.params["shape"])
     is_increasing = sorted(set(new_axes)) == new_axes
     if not is_increasing or next_axis > rank:
         return None
-    changed = {**equation.params, "broadcast_dimensions": tuple(new_axes)}
-    return equation.replace(invars=[maker.invars[0]], params=changed)
+    params = {**equation.params, "broadcast_dimensions": tuple(new_axes)}
+    return equation.replace(invars=[maker.invars[0]], params=params)
 
 
 @_RULES("cond")
@@ -128,10 +137,10 @@ def _chosen(matcher: Matcher, equation: Equation) -> Rewrite:
 
     The branch for the other platforms must return this operand without a computation.
     """
-    choices = equation.params.get("branches_platforms") or ()
-    if sorted(map(str, choices)) != ["('cpu',)", "None"]:
+    platforms = equation.params.get("branches_platforms") or ()
+    if sorted(map(str, platforms)) != ["('cpu',)", "None"]:
         return None
-    branch = Program(equation.params["branches"][choices.index(None)])
+    branch = Program(equation.params["branches"][platforms.index(None)])
     if branch.equations or len(branch.results) != 1:
         return None
     (result,) = branch.results
@@ -163,54 +172,53 @@ def _converted(matcher: Matcher, equation: Equation) -> Rewrite:
 
 
 def _widens(source: np.dtype[Any], result: np.dtype[Any]) -> bool:
+    """Tell whether a conversion is from 16 bits to float32."""
     return source in (jnp.bfloat16, jnp.float16) and result == np.float32
 
 
 @_RULES(CONVOLUTION)
 def _narrow(matcher: Matcher, equation: Equation) -> Rewrite:
-    """Remove conversions of a product's or convolution's operands from 16 bits to float32.
+    """Let a product or convolution read 16-bit operands instead of their conversions to float32.
 
     XLA multiplies 16-bit operands in float32 in any case. Both operands must be converted.
     """
     (result,) = equation.outvars
     sources: list[Atom] = []
     for operand in equation.invars:
-        before = matcher.maker(operand, "convert_element_type")
-        source = before.invars[0] if before else operand
+        conversion = matcher.maker(operand, "convert_element_type")
+        source = conversion.invars[0] if conversion else operand
         if is_literal(source) or not _widens(source.aval.dtype, result.aval.dtype):
             return equation
         sources.append(source)
     precision = equation.params["precision"]
     is_plain = precision is None or isinstance(precision, tuple | lax.Precision)
-    has_one_dtype = len({source.aval.dtype for source in sources}) == 1
-    if not has_one_dtype or not is_plain:
+    dtypes = {source.aval.dtype for source in sources}
+    if len(dtypes) > 1 or not is_plain:
         return equation
-    changed = {**equation.params, "preferred_element_type": result.aval.dtype}
-    return equation.replace(invars=sources, params=changed)
+    params = {**equation.params, "preferred_element_type": result.aval.dtype}
+    return equation.replace(invars=sources, params=params)
 
 
 @_RULES(PRODUCT)
 def _product(matcher: Matcher, equation: Equation) -> Rewrite:
     """Merge transpositions of a product's operands into the dimension numbers of the product."""
-    # A pair for each operand: its summed axes and its batch axes.
-    by_operand = [*zip(*equation.params["dimension_numbers"], strict=True)]
+    summed_axes, batch_axes = map(list, equation.params["dimension_numbers"])
     operands = list(equation.invars)
     for index, operand in enumerate(operands):
         transposition = matcher.maker(operand, "transpose")
         if transposition is None:
             continue
         source_axes = transposition.params["permutation"]
-        sums, batch = by_operand[index]
-        free = [source for axis, source in enumerate(source_axes) if axis not in (*sums, *batch)]
+        numbered_axes = (*summed_axes[index], *batch_axes[index])
+        free = [source for axis, source in enumerate(source_axes) if axis not in numbered_axes]
         is_order_unchanged = free == sorted(free)
         if is_order_unchanged:
             operands[index] = transposition.invars[0]
-            source_sums = tuple(source_axes[axis] for axis in sums)
-            source_batch = tuple(source_axes[axis] for axis in batch)
-            by_operand[index] = source_sums, source_batch
-    numbers = tuple(zip(*by_operand, strict=True))
-    changed = {**equation.params, "dimension_numbers": numbers}
-    return _narrow(matcher, equation.replace(invars=operands, params=changed))
+            summed_axes[index] = tuple(source_axes[axis] for axis in summed_axes[index])
+            batch_axes[index] = tuple(source_axes[axis] for axis in batch_axes[index])
+    numbers = tuple(summed_axes), tuple(batch_axes)
+    params = {**equation.params, "dimension_numbers": numbers}
+    return _narrow(matcher, equation.replace(invars=operands, params=params))
 
 
 @_RULES("transpose")
@@ -219,14 +227,14 @@ def _transposed(matcher: Matcher, equation: Equation) -> Rewrite:
     (operand,) = equation.invars
     conversion = matcher.maker(operand, "convert_element_type")
     source = conversion.invars[0] if conversion else operand
-    before = matcher.maker(source, "transpose")
-    if before is None or is_literal(before.invars[0]):
+    earlier = matcher.maker(source, "transpose")
+    if earlier is None or is_literal(earlier.invars[0]):
         return None
-    first = before.params["permutation"]
+    first = earlier.params["permutation"]
     second = equation.params["permutation"]
     are_inverse = [first[axis] for axis in second] == sorted(first)
     if not are_inverse:
         return None
     if conversion is None:
-        return before.invars[0]
-    return conversion.replace(invars=before.invars, outvars=equation.outvars)
+        return earlier.invars[0]
+    return conversion.replace(invars=earlier.invars, outvars=equation.outvars)

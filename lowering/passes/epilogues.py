@@ -38,17 +38,16 @@ def run(program: Program, target: Target) -> Program:
 def _bounded(matcher: Matcher, equation: Equation) -> Rewrite:
     """Replace `select(x <= 0, 0, x)` by `max(x, 0)`, and `select(x > 6, 6, x)` by `min(x, 6)`."""
     condition, *cases = equation.invars
-    compared = matcher.maker(condition, *_BOUNDED_BY)
-    if compared is None or len(cases) != 2:
+    comparison = matcher.maker(condition, *_BOUNDED_BY)
+    if comparison is None or len(cases) != 2:
         return None
-    x, bound = cases
-    left, right = compared.invars
+    x, bound = cases  # the case of a false condition comes first
+    left, right = comparison.invars
     number = matcher.number(bound)
     if left is not x or number is None or matcher.number(right) != number:
         return None
-    return equation.replace(
-        primitive=_BOUNDED_BY[primitive(compared)], invars=[x, bound], params={}
-    )
+    bounded = _BOUNDED_BY[primitive(comparison)]
+    return equation.replace(primitive=bounded, invars=[x, bound], params={})
 
 
 @_RULES("convert_element_type")
@@ -62,15 +61,15 @@ def _narrow(matcher: Matcher, equation: Equation) -> Rewrite:
     (result,) = equation.outvars
     dtype = result.aval.dtype
     addition = matcher.maker(operand, "add")
-    product, bias = addition.invars if addition else (operand, None)
-    convolution = matcher.maker(product, CONVOLUTION)
+    sums, *biases = addition.invars if addition else [operand]
+    convolution = matcher.maker(sums, CONVOLUTION)
     if convolution is None or dtype not in _NARROW:
         return None
-    biases = [] if bias is None else [bias]
-    has_late_bias = not all(map(matcher.is_known, biases))
-    has_other_readers = not (matcher.is_read_once(product) and matcher.is_read_once(operand))
+    if not matcher.is_read_once(sums) or not matcher.is_read_once(operand):
+        return None
+    is_bias_known = all(map(matcher.is_known, biases))
     is_mixed = any(v.aval.dtype != dtype for v in convolution.invars)
-    if has_late_bias or has_other_readers or is_mixed:
+    if not is_bias_known or is_mixed:
         return None
     params = convolution.params | {"preferred_element_type": dtype}
 

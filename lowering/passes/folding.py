@@ -14,7 +14,7 @@ from jax import Array, lax
 
 from lowering.extents import at_least
 from lowering.jaxpr_types import Atom, Equation
-from lowering.jaxprs import CONVOLUTION, is_literal, primitive
+from lowering.jaxprs import CONVOLUTION, primitive
 from lowering.kernels.levels import NOTE
 from lowering.program import Computed, Matcher, Program, in_loops, rewritten
 from lowering.targets.target import Target
@@ -30,7 +30,7 @@ def run(program: Program, target: Target) -> Program:
     return rewritten(program, {"add": _shifted, "sub": _shifted, "mul": _scaled, "div": _scaled})
 
 
-def _parts(matcher: Matcher, operand: Atom) -> tuple[Equation, Atom | None] | None:
+def _convolution_and_offset(matcher: Matcher, operand: Atom) -> tuple[Equation, Atom | None] | None:
     """Return the convolution and the offset whose sum is `operand`, or None for other operands.
 
     The offset is None if the operand is the result of the convolution itself. Nothing else may
@@ -38,10 +38,11 @@ def _parts(matcher: Matcher, operand: Atom) -> tuple[Equation, Atom | None] | No
     """
     if not matcher.is_read_once(operand):
         return None
-    convolution = matcher.maker(operand, CONVOLUTION)
-    addition = matcher.maker(operand, "add")
     offset = None
-    if addition is not None:
+    addition = matcher.maker(operand, "add")
+    if addition is None:
+        convolution = matcher.maker(operand, CONVOLUTION)
+    else:
         summand, offset = addition.invars
         if not matcher.is_read_once(summand):
             return None
@@ -50,8 +51,8 @@ def _parts(matcher: Matcher, operand: Atom) -> tuple[Equation, Atom | None] | No
             return None
     if convolution is None or convolution.params["batch_group_count"] != 1:
         return None
-    x, filter = convolution.invars
-    if matcher.is_known(x) or not matcher.is_known(filter):
+    input, filter = convolution.invars
+    if matcher.is_known(input) or not matcher.is_known(filter):
         return None
     return convolution, offset
 
@@ -59,27 +60,28 @@ def _parts(matcher: Matcher, operand: Atom) -> tuple[Equation, Atom | None] | No
 def _factor(matcher: Matcher, convolution: Equation, operand: Atom) -> Atom | None:
     """Return the tensor whose broadcast is `operand`, if it is constant within each output channel.
 
-    The tensor has one item for each output channel of the convolution, or a single item. None
-    is returned if the operand has several items along other axes, or depends on more than
+    The tensor has one item for each output channel of the convolution, or a single item. Return
+    None if the operand has several items along other axes, or if it depends on more than
     parameters.
     """
-    channel = convolution.params["dimension_numbers"].out_spec[1]
-    return _source(matcher, operand, channel) if matcher.is_known(operand) else None
+    channel_axis = convolution.params["dimension_numbers"].out_spec[1]
+    return _source(matcher, operand, channel_axis) if matcher.is_known(operand) else None
 
 
 def _operands(matcher: Matcher, equation: Equation) -> tuple[Equation, Atom | None, Atom] | None:
     """Split an equation's operands: a convolution, the offset that is added to it, and a factor.
 
-    The factor is the other operand of the equation, before it is broadcast. The offset is None
-    if nothing is added to the convolution. None is returned if neither operand is a
-    convolution, or if the other is no factor of its channels.
+    One operand of the equation is the convolution, with or without an added offset. The offset is
+    None if nothing is added. The factor is the other operand of the equation, before it is
+    broadcast. Return None if neither operand is a convolution, or if the other operand differs
+    within an output channel.
     """
     left, right = equation.invars
     pairs = [(left, right)]
     if primitive(equation) in ("add", "mul"):
         pairs.append((right, left))
-    for product, other in pairs:
-        parts = _parts(matcher, product)
+    for shifted, other in pairs:
+        parts = _convolution_and_offset(matcher, shifted)
         if parts is None:
             continue
         convolution, offset = parts
@@ -95,17 +97,17 @@ def _shifted(matcher: Matcher, equation: Equation) -> Computed | None:
     if operands is None:
         return None
     convolution, offset, summand = operands
-    is_negative = primitive(equation) == "sub"
-    if offset is None and not is_negative:
+    is_subtraction = primitive(equation) == "sub"
+    if offset is None and not is_subtraction:
         return None
     (result,) = convolution.outvars
-    channel = convolution.params["dimension_numbers"].out_spec[1]
+    channel_axis = convolution.params["dimension_numbers"].out_spec[1]
 
     def add_total(x: Array, summand: Array, *offsets: Array) -> Array:
-        total = -_flat(summand) if is_negative else _flat(summand)
+        total = -_flat(summand) if is_subtraction else _flat(summand)
         for offset in offsets:
             total = _flat(offset) + total
-        return x + _along(total, x, channel)
+        return x + _along(total, x, channel_axis)
 
     return Computed(add_total, [result, summand, *_offsets(matcher, convolution, offset)])
 
@@ -113,8 +115,8 @@ def _shifted(matcher: Matcher, equation: Equation) -> Computed | None:
 def _scaled(matcher: Matcher, equation: Equation) -> Computed | None:
     """Scale a convolution's filter and offset instead of its result.
 
-    If parameters are not prepared, the filter is scaled in each call. In this case it must not
-    have more items than the result.
+    If the program does not prepare values, the filter is scaled in each call. In this case the
+    filter must not have more items than the result.
     """
     operands = _operands(matcher, equation)
     if operands is None:
@@ -122,9 +124,9 @@ def _scaled(matcher: Matcher, equation: Equation) -> Computed | None:
     convolution, offset, factor = operands
     x, filter = convolution.invars
     (result,) = equation.outvars
-    items = math.prod(result.aval.shape)
-    filter_items = math.prod(filter.aval.shape)
-    is_cheap = matcher.program.prepares or at_least(items, filter_items)
+    result_size = math.prod(result.aval.shape)
+    filter_size = math.prod(filter.aval.shape)
+    is_cheap = matcher.program.prepares or at_least(result_size, filter_size)
     if not is_cheap:
         return None
     numbers = convolution.params["dimension_numbers"]
@@ -145,6 +147,7 @@ def _scaled(matcher: Matcher, equation: Equation) -> Computed | None:
 
 
 def _offsets(matcher: Matcher, convolution: Equation, offset: Atom | None) -> list[Atom]:
+    """Return the tensor whose broadcast is `offset` in a list, or an empty list without offset."""
     if offset is None:
         return []
     source = _factor(matcher, convolution, offset)
@@ -152,30 +155,35 @@ def _offsets(matcher: Matcher, convolution: Equation, offset: Atom | None) -> li
 
 
 def _flat(items: Array) -> Array:
+    """Reshape an array to a vector, or to a scalar if it has one item."""
     items = jnp.asarray(items)
     return items.reshape(()) if items.size == 1 else items.reshape(-1)
 
 
 def _along(items: Array, x: Array, axis: int) -> Array:
+    """Reshape a vector so that its items lie along an axis of x. A scalar stays a scalar."""
     if not items.ndim:
         return items
-    return items.reshape(*(1,) * axis, -1, *(1,) * (x.ndim - 1 - axis))
+    shape = [1] * x.ndim
+    shape[axis] = -1
+    return items.reshape(shape)
 
 
 def _source(matcher: Matcher, operand: Atom, axis: int) -> Atom | None:
     """Return a tensor whose broadcasts give `operand`, with several items only along `axis`.
 
-    `axis` is an axis of the operand. None is returned if there is no such tensor.
+    `axis` is an axis of the operand. Return None if there is no such tensor.
     """
-    shape = operand.aval.shape
-    maker = matcher.maker(operand, "broadcast_in_dim")
-    if all(n == 1 or i == axis for i, n in enumerate(shape)):
+    if all(extent == 1 or i == axis for i, extent in enumerate(operand.aval.shape)):
         return operand
-    if is_literal(operand) or maker is None or len(maker.invars) != 1:
+    broadcast = matcher.maker(operand, "broadcast_in_dim")
+    if broadcast is None or len(broadcast.invars) != 1:
         return None
-    (source,) = maker.invars
-    axes = maker.params["broadcast_dimensions"]
-    extents = source.aval.shape
-    if all(n == 1 or axes[i] == axis for i, n in enumerate(extents)):
+    (source,) = broadcast.invars
+    operand_axes = broadcast.params["broadcast_dimensions"]
+    pairs = zip(operand_axes, source.aval.shape, strict=True)
+    if all(extent == 1 or operand_axis == axis for operand_axis, extent in pairs):
         return source
-    return _source(matcher, source, axes.index(axis)) if axis in axes else None
+    if axis not in operand_axes:
+        return None
+    return _source(matcher, source, operand_axes.index(axis))

@@ -22,20 +22,23 @@ def run(program: Program, target: Target) -> Program:
 
 
 def _gated(matcher: Matcher, equation: Equation) -> Computed | None:
+    """Compute y * logistic(x) as a quotient, or return None for other products."""
     (result,) = equation.outvars
-    for gate, factor in (equation.invars, equation.invars[::-1]):
-        maker = matcher.maker(gate, "logistic")
-        if maker is None or not matcher.is_read_once(gate) or matcher.is_known(gate):
+    left, right = equation.invars
+    for gate, factor in ((left, right), (right, left)):
+        logistic = matcher.maker(gate, "logistic")
+        if logistic is None or not matcher.is_read_once(gate) or matcher.is_known(gate):
             continue
-        (x,) = maker.invars
+        (x,) = logistic.invars
         # A gate that is broadcast has few items before the broadcast, where its function is
         # cheaper.
-        is_repeated = matcher.maker(x, "broadcast_in_dim") is not None
-        is_full = x.aval.shape == result.aval.shape and not is_repeated
+        is_broadcast = matcher.maker(x, "broadcast_in_dim") is not None
+        is_full = x.aval.shape == result.aval.shape and not is_broadcast
         if x.aval.dtype == jnp.float32 and is_full:
             return Computed(_quotient, [factor, x])
     return None
 
 
 def _quotient(y: Array, x: Array) -> Array:
+    """Return y * logistic(x)."""
     return y / (1 + jnp.exp(-x))

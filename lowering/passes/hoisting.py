@@ -25,17 +25,22 @@ def run(program: Program, target: Target) -> Program:
 
 
 def _hoisted(body: Program, equation: Equation) -> Computed | None:
+    """Return a loop that computes values which all iterations share before the iterations.
+
+    Return None if there are no such values. `body` is the body of the loop in `equation`.
+    """
     if all(map(body.is_late, body.equations)):
         return None
     parts = split(body)
 
     def prepare_and_scan(*operands: Array) -> list[Array]:
         constants, start, stacks = jaxprs.scan_parts(equation, operands)
-        values = parts.prepare(constants)
+        shared_values = parts.prepare(constants)
+        shared_count = len(shared_values)
 
         def step(*arguments: Array) -> list[Array]:
-            return parts.call(arguments[: len(values)], arguments[len(values) :])
+            return parts.call(arguments[:shared_count], arguments[shared_count:])
 
-        return jaxprs.scanned(equation, step, values, start, stacks)
+        return jaxprs.scanned(equation, step, shared_values, start, stacks)
 
     return Computed(prepare_and_scan, equation.invars)

@@ -13,18 +13,20 @@ from lowering.targets.target import Target
 def run(program: Program, target: Target) -> Program:
     """Replace calls of functions by their equations, and choices between platforms by one branch.
 
-    The branch is that of the target's platform. If the target keeps derivatives, functions with
-    custom derivatives stay calls. If it has kernels, barriers before products are removed.
+    A choice becomes the branch of the target's platform. If the target keeps derivatives, functions
+    with custom derivatives stay calls. If the target has kernels, barriers before products are
+    removed.
     """
-    keeps = target.keeps_derivatives
-    closed = jaxprs.spliced(program.closed, target.platform, keeps_derivatives=keeps)
+    closed = jaxprs.spliced(
+        program.closed, target.platform, keeps_derivatives=target.keeps_derivatives
+    )
     program = program.with_closed(closed)
     if not target.has_kernels:
         return program
-    return rewritten(program, {PRODUCT: _bare})
+    return rewritten(program, {PRODUCT: _without_barrier})
 
 
-def _bare(matcher: Matcher, equation: Equation) -> Rewrite:
+def _without_barrier(matcher: Matcher, equation: Equation) -> Rewrite:
     """Remove a barrier before the left operand of a product. Kernels add barriers themselves."""
     left, right = equation.invars
     barrier = matcher.maker(left, "optimization_barrier")

@@ -47,8 +47,8 @@ class _SumOfSlice(NamedTuple):
 def run(program: Program, target: Target) -> Program:
     """Add terms to a whole tensor before it is sliced, instead of to each of its slices.
 
-    This needs that all slices of the tensor are added to slices of one other tensor, or to
-    vectors.
+    This requires that all slices of the tensor are added to slices of one other tensor, or that
+    all of them are added to vectors.
     """
     groups: defaultdict[object, list[_SumOfSlice]] = defaultdict(list)
     for equation in program.equations:
@@ -57,13 +57,13 @@ def run(program: Program, target: Target) -> Program:
             other_source = sum.other.source if isinstance(sum.other, _Slice) else None
             dtype = equation.outvars[0].aval.dtype
             groups[sum.slice.source, other_source, dtype].append(sum)
-    sums_by_first = {id(sums[0].equation): sums for sums in groups.values() if _cover(sums)}
-    if not sums_by_first:
+    group_by_first = {id(group[0].equation): group for group in groups.values() if _cover(group)}
+    if not group_by_first:
         return program
 
     def join_sums(matcher: Matcher, equation: Equation) -> Computed | None:
-        sums = sums_by_first.get(id(matcher.original))
-        return None if sums is None else _joined(sums)
+        group = group_by_first.get(id(matcher.original))
+        return None if group is None else _joined(group)
 
     # Early equations are moved to the front, since all vectors must be computed before the first
     # sum.
@@ -71,6 +71,7 @@ def run(program: Program, target: Target) -> Program:
 
 
 def _sum(program: Program, equation: Equation) -> _SumOfSlice | None:
+    """Return the sum that an equation computes, or None if it adds no slice."""
     if primitive(equation) != "add":
         return None
     (result,) = equation.outvars
@@ -78,17 +79,19 @@ def _sum(program: Program, equation: Equation) -> _SumOfSlice | None:
     left_slice = _slice(program, left) if _has_type_of(result, left) else None
     right_slice = _slice(program, right) if _has_type_of(result, right) else None
     if left_slice and right_slice:
-        has_same_bounds = left_slice[1:] == right_slice[1:]
+        has_same_start = left_slice.start == right_slice.start
+        has_same_stop = left_slice.stop == right_slice.stop
         has_same_shape = left_slice.source.aval.shape == right_slice.source.aval.shape
-        if has_same_bounds and has_same_shape:
+        if has_same_start and has_same_stop and has_same_shape:
             return _SumOfSlice(equation, left_slice, right_slice)
         return None
-    for piece, other in ((left_slice, right), (right_slice, left)):
-        if piece and not is_literal(other) and other in program.early:
-            extent = piece.stop - piece.start
-            is_vector = math.prod(other.aval.shape) == extent == other.aval.shape[-1]
-            if is_vector and result.aval.shape[-1] == extent:
-                return _SumOfSlice(equation, piece, other)
+    for slice, other in ((left_slice, right), (right_slice, left)):
+        if slice is None or is_literal(other) or other not in program.early:
+            continue
+        extent = slice.stop - slice.start
+        is_vector = math.prod(other.aval.shape) == extent == other.aval.shape[-1]
+        if is_vector and result.aval.shape[-1] == extent:
+            return _SumOfSlice(equation, slice, other)
     return None
 
 
@@ -97,20 +100,20 @@ def _has_type_of(result: Atom, operand: Atom) -> bool:
 
 
 def _slice(program: Program, operand: Atom) -> _Slice | None:
-    """Return the slice along the last axis that `operand` is, or None if it is no such slice.
+    """Return the slice along a last axis that gives `operand`, or None if no slice gives it.
 
     After the slice, axes of extent 1 may have been added or removed, and the items may have
     been converted once.
     """
-    conversions = 0
+    conversion_count = 0
     while not is_literal(operand):
         maker = program.makers.get(operand)
         if maker is None:
             return None
         if primitive(maker) == "slice":
-            return _along_last(maker) if conversions < 2 else None
+            return _along_last(maker) if conversion_count < 2 else None
         if primitive(maker) == "convert_element_type":
-            conversions += 1
+            conversion_count += 1
         elif primitive(maker) == "transpose" or not facts(maker).shapes:
             return None
         source = maker.invars[0]
@@ -121,49 +124,55 @@ def _slice(program: Program, operand: Atom) -> _Slice | None:
 
 
 def _long_extents(operand: Atom) -> list[int]:
-    return [n for n in operand.aval.shape if n != 1]
+    """Return the shape of an operand without axes of extent 1."""
+    return [extent for extent in operand.aval.shape if extent != 1]
 
 
 def _along_last(equation: Equation) -> _Slice | None:
-    """Return the slice that a slice equation computes, or None if it also cuts other axes."""
+    """Return the slice that a slice equation computes, or None if it also cuts other axes.
+
+    None is also returned for a slice with strides.
+    """
     (source,) = equation.invars
-    starts = equation.params["start_indices"]
-    stops = equation.params["limit_indices"]
+    *other_starts, start = equation.params["start_indices"]
+    *other_stops, stop = equation.params["limit_indices"]
     strides = equation.params["strides"] or ()
     is_strided = any(stride != 1 for stride in strides)
-    cuts_others = any(starts[:-1]) or stops[:-1] != source.aval.shape[:-1]
-    if cuts_others or is_strided:
+    *other_extents, _ = source.aval.shape
+    cuts_other_axes = any(other_starts) or other_stops != other_extents
+    if cuts_other_axes or is_strided:
         return None
-    return _Slice(source, starts[-1], stops[-1])
+    return _Slice(source, start, stop)
 
 
 def _cover(sums: Sequence[_SumOfSlice]) -> bool:
     """Tell whether the slices of the sums cover their source completely, without overlap."""
     if len(sums) < 2:
         return False
-    end = 0
-    for start, stop in sorted([(x.slice.start, x.slice.stop) for x in sums]):
-        if start != end:
+    previous_stop = 0
+    for start, stop in sorted((sum.slice.start, sum.slice.stop) for sum in sums):
+        if start != previous_stop:
             return False
-        end = stop
-    return end == sums[0].slice.source.aval.shape[-1]
+        previous_stop = stop
+    return previous_stop == sums[0].slice.source.aval.shape[-1]
 
 
 def _joined(sums: Sequence[_SumOfSlice]) -> Computed:
     """Return a computation of the sum of whole tensors, sliced to the results of all the sums."""
-    ordered = sorted(sums, key=lambda x: x.slice.start)
+    ordered = sorted(sums, key=lambda sum: sum.slice.start)
     first = ordered[0]
     if isinstance(first.other, _Slice):
         addends = [first.other.source]
     else:
-        addends = [x.other for x in ordered if not isinstance(x.other, _Slice)]
-    results = [x.equation.outvars[0] for x in ordered]
+        addends = [sum.other for sum in ordered if not isinstance(sum.other, _Slice)]
+    results = [sum.equation.outvars[0] for sum in ordered]
     dtype = results[0].aval.dtype
 
     def add_and_slice(x: Array, *summands: Array) -> list[Array]:
         summand = summands[0]
         if len(summands) > 1:
-            vectors = [jnp.reshape(y, along(x.ndim - 1, x.ndim)) for y in summands]
+            shape = along(x.ndim - 1, x.ndim)
+            vectors = [jnp.reshape(vector, shape) for vector in summands]
             summand = jnp.concatenate(vectors, -1)
         total = x.astype(dtype) + summand.astype(dtype)
         parts: list[Array] = []

@@ -27,14 +27,19 @@ def run(program: Program, target: Target) -> Program:
 
 
 def _removed(program: Program) -> Program:
+    """Remove conversions from 32 to 16 bits and back, in a program and in its loops."""
     return rewritten(program, _RULES).with_bodies(_removed)
 
 
 @_RULES("convert_element_type")
 def _wide(matcher: Matcher, equation: Equation) -> Rewrite:
-    (operand,), (result,) = equation.invars, equation.outvars
-    before = matcher.maker(operand, "convert_element_type")
-    if before is None or is_literal(before.invars[0]) or result.aval.dtype != jnp.float32:
+    """Return the float32 operand of an earlier conversion, if this one converts back to float32."""
+    (operand,) = equation.invars
+    (result,) = equation.outvars
+    earlier = matcher.maker(operand, "convert_element_type")
+    if earlier is None or result.aval.dtype != jnp.float32:
         return None
-    (source,) = before.invars
-    return source if source.aval.dtype == jnp.float32 else None
+    (source,) = earlier.invars
+    if is_literal(source) or source.aval.dtype != jnp.float32:
+        return None
+    return source

@@ -58,10 +58,10 @@ def _merged(program: Program, is_chosen: Callable[[Equation], bool]) -> Program:
     groups: dict[object, list[Equation]] = defaultdict(list)
     for equation in program.equations:
         if is_layer(equation, program.early) and is_chosen(equation):
-            ((sums, _), _) = equation.params["dimension_numbers"]
+            (input_axes, _), _ = equation.params["dimension_numbers"]
             input = equation.invars[0]
-            key = first_equal.get(input, input), sums, str(sorted(kind_of(equation).items()))
-            groups[key].append(equation)
+            kind = str(sorted(kind_of(equation).items()))
+            groups[first_equal.get(input, input), input_axes, kind].append(equation)
     group_by_first = {id(group[0]): group for group in groups.values() if len(group) > 1}
     if not group_by_first:
         return program
@@ -89,28 +89,30 @@ def is_layer(equation: Equation, early: frozenset[Atom]) -> bool:
     if primitive(equation) != PRODUCT:
         return False
     input, matrix = equation.invars
-    ((sums, _), (batch, _)) = equation.params["dimension_numbers"]
+    (input_axes, _), (input_batch_axes, _) = equation.params["dimension_numbers"]
     is_input_late = not is_literal(input) and input not in early
     is_matrix_early = is_literal(matrix) or matrix in early
-    is_matrix_product = len(matrix.aval.shape) == 2 and len(sums) == 1 and not batch
+    sums_one_axis = len(input_axes) == 1 and not input_batch_axes
+    is_matrix_product = len(matrix.aval.shape) == 2 and sums_one_axis
     return is_input_late and is_matrix_early and is_matrix_product
 
 
 def _first_equal(program: Program) -> dict[Atom, Variable]:
-    """Map the result of each reshape to the result of the first equal reshape of the same variable.
+    """Map the result of each reshape to the result of the first equal reshape.
 
-    Reshapes are equal if they have one primitive, one operand and equal parameters.
+    Two reshapes are equal if they have the same primitive, operand and parameters.
     """
     first_by_key: dict[object, Variable] = {}
     first_equal: dict[Atom, Variable] = {}
 
-    def key_of(operand: Atom) -> object:
+    def operand_key(operand: Atom) -> object:
         return id(operand) if is_literal(operand) else first_equal.get(operand, operand)
 
     for equation in program.equations:
         if facts(equation).shapes:
-            operands = tuple(map(key_of, equation.invars))
-            key = equation.primitive, operands, tuple(sorted(equation.params.items(), key=str))
+            operands = tuple(map(operand_key, equation.invars))
+            params = tuple(sorted(equation.params.items(), key=str))
+            key = equation.primitive, operands, params
             (result,) = equation.outvars
             first_equal[result] = first_by_key.setdefault(key, result)
     return first_equal
@@ -121,26 +123,26 @@ def _joined(equation: Equation, group: Sequence[Equation]) -> Computed:
 
     `group` has the equations of the separate products, of which `equation` is the first.
     """
-    (sums, _), _ = equation.params["dimension_numbers"]
-    # The summed axis of each matrix.
-    summed_axes: list[int] = []
+    (input_axes, _), _ = equation.params["dimension_numbers"]
+    summed_matrix_axes: list[int] = []
     for product in group:
-        (_, (axis,)), _ = product.params["dimension_numbers"]
-        summed_axes.append(axis)
+        (_, (matrix_axis,)), _ = product.params["dimension_numbers"]
+        summed_matrix_axes.append(matrix_axis)
 
     def multiply_and_slice(x: Array, *matrices: Array) -> list[Array]:
-        columns: list[Array] = []
-        for matrix, axis in zip(matrices, summed_axes, strict=True):
-            columns.append(matrix if axis == 0 else matrix.T)
-        numbers = (sums, (0,)), ((), ())
-        product = lax.dot_general(x, jnp.concatenate(columns, 1), numbers, **kind_of(equation))
-        parts: list[Array] = []
+        oriented: list[Array] = []  # (summed, columns)
+        for matrix, matrix_axis in zip(matrices, summed_matrix_axes, strict=True):
+            oriented.append(matrix if matrix_axis == 0 else matrix.T)
+        joined_matrix = jnp.concatenate(oriented, 1)
+        numbers = (input_axes, (0,)), ((), ())
+        product = lax.dot_general(x, joined_matrix, numbers, **kind_of(equation))
+        results: list[Array] = []
         start = 0
-        for matrix in columns:
+        for matrix in oriented:
             stop = start + matrix.shape[1]
-            parts.append(lax.slice_in_dim(product, start, stop, axis=-1))
+            results.append(lax.slice_in_dim(product, start, stop, axis=-1))
             start = stop
-        return parts
+        return results
 
-    operands = [equation.invars[0], *(e.invars[1] for e in group)]
-    return Computed(multiply_and_slice, operands, [e.outvars[0] for e in group])
+    operands = [equation.invars[0], *(product.invars[1] for product in group)]
+    return Computed(multiply_and_slice, operands, [product.outvars[0] for product in group])

@@ -29,8 +29,12 @@ def run(program: Program, target: Target) -> Program:
 
 
 def _sunk(matcher: Matcher, equation: Equation) -> Computed | None:
+    """Return a loop that slices its inputs in each iteration.
+
+    Return None if each input is sliced from a tensor of its own.
+    """
     constants, start, stacks = jaxprs.scan_parts(equation, equation.invars)
-    chains = [_chain(matcher, x) for x in stacks]
+    chains = [_chain(matcher, stack) for stack in stacks]
     sources = list(dict.fromkeys(source for source, _ in chains))
     if len(sources) == len(stacks):
         return None
@@ -83,26 +87,25 @@ def _keeps_steps(equation: Equation) -> bool:
 
 
 def _reorders(equation: Equation) -> bool:
+    """Tell whether a reshape or transposition changes the order of items."""
     if primitive(equation) == "transpose":
         return True
     return primitive(equation) == "reshape" and equation.params["dimensions"] is not None
 
 
 def _item(item: Array, chain: Sequence[Equation]) -> Array:
-    """Apply the equations `chain`, which keep axis 0, to one index of axis 0.
+    """Apply equations that slice or reshape a stack to one item of the stack.
 
-    `item` is the source at this index, and the result is the loop's input at this index.
+    The equations in `chain` keep axis 0, which the item lacks. `item` is an item of the tensor that
+    they slice, and the result is the item of their result at the same index.
     """
     for equation in chain:
         if primitive(equation) == "slice":
             params = equation.params
+            starts = params["start_indices"][1:]
+            stops = params["limit_indices"][1:]
             strides = params["strides"]
-            item = lax.slice(
-                item,
-                params["start_indices"][1:],
-                params["limit_indices"][1:],
-                strides if strides is None else strides[1:],
-            )
+            item = lax.slice(item, starts, stops, strides[1:] if strides else None)
         else:
             item = item.reshape(equation.outvars[0].aval.shape[1:])
     return item

@@ -35,59 +35,68 @@ Results = Sequence[Array] | None  # a rule's results; None if it cannot evaluate
 
 
 def run(program: Program, target: Target) -> Program:
-    """Divide a program over the target's mesh as `target.divided` says.
+    """Divide the arrays of a program over the target's mesh, as `target.divided` says.
 
-    If it is None, the program is returned unchanged.
+    If `target.divided` is None, the program is returned unchanged.
     """
     plan = target.divided
     if plan is None:
         return program
-    parameters = plan.parameters.divisions
+    parameter_divisions = plan.parameters.divisions
     walk = FactorWalk(program)
-    for i, division in parameters.items():
-        axis = walk.operand_axes(program.arguments[i])[division.axis]
+    for i, division in parameter_divisions.items():
         if division.before > 1:
+            axis = walk.operand_axes(program.arguments[i])[division.axis]
             unite(axis, [Factor(division.before), Factor(_extent(axis) // division.before)])
     walk.follow_all()
-    divided: dict[Factor, Names] = {}
+    spec_items: dict[Factor, Names] = {}
     parameter_item = _spec_item(plan.parameters.names)
-    for along, item in ((plan.batch, _FREE), (plan.parameters, parameter_item)):
-        count = math.prod(plan.mesh.shape[name] for name in along.names)
-        for i, division in along.divisions.items():
-            factor = _at(walk.operand_axes(program.arguments[i])[division.axis], division.before)
-            if division.follows and factor and factor.extent % count == 0:
-                divided[factor] = item
-    spread = _Spread(walk, divided, plan.mesh)
+    for divided_arguments, item in ((plan.batch, _FREE), (plan.parameters, parameter_item)):
+        device_count = math.prod(plan.mesh.shape[name] for name in divided_arguments.names)
+        for i, division in divided_arguments.divisions.items():
+            axis = walk.operand_axes(program.arguments[i])[division.axis]
+            factor = _factor_after(axis, division.before)
+            if factor is None or not division.follows:
+                continue
+            if factor.extent % device_count == 0:
+                spec_items[factor] = item
+    spread = _Spread(walk, spec_items, plan.mesh)
 
-    def evaluated(*arguments: Array) -> list[Array]:
+    def evaluate_divided(*arguments: Array) -> list[Array]:
         arrays = list(arguments)
-        for i, v in enumerate(program.arguments):
-            if i in parameters and parameters[i].follows:
-                arrays[i] = spread.sharded(v, arrays[i], range(v.aval.ndim))
+        for i, division in parameter_divisions.items():
+            if division.follows:
+                variable = program.arguments[i]
+                all_axes = range(variable.aval.ndim)
+                arrays[i] = spread.sharded(variable, arrays[i], all_axes)
         return spread.evaluated(arrays)
 
-    return program.retraced(evaluated)
+    return program.retraced(evaluate_divided)
 
 
 def _spec_item(names: Sequence[str]) -> Names:
-    """Return the item of a PartitionSpec for an axis that the mesh axes `names` divide.
+    """Return the item of a PartitionSpec for an array axis that the mesh axes `names` divide.
 
-    One name stands for itself, and several names become a tuple.
+    A single name is the item itself. Several names become a tuple.
     """
     return names[0] if len(names) == 1 else tuple(names)
 
 
-def _at(axis: list[Factor], before: int) -> Factor | None:
-    """Return the factor of an axis that comes after factors with the product `before`, or None."""
-    extent = 1
+def _factor_after(axis: list[Factor], before: int) -> Factor | None:
+    """Return the factor of an axis that comes after factors with the product `before`.
+
+    Return None if no first factors of the axis have this product.
+    """
+    product = 1
     for factor in leaves(axis):
-        if extent == before:
+        if product == before:
             return factor
-        extent *= factor.extent
+        product *= factor.extent
     return None
 
 
 def _extent(factors: Iterable[Factor]) -> int:
+    """Return the product of the factors' extents."""
     return math.prod(factor.extent for factor in factors)
 
 
@@ -103,13 +112,13 @@ class _Spread:
         self.mesh = mesh
 
     def evaluated(self, arguments: Sequence[Array]) -> list[Array]:
-        """Return the results of the program, with the shapes that the program gives them.
+        """Evaluate the program on arguments that may have split axes, and return its results.
 
-        The arguments may have split axes.
+        The results do not have split axes.
         """
         program = self.walk.program
         results = program.evaluated(arguments, self._compute)
-        return [_shaped(x, v.aval.shape) for x, v in zip(results, program.results, strict=True)]
+        return _unsplit(results, program.results)
 
     def groups(self, operand: Atom) -> Groups:
         """Return, for each axis of a variable, the extents of the axes into which it is split.
@@ -120,12 +129,12 @@ class _Spread:
 
     def shape(self, operand: Atom) -> tuple[int, ...]:
         """Return the shape of a variable whose axes are split before divided factors."""
-        return tuple(n for axis in self.groups(operand) for n in axis)
+        return tuple(itertools.chain.from_iterable(self.groups(operand)))
 
     def _split_axes(self, operand: Atom) -> Iterator[list[list[Factor]]]:
-        """Yield, for each axis of a variable, the axes into which it is split.
+        """Yield, for each axis of a variable, a list of the axes into which it is split.
 
-        Each of these axes is a list of its factors.
+        Each axis into which it is split is a list of factors.
         """
         for axis in self.walk.operand_axes(operand):
             split_axes: list[list[Factor]] = [[]]
@@ -136,23 +145,31 @@ class _Spread:
             yield split_axes
 
     def sharded(self, variable: Variable, x: Array, fixed: Collection[int]) -> Array:
-        """Return x with a constraint on its sharding, and with the split axes of `variable`.
+        """Split the axes of x, the value of `variable`, and constrain the sharding of x.
 
-        The array is sharded along divided factors. It is not sharded along the other factors of
-        the axes in `fixed`, which are axes of the variable. XLA chooses the sharding along the
-        remaining axes.
+        The array is sharded along divided factors. `fixed` lists axes of the variable. Along other
+        factors of these axes the array is not sharded. XLA chooses the sharding along the remaining
+        axes.
         """
         items: list[Names] = []
-        for i, split_axes in enumerate(self._split_axes(variable)):
+        for axis, split_axes in enumerate(self._split_axes(variable)):
             for factors in split_axes:
                 item = self.divided.get(factors[0]) if factors else None
-                if item is None and i not in fixed:
+                if item is None and axis not in fixed:
                     item = _FREE
                 elif item is not _FREE and item in items:  # a mesh axis may divide only one axis
                     item = None
                 items.append(item)
         sharding = NamedSharding(self.mesh, PartitionSpec(*items))
-        return lax.with_sharding_constraint(_shaped(x, self.shape(variable)), sharding)
+        return lax.with_sharding_constraint(self.split(x, variable), sharding)
+
+    def split(self, x: Array, operand: Atom) -> Array:
+        """Split the axes of x, the value of `operand`, before divided factors."""
+        return _shaped(x, self.shape(operand))
+
+    def _all_split(self, arrays: Sequence[Array], operands: Sequence[Atom]) -> list[Array]:
+        """Split the axes of arrays, the values of `operands`, before divided factors."""
+        return [self.split(x, operand) for x, operand in zip(arrays, operands, strict=True)]
 
     def _compute(self, equation: Equation, operands: list[Array]) -> Sequence[Array]:
         """Evaluate an equation on operands with split axes, and return its results with split axes.
@@ -160,8 +177,7 @@ class _Spread:
         If no rule can evaluate these operands, the equation is evaluated on operands without
         split axes.
         """
-        variables = [*equation.invars, *equation.outvars]
-        arrays = [_shaped(x, self.shape(v)) for v, x in zip(equation.invars, operands, strict=True)]
+        arrays = self._all_split(operands, equation.invars)
         for result in equation.outvars[:1]:
             # Without this constraint, a matrix that is sharded only along its rows would shard the
             # tensors before the product too. Each mean over their last axis would be a collective.
@@ -172,59 +188,68 @@ class _Spread:
         if primitive(equation) == SCAN:
             (body,) = self.walk.inner_walks[id(equation)]
             results = self._scanned(equation, body, arrays)
-        elif all(self.shape(v) == getattr(v.aval, "shape", ()) for v in variables):
-            results = jaxprs.bind(equation, arrays)
-        else:
+        elif any(map(self._is_split, (*equation.invars, *equation.outvars))):
             results = self._computed_by_rule(equation, arrays)
-        pairs = zip(equation.outvars, results, strict=True)
-        results = [_shaped(x, self.shape(v)) for v, x in pairs]
+        else:
+            results = jaxprs.bind(equation, arrays)
+        results = self._all_split(results, equation.outvars)
         if equation.outvars and equation.outvars[0] in self.walk.columns:
             (result,) = equation.outvars
             return [self.sharded(result, results[0], self.walk.columns[result])]
         return results
 
-    def _computed_by_rule(self, equation: Equation, arrays: Sequence[Array]) -> Sequence[Array]:
-        """Evaluate an equation by its rule on split axes.
+    def _is_split(self, operand: Atom) -> bool:
+        """Tell whether an axis of a variable is split."""
+        return self.shape(operand) != getattr(operand.aval, "shape", ())
 
-        If there is no rule, or the rule cannot evaluate the equation, its operands get their
-        own axes back.
+    def _computed_by_rule(self, equation: Equation, arrays: Sequence[Array]) -> Sequence[Array]:
+        """Evaluate an equation on operands with split axes, by the rule for its primitive.
+
+        If no rule can evaluate it, the equation is evaluated on operands without split axes.
         """
         rule = _RULES.rule_for(equation)
         results: Results = rule(self, equation, arrays) if rule else None
         if results is not None:
             return results
-        pairs = zip(equation.invars, arrays, strict=True)
-        return jaxprs.bind(equation, [_shaped(x, v.aval.shape) for v, x in pairs])
+        return jaxprs.bind(equation, _unsplit(arrays, equation.invars))
 
     def _scanned(
         self, equation: Equation, body: FactorWalk, arrays: Sequence[Array]
     ) -> list[Array]:
         """Evaluate a scan, whose stacked values may have split axes.
 
-        Its carried values have no split axes.
+        The values that the scan carries have no split axes.
         """
         inside = _Spread(body, self.divided, self.mesh)
         constants, start, stacks = jaxprs.scan_parts(equation, arrays)
         _, carried_variables, _ = jaxprs.scan_parts(equation, equation.invars)
         _, _, item_variables = jaxprs.scan_parts(equation, body.program.arguments)
+        start = _unsplit(start, carried_variables)
         length = equation.params["length"]
-        pairs = zip(start, carried_variables, strict=True)
-        start = [_shaped(x, v.aval.shape) for x, v in pairs]
         pairs = zip(stacks, item_variables, strict=True)
-        stacks = [_shaped(x, (length, *inside.shape(v))) for x, v in pairs]
+        stacks = [_shaped(x, (length, *inside.shape(variable))) for x, variable in pairs]
+        carried_count = len(start)
 
         def step(*operands: Array) -> Sequence[Array]:
             results = body.program.evaluated(operands, inside._compute)
-            pairs = list(zip(results, body.program.results, strict=True))
-            carried = [_shaped(x, v.aval.shape) for x, v in pairs[: len(start)]]
-            stacked = [_shaped(x, inside.shape(v)) for x, v in pairs[len(start) :]]
+            variables = body.program.results
+            carried = _unsplit(results[:carried_count], variables[:carried_count])
+            stacked = inside._all_split(results[carried_count:], variables[carried_count:])
             return [*carried, *stacked]
 
         return jaxprs.scanned(equation, step, constants, start, stacks)
 
 
 def _shaped(x: Array, shape: Sequence[int]) -> Array:
-    return x if getattr(x, "shape", shape) == tuple(shape) else jnp.reshape(x, shape)
+    """Reshape x, unless it has the shape already or is a number without a shape."""
+    has_shape = getattr(x, "shape", shape) == tuple(shape)
+    return x if has_shape else jnp.reshape(x, shape)
+
+
+def _unsplit(arrays: Sequence[Array], operands: Sequence[Atom]) -> list[Array]:
+    """Reshape arrays to the shapes that their variables have without split axes."""
+    pairs = zip(arrays, operands, strict=True)
+    return [_shaped(x, operand.aval.shape) for x, operand in pairs]
 
 
 def _new_axes(groups: Groups) -> list[list[int]]:
@@ -247,12 +272,15 @@ def _renumbered(spread: _Spread, equation: Equation, arrays: Sequence[Array]) ->
     Return None if operands split the axes that the equation links in different ways.
     """
     groups = list(map(spread.groups, equation.invars))
-    counts = {tuple(map(len, axes)) for axes in groups if axes}
-    if len(counts) > 1 and primitive(equation) != PRODUCT:
+    # How many axes each axis of an operand becomes. Scalars have no axes.
+    axis_counts = {tuple(map(len, operand_groups)) for operand_groups in groups if operand_groups}
+    if len(axis_counts) > 1 and primitive(equation) != PRODUCT:
         return None
     for link in (axes_of(equation) or UNLINKED).links:
-        runs = [[groups[i][axis_number(x)] for x in run] for i, run in link.operands.items()]
-        if any(run != runs[0] for run in runs):
+        linked_extents: list[list[list[int]]] = []
+        for index, linked_axes in link.operands.items():
+            linked_extents.append([groups[index][axis_number(axis)] for axis in linked_axes])
+        if any(extents != linked_extents[0] for extents in linked_extents):
             return None
     params = renumbered(equation, list(map(_new_axes, groups)))
     if params is None:
@@ -264,14 +292,14 @@ def _renumbered(spread: _Spread, equation: Equation, arrays: Sequence[Array]) ->
 def _by_item(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Results:
     """Evaluate an equation that computes item by item, on operands with split axes.
 
-    Where an operand has extent 1 along an axis, it gets as many axes of extent 1 as the axis of
-    the result is split into. Return None if an operand and the result split an axis in
+    An operand's axis of extent 1 becomes several axes of extent 1, as many as the axes into which
+    the axis of the result is split. Return None if an operand and the result split an axis in
     different ways.
     """
     result_groups = spread.groups(equation.outvars[0])
     operands: list[Array] = []
-    for v, x in zip(equation.invars, arrays, strict=True):
-        shape = _aligned_shape(spread.groups(v), result_groups)
+    for operand, x in zip(equation.invars, arrays, strict=True):
+        shape = _aligned_shape(spread.groups(operand), result_groups)
         if shape is None:
             return None
         operands.append(_shaped(x, shape))
@@ -281,18 +309,18 @@ def _by_item(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Re
 def _aligned_shape(groups: Groups, result_groups: Groups) -> list[int] | None:
     """Return the shape of an operand with its axes split as in the result, or None if they differ.
 
-    `groups` has the extents of the axes into which each axis of the operand is split, and
-    `result_groups` those of the result. An axis of extent 1 becomes as many axes of extent 1 as
-    the result has.
+    `groups` and `result_groups` have, for each axis of the operand and of the result, the extents
+    of the axes into which it is split. An axis of extent 1 becomes several axes of extent 1, as
+    many as the result has in place of this axis.
     """
-    shape: list[int] = []
     if not groups:  # a scalar has no axes
-        return shape
-    for axis, result_axis in zip(groups, result_groups, strict=True):
-        if math.prod(axis) == 1:
-            shape += [1] * len(result_axis)
-        elif axis == result_axis:
-            shape += axis
+        return []
+    shape: list[int] = []
+    for extents, result_extents in zip(groups, result_groups, strict=True):
+        if math.prod(extents) == 1:
+            shape += [1] * len(result_extents)
+        elif extents == result_extents:
+            shape += extents
         else:
             return None
     return shape
@@ -300,7 +328,7 @@ def _aligned_shape(groups: Groups, result_groups: Groups) -> list[int] | None:
 
 @_RULES("optimization_barrier")
 def _barrier(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Results:
-    return equation.primitive.bind(*arrays)
+    return equation.primitive.bind(*arrays)  # a barrier returns its operands
 
 
 @_RULES("reshape", "squeeze", "expand_dims")
@@ -310,14 +338,21 @@ def _reshape(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Re
 
 @_RULES("broadcast_in_dim")
 def _broadcast(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Results:
+    """Broadcast an array with split axes.
+
+    Return None if the operand and the result split an axis in different ways.
+    """
     groups = spread.groups(equation.invars[0])
     result_groups = spread.groups(equation.outvars[0])
-    long_axes = [i for i, axis in enumerate(groups) if math.prod(axis) > 1]
-    result_axes = [equation.params["broadcast_dimensions"][i] for i in long_axes]
-    pairs = zip(long_axes, result_axes, strict=True)
-    if any(groups[axis] != result_groups[result_axis] for axis, result_axis in pairs):
-        return None
-    x = _shaped(arrays[0], [n for axis in long_axes for n in groups[axis]])
+    # Axes of extent 1 are left out before the broadcast.
+    long_axes = [axis for axis, extents in enumerate(groups) if math.prod(extents) > 1]
+    result_axes = [equation.params["broadcast_dimensions"][axis] for axis in long_axes]
+    long_shape: list[int] = []
+    for axis, result_axis in zip(long_axes, result_axes, strict=True):
+        if groups[axis] != result_groups[result_axis]:
+            return None
+        long_shape += groups[axis]
+    x = _shaped(arrays[0], long_shape)
     shape = spread.shape(equation.outvars[0])
     return [lax.broadcast_in_dim(x, shape, spanned(_new_axes(result_groups), result_axes))]
 
@@ -326,7 +361,7 @@ def _broadcast(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> 
 def _slice(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Results:
     """Slice an array by slicing, for each axis, the first of the axes into which it is split.
 
-    Return None if a slice does not begin or end between two items of that axis.
+    Return None if a slice would begin or end within an index of this first axis.
     """
     groups = spread.groups(equation.invars[0])
     results: list[Array] = []
@@ -334,14 +369,15 @@ def _slice(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Resu
         result_groups = spread.groups(result)
         x = arrays[0]
         first_axis = 0  # the first of the axes into which an axis is split
-        for axis, result_axis, start in zip(groups, result_groups, starts, strict=True):
-            extent, size = math.prod(axis), math.prod(result_axis)
-            inner = math.prod(axis[1:])
-            if size < extent:
+        for extents, result_extents, start in zip(groups, result_groups, starts, strict=True):
+            size = math.prod(result_extents)
+            if size < math.prod(extents):
+                # The number of items for each index of the first axis.
+                inner = math.prod(extents[1:])
                 if start is None or start % inner or size % inner:
                     return None
                 first = start // inner
                 x = lax.slice_in_dim(x, first, first + size // inner, axis=first_axis)
-            first_axis += len(axis)
-        results.append(_shaped(x, spread.shape(result)))
+            first_axis += len(extents)
+        results.append(spread.split(x, result))
     return results

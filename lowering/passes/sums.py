@@ -40,12 +40,12 @@ def run(program: Program, target: Target) -> Program:
     is_backward_loop = program.in_loop and program.role == "backward"
     if not is_backward_loop:
         return program
-    sums = {id(x.last_addition): x.computed() for x in _sums(program)}
-    if not sums:
+    computed_by_addition = {id(sum.last_addition): sum.computed() for sum in _sums(program)}
+    if not computed_by_addition:
         return program
 
     def rewrite_sum(matcher: Matcher, equation: Equation) -> Computed | None:
-        return sums.get(id(matcher.original))
+        return computed_by_addition.get(id(matcher.original))
 
     return rewritten(program, dict.fromkeys(_SUMS, rewrite_sum))
 
@@ -68,59 +68,63 @@ class _Total(NamedTuple):
     def final_value(self, initial: Array, left: Array, right: Array) -> Array:
         """Return the carried value after the loop: `initial` plus one product over all iterations.
 
-        `left` and `right` are the operands of the product, stacked along a first axis for the
-        iterations.
+        `left` and `right` are the operands of the product in all iterations, stacked along axis 0.
         """
 
-        def behind_steps(axes: Sequence[int]) -> tuple[int, ...]:
+        def behind_iterations(axes: Sequence[int]) -> tuple[int, ...]:
             return tuple(axis + 1 for axis in axes)
 
         # Axis 0 of the stacked operands counts the iterations. It is summed too.
-        sums, batch = self.product.params["dimension_numbers"]
-        summed_axes = [(0, *behind_steps(axes)) for axes in sums]
-        numbers: Any = summed_axes, list(map(behind_steps, batch))
+        summed_axes, batch_axes = self.product.params["dimension_numbers"]
+        stacked_summed_axes = [(0, *behind_iterations(axes)) for axes in summed_axes]
+        stacked_batch_axes = list(map(behind_iterations, batch_axes))
+        numbers: Any = stacked_summed_axes, stacked_batch_axes
         total = lax.dot_general(left, right, numbers, **kind_of(self.product))
         return initial + _applied(self.reshapes, total)
 
 
 def _applied(equations: Sequence[Equation], x: Array) -> Array:
+    """Evaluate equations with one operand one after the other, beginning with x."""
     for equation in equations:
         (x,) = jaxprs.bind(equation, [x])
     return x
 
 
 def _chain(program: Program, variable: Atom) -> tuple[Equation | None, list[Equation]]:
-    """Return the equation whose reshaped result is `variable`, and the equations of the reshapes.
+    """Follow a variable back through reshapes.
 
+    Return the equation whose reshaped result is `variable`, and the equations of the reshapes.
     The equation is None if there is none, or if another equation reads its result too.
     """
     reshapes: list[Equation] = []
     while True:
         is_read_once = not is_literal(variable) and program.uses.get(variable) == 1
         maker = program.makers.get(variable) if is_read_once else None
-        is_reshape = maker is not None and facts(maker).shapes and len(maker.invars) == 1
-        if maker is None or not is_reshape:
+        if maker is None:
+            return None, reshapes
+        is_reshape = facts(maker).shapes and len(maker.invars) == 1
+        if not is_reshape:
             return maker, reshapes
         reshapes.insert(0, maker)
         (variable,) = maker.invars
 
 
-def _totals(body: Program, count: int, carried: int) -> Iterator[_Total]:
+def _totals(body: Program, constant_count: int, carried_count: int) -> Iterator[_Total]:
     """Yield the carried values of a scan's body to which each iteration adds a product.
 
-    `count` is the number of constants of the scan, and `carried` is the number of carried
-    values.
+    The first `constant_count` arguments of the body are constants of the scan. The next
+    `carried_count` arguments are its carried values.
     """
-    starts = body.arguments[count : count + carried]
-    ends = body.results[:carried]
-    constants = set(body.arguments[:count])
+    constants = set(body.arguments[:constant_count])
+    starts = body.arguments[constant_count : constant_count + carried_count]
+    ends = body.results[:carried_count]
     for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
         if is_literal(end) or body.uses[end] != 1 or body.uses.get(start) != 1:
             continue
         addition = body.makers.get(end)
         if addition is None or primitive(addition) not in _SUMS:
             continue
-        terms = [v for v in addition.invars if v is not start]
+        terms = [operand for operand in addition.invars if operand is not start]
         if len(terms) != 1:
             continue
         product, reshapes = _chain(body, terms[0])
@@ -134,44 +138,60 @@ def _totals(body: Program, count: int, carried: int) -> Iterator[_Total]:
 def _without_totals(equation: Equation, body: Program) -> Computed | None:
     """Return a scan without the carried values to which each iteration adds a product.
 
-    The scan stacks the operands of the products. After the scan, one product for each of the
-    values sums over all iterations. None is returned if there are no such values.
+    The new scan stacks the operands of the products. After the scan, one product for each such
+    carried value sums over all iterations. Return None if the scan has no such values.
     """
-    count, carried = jaxprs.scan_counts(equation)
-    totals = list(_totals(body, count, carried))
+    constant_count, carried_count = jaxprs.scan_counts(equation)
+    totals = list(_totals(body, constant_count, carried_count))
     if not totals:
         return None
-    moved = {total.number for total in totals}
-    remaining = [i for i in range(carried) if i not in moved]
-    stacked = body.arguments[count + carried :]
-    operands = [v for total in totals for v in total.product.invars]
-    factors = list(dict.fromkeys(v for v in operands if v not in stacked))
-    results = [v for i, v in enumerate(body.results) if i not in moved]
-    arguments = [v for i, v in enumerate(body.arguments) if i - count not in moved]
-    inner = jaxprs.of_equations(
-        body.closed, body.equations, [*results, *factors], arguments=arguments
+    total_numbers = {total.number for total in totals}
+    remaining = [number for number in range(carried_count) if number not in total_numbers]
+    argument_variables = jaxprs.scan_parts(equation, body.arguments)
+    constant_variables, carried_variables, item_variables = argument_variables
+    product_operands: list[Atom] = []
+    for total in totals:
+        product_operands += total.product.invars
+    # The operands of products that are not stacked already, each of them once.
+    factors = list(dict.fromkeys(v for v in product_operands if v not in item_variables))
+    remaining_arguments = [
+        *constant_variables,
+        *(carried_variables[number] for number in remaining),
+        *item_variables,
+    ]
+    remaining_results = [
+        *(body.results[number] for number in remaining),
+        *body.results[carried_count:],
+    ]
+    evaluate = jaxprs.as_function(
+        jaxprs.of_equations(
+            body.closed,
+            body.equations,
+            [*remaining_results, *factors],
+            arguments=remaining_arguments,
+        )
     )
-    evaluate = jaxprs.as_function(inner)
     options = {name: equation.params[name] for name in ("length", "reverse", "unroll")}
 
     def scan_and_multiply(*operands: Array) -> list[Array]:
-        constants = operands[:count]
-        start = operands[count : count + carried]
-        stacks = operands[count + carried :]
+        constants, start, stacks = jaxprs.scan_parts(equation, operands)
 
         def iterate(carry: list[Array], items: list[Array]) -> tuple[list[Array], list[Array]]:
             results = evaluate(*constants, *carry, *items)
             return results[: len(remaining)], results[len(remaining) :]
 
-        last, collected = lax.scan(iterate, [start[i] for i in remaining], list(stacks), **options)
-        split = len(collected) - len(factors)
-        values = dict[Atom, Array](zip(stacked, stacks, strict=True))
-        values.update(zip(factors, collected[split:], strict=True))
-        carry = dict(zip(remaining, last, strict=True))
+        remaining_start = [start[number] for number in remaining]
+        last, collected = lax.scan(iterate, remaining_start, list(stacks), **options)
+        output_count = len(collected) - len(factors)
+        outputs = collected[:output_count]
+        stack_by_variable = dict[Atom, Array](zip(item_variables, stacks, strict=True))
+        stack_by_variable.update(zip(factors, collected[output_count:], strict=True))
+        final_values = dict(zip(remaining, last, strict=True))
         for total in totals:
-            left, right = (values[v] for v in total.product.invars)
-            carry[total.number] = total.final_value(start[total.number], left, right)
-        return [*(carry[i] for i in range(carried)), *collected[:split]]
+            left, right = (stack_by_variable[operand] for operand in total.product.invars)
+            initial = start[total.number]
+            final_values[total.number] = total.final_value(initial, left, right)
+        return [*(final_values[number] for number in range(carried_count)), *outputs]
 
     return Computed(scan_and_multiply, equation.invars)
 
@@ -194,22 +214,23 @@ class _Sum(NamedTuple):
 
     def computed(self) -> Computed:
         """Return a computation of the sum by one product of joined inputs and joined matrices."""
-        summed_axes = [e.params["dimension_numbers"][0] for e in self.products]
-        count = len(summed_axes)
+        summed_axes = [product.params["dimension_numbers"][0] for product in self.products]
+        count = len(self.products)
 
         def multiply_joined(*operands: Array) -> Array:
             inputs = operands[:count]
             matrices = operands[count : 2 * count]
-            rows: list[Array] = []
-            for x, ((axis,), _) in zip(inputs, summed_axes, strict=True):
-                rows.append(jnp.moveaxis(x, axis, -1))
-            columns: list[Array] = []
-            for matrix, (_, (axis,)) in zip(matrices, summed_axes, strict=True):
-                columns.append(matrix.T if axis else matrix)
-            x = jnp.concatenate(rows, -1)
-            matrix = jnp.concatenate(columns)
-            numbers = ((x.ndim - 1,), (0,)), ((), ())
-            total = lax.dot_general(x, matrix, numbers, **kind_of(self.products[0]))
+            rows: list[Array] = []  # inputs with the summed axis last
+            columns: list[Array] = []  # matrices with the summed axis first
+            for x, matrix, axes in zip(inputs, matrices, summed_axes, strict=True):
+                (input_axis,), (matrix_axis,) = axes
+                rows.append(jnp.moveaxis(x, input_axis, -1))
+                columns.append(matrix if matrix_axis == 0 else matrix.T)
+            joined_input = jnp.concatenate(rows, -1)
+            joined_matrix = jnp.concatenate(columns)
+            numbers = ((joined_input.ndim - 1,), (0,)), ((), ())
+            options = kind_of(self.products[0])
+            total = lax.dot_general(joined_input, joined_matrix, numbers, **options)
             total = _applied(self.reshapes, total)
             for term in operands[2 * count :]:
                 total = total + term
@@ -228,22 +249,23 @@ def _sums(program: Program) -> Iterator[_Sum]:
             continue
         products: list[Equation] = []
         terms: list[Atom] = []
-        chains: list[list[Equation]] = []
+        reshapes_of_products: list[list[Equation]] = []
+        kinds: set[str] = set()  # of products with their reshapes
         pending = list(equation.invars)
         while pending:
             variable = pending.pop()
             maker, reshapes = _chain(program, variable)
-            if maker is not None and not reshapes and primitive(maker) in _SUMS:
+            if maker is None:
+                terms.append(variable)
+            elif primitive(maker) in _SUMS and not reshapes:
                 inner_additions.add(id(maker))
                 pending += maker.invars
-            elif maker is not None and is_layer(maker, program.early):
+            elif is_layer(maker, program.early):
                 products.append(maker)
-                chains.append(reshapes)
+                reshapes_of_products.append(reshapes)
+                steps = [(reshape.primitive, reshape.params) for reshape in reshapes]
+                kinds.add(str((kind_of(maker), maker.outvars[0].aval, steps)))
             else:
                 terms.append(variable)
-        kinds: set[str] = set()  # of products with their reshapes
-        for product, reshapes in zip(products, chains, strict=True):
-            steps = [(step.primitive, step.params) for step in reshapes]
-            kinds.add(str((kind_of(product), product.outvars[0].aval, steps)))
         if len(products) > 1 and len(kinds) == 1:
-            yield _Sum(equation, products, chains[0], terms)
+            yield _Sum(equation, products, reshapes_of_products[0], terms)

@@ -52,70 +52,80 @@ def run(program: Program, target: Target) -> Program:
     """
     if not program.has_items:
         return program
-    blocks: dict[int, _SliceOfUpdates] = {}
+    slice_by_scatter: dict[int, _SliceOfUpdates] = {}
     items = _Items(program)
     for equation in program.equations:
-        block = _block(items, equation) if primitive(equation) == "scatter" else None
-        if block is not None:
-            blocks[id(equation)] = block
+        if primitive(equation) == "scatter":
+            overwritten_slice = _overwritten_slice(items, equation)
+            if overwritten_slice is not None:
+                slice_by_scatter[id(equation)] = overwritten_slice
+    if not slice_by_scatter:
+        return program
 
     def update_slice(matcher: Matcher, equation: Equation) -> Computed | None:
-        block = blocks.get(id(matcher.original))
-        return None if block is None else Computed(partial(_updated, block), equation.invars)
+        overwritten_slice = slice_by_scatter.get(id(matcher.original))
+        if overwritten_slice is None:
+            return None
+        return Computed(partial(_updated, overwritten_slice), equation.invars)
 
-    return rewritten(program, {"scatter": update_slice}) if blocks else program
+    return rewritten(program, {"scatter": update_slice})
 
 
-def _updated(block: _SliceOfUpdates, x: Array, indices: Array, updates: Array) -> Array:
+def _updated(overwritten_slice: _SliceOfUpdates, x: Array, indices: Array, updates: Array) -> Array:
     """Return x with `updates` written to a slice. A slice that is out of bounds is not written."""
-    first = indices.reshape(-1, indices.shape[-1])[0]
-    starts = [jnp.zeros((), first.dtype)] * x.ndim
+    coordinates = indices.reshape(-1, indices.shape[-1])[0]
+    starts = [jnp.zeros((), coordinates.dtype)] * x.ndim
     is_inside = jnp.array(True)
-    for axis, i in block.coordinates.items():
-        starts[axis] = first[i]
-        is_inside &= (first[i] >= 0) & (first[i] < x.shape[axis])
-    covered = sorted(block.axes)
-    axes_of_updates = [block.axes[axis] for axis in covered]
-    of_one_item = [axis for axis in range(updates.ndim) if axis not in axes_of_updates]
-    shape = [n if axis in covered else 1 for axis, n in enumerate(x.shape)]
-    rows = updates.transpose(*of_one_item, *axes_of_updates).reshape(shape)
-    before = lax.dynamic_slice(x, starts, shape)
-    return lax.dynamic_update_slice(x, jnp.where(is_inside, rows, before), starts)
+    for axis, i in overwritten_slice.coordinates.items():
+        starts[axis] = coordinates[i]
+        is_inside &= (coordinates[i] >= 0) & (coordinates[i] < x.shape[axis])
+    covered_axes = sorted(overwritten_slice.axes)
+    update_axes = [overwritten_slice.axes[axis] for axis in covered_axes]
+    single_axes = [axis for axis in range(updates.ndim) if axis not in update_axes]
+    shape = [n if axis in covered_axes else 1 for axis, n in enumerate(x.shape)]
+    new_items = updates.transpose(*single_axes, *update_axes).reshape(shape)
+    old_items = lax.dynamic_slice(x, starts, shape)
+    return lax.dynamic_update_slice(x, jnp.where(is_inside, new_items, old_items), starts)
 
 
-def _block(items: _Items, equation: Equation) -> _SliceOfUpdates | None:
+def _overwritten_slice(items: _Items, equation: Equation) -> _SliceOfUpdates | None:
     """Return the slice that a scatter overwrites, or None if it does not overwrite one slice."""
-    x, indices, updates = equation.invars
+    tensor, indices, updates = equation.invars
     numbers = equation.params["dimension_numbers"]
-    shape = x.aval.shape
-    indexed = numbers.scatter_dims_to_operand_dims
-    is_by_item = sorted(indexed) == [*numbers.inserted_window_dims]
+    tensor_shape = tensor.aval.shape
+    update_shape = updates.aval.shape
+    indexed_axes = numbers.scatter_dims_to_operand_dims
+    # Whether each coordinate selects a single index of its axis.
+    is_by_index = sorted(indexed_axes) == [*numbers.inserted_window_dims]
     drops = equation.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
-    is_by_item = is_by_item and not numbers.operand_batching_dims
-    if not is_by_item or not drops or updates.aval.size == 0:
+    if not is_by_index or not drops:
+        return None
+    if numbers.operand_batching_dims or updates.aval.size == 0:
         return None
     coordinates_of_items = items.items_of(indices)
     if coordinates_of_items is None:
         return None
-    windows = [axis for axis in range(len(shape)) if axis not in indexed]
-    axes = dict(zip(windows, numbers.update_window_dims, strict=True))
-    of_indices = [i for i in range(updates.aval.ndim) if i not in numbers.update_window_dims]
+    window_axes = [axis for axis in range(len(tensor_shape)) if axis not in indexed_axes]
+    # Maps each axis of the tensor that the slice covers to an axis of the updates.
+    update_axes = dict(zip(window_axes, numbers.update_window_dims, strict=True))
+    # The axes of the updates that come from the axes of the indices, in order.
+    scatter_axes = [i for i in range(len(update_shape)) if i not in numbers.update_window_dims]
     coordinates: dict[int, int] = {}
-    for i, axis in enumerate(indexed):
+    for i, axis in enumerate(indexed_axes):
         coordinate = coordinates_of_items[..., i]
         is_constant = len({*coordinate.flat}) == 1
         if is_constant:
             coordinates[axis] = i
             continue
-        counted_axis = _counted(coordinate, shape[axis])
-        if counted_axis is None or of_indices[counted_axis] in axes.values():
+        counted_axis = _counted(coordinate, tensor_shape[axis])
+        if counted_axis is None or scatter_axes[counted_axis] in update_axes.values():
             return None
-        axes[axis] = of_indices[counted_axis]
-    extents = [shape[axis] for axis in axes]
-    is_covered = extents == [updates.aval.shape[axis] for axis in axes.values()]
-    if not is_covered or math.prod(extents) != updates.aval.size:
+        update_axes[axis] = scatter_axes[counted_axis]
+    extents = [tensor_shape[axis] for axis in update_axes]
+    update_extents = [update_shape[axis] for axis in update_axes.values()]
+    if extents != update_extents or math.prod(extents) != updates.aval.size:
         return None
-    return _SliceOfUpdates(coordinates, axes)
+    return _SliceOfUpdates(coordinates, update_axes)
 
 
 def _counted(coordinate: NDArray[Any], extent: int) -> int | None:
@@ -123,8 +133,8 @@ def _counted(coordinate: NDArray[Any], extent: int) -> int | None:
 
     The coordinate must not change along other axes.
     """
-    for axis, n in enumerate(coordinate.shape):
-        if n != extent:
+    for axis, coordinate_extent in enumerate(coordinate.shape):
+        if coordinate_extent != extent:
             continue
         count = np.arange(extent).reshape(along(axis, coordinate.ndim))
         if np.array_equal(coordinate, np.broadcast_to(count, coordinate.shape)):
@@ -165,21 +175,25 @@ class _Items:
         return self._determined[operand]
 
     def _items(self, variable: Atom) -> NDArray[Any] | None:
+        """Return the items of a variable, or None if they are unknown or too many."""
         if variable.aval.size > _LARGEST:
             return None
         equation = self._program.makers.get(variable)
-        items = None
         if equation and len(equation.outvars) == 1:
             operands: list[NDArray[Any]] = []
             for operand in equation.invars:
                 operand_items = self.items_of(operand)
                 if operand_items is not None:
                     operands.append(operand_items)
-            if len(operands) == len(equation.invars):
-                items = self._results(equation, operands)
-        if items is None and variable.aval.size == 1:
-            items = np.empty(variable.aval.shape, object)
-            items[...] = variable
+            all_are_determined = len(operands) == len(equation.invars)
+            items = self._results(equation, operands) if all_are_determined else None
+            if items is not None:
+                return items
+        if variable.aval.size != 1:
+            return None
+        # The variable itself stands for its only item.
+        items = np.empty(variable.aval.shape, object)
+        items[...] = variable
         return items
 
     def _results(self, equation: Equation, operands: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
@@ -195,9 +209,12 @@ class _Items:
             numbers = [x.astype(dtype) for x, dtype in zip(operands, dtypes, strict=True)]
             result = by_numpy(equation, numbers)
             return None if result is None else result.astype(object)
-        items = np.empty(equation.outvars[0].aval.shape, object)
+        (result,) = equation.outvars
+        items = np.empty(result.aval.shape, object)
         for index in np.ndindex(items.shape):
-            parts = [x[index] if x.ndim else x[()] for x in operands]
-            key = primitive(equation), str(equation.params), *parts
+            operand_items = [
+                operand[index] if operand.ndim else operand[()] for operand in operands
+            ]
+            key = primitive(equation), str(equation.params), *operand_items
             items[index] = self._computed.setdefault(key, _Item())
         return items
