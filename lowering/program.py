@@ -321,7 +321,7 @@ class Matcher:
         while maker is not None:
             operand = maker.invars[0]
             maker = self.maker(operand, "broadcast_in_dim", "convert_element_type")
-        value = operand.val if is_literal(operand) else self._constants.get(operand)
+        value: Any = operand.val if is_literal(operand) else self._constants.get(operand)
         return np.asarray(value).item() if np.size(value) == 1 else None
 
     def note(self, operand: Atom) -> Any:

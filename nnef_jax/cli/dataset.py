@@ -145,7 +145,7 @@ class ItemReader:
         if len(self.specs) > 1:
             arrays = self._arrays_of_several_inputs(path, file)
         else:
-            spec = self.specs[0]
+            (spec,) = self.specs
             if is_picture(path):
                 arrays = {spec.name: read_picture(path, spec, self.pictures)}
             else:

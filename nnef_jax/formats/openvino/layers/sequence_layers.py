@@ -80,8 +80,9 @@ def _table_rows(
     The default for `indices` is input 1. `weights_input` is the index of the input that has the
     weights, or None if the layer has no such input.
     """
-    has_weights = weights_input is not None and site.has(weights_input)
-    weights = site.tensor(weights_input) if has_weights else None
+    weights: Value | None = None
+    if weights_input is not None and site.has(weights_input):
+        weights = site.tensor(weights_input)
     table = site.tensor(0)
     if indices is None:
         indices = site.integer_tensor(1)
