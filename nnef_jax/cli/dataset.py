@@ -142,7 +142,7 @@ class ItemReader:
         Raises NnefError if the file does not fit the inputs, and OSError if it cannot be read.
         """
         path = Path(file)
-        if len(self.specs) > 1:
+        if len(self.specs) != 1:
             arrays = self._arrays_of_several_inputs(path, file)
         else:
             (spec,) = self.specs
