@@ -63,9 +63,8 @@ def split(program: Program, target: Target | None = None) -> Split:
     narrow = _narrow(program, prepared)
     stored = [narrow.get(v, v) for v in prepared]
     indices = {v: i for i, v in enumerate(parameters)}
-    flat: set[Variable] = set()
-    if target is not None and target.drops_unit_axes:
-        flat = {v for v in prepared if 1 in v.aval.shape and (v not in indices or _is_vector(v))}
+    drops_unit_axes = target is not None and target.drops_unit_axes
+    flat = _flat(prepared, parameters) if drops_unit_axes else frozenset[Variable]()
     computed = [v for v in stored if v not in indices or v in flat]
     early = list(filterfalse(program.is_late, program.equations))
     first = program.with_closed(jaxprs.of_equations(closed, early, computed, arguments=parameters))
@@ -94,9 +93,17 @@ def _as_read(x: Array, variable: Atom) -> Any:
     return x if x.shape == aval.shape else x.reshape(aval.shape)
 
 
-def _is_vector(variable: Atom) -> bool:
-    """Tell whether at most one axis of a variable has another extent than 1."""
-    return max(variable.aval.shape) == _size(variable)
+def _flat(prepared: Iterable[Variable], parameters: Collection[Variable]) -> frozenset[Variable]:
+    """Return the prepared variables that can be stored without their axes of extent 1.
+
+    Among the parameters, only vectors are stored in this way, because it takes a copy.
+    """
+    flat: list[Variable] = []
+    for v in prepared:
+        is_vector = max(v.aval.shape, default=1) == _size(v)
+        if 1 in v.aval.shape and (is_vector or v not in parameters):
+            flat.append(v)
+    return frozenset(flat)
 
 
 def _stored_type(variable: Atom, is_flat: bool, is_narrow: bool) -> jax.ShapeDtypeStruct:
