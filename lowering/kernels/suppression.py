@@ -127,13 +127,13 @@ def suppressed(
 
     def take_best(state: _State) -> _State:
         count, remaining, largest, limit, chosen = state
-        best = jnp.argmax(jnp.where(remaining, finite_scores, -jnp.inf))
+        best = jnp.argmax(jnp.where(remaining, finite_scores, -jnp.inf)).astype(jnp.int32)
         largest = jnp.maximum(largest, overlap(coordinates[:, best, None], coordinates))
         if decay < 1:
             limit = jnp.where(limit > 0.5, limit * decay, limit)
         is_other = index != best
         remaining = remaining & ~(largest > limit) & is_other
-        return count + 1, remaining, largest, limit, chosen.at[count].set(index[best])
+        return count + 1, remaining, largest, limit, chosen.at[count].set(best)
 
     # The largest overlap of each box with any selected box.
     largest = jnp.full(scores.shape, -jnp.inf, boxes.dtype)
@@ -159,7 +159,6 @@ def softened(
     box. Boxes with scores of at most `least` are left out (Bodla et al. 2017,
     arXiv:1704.04503).
     """
-
     coordinates = boxes.T
 
     def has_more(state: _State) -> Array:

@@ -1,4 +1,4 @@
-"""Rules that bound the results of jax's primitives by intervals."""
+"""Bounds the results of jax's primitives by intervals, with one rule for each primitive."""
 
 from __future__ import annotations
 

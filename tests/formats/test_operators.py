@@ -28,6 +28,9 @@ class Site(SimpleNamespace):
     def input(self, i: int) -> Any:
         return self.operands[i]
 
+    def optional(self, i: int) -> Any:
+        return self.operands[i] if self.has(i) else None
+
     def number(self, name: str, default: float | None) -> Any:
         return self.attributes.get(name, default)
 
