@@ -297,7 +297,7 @@ def _reshape(equation: Equation) -> LinkedAxes:
     after = _shape(equation.outvars[0])
     links: list[AxisLink] = []
     for operand_run, result_run in runs_of(before, after) or ():
-        if len(operand_run) == len(result_run) == 1:
+        if max(len(operand_run), len(result_run)) == 1:
             links.append(AxisLink({0: operand_run}, {0: result_run}))
         else:
             # Leave out axes of extent 1.

@@ -57,7 +57,7 @@ def rotated_overlap(box: Array, boxes: Array) -> Array:
     The result has the shape (n,). It is -inf for boxes that do not overlap. A box has five numbers:
     centre x, centre y, width, height, and the angle from x to y in radians.
 
-    The intersection with `boxes[i]` is computed in the coordinates of `boxes[i]`, which is a
+    The intersection with one of the boxes is computed in the coordinates of this box, which is a
     rectangle there, while `box` is a polygon. The polygon's sides are split at the rectangle's edge
     lines, and all vertices are clamped to the rectangle. The resulting polygon has the area of the
     intersection.
@@ -116,7 +116,7 @@ def suppressed(
     """
     if not len(scores) or not most:
         return jnp.full(most, -1, jnp.int32)
-    coordinates = boxes.T
+    coordinates = boxes.T  # (k, n)
     index = jnp.arange(len(scores), dtype=jnp.int32)
     lowest = jnp.finfo(scores.dtype).min
     finite_scores = jnp.where(scores > lowest, scores, lowest)  # -inf and NaN come last
@@ -159,7 +159,7 @@ def softened(
     box. Boxes with scores of at most `least` are left out (Bodla et al. 2017,
     arXiv:1704.04503).
     """
-    coordinates = boxes.T
+    coordinates = boxes.T  # (k, n)
 
     def has_more(state: _State) -> Array:
         count, remaining, *_ = state

@@ -46,8 +46,8 @@ def _bounded(matcher: Matcher, equation: Equation) -> Rewrite:
     number = matcher.number(bound)
     if left is not x or number is None or matcher.number(right) != number:
         return None
-    bounded = _BOUNDED_BY[primitive(comparison)]
-    return equation.replace(primitive=bounded, invars=[x, bound], params={})
+    maximum_or_minimum = _BOUNDED_BY[primitive(comparison)]
+    return equation.replace(primitive=maximum_or_minimum, invars=[x, bound], params={})
 
 
 @_RULES("convert_element_type")
