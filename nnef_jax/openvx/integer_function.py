@@ -93,7 +93,9 @@ class Lowered:
         evaluation = self.evaluation(declared_shapes(self.model))
         weights = self.real_weights(evaluation)
         steps = evaluation.tensor_steps
-        names = [weights_name(step, name) for step, _ in steps for name in weights[step.name]]
+        names: list[str] = []
+        for step, _ in steps:
+            names += [weights_name(step, operand_name) for operand_name in weights[step.name]]
         counts = jax.jit(evaluation.clipped)(weights) if names else {}
         return {name: int(counts[name]) for name in names if counts[name]}
 
@@ -149,7 +151,8 @@ class Lowered:
         The result of an operation that does not fit is an array instead of a `Tensor`.
         """
         inputs = bind(self.model, args, kwargs)
-        return self.inside(*inputs)[0]
+        tensors, _ = self.inside(*inputs)
+        return tensors
 
     def inside(
         self, *inputs: Array, instead: Mapping[str, Array] | None = None

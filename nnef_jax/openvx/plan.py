@@ -44,7 +44,10 @@ class PlanStep:
 
     @property
     def last(self) -> Operation:
-        """Return the operation whose results the layer computes: the last one folded, if any."""
+        """Return the operation whose results the layer computes.
+
+        It is the last folded operation, or the operation of the step if none is folded.
+        """
         return self.folded[-1] if self.folded else self.operation
 
     @property
@@ -75,7 +78,12 @@ class Plan:
     @cached_property
     def needed(self) -> list[PlanStep]:
         """Return the steps on which outputs depend."""
-        return [s for s in self.steps if not self.graph.needed.isdisjoint(s.results)]
+        steps: list[PlanStep] = []
+        for step in self.steps:
+            is_needed = not self.graph.needed.isdisjoint(step.results)
+            if is_needed:
+                steps.append(step)
+        return steps
 
     @property
     def unfit(self) -> list[UnsupportedError]:
@@ -96,11 +104,15 @@ class Plan:
         for value in self.graph.inputs:
             positions[value] = chosen.get(value.name, self.profile.position)
         for step in self.steps:
-            operand = next((x for x in step.operation.reads() if x in positions), None)
             default = self.profile.position
             keeps_position = step.layer is not None and step.layer.keeps_position
-            if keeps_position and operand is not None:
-                default = positions[operand]
+            if keeps_position:
+                # The results have the position of the first operand that has a position.
+                operand_positions = [
+                    positions[value] for value in step.operation.reads() if value in positions
+                ]
+                if operand_positions:
+                    default = operand_positions[0]
             for value in step.results:
                 positions[value] = chosen.get(value.name, default)
         return positions
@@ -151,6 +163,7 @@ def plan_of(graph: Graph, profile: FixedPointProfile, semantics: str) -> Plan:
 
 
 def _step(mapped: MappedOperation) -> PlanStep:
+    """Return the step of an operation: with its layer, or with the reason why there is none."""
     operation = mapped.source
     if operation.rule is not None:
         return PlanStep(operation, None, "it has a rule of the user's, from rules=")
@@ -182,24 +195,29 @@ def _is_positive(operation: MappedOperation) -> bool:
 def _product_before(
     operation: MappedOperation, producers: Mapping[Value, PlanStep], readers: Counter[Value]
 ) -> PlanStep | None:
-    """Return the step of the product into whose weights an operation can be folded, or None."""
+    """Return the step of the product into whose weights an operation can be folded.
+
+    Return None if there is no such product. `producers` has the step that computes each tensor, and
+    `readers` has the number of operations that read it.
+    """
     computed = operation.computed()
     is_affine = operation.kind in _AFFINE and operation.source.rule is None
     if not is_affine or len(computed) != 1:
         return None
-    product = operation.operand(computed[0])
+    product_name = computed[0]
+    product = operation.operand(product_name)
     if not isinstance(product, Value) or readers[product] != 1:
         return None
     step = producers.get(product)
     if step is None or step.layer is None or step.layer.scale is None:
         return None
-    is_reciprocal = operation.kind == "div" and computed[0] != "x"
+    is_reciprocal = operation.kind == "div" and product_name != "x"
     keeps_shape = operation.result.shape == product.type.shape
     if is_reciprocal or not keeps_shape:
         return None
     rank = len(product.type.shape)
     for name in operation.arguments:
-        if name == computed[0]:
+        if name == product_name:
             continue
         for axis, extent in enumerate(padded(operation.shape(name), rank)):
             is_by_channel = axis == step.layer.axis and extent == step.layer.channels

@@ -52,5 +52,8 @@ def is_tract(text: str) -> bool:
 
 
 def signs(text: str) -> Iterator[re.Match[str]]:
-    """Yield the matches in a text of signs that only the dialect has, such as "tract_core"."""
-    return (match for match in _SIGN.finditer(text) if match[1])
+    """Yield the places of constructions that only the dialect has, as matches in a text."""
+    for match in _SIGN.finditer(text):
+        is_in_comment_or_string = match[1] is None
+        if not is_in_comment_or_string:
+            yield match

@@ -75,9 +75,10 @@ class CallSite(OperatorSite[FlatGraph]):
     """A call of an operation in the document, while the operation is applied.
 
     `names` are the names of the results. `arguments` are the arguments of `operation`, and
-    `operands` are the tensors among the arguments. `words` maps the names of parameters of the
-    operation's meaning to the names of arguments in the document. If the site `folds`, operands are
-    host values, and operations are computed on the host instead of being added to the graph.
+    `operands` are the tensors among the arguments. The function that adds the operation may have
+    other names for its parameters than the document has for the arguments. `words` maps the former
+    to the latter. If the site `folds`, operands are host values, and operations are computed on the
+    host instead of being added to the graph.
     """
 
     evaluator: _Evaluator
@@ -113,9 +114,10 @@ class CallSite(OperatorSite[FlatGraph]):
     def kind(self) -> str:
         """Return the word that the document has for the operation: a name such as "conv", or "+".
 
-        Return "" for expressions that are neither calls nor operators.
+        Return "" if the expression is not an operation, such as a list.
         """
-        return getattr(self.node, "operation", "") or getattr(self.node, "operator", "")
+        called_operation = getattr(self.node, "operation", "")
+        return called_operation or getattr(self.node, "operator", "")
 
     @property
     def generic(self) -> str:
@@ -129,8 +131,10 @@ class CallSite(OperatorSite[FlatGraph]):
 
     @property
     def name(self) -> str:
-        """Return the name of the first result."""
-        return self.names[0] if self.names else self.frame.prefix + (self.operation or self.kind)
+        """Return the name of the first result. The default is derived from the operation."""
+        if self.names:
+            return self.names[0]
+        return self.frame.prefix + (self.operation or self.kind)
 
     def named(self, *names: str) -> CallSite:
         """Return a copy of the site whose results get the names `names`."""
@@ -205,9 +209,10 @@ class CallSite(OperatorSite[FlatGraph]):
         return value
 
     def axis_of(self, name: str, default: int | None = None, rank: int | None = None) -> int:
-        """Return the axis that the argument `name` specifies, as a number from 0 on.
+        """Return the axis in the argument `name`, counted from 0.
 
-        It is an axis of the first operand, unless `rank` is given.
+        `rank` is the number of axes from which the axis is chosen. The default is the rank of the
+        first operand.
         """
         if rank is None:
             rank = self.rank()
@@ -220,33 +225,36 @@ class CallSite(OperatorSite[FlatGraph]):
     # Operands
 
     def shape(self, x: Any = 0) -> Shape:
-        """Return the shape of `x`, an operand or the index of one. Extents may be UNKNOWN."""
-        x = self.operands[x] if type(x) is int else x
-        return x.type.shape if isinstance(x, Value) else np.shape(x)
+        """Return the shape of an operand. Extents may be UNKNOWN.
+
+        `x` is the operand, or its index.
+        """
+        operand = self.operands[x] if type(x) is int else x
+        return operand.type.shape if isinstance(operand, Value) else np.shape(operand)
 
     def dtype_of(self, x: Any = 0) -> str:
-        """Return the dtype of `x`, an operand or the index of one."""
-        x = self.operands[x] if type(x) is int else x
-        return x.type.dtype if isinstance(x, Value) else x.dtype.name
+        """Return the dtype of an operand. `x` is the operand, or its index."""
+        operand = self.operands[x] if type(x) is int else x
+        return operand.type.dtype if isinstance(operand, Value) else operand.dtype.name
 
     # Errors
 
     def error(self, message: str, hint: str = "") -> NnefError:
-        """Return an error with a message and a hint, which has the place of the call."""
+        """Return an error with a message, a hint, and the place of the call in the document."""
         return self.graph.error(message, self.node, self.frame, hint)
 
     def located(self, error: Exception) -> NnefError:
         """Convert one of the exceptions in `REFUSALS` to an error that has a place in the document.
 
-        An error that has no place yet gets the place of the call.
+        If the exception has no place yet, the error has the place of the call.
         """
         if isinstance(error, ExtentNeeded):
             message = "the number of its results depends on an open extent"
             error = InvalidOperation(message, GIVE_SHAPES)
         if isinstance(error, InvalidOperation):
-            if not self.kind:
-                return self.error(error.message, error.hint)
-            return self.invalid(error, self.kind)
+            if self.kind:
+                return self.invalid(error, self.kind)
+            return self.error(error.message, error.hint)
         if isinstance(error, NnefError):
             if error.span is None:
                 error.span = self.span
@@ -262,15 +270,22 @@ class CallSite(OperatorSite[FlatGraph]):
     def invalid(self, error: InvalidOperation, kind: str, operands: ByName = _NOTHING) -> NnefError:
         """Return the error to raise for an operation of a kind that refuses its operands.
 
-        The error names arguments as the document does, not as the kind does.
+        `error` is the exception with which the kind refuses them. The result names arguments as the
+        document does, not as the kind does.
         """
         words = self.words if kind == self.operation else dict[str, str]()
-        named = {words.get(name, name): x for name, x in operands.items()}
+        operands_by_word = {words.get(name, name): x for name, x in operands.items()}
 
         def translated(text: str) -> str:
-            return re.sub(r"'(\w+)'", lambda name: f"'{words.get(name[1], name[1])}'", text)
+            """Replace each name in quotes by the document's word for it."""
 
-        return refused(error, kind, named, self.span, self.frame.calls, translated)
+            def translated_name(match: re.Match[str]) -> str:
+                name = match[1]
+                return f"'{words.get(name, name)}'"
+
+            return re.sub(r"'(\w+)'", translated_name, text)
+
+        return refused(error, kind, operands_by_word, self.span, self.frame.calls, translated)
 
     # Operations
 
@@ -307,16 +322,26 @@ class CallSite(OperatorSite[FlatGraph]):
     def _typed(self, kind: str, operands: ByName) -> ByName:
         """Convert numbers among the operands of elementwise kinds to the dtype of the tensors."""
         dtypes = [x.type.dtype for x in operands.values() if isinstance(x, Value)]
+        if not dtypes:
+            return operands
+        dtype = dtypes[-1]
         builder = self.graph.builder
-        if not dtypes or dtypes[-1] in (builder.real, builder.integer):
+        is_default = dtype in (builder.real, builder.integer)
+        is_elementwise = kind in ON_ITEMS or "y" in operands
+        if is_default or not is_elementwise:
             return operands
-        if kind not in ON_ITEMS and "y" not in operands:
-            return operands
-        as_item = jnp.dtype(dtypes[-1]).type
-        numbers = {n: as_item(x) for n, x in operands.items() if type(x) in (int, float)}
-        return {**operands, **numbers}
+        converted_number = jnp.dtype(dtype).type
+        typed = {**operands}
+        for name, operand in operands.items():
+            if type(operand) in (int, float):
+                typed[name] = converted_number(operand)
+        return typed
 
     def _insert(self, kind: str, operands: ByName, attributes: ByName, suffix: str) -> Any:
+        """Add an operation that is not the call's last one, or compute it if the site folds.
+
+        Return the result, or a tuple of results. The name of the result ends with `suffix`.
+        """
         if self.folds:
             return self._folded(kind, operands, attributes)
         operands = self._typed(kind, operands)
@@ -325,21 +350,24 @@ class CallSite(OperatorSite[FlatGraph]):
         return results[0] if len(results) == 1 else results
 
     def _emit(self, kind: str, operands: ByName, attributes: ByName, inserted: bool) -> Any:
-        """Add an operation, or compute it if the site folds; return its result.
+        """Add an operation, or compute it if the site folds. Return its result.
 
-        If not `inserted`, it is the call's last operation, and gets the call's names. Parameters of
-        the kind that have no operand or attribute then take the call's arguments with the same
-        names.
+        If not `inserted`, it is the call's last operation, and gets the call's names. If such an
+        operation lacks an operand or attribute, the call's argument with the same name takes its
+        place.
         """
         if inserted:
             return self._insert(kind, operands, attributes, kind)
         operands = {**operands}
         attributes = {**attributes}
-        tensors = declarations.operands(self.operation)
+        operand_names = declarations.operands(self.operation)
         for name in rules[kind].parameters:
-            if name in self.arguments and name not in operands and name not in attributes:
-                missing = operands if name in tensors else attributes
-                missing[name] = self.arguments[name]
+            is_missing = name not in operands and name not in attributes
+            if is_missing and name in self.arguments:
+                if name in operand_names:
+                    operands[name] = self.arguments[name]
+                else:
+                    attributes[name] = self.arguments[name]
         if self.folds:
             return self._folded(kind, operands, attributes)
         operands = self._typed(kind, operands)
@@ -370,13 +398,14 @@ class CallSite(OperatorSite[FlatGraph]):
         result_names = names or [graph.builder.unreserved(f"{x.name}_{dtype}")]
         (result,) = self.add("cast", {"input": x}, {"dtype": dtype}, result_names)
         stored = graph.constants.get(x)
-        if stored is not None:  # attributes may still read the items of the tensor
+        if stored is not None:
+            # Attributes may read the items of a small tensor, so they are converted too.
             is_small = stored.size <= LARGEST_ATTRIBUTE
             graph.constants[result] = converted(stored, dtype) if is_small else stored
         return result
 
     def constant(self, value: object, dtype: str, *names: str) -> Value:
-        """Return a value, such as a number, a list or a host value, as a tensor of a dtype.
+        """Return a number, a list or a host value as a tensor of a dtype.
 
         If `dtype` is "", the dtype follows from the value. `names` may have the name of the tensor.
         """

@@ -50,7 +50,10 @@ class TractDocument:
     @property
     def names(self) -> set[str]:
         """Return all names that assignments in the graph's body give to values."""
-        return {i.name for a in self.graph.body for i in s.identifiers(a.target)}
+        names = set[str]()
+        for assignment in self.graph.body:
+            names.update(identifier.name for identifier in s.identifiers(assignment.target))
+        return names
 
     @property
     def variables(self) -> int:
@@ -73,12 +76,12 @@ class TractDocument:
         """Return the declarations of inputs in the graph's body, by the name of the input."""
         declarations: dict[str, s.Invocation] = {}
         for assignment in self.graph.body:
-            match assignment.target, assignment.value:
-                case s.Identifier(name=name), s.Invocation() as call:
-                    if call.operation in EXTERNALS:
-                        declarations[name] = call
-                case _:
-                    pass
+            target = assignment.target
+            call = assignment.value
+            if not isinstance(target, s.Identifier) or not isinstance(call, s.Invocation):
+                continue
+            if call.operation in EXTERNALS:
+                declarations[target.name] = call
         return declarations
 
     @cached_property
@@ -92,15 +95,21 @@ class TractDocument:
             shape = _argument(call, "shape", EXTERNALS[call.operation])
             if shape is None:
                 shapes[name] = ()
-            else:
-                shapes[name] = shape.items if isinstance(shape, s.Array) else (shape,)
+            elif isinstance(shape, s.Array):
+                shapes[name] = shape.items
+            else:  # a single extent
+                shapes[name] = (shape,)
         return shapes
 
 
 def repeated_by(call: s.Invocation) -> str:
     """Return the name of the fragment that `call` repeats if it is a scan, otherwise ""."""
-    body = _argument(call, "body", 0) if call.operation == SCAN else None
-    return body.value if isinstance(body, s.Literal) and isinstance(body.value, str) else ""
+    if call.operation != SCAN:
+        return ""
+    body = _argument(call, "body", 0)
+    if isinstance(body, s.Literal) and isinstance(body.value, str):
+        return body.value
+    return ""
 
 
 def _argument(call: s.Invocation, name: str, position: int) -> s.Expression | None:
@@ -110,6 +119,7 @@ def _argument(call: s.Invocation, name: str, position: int) -> s.Expression | No
     at `position` in the list of arguments.
     """
     for i, argument in enumerate(call.arguments):
-        if argument.name == name or (argument.name is None and i == position):
+        is_at_position = argument.name is None and i == position
+        if is_at_position or argument.name == name:
             return argument.value
     return None

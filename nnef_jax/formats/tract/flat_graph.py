@@ -62,13 +62,15 @@ class FlatGraph(Emitter):
         self._states: dict[str, int] = {}
 
     def report(self) -> None:
-        """Call the user's `progress` function with the number of variables read so far and of all.
+        """Call the user's `progress` function before another variable is read.
 
-        This is done before another variable is read.
+        Its arguments are the number of variables that have been read, and the number of all
+        variables.
         """
         if self.options.progress is not None:
-            read = len(self.data)
-            self.options.progress(read, max(read + 1, self.variables))
+            read_count = len(self.data)
+            total = max(read_count + 1, self.variables)
+            self.options.progress(read_count, total)
 
     def body(self) -> FlatGraph:
         """Make an empty graph for the body of a scan."""
@@ -81,8 +83,8 @@ class FlatGraph(Emitter):
     ) -> Value:
         """Add an input to the graph and return its tensor.
 
-        `shape` is the shape of `type`, or has symbolic extents. If the input of a body stands for a
-        constant of the graph around it, `stored` is the constant's array.
+        `shape` is the shape of `type`, but may have symbolic extents. If the graph is a body, and
+        the input stands for a constant of the graph around it, `stored` is the constant's array.
         """
         value = self.builder.input(name, type)
         if self.symbolic is not None:
@@ -105,33 +107,37 @@ class FlatGraph(Emitter):
     ) -> Value:
         """Add a state to the graph and return its tensor.
 
-        `builder.update` sets the state's next value. The state starts with the array `initial`, or
-        with zeros. The label gets a suffix if another state has the same label. Raises
-        InvalidOperation in the body of a scan and for an open shape, and LimitError if the state is
-        too large.
+        The state starts with the array `initial`, or with zeros if `initial` is None. If another
+        state has the same label, a suffix is added to the label. `builder.update` sets the state's
+        next value.
+
+        Raises InvalidOperation in the body of a scan and for an open shape. Raises LimitError if
+        the state is too large.
         """
         if self.outer is not None:
             raise InvalidOperation("the body of a scan cannot keep a state from call to call")
         if not is_known(type.shape):
             message = f"a state must have a known shape, it is {show(type.shape)}"
             raise InvalidOperation(message, GIVE_SHAPES)
-        base = label
-        while label in self._states:
-            self._states[base] += 1
-            label = f"{base}_{self._states[base]}"
-        self._states[label] = 0
+        unique_label = label
+        while unique_label in self._states:
+            self._states[label] += 1
+            unique_label = f"{label}_{self._states[label]}"
+        self._states[unique_label] = 0
         items = volume(type.shape)
         if items > self.limits.tensor_items:
             raise LimitError(f"a state of {items} items", hint=raising("tensor_items"))
         self.meter.expand(items * np.dtype(type.dtype).itemsize, f"state '{name}'")
-        data = np.zeros(type.shape, type.dtype) if initial is None else initial
-        self.data.setdefault(label, rounding.saturated(data, type.dtype))
-        return self.builder.variable(self.builder.unreserved(name), label, type, span)
+        array = np.zeros(type.shape, type.dtype) if initial is None else initial
+        self.data.setdefault(unique_label, rounding.saturated(array, type.dtype))
+        unique_name = self.builder.unreserved(name)
+        return self.builder.variable(unique_name, unique_label, type, span)
 
     def shape_of(self, value: Value) -> Shape:
         """Return the shape of a tensor. Extents may be symbolic extents of `jax.export`."""
-        if is_known(value.type.shape) or self.symbolic is None:
-            return value.type.shape
+        shape = value.type.shape
+        if is_known(shape) or self.symbolic is None:
+            return shape
         return self.symbolic.shape_of(value)
 
     # Known values
@@ -139,15 +145,19 @@ class FlatGraph(Emitter):
     def known(self, value: Any, *, only_shapes: bool = False) -> Any:
         """Replace each small parameter by its stored array, also within lists and tuples.
 
-        If `only_shapes`, only small parameters of integers are replaced, since they may be shapes.
+        A parameter is a tensor whose items a file stores. If `only_shapes`, only small parameters
+        of integers are replaced, since they may be shapes.
         """
         if isinstance(value, list | tuple):
             return type(value)(self.known(item, only_shapes=only_shapes) for item in value)  # pyright: ignore[reportUnknownArgumentType]
         stored = self.constants.get(value) if isinstance(value, Value) else None
-        most = _LARGEST_SHAPE if only_shapes else LARGEST_ATTRIBUTE
-        if stored is None or stored.size > most:
+        if stored is None:
             return value
-        if only_shapes and stored.dtype.name not in ("int32", "int64"):
+        most_items = _LARGEST_SHAPE if only_shapes else LARGEST_ATTRIBUTE
+        if stored.size > most_items:
+            return value
+        has_integers = stored.dtype.name in ("int32", "int64")
+        if only_shapes and not has_integers:
             return value
         self.meter.spend(stored.size // _STORED_PER_STEP)
         return host(stored)
@@ -155,9 +165,11 @@ class FlatGraph(Emitter):
     def require_known(self, value: object) -> None:
         """Raise InvalidOperation if `value` contains an unknown extent, also within lists.
 
-        No error is raised if an extent of an input is open, since unknown extents then are allowed.
+        If an extent of an input is open, unknown extents are allowed, and no error is raised.
         """
-        if not self.is_open and any(item is UNKNOWN for item in _items(value)):
+        if self.is_open:
+            return
+        if any(item is UNKNOWN for item in _items(value)):
             raise InvalidOperation(
                 "a whole number is due, but this is none, or depends on more than the input shapes"
             )
@@ -198,6 +210,7 @@ class FlatGraph(Emitter):
 
 
 def _items(value: object) -> Iterator[Any]:
+    """Yield the items of a list or tuple, also within nested ones. Yield any other value itself."""
     if isinstance(value, list | tuple):
         for item in cast(Sequence[Any], value):
             yield from _items(item)

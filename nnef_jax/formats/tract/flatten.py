@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any, cast
 
 import numpy as np
@@ -56,7 +57,7 @@ _DEEPEST = 100  # the deepest nesting of fragment calls, of which real networks 
 def flatten(
     unit: Unit, options: Options, extents: ByName, data: dict[str, NDArray[Any] | None]
 ) -> tuple[Graph, FlatCalls]:
-    """Flatten a network; return the graph, and the document's operation for each result.
+    """Flatten a network. Return the graph, and the document's operation for each result.
 
     `extents` are the values of symbols. The arrays of variables are added to `data` by label,
     unless `data` already has the label. Raises NnefError, which contains all errors that do not
@@ -69,20 +70,26 @@ def flatten(
         graph = FlatGraph(options, data, is_open=has_open_inputs(document, shapes, extents))
         graph.variables = document.variables if options.progress else 0
         builder = graph.builder
-        builder.reserve(name for a in header.body for name in _targets(a))
+        targets = [_targets(assignment) for assignment in header.body]
+        builder.reserve(chain.from_iterable(targets))
         frame = Frame(None, document.source, {})
         inputs = [parameter.name for parameter in header.parameters]
-        refused = frozenset[str]()
+        unsupported_names = frozenset[str]()
         if options.outline:
-            names = unsupported.unsupported(document, options.rules)
-            refused = callers_of(names, document.fragments)
-        flattener = _UnitFlattener(unit, graph, extents, dict.fromkeys(inputs), refused)
+            operations = unsupported.unsupported(document, options.rules)
+            unsupported_names = callers_of(operations, document.fragments)
+        flattener = _UnitFlattener(unit, graph, extents, dict.fromkeys(inputs), unsupported_names)
         outputs = flattener.outputs(frame)
         for name, value in frame.values.items():
             if isinstance(value, Value) and value.name != name:
                 builder.aliases[name] = value
-        constants = [name for name, x in frame.values.items() if not _has_tensor(x)]
-        graph.fold(constants, (([*s.names_in(a.value)], _targets(a)) for a in header.body))
+        constants = [name for name, value in frame.values.items() if not _has_tensor(value)]
+        # For each assignment, the names that it reads, and the names that it assigns to.
+        steps = (
+            ([*s.names_in(assignment.value)], names)
+            for assignment, names in zip(header.body, targets, strict=True)
+        )
+        graph.fold(constants, steps)
         results = [result.name for result in header.results]
         flat = builder.graph(header.name, outputs, results, options.unfixed(inputs))
         unsupported.refuse_readers_of_padding(flat)
@@ -92,13 +99,15 @@ def flatten(
 
 
 def _targets(assignment: s.Assignment) -> list[str]:
+    """Return the names to which a statement assigns values."""
     return [identifier.name for identifier in s.identifiers(assignment.target)]
 
 
-def _has_tensor(x: object) -> bool:
-    if isinstance(x, list | tuple):
-        return any(map(_has_tensor, cast("Sequence[object]", x)))
-    return isinstance(x, Value)
+def _has_tensor(value: object) -> bool:
+    """Tell whether a value is a tensor of the graph, or a list or tuple that has one."""
+    if isinstance(value, list | tuple):
+        return any(map(_has_tensor, cast("Sequence[object]", value)))
+    return isinstance(value, Value)
 
 
 @dataclass(slots=True)
@@ -117,14 +126,25 @@ class _UnitFlattener:
     unsupported_names: Set[str] = frozenset()
 
     def into(self, graph: FlatGraph) -> _UnitFlattener:
+        """Return a copy that adds operations to another graph."""
         return replace(self, graph=graph)
 
     def submodel(self, unit: Unit, extents: ByName, inputs: ByName, frame: Frame) -> list[Value]:
+        """Evaluate another network into the same graph, and return its outputs.
+
+        `extents` are the values of the network's symbols, and `inputs` are the tensors of its
+        inputs. Values of names are noted in `frame`.
+        """
         return _UnitFlattener(unit, self.graph, extents, inputs).outputs(frame)
 
     # Statements
 
     def outputs(self, frame: Frame) -> list[Value]:
+        """Evaluate all statements of the network, and return its outputs.
+
+        Values of names are noted in `frame`. Raises NnefError, which contains all errors that do
+        not follow from another error.
+        """
         document = self.unit.document
         if not self.unsupported_names:
             unsupported.refuse_unsupported(document, self.graph.options.rules, self.graph.meter)
@@ -136,8 +156,9 @@ class _UnitFlattener:
             ):
                 continue
             targets = _targets(assignment)
+            result_names = [frame.prefix + target for target in targets]
             try:
-                self._assign(assignment, [frame.prefix + target for target in targets], frame)
+                self._assign(assignment, result_names, frame)
                 continue
             except Poisoned:
                 pass
@@ -162,6 +183,7 @@ class _UnitFlattener:
         return outputs
 
     def _refuse_undeclared_inputs(self, frame: Frame) -> None:
+        """Raise NnefError if the body of the graph does not declare all inputs of its header."""
         hint = "write NAME = tract_core_external(shape = [...], datum_type = 'f32');"
         document = self.unit.document
         errors: list[NnefError] = []
@@ -171,14 +193,18 @@ class _UnitFlattener:
                 errors.append(CallSite(self, parameter, frame).error(message, hint))
         raise_all(errors)
 
-    def _assign(self, assignment: s.Assignment, names: Sequence[str], frame: Frame) -> None:
+    def _assign(self, assignment: s.Assignment, result_names: Sequence[str], frame: Frame) -> None:
+        """Evaluate a statement, and note the values of its names in `frame`.
+
+        Results of operations get the names in `result_names`.
+        """
         self.graph.meter.spend(_ASSIGNMENT)
-        value = self.evaluate(assignment.value, frame, names)
-        for name, part in self.graph.unpacked(assignment.target, value, frame):
-            item = list(part) if isinstance(part, Results) else part
+        assigned = self.evaluate(assignment.value, frame, result_names)
+        for name, part in self.graph.unpacked(assignment.target, assigned, frame):
+            value = list(part) if isinstance(part, Results) else part
             if frame.fragment is None and name in self.unit.quantizers:
-                item = quantized(CallSite(self, assignment, frame), name, item)
-            frame.values[name] = item
+                value = quantized(CallSite(self, assignment, frame), name, value)
+            frame.values[name] = value
 
     # Expressions
 
@@ -209,21 +235,21 @@ class _UnitFlattener:
             case _:
                 pass
         site = CallSite(self, node, frame, names)
-        value = partial(self.evaluate, frame=frame)
+        value_of = partial(self.evaluate, frame=frame)
         try:
             match node:
                 case s.Invocation():
                     return self._invoke(node, site)
                 case s.Unary(operand=operand):
-                    return self._operator("neg", {"x": value(operand)}, site)
+                    return self._operator("neg", {"x": value_of(operand)}, site)
                 case s.Binary(operator=operator, left=left, right=right):
-                    operands = {"x": value(left), "y": value(right)}
+                    operands = {"x": value_of(left), "y": value_of(right)}
                     return self._operator(OPERATORS[operator], operands, site)
                 case s.Subscript(sequence=sequence, index=index):
-                    # `lookup` counts only the steps for one item.
+                    # Unlike `evaluate`, `lookup` does not count steps for all items of a name.
                     is_name = isinstance(sequence, s.Identifier)
-                    items = self.lookup(sequence, frame) if is_name else value(sequence)
-                    return self._item(items, value(index), site)
+                    items = self.lookup(sequence, frame) if is_name else value_of(sequence)
+                    return self._item(items, value_of(index), site)
                 case _:
                     raise site.error("this cannot be computed in the dialect")
         except REFUSALS as error:
@@ -232,61 +258,74 @@ class _UnitFlattener:
     def lookup(self, node: s.Identifier, frame: Frame) -> Any:
         """Return the value of an identifier.
 
-        It is a name that the body has assigned, or a symbol, or `inf` or `nan`.
+        The identifier is a name to which a statement has assigned a value, or a symbol, or `inf` or
+        `nan`. Raises Poisoned if the statement was wrong, and NnefError if the identifier has no
+        value.
         """
         name = node.name
         if name in frame.values:
-            if frame.values[name] is Poisoned:
+            value = frame.values[name]
+            if value is Poisoned:
                 raise Poisoned
-            return frame.values[name]
+            return value
         if name in self.extents:
+            extent = self.extents[name]
             # Only the length of a stream may be open here.
             may_be_open = self.graph.is_open or self.unit.document.is_pulsed
-            if self.extents[name] is UNKNOWN and not may_be_open:
+            if extent is UNKNOWN and not may_be_open:
                 message = f"symbol '{name}' does not follow from the shapes of the inputs"
                 raise self.graph.error(message, node, frame)
-            return self.extents[name]
+            return extent
         if name in _CONSTANTS:
             return _CONSTANTS[name]
         raise self.graph.error(f"'{name}' is not defined here", node, frame)
 
-    def _item(self, values: Any, position: object, site: CallSite) -> Any:
+    def _item(self, values: Any, index: object, site: CallSite) -> Any:
+        """Return the item of a list, of a tuple or of a known array at an index."""
         graph = self.graph
         # Of a list, only the chosen item is replaced, in the last line.
         if isinstance(values, Value):
             values = graph.known(values)
-        is_host = isinstance(values, np.ndarray)
-        has_items = values.ndim > 0 if is_host else isinstance(values, list | tuple)
+        is_array = isinstance(values, np.ndarray)
+        has_items = values.ndim > 0 if is_array else isinstance(values, list | tuple)
         if not has_items:
             raise site.error("only arrays and known values have items")
-        index = attribute(graph.known(position), INTEGER)
-        if index is UNKNOWN:
+        position = attribute(graph.known(index), INTEGER)
+        if position is UNKNOWN:
             raise site.error("the index of the item depends on an open extent", GIVE_SHAPES)
-        has_item = -len(values) <= index < len(values)
+        has_item = -len(values) <= position < len(values)
         if not has_item:
-            raise site.error(f"there is no item {index} among {len(values)}")
-        item: Any = values[index]
-        return np.asarray(item, values.dtype) if is_host else graph.known(item)
+            raise site.error(f"there is no item {position} among {len(values)}")
+        item: Any = values[position]
+        if is_array:
+            return np.asarray(item, values.dtype)
+        return graph.known(item)
 
     # Invocations
 
     def _invoke(self, node: s.Invocation, site: CallSite) -> Any:
+        """Apply the operation that an invocation names, and return its result.
+
+        The operation is a fragment of the document, or a declared operation of tract. The user may
+        have a rule for it.
+        """
         # The bodies of the standard's fragments do not see the fragments of the document.
         document = self.unit.document
         options = self.graph.options
-        in_document = site.frame.source is document.source
-        defined_here = document.fragments.get(node.operation) if in_document else None
-        fragment = defined_here or declarations().get(node.operation)
+        is_in_document = site.frame.source is document.source
+        document_fragment = document.fragments.get(node.operation) if is_in_document else None
+        is_of_document = document_fragment is not None
+        fragment = document_fragment or declarations().get(node.operation)
         if fragment is None:
             raise site.error(f"there is no operation '{node.operation}'")
-        by_definition = defined_here is not None or fragment.name in defined(options.expand)
+        is_expanded = is_of_document or fragment.name in defined(options.expand)
         rule = options.rules.get(node.operation)
-        if by_definition and options.expand == "all":
+        if is_expanded and options.expand == "all":
             rule = None
-        is_strict = defined_here is not None
-        site.arguments = arguments = self._arguments(fragment, node, site, is_strict=is_strict)
+        arguments = self._arguments(fragment, node, site, is_strict=is_of_document)
+        site.arguments = arguments
         if rule is None:
-            if by_definition:
+            if is_expanded:
                 return self._call(fragment, site)
             intrinsic = INTRINSICS.get(fragment.name)
             if intrinsic is not None:
@@ -294,8 +333,8 @@ class _UnitFlattener:
                 site.operation = fragment.name
                 site.operands = [arguments[name] for name in operands(fragment.name)]
                 return intrinsic.run(site)
-        elif defined_here is not None:
-            return apply_fragment(site, defined_here.name, rule)
+        elif is_of_document:
+            return apply_fragment(site, fragment.name, rule)
         if self.graph.entries:
             arguments = with_codes(site, fragment.name)
         name = fragment.name if rule is None else node.operation
@@ -306,8 +345,8 @@ class _UnitFlattener:
     ) -> dict[str, Any]:
         """Return the values of a fragment's parameters by name, for an invocation of it.
 
-        If `is_strict`, an argument for which there is no parameter is an error. Only the fragments
-        of the document are strict.
+        If `is_strict`, an argument for which there is no parameter is an error. This is so for the
+        fragments of the document, but not for the operations that tract declares.
         """
         meter, frame = self.graph.meter, site.frame
         if is_strict:
@@ -334,13 +373,18 @@ class _UnitFlattener:
         return arguments
 
     def _operator(self, kind: str, operands: ByName, site: CallSite) -> Any:
+        """Apply an operation that the document writes as an operator, such as "+"."""
         rule = self.graph.options.rules.get(kind)
         return applied(site, kind, operands, site.names, rule)
 
     def _call(self, fragment: s.Fragment, site: CallSite) -> Any:
+        """Evaluate the body of a fragment that `site` calls, and return its results."""
         self.graph.meter.spend(2 * CALL_STEPS)
-        inner = self.enter(fragment, site.arguments, site)
-        results = [self.lookup(s.Identifier(r.offset, r.name), inner) for r in fragment.results]
+        inner_frame = self.enter(fragment, site.arguments, site)
+        results: list[Any] = []
+        for result in fragment.results:
+            identifier = s.Identifier(result.offset, result.name)
+            results.append(self.lookup(identifier, inner_frame))
         return Results.of(results)
 
     def _calls(self, fragment: s.Fragment, site: CallSite) -> tuple[Call, ...]:
@@ -349,22 +393,30 @@ class _UnitFlattener:
         Raises NnefError if the fragment calls itself.
         """
         calls = site.frame.calls
-        if any(call.fragment == fragment.name for call in calls):
+        calls_itself = any(call.fragment == fragment.name for call in calls)
+        if calls_itself:
             raise site.error(f"fragment '{fragment.name}' calls itself")
         if len(calls) >= _DEEPEST:
             raise LimitError(f"fragments call each other more than {_DEEPEST} deep")
         return (*calls, Call(fragment.name, site.span))
 
     def enter(self, fragment: s.Fragment, arguments: ByName, site: CallSite) -> Frame:
-        names = site.names
+        """Evaluate the body of a fragment that `site` calls, and return the body's frame.
+
+        `arguments` are the values of the fragment's parameters. The results of the fragment get the
+        names of the call. Other tensors of the body get names that begin with this name.
+        """
+        call_names = site.names
         calls = self._calls(fragment, site)
-        call_name = names[0] if names else site.frame.prefix + fragment.name
+        call_name = call_names[0] if call_names else site.frame.prefix + fragment.name
         prefix = f"{call_name}_"[-_LONGEST_PREFIX:]
-        inner = Frame(fragment, fragment.source, dict(arguments), prefix, calls)
+        inner_frame = Frame(fragment, fragment.source, dict(arguments), prefix, calls)
         # A call may name fewer results than the fragment has.
-        result_names = dict(zip([r.name for r in fragment.results], names, strict=False))
+        results = [result.name for result in fragment.results]
+        name_by_result = dict(zip(results, call_names, strict=False))
         for assignment in fragment.body or ():
-            targets = _targets(assignment)
-            local = [result_names.get(t) or self.graph.local(prefix + t) for t in targets]
-            self._assign(assignment, local, inner)
-        return inner
+            names: list[str] = []
+            for target in _targets(assignment):
+                names.append(name_by_result.get(target) or self.graph.local(prefix + target))
+            self._assign(assignment, names, inner_frame)
+        return inner_frame

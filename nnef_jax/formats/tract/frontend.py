@@ -101,22 +101,26 @@ class TractFrontend(TextFrontend):
             value = symbols.evaluate(expression, options.extents)
             return None if value is UNKNOWN else value
 
-        shapes = self.document.input_shapes
-        return {name: [extent(e) for e in shape] for name, shape in shapes.items()}
+        shapes: dict[str, list[int | None]] = {}
+        for name, expressions in self.document.input_shapes.items():
+            shapes[name] = [extent(expression) for expression in expressions]
+        return shapes
 
     def extent_names(self) -> Mapping[str, Sequence[str]]:
-        """Return the expressions of symbols that the extents of each input are, as texts.
+        """Return a text for each extent of each input, by the name of the input.
 
-        The text is "" for an extent without symbols. For example, an input of shape (N, 3) has
-        ["N", ""].
+        The text is the expression of symbols that the document declares for the extent, or "" for
+        an extent without symbols. For example, an input of shape (N, 3) has ["N", ""].
         """
 
         def extent_name(expression: s.Expression) -> str:
             is_open = symbols.evaluate(expression, {}) is UNKNOWN
             return print_expression(expression) if is_open else ""
 
-        shapes = self.document.input_shapes
-        return {name: list(map(extent_name, shape)) for name, shape in shapes.items()}
+        names: dict[str, list[str]] = {}
+        for name, expressions in self.document.input_shapes.items():
+            names[name] = [extent_name(expression) for expression in expressions]
+        return names
 
     def symbolic_shapes(self, symbol: Callable[[str], Any]) -> Mapping[str, Sequence[Any]]:
         """Return the declared shape of each input, with symbolic extents for the symbols.
@@ -124,13 +128,13 @@ class TractFrontend(TextFrontend):
         `symbol` makes the symbolic extent for the name of a symbol.
         """
         values = {name: symbol(name) for name in self.symbols}
-        return {
-            name: [symbols.evaluate(expression, values) for expression in shape]
-            for name, shape in self.document.input_shapes.items()
-        }
+        shapes: dict[str, list[Any]] = {}
+        for name, expressions in self.document.input_shapes.items():
+            shapes[name] = [symbols.evaluate(expression, values) for expression in expressions]
+        return shapes
 
     def quantizers(self, source: Source) -> Mapping[str, Quantizer]:
-        """Read a graph.quant; return its entries by the name of the tensor."""
+        """Read a graph.quant. Return its entries by the name of the tensor."""
         return read_quantization(source, self.document.names, self.options.meter)
 
     def members(self, arrays: Arrays, quantization: str | None) -> Written:
@@ -148,23 +152,28 @@ class TractFrontend(TextFrontend):
 
         The document is flattened again, since `graph` does not have the operations of the document.
         """
-        return self._flat(options, self._data, cut)[1]
+        _, text = self._flat(options, self._data, cut)
+        return text
 
     def converted(self, graph: Graph, data: Arrays | None, *, flat: bool, keep: bool) -> Written:
         """Return the archive with the text that was read, or with a flat text if `flat`.
 
         In a flat text, rounding of quantised tensors is an operation. `data` are the arrays of the
-        variables; if it is None, the archive has no data.
+        variables. If it is None, the archive has no data.
         """
         if not flat:
             return self.members(data or {}, None)
+
+        def cut_nothing(graph: Graph) -> tuple[Graph, dict[Value, Value]]:
+            return graph, {}
+
         options = replace(self.options, rounds=True)
-        real: dict[str, NDArray[Any] | None] = {}
-        flat_graph, text = self._flat(options, real, lambda graph: (graph, {}))
+        flat_data: dict[str, NDArray[Any] | None] = {}  # flattening adds the arrays
+        flat_graph, text = self._flat(options, flat_data, cut_nothing)
         arrays: Arrays = {}
         if data is not None:
-            stored = cast("dict[str, NDArray[Any]]", real)
-            arrays = {p.label: stored[p.label] for p in flat_graph.parameters}
+            stored = cast("dict[str, NDArray[Any]]", flat_data)
+            arrays = {x.label: stored[x.label] for x in flat_graph.parameters}
         return self._archive(text, arrays, None)
 
     def _flat(
@@ -178,17 +187,19 @@ class TractFrontend(TextFrontend):
         entire, calls = flatten(self._unit, options, self._extents(options), data)
         part, inputs = cut(entire)
         writer = _DialectWriter(self.document, part, calls, options)
-        writer.replaced.update((new, old) for old, new in inputs.items())
-        flat = writer.write()
+        for old_input, new_input in inputs.items():
+            writer.replaced[new_input] = old_input
+        flat_document = writer.write()
         registries = [*self.document.registries, "tract_core", *writer.registries]
-        registry_names = dict.fromkeys(
-            name for name in registries if name not in ("", "tract_nnef")
-        )
-        lines = [f"tract_registry {name}" for name in registry_names]
+        lines: list[str] = []
+        for name in dict.fromkeys(registries):  # each name once
+            if name not in ("", "tract_nnef"):
+                lines.append(f"tract_registry {name}")
         lines += [f"tract_symbol {name}" for name in writer.symbols]
         lines += [x for x in self.document.extensions if not x.startswith("tract_registry")]
-        version, _, text = print_document(flat).partition("\n")
         extensions = [f"extension {line};" for line in lines]
+        # The extensions follow the first line, which has the version.
+        version, _, text = print_document(flat_document).partition("\n")
         return part, "\n".join([version, *extensions, text])
 
 
@@ -196,11 +207,13 @@ class _QuotedNames(Names):
     """A source of distinct names. A name that is no identifier is quoted."""
 
     def fresh(self, name: str) -> str:
-        quoted = f'i"{name}"'
-        can_be_quoted = re.fullmatch(r'[^"\\\n]+', name) and quoted not in self.taken
-        if _IDENTIFIER.fullmatch(name) or not can_be_quoted:
+        if _IDENTIFIER.fullmatch(name):
             return super().fresh(name)
-        return self.reserve(quoted)
+        quoted = f'i"{name}"'
+        has_plain_characters = re.fullmatch(r'[^"\\\n]+', name) is not None
+        if has_plain_characters and quoted not in self.taken:
+            return self.reserve(quoted)
+        return super().fresh(name)
 
 
 class _DialectWriter(FlatWriter):
@@ -232,60 +245,68 @@ class _DialectWriter(FlatWriter):
         replace the symbols in it. Any other input of a part gets a new symbol for each open extent.
         """
         if value in self.replaced:
-            self.names[self.replaced[value]] = self.names[value]
+            replaced_value = self.replaced[value]
+            self.names[replaced_value] = self.names[value]
         declared = self._document_read.inputs.get(value.name)
         if declared is not None:
             return self._with_known_shape(declared, value)
         self.registries["tract_core"] = None
-        shape = [self._symbol() if n is UNKNOWN else s.Literal(0, n) for n in value.type.shape]
+        extents: list[s.Expression] = []
+        for extent in value.type.shape:
+            extents.append(self._symbol() if extent is UNKNOWN else s.Literal(0, extent))
+        shape = s.Array(0, tuple(extents))
         datum_type = s.Literal(0, self._datum(value.type.dtype))
-        extents = s.Array(0, tuple(shape))
-        return invocation("tract_core_external", shape=extents, datum_type=datum_type)
+        return invocation("tract_core_external", shape=shape, datum_type=datum_type)
 
     def _with_known_shape(self, declared: s.Invocation, value: Value) -> s.Invocation:
         """Replace the shape in an input's declaration by numbers, if all extents are known.
 
-        `value` is the input.
+        `declared` is the declaration, and `value` is the input.
         """
-        read = self._document_read.input_shapes[value.name]
-        if not is_known(value.type.shape) or all(isinstance(n, s.Literal) for n in read):
+        declared_shape = self._document_read.input_shapes[value.name]
+        has_symbols = not all(isinstance(extent, s.Literal) for extent in declared_shape)
+        if not has_symbols or not is_known(value.type.shape):
             return declared
-        position = EXTERNALS[declared.operation]
+        shape_position = EXTERNALS[declared.operation]
         arguments: list[s.Argument] = []
-        for i, argument in enumerate(declared.arguments):
-            is_shape = argument.name == "shape" or (not argument.name and i == position)
+        for position, argument in enumerate(declared.arguments):
+            is_at_position = not argument.name and position == shape_position
+            is_shape = is_at_position or argument.name == "shape"
             if not is_shape:
                 arguments.append(argument)
         shape = s.Argument(0, "shape", integers(value.type.shape))
         return replace(declared, arguments=(*arguments, shape))
 
     def _symbol(self) -> s.Identifier:
+        """Return a new symbol, and note it in `symbols`."""
         symbol = self._names.fresh("N")
         self.symbols = [*self.symbols, symbol]
         return s.Identifier(0, symbol)
 
     def invoked(self, operation: Operation) -> Invoked | None:
-        first = next(operation.writes())
-        arguments: dict[str, Any] = {**dict(operation.operands), **dict(operation.attributes)}
-        if first in self._calls:
-            name, operands, attributes = self._calls[first]
+        """Return the invocation for an operation of the graph, or None if none is written for it.
+
+        Errors are noted by `refuse`.
+        """
+        first_result = next(operation.writes())
+        if first_result in self._calls:
+            name, operands, attributes = self._calls[first_result]
             call_arguments = {**operands, **attributes}
             for parameter, dtype in attributes.items():
                 if parameter in DATUM_PARAMETERS and dtype:
                     call_arguments[parameter] = self._datum(dtype)
             return self._invoked(name, call_arguments)
-        if first.inserted:  # the operation of the document is written instead of its inserted steps
+        if first_result.inserted:  # the document's operation is written instead of inserted steps
             return None
-        match operation.kind:
-            case "cast":
-                datum_type = self._datum(arguments["dtype"])
-                cast_arguments = {"input": arguments["input"], "to": datum_type}
-                return self._invoked("tract_core_cast", cast_arguments)
-            case "constant":
-                return self._invoked("constant", arguments, item_of(arguments["dtype"]))
-            case kind:
-                self.refuse(f"'{kind}' has no flat form", operation)
-                return None
+        arguments: dict[str, Any] = {**dict(operation.operands), **dict(operation.attributes)}
+        if operation.kind == "cast":
+            datum_type = self._datum(arguments["dtype"])
+            cast_arguments = {"input": arguments["input"], "to": datum_type}
+            return self._invoked("tract_core_cast", cast_arguments)
+        if operation.kind == "constant":
+            return self._invoked("constant", arguments, item_of(arguments["dtype"]))
+        self.refuse(f"'{operation.kind}' has no flat form", operation)
+        return None
 
     def _invoked(
         self, name: str, arguments: Mapping[str, Any], generic: str | None = None
@@ -308,8 +329,9 @@ class _DialectWriter(FlatWriter):
         return s.Unary(0, "-", identifier) if item < 0 else identifier
 
     def _datum(self, dtype: str) -> str:
-        """Return the datum type that corresponds to a dtype."""
+        """Return the name of the datum type that corresponds to a dtype."""
         # The user chose this dtype by `load(dtype=)` for the document's f32.
         if dtype == self._real:
             return "f32"
-        return next(name for name, stored in DATUM_TYPES.items() if stored == dtype)
+        names = [name for name, stored_dtype in DATUM_TYPES.items() if stored_dtype == dtype]
+        return names[0]

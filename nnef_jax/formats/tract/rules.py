@@ -15,6 +15,11 @@ from lowering.ops.require import normal_axis
 def _average_type(
     input: TensorType, state: TensorType, axis: int, skip: int, complex: bool
 ) -> TensorType:
+    """Return the type of a running average, which is the type of the input.
+
+    If `complex`, the input has pairs [re, im] along its last axis. Raises InvalidOperation or
+    InvalidShape if the arguments do not fit.
+    """
     if complex:
         axis = signal_axis(input, axis)
     axis = normal_axis(axis, len(input.shape))
@@ -35,19 +40,21 @@ def _averages(x: Array, state: Array, alpha: float, skip: int) -> Array:
     Each item x replaces s by (1 - alpha) x + alpha s. Before the first item, s is `state`. The
     first `skip` items do not change s.
     """
-    items = x[skip:] * (1 - alpha)
-    decays = jnp.full((items.shape[0], *[1] * (x.ndim - 1)), alpha, x.dtype)
+    terms = x[skip:] * (1 - alpha)
+    factors = jnp.full((terms.shape[0], *[1] * (x.ndim - 1)), alpha, x.dtype)
 
-    # A pair (a, b) stands for the step that replaces s by a s + b.
+    # A pair (factor, term) stands for the step that replaces s by factor * s + term.
     def composed(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
         first_factor, first_term = first
         second_factor, second_term = second
         return first_factor * second_factor, second_factor * first_term + second_term
 
-    decays, sums = lax.associative_scan(composed, (decays, items))
+    # For each item, the composition of all steps up to this item.
+    factors, terms = lax.associative_scan(composed, (factors, terms))
     start = jnp.asarray(state, x.dtype)[None]
-    idle = jnp.broadcast_to(start, (min(skip, x.shape[0]), *start.shape[1:]))
-    return jnp.concatenate([idle, decays * start + sums])
+    skipped_count = min(skip, x.shape[0])
+    skipped = jnp.broadcast_to(start, (skipped_count, *start.shape[1:]))
+    return jnp.concatenate([skipped, factors * start + terms])
 
 
 @rules.rule("tract.exp_unit_norm", _average_type)
@@ -60,7 +67,7 @@ def exp_unit_norm(
     complex: bool,
     epsilon: float,
 ) -> Array:
-    """Compute x / sqrt(s) along the axis, where s is a running average of the magnitudes of x.
+    """Compute x / sqrt(s) along an axis, where s is a running average of the magnitudes of x.
 
     Each item x replaces s by (1 - alpha) max(|x|, epsilon) + alpha s. The first value of s is
     `state`, and the first `skip` items do not change s. If `complex`, x has pairs [re, im] along
@@ -89,7 +96,7 @@ def _mean_type(input: TensorType, state: TensorType, axis: int, skip: int) -> Te
 def exp_mean_norm(
     input: Array, state: Array, axis: int, alpha: float, skip: int, scaling_factor: float
 ) -> Array:
-    """Compute (x - s) / scaling_factor along the axis, where s is a running average of x.
+    """Compute (x - s) / scaling_factor along an axis, where s is a running average of x.
 
     Each item x replaces s by (1 - alpha) x + alpha s. The first value of s is `state`, and the
     first `skip` items do not change s.
@@ -100,6 +107,7 @@ def exp_mean_norm(
 
 
 def _pulse_mask_type(input: TensorType, axis: int) -> TensorType:
+    """Return the type of the result, which is that of the input. Raises an error for a bad axis."""
     normal_axis(axis, len(input.shape))
     return input
 
@@ -108,11 +116,13 @@ def _pulse_mask_type(input: TensorType, axis: int) -> TensorType:
 def pulse_mask(
     input: Array, position: Array, axis: int, begin: int, end: int, value: float
 ) -> Array:
-    """Return the items of a stream with the indices from `begin` to `end - 1`.
+    """Return a piece of a stream in which the items before `begin`, and from `end` on, are `value`.
 
-    All other items are `value`. `position` is the index in the stream of the first item along the
-    axis.
+    `begin` and `end` are indices in the stream. `position` is the index in the stream of the first
+    item of `input` along `axis`.
     """
     x = jnp.asarray(input)
-    indices = position + lax.broadcasted_iota(position.dtype, x.shape, normal_axis(axis, x.ndim))
-    return jnp.where((indices >= begin) & (indices < end), x, rounding.saturated(value, x.dtype))
+    offsets = lax.broadcasted_iota(position.dtype, x.shape, normal_axis(axis, x.ndim))
+    indices = position + offsets  # in the stream
+    is_between = (indices >= begin) & (indices < end)
+    return jnp.where(is_between, x, rounding.saturated(value, x.dtype))

@@ -36,9 +36,12 @@ def has_open_inputs(document: TractDocument, shapes: Shapes, values: Mapping[str
     for shape in shapes.values():
         if any(extent is None or extent is UNKNOWN for extent in shape):
             return True
-    for name, shape in document.input_shapes.items():
-        if name not in shapes and any(evaluate(n, values) in (0, UNKNOWN) for n in shape):
-            return True
+    for name, expressions in document.input_shapes.items():
+        if name in shapes:
+            continue
+        for expression in expressions:
+            if evaluate(expression, values) in (0, UNKNOWN):
+                return True
     return False
 
 
@@ -60,7 +63,8 @@ def solve(
     solution = _next_solution(unsolved, values)
     while solution is not None:
         equation, value = solution
-        values[equation.free(values)[0]] = value
+        (symbol,) = equation.free(values)
+        values[symbol] = value
         unsolved.remove(equation)
         solution = _next_solution(unsolved, values)
     for equation in equations:
@@ -69,9 +73,10 @@ def solve(
     for assertion in document.assertions:
         _check(document, assertion, values)
     # Symbols that occur in shapes but are not declared are added.
-    symbols = dict.fromkeys(document.symbols)
-    for shape in document.input_shapes.values():
-        symbols |= dict.fromkeys(name for extent in shape for name in _names(_parts(extent)))
+    symbols = list(document.symbols)
+    for expressions in document.input_shapes.values():
+        for expression in expressions:
+            symbols += _names(_parts(expression))
     return {symbol: values.get(symbol, UNKNOWN) for symbol in symbols}
 
 
@@ -125,6 +130,7 @@ class _Equation:
     meter: Meter
 
     def free(self, values: Mapping[str, int]) -> list[str]:
+        """Return the symbols of the equation that have no value in `values`."""
         return [name for name in self.names if name not in values]
 
     def solution(self, values: Mapping[str, int]) -> int | None:
@@ -138,28 +144,34 @@ class _Equation:
             return None
         if isinstance(self.expression, s.Identifier):
             return self.extent
+        (symbol,) = free
         solved = {name: values[name] for name in self.names if name in values}
 
-        def value_at(value: int) -> int:
+        def expression_at(symbol_value: int) -> int:
             self.meter.spend(self.size, "a symbol")
-            return evaluate(self.expression, {**solved, free[0]: value})
+            return evaluate(self.expression, {**solved, symbol: symbol_value})
 
-        value_at_0 = value_at(0)
-        value_at_1 = value_at(1)
-        if value_at_0 is UNKNOWN or value_at_1 is UNKNOWN:
+        at_0 = expression_at(0)
+        at_1 = expression_at(1)
+        if at_0 is UNKNOWN or at_1 is UNKNOWN:
             return None
-        if value_at_1 != value_at_0:  # a linear expression has the solution `guess`
-            guess = (self.extent - value_at_0) // (value_at_1 - value_at_0)
+        slope = at_1 - at_0
+        if slope != 0:  # a linear expression has the solution `guess`
+            guess = (self.extent - at_0) // slope
             is_extent = is_symbolic(guess) or guess >= 0
-            if is_extent and value_at(guess) == self.extent:
+            if is_extent and expression_at(guess) == self.extent:
                 return guess
         if is_symbolic(self.extent):
             return None
         # If the expression grows with the symbol, this is the smallest solution.
-        value = bisect_left(range(_LARGEST), self.extent, key=value_at)
-        return value if value_at(value) == self.extent else None
+        value = bisect_left(range(_LARGEST), self.extent, key=expression_at)
+        return value if expression_at(value) == self.extent else None
 
     def check(self, document: TractDocument, values: Mapping[str, int]) -> None:
+        """Raise InputError if the equation is false, or if no value of its free symbol solves it.
+
+        `values` are the values of symbols.
+        """
         if is_symbolic(self.extent):
             return
         value = evaluate(self.expression, values)
@@ -168,7 +180,8 @@ class _Equation:
         extent = f"input '{self.input}' has extent {self.extent} at axis {self.axis}"
         if len(free) == 1:
             raise InputError(f"{extent}, which no value of {free[0]} gives", span=span)
-        if value is not UNKNOWN and not is_symbolic(value) and value != self.extent:
+        is_known = value is not UNKNOWN and not is_symbolic(value)
+        if is_known and value != self.extent:
             raise InputError(
                 f"{extent}, it should be {value}: {_shown(self.names, values)}",
                 span=span,
@@ -194,18 +207,28 @@ def evaluate(expression: s.Expression, values: Mapping[str, int]) -> int:
             return UNKNOWN
 
 
-def _binary(operator: str, a: int, b: int) -> int:
+def _binary(operator: str, left: int, right: int) -> int:
+    """Compute an arithmetic operation or a comparison.
+
+    The result is UNKNOWN if it depends on an unknown operand, or if there is no such operator.
+    """
     if operator in COMPARISONS:
-        return COMPARISONS[operator](a, b) if is_plain((a, b)) else UNKNOWN
+        return COMPARISONS[operator](left, right) if is_plain((left, right)) else UNKNOWN
     if operator not in _ARITHMETIC:
         return UNKNOWN
-    result = _ARITHMETIC[operator](a, b)
-    return max(-_BEYOND, min(result, _BEYOND)) if is_plain([result]) else result
+    result = _ARITHMETIC[operator](left, right)
+    if is_plain([result]):
+        return max(-_BEYOND, min(result, _BEYOND))
+    return result
 
 
 def _check(document: TractDocument, assertion: Assertion, values: Mapping[str, int]) -> None:
-    # A scenario names a single use of the network, such as the first step of decoding.
-    if assertion.scenario or evaluate(assertion.condition, values) is not False:
+    """Raise InputError if an assertion of the document is false. `values` has symbols' values."""
+    if assertion.scenario:
+        # A scenario names a single use of the network, such as the first step of decoding.
+        return
+    is_false = evaluate(assertion.condition, values) is False
+    if not is_false:
         return
     message = f"the document asserts {assertion.text}"
     shown = _shown(_names(_parts(assertion.condition)), values)
@@ -216,14 +239,18 @@ def _check(document: TractDocument, assertion: Assertion, values: Mapping[str, i
 
 
 def _shown(names: Sequence[str], values: Mapping[str, int]) -> str:
+    """Return the values of symbols as a text, such as "N = 2, M = 3"."""
     return ", ".join(f"{name} = {values[name]}" for name in names if name in values)
 
 
 def _names(parts: Iterable[s.Expression]) -> list[str]:
-    return list(dict.fromkeys(part.name for part in parts if isinstance(part, s.Identifier)))
+    """Return the names of the identifiers among expressions, each name once."""
+    names = [part.name for part in parts if isinstance(part, s.Identifier)]
+    return list(dict.fromkeys(names))
 
 
 def _divides(expression: s.Expression) -> bool:
+    """Tell whether an expression contains a division."""
     return any(isinstance(x, s.Binary) and x.operator == "/" for x in _parts(expression))
 
 

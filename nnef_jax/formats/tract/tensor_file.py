@@ -52,23 +52,32 @@ _COMPLEX_TYPES = {
 
 
 def _scales(blocks: _Codes) -> _Reals:
+    """Return the scale of each block, a float16 in the block's first two bytes."""
     return blocks[:, :2].copy().view("<f2").astype(np.float32)
 
 
 def _numbers_of_q4_0(blocks: _Codes) -> _Reals:
-    pairs = blocks[:, 2:]
-    codes = np.concatenate([pairs & 15, pairs >> 4], 1).astype(np.float32)
-    codes -= 8
-    codes *= _scales(blocks)
-    return codes
+    """Decode blocks in the format Q4_0: a scale, then 16 bytes with two codes of 4 bits each.
+
+    The low halves of the bytes have codes 0 to 15, and the high halves have codes 16 to 31.
+    """
+    code_pairs = blocks[:, 2:]
+    numbers = np.concatenate([code_pairs & 15, code_pairs >> 4], 1).astype(np.float32)
+    numbers -= 8
+    numbers *= _scales(blocks)
+    return numbers
 
 
 def _numbers_of_old_q4_0(blocks: _Codes) -> _Reals:
-    return _numbers_of_q4_0(blocks).reshape(-1, 2, _BLOCK // 2).swapaxes(1, 2).reshape(-1, _BLOCK)
+    """Decode blocks in tract's older order of Q4_0, in which a byte has two successive codes."""
+    halves = _numbers_of_q4_0(blocks).reshape(-1, 2, _BLOCK // 2)  # low halves, high halves
+    return halves.swapaxes(1, 2).reshape(-1, _BLOCK)
 
 
 def _numbers_of_q8_1(blocks: _Codes) -> _Reals:
-    return blocks[:, 4:].view(np.int8) * _scales(blocks)
+    """Decode blocks in the format Q8_1: a scale, a sum that is not needed, and 32 signed bytes."""
+    codes = blocks[:, 4:].view(np.int8)
+    return codes * _scales(blocks)
 
 
 # For each item type: the number of bytes of a block, and a function that maps blocks of shape (n,
@@ -109,7 +118,9 @@ class StoredTensor:
         The bytes are left out if the tensor is too large to be an attribute.
         """
         type = f"{self.array.dtype}{self.array.shape}{self.in_blocks}"
-        return type, self.array.tobytes() if self.array.size <= LARGEST_ATTRIBUTE else b""
+        may_be_attribute = self.array.size <= LARGEST_ATTRIBUTE
+        data = self.array.tobytes() if may_be_attribute else b""
+        return type, data
 
     @property
     def codes(self) -> TensorFile | None:
@@ -117,7 +128,9 @@ class StoredTensor:
         dtype = self.array.dtype
         if dtype.kind not in "iu":
             return None
-        return TensorFile(self.array, 8 * dtype.itemsize, dtype.kind == "i", True)
+        bits = 8 * dtype.itemsize
+        is_signed = dtype.kind == "i"
+        return TensorFile(self.array, bits, is_signed, True)
 
     def shaped(self, shape: Shape, label: str) -> NDArray[Any]:
         """Return the array in the shape that is declared for the variable with a label.
@@ -137,15 +150,17 @@ class StoredTensor:
 
 
 def _without_data(dtype: np.dtype[Any], shape: Shape, member: str, in_blocks: bool) -> StoredTensor:
-    return StoredTensor(np.broadcast_to(np.zeros((), dtype), shape), member, in_blocks)
+    """Return a tensor of zeros that takes no memory. It stands for a tensor with other data."""
+    zeros = np.broadcast_to(np.zeros((), dtype), shape)
+    return StoredTensor(zeros, member, in_blocks)
 
 
 def read_tensor_file(data: memoryview, name: str, meter: Meter) -> StoredTensor:
     """Read the tensor in a file of the dialect. `name` is the name of the file in errors.
 
-    Memory is allocated only after the header is checked, by itself and against the size of the
-    file. Raises DataError, UnsupportedError for an item type that has no dtype here, and LimitError
-    for a tensor whose conversion takes more memory than the meter allows.
+    Memory is allocated only after the header is checked, also against the size of the file. Raises
+    DataError if the header is wrong, and UnsupportedError for an item type that has no dtype.
+    Raises LimitError if the conversion of the tensor takes more memory than the meter allows.
     """
     header = tensorfile.final_header(data, name)
     if header.vendor != _VENDOR:
@@ -157,6 +172,7 @@ def read_tensor_file(data: memoryview, name: str, meter: Meter) -> StoredTensor:
 
 
 def _vendor_tensor(data: memoryview, header: FinalHeader, name: str, meter: Meter) -> StoredTensor:
+    """Read a tensor whose item type is one of tract's, which NNEF 1.0 does not have."""
     kind = header.item_type
     if kind in _FORMATS:
         return _blocks(data, header, _FORMATS[kind], name, meter)
@@ -175,6 +191,7 @@ def _vendor_tensor(data: memoryview, header: FinalHeader, name: str, meter: Mete
 
 
 def _payload(data: memoryview, header: FinalHeader, size: int, name: str) -> memoryview:
+    """Return the `size` bytes after the header. Raises DataError if there are more or fewer."""
     length = len(data) - HEADER_SIZE
     if header.length != size or length != size:
         raise DataError(
@@ -187,27 +204,34 @@ def _payload(data: memoryview, header: FinalHeader, size: int, name: str) -> mem
 def _blocks(
     data: memoryview, header: FinalHeader, format: _Format, name: str, meter: Meter
 ) -> StoredTensor:
-    size, numbers = format
+    """Read a tensor that is stored in blocks. `format` describes the blocks."""
+    block_size, numbers_of = format
     items = math.prod(header.shape)
-    if math.prod(header.shape[1:]) % _BLOCK:
+    if math.prod(header.shape[1:]) % _BLOCK != 0:
         raise DataError(
             f"{name}: extents {list(header.shape)} do not divide into blocks of {_BLOCK} items "
             "along the second and further axes"
         )
-    payload = _payload(data, header, items // _BLOCK * size, name)
-    meter.expand(4 * items, name)
+    payload = _payload(data, header, items // _BLOCK * block_size, name)
+    meter.expand(4 * items, name)  # the result is float32
+    blocks = np.frombuffer(payload, np.uint8).reshape(-1, block_size)
     with np.errstate(invalid="ignore"):  # an infinite scale times 0 is NaN
-        array = numbers(np.frombuffer(payload, np.uint8).reshape(-1, size))
+        array = numbers_of(blocks)
     return StoredTensor(shaped(array, header.shape, name), name, in_blocks=True)
 
 
 def _complex(data: memoryview, header: FinalHeader, name: str, meter: Meter) -> StoredTensor:
+    """Read a tensor of complex numbers, which are stored as pairs of a real and an imaginary part.
+
+    Numbers of 32 bits are read as complex64.
+    """
     if header.bits not in _COMPLEX_TYPES:
         raise DataError(f"{name}: {header.bits} bits for a complex number, expected 32, 64 or 128")
-    part, dtype = _COMPLEX_TYPES[header.bits]
+    part_dtype, dtype = _COMPLEX_TYPES[header.bits]
     size = math.prod(header.shape) * header.bits // 8
-    parts = np.frombuffer(_payload(data, header, size, name), part)
-    meter.expand(max(size, 8 * (parts.size // 2)), name)
-    wide_part = "float64" if dtype == "complex128" else "float32"
-    array = parts.astype(wide_part).view(dtype)
+    parts = np.frombuffer(_payload(data, header, size, name), part_dtype)
+    numbers = parts.size // 2
+    meter.expand(max(size, 8 * numbers), name)
+    wide_part_dtype = "float64" if dtype == "complex128" else "float32"
+    array = parts.astype(wide_part_dtype).view(dtype)
     return StoredTensor(shaped(array, header.shape, name), name)

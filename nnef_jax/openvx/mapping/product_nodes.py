@@ -81,10 +81,10 @@ def deconvolution(operation: MappedOperation) -> VxLayer:
     if window.border not in ("constant", "ignore"):
         raise Unfit(f"its border is '{window.border}', the layer pads with zeros")
     paddings = [before for before, _ in window.padding]
-    additions = [
-        _addition(*numbers)
-        for numbers in zip(shape[2:], output[2:], filter[2:], window.stride, paddings, strict=True)
-    ]
+    additions: list[int] = []
+    axes = zip(shape[2:], output[2:], filter[2:], window.stride, paddings, strict=True)
+    for extent, result, size, stride, padding in axes:
+        additions.append(_addition(extent, result, size, stride, padding))
     attributes: dict[str, Any] = {
         "padding": xy_pair(paddings, 0),
         "a": xy_pair(additions, 0),
@@ -104,10 +104,12 @@ def deconvolution(operation: MappedOperation) -> VxLayer:
         return correlation.transposed_filter(filter, groups)
 
     def scaled(filter: Array, factor: Array) -> Array:
-        inputs, depth, *size = filter.shape
-        parts = filter.reshape(groups, inputs // groups, depth, *size)
-        factors = factor.reshape(groups, 1, depth, *(1 for _ in size))
-        return (parts * factors).reshape(filter.shape)
+        # The filter has shape (inputs, outputs of a group, *size), and there is a factor for each
+        # output.
+        inputs, group_outputs, *size = filter.shape
+        by_group = filter.reshape(groups, inputs // groups, group_outputs, *size)
+        factors = factor.reshape(groups, 1, group_outputs, *(1 for _ in size))
+        return (by_group * factors).reshape(filter.shape)
 
     return VxLayer(
         _with_count(groups, "vxDeconvolutionLayer"),
@@ -299,18 +301,20 @@ def _matrices(x: Tensor, is_transposed: bool, result_shape: Shape) -> Tensor:
 
 
 def _transposed_if(is_transposed: bool, x: Array) -> Array:
+    """Exchange the last two axes of an array if `is_transposed`."""
     return jnp.swapaxes(x, -1, -2) if is_transposed else x
 
 
 def symmetric(window: windows.Windows, border: str) -> list[int]:
-    """Return the padding at each end of every axis.
+    """Return the number of padding items at each end of an axis, for every axis.
 
-    Raises Unfit unless the padding is equal at both ends, and consists of zeros.
+    Raises Unfit unless the padding is equal at both ends of each axis, and consists of zeros.
     """
+    pads_with_zeros = border in ("constant", "ignore")
     for before, after in window.padding:
         if before != after:
             raise Unfit(f"its padding {(before, after)} is not the same on both sides")
-        if before and border not in ("constant", "ignore"):
+        if before != 0 and not pads_with_zeros:
             raise Unfit(f"its border is '{border}', the layer pads with zeros")
     return [before for before, _ in window.padding]
 
@@ -346,6 +350,7 @@ def xy_pair(values: Sequence[int], single: int) -> tuple[int, int]:
 
 
 def _window_attributes(operation: MappedOperation) -> dict[str, Any]:
+    """Return the attributes of an operation that describe its windows, by name."""
     names = ("border", "padding", "stride", "dilation")
     return {name: operation.attributes[name] for name in names}
 
@@ -364,6 +369,8 @@ def _as_rank(layer: Tensor | tuple[Tensor, Array], rank: int) -> Computed:
 
 
 def _biases(channels: int) -> Callable[[Array], Array]:
+    """Return a function that broadcasts a bias to a vector with an item for each channel."""
+
     def arranged(bias: Array) -> Array:
         return jnp.broadcast_to(bias.reshape(-1), (channels,))
 
@@ -376,4 +383,5 @@ def _by_first(filter: Array, factor: Array) -> Array:
 
 
 def _with_count(count: int, name: str) -> str:
+    """Return the name of a node with its count, such as "2 x vxConvolutionLayer"."""
     return name if count == 1 else f"{count} x {name}"

@@ -230,7 +230,7 @@ def _inverse_root(
     step = site.step
     if epsilon_mode == "outside_sqrt":
         return step.rcp(step.add(site.root(squares), epsilon))
-    combine = step.add if epsilon_mode == "add" else step.max
+    combine = getattr(step, epsilon_mode)
     return step.rsqrt(combine(squares, epsilon))
 
 

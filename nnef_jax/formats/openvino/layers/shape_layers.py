@@ -391,7 +391,7 @@ def _reorg_yolo(site: LayerSite, x: Value, *, strides: Sequence[int] = integers(
     site.spend(items)
     # The numbers of the channel, row and column of each item, each of shape (channels, height,
     # width).
-    c, i, j = np.indices((channels, height, width))
+    c, i, j = np.meshgrid(*map(np.arange, (channels, height, width)), indexing="ij")
     # The place of each item in the larger planes.
     channel = c % plane_channels
     position_in_block = c // plane_channels

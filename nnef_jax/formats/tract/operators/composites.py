@@ -53,16 +53,20 @@ def attention(
     is_causal: bool = flag("is_causal"),
     wide: str = text("acc_datum_type"),
 ) -> TractOperand:
-    """Compute attention in the dtype `wide`; the result has the dtype of the operands."""
+    """Compute attention in the dtype `wide`, or in the dtype of the operands if `wide` is "".
+
+    The result has the dtype of the operands.
+    """
     dtype = site.dtype_of(query)
     attributes = {"scale": scale, "is_causal": is_causal}
     if wide in ("", dtype):
         return site.last.attention(query, key, value, mask, **attributes)
     if not is_float(wide):
         raise InvalidOperation(f"'acc_datum_type' must be a type of real numbers, it is {wide}")
-    tensors = {"query": query, "key": key, "value": value}
-    cast = [site.step_on(name).cast(x, dtype=wide) for name, x in tensors.items()]
-    result = site.step.attention(*cast, mask, **attributes)
+    wide_query = site.step_on("query").cast(query, dtype=wide)
+    wide_key = site.step_on("key").cast(key, dtype=wide)
+    wide_value = site.step_on("value").cast(value, dtype=wide)
+    result = site.step.attention(wide_query, wide_key, wide_value, mask, **attributes)
     return site.last.cast(result, dtype=dtype)
 
 
@@ -76,7 +80,8 @@ def masked_softmax(
 ) -> TractOperand:
     """Compute the softmax of the input, after the input is scaled and masked.
 
-    Raises InvalidOperation if `acts_again` is set and the mask has numbers, which are added.
+    If `acts_again`, the mask is applied to the result again. Raises InvalidOperation if the mask
+    then has numbers, not truth values.
     """
     dtype = site.dtype_of(mask)
     # If the mask has truth values, applying it again changes nothing.
@@ -109,9 +114,11 @@ def experts(
     if site.rank(router) == 3:
         router = site.step_on("router").squeeze(router, axes=(0,))
     weights = {"w1": w1, "w2": w2, "w3": w3}
-    for name, x in weights.items():
-        if layout == "linear" and x is not False:
-            weights[name] = site.step_on(name).transpose(x, axes=(0, 2, 1))
+    if layout == "linear":
+        for name, weight in weights.items():
+            is_left_out = weight is False
+            if not is_left_out:
+                weights[name] = site.step_on(name).transpose(weight, axes=(0, 2, 1))
     return site.last.mixture_of_experts(
         input, router, *weights.values(), router_bias, alpha=alpha, limit=limit
     )
@@ -266,10 +273,12 @@ def resize(
     require.one_of("coord_transformer", coordinate_transformation_mode, modes)
     coordinates = coordinate_transformation_mode
     shape = site.shape(input)
-    is_aligned = coordinates == "align_corners" and len(scales) == len(shape) and is_known(shape)
-    if is_aligned and not sizes and all(0 < scale < math.inf for scale in scales):
-        # Tract aligns the last items even if extent * scale is not an integer.
-        sizes = tuple(map(int, map(resampling.length, shape, scales)))
+    are_scales_valid = len(scales) == len(shape) and all(0 < scale < math.inf for scale in scales)
+    if coordinates == "align_corners" and are_scales_valid and is_known(shape) and not sizes:
+        lengths: list[int] = []
+        for extent, scale in zip(shape, scales, strict=True):
+            lengths.append(int(resampling.length(extent, scale)))
+        sizes = tuple(lengths)
         scales = ()
     if coordinates == "pytorch_half_pixel":  # tract has no exception for an axis with a single item
         coordinates = "half_pixel"

@@ -27,10 +27,11 @@ def new_axes(site: CallSite) -> list[int]:
     axes = site.ints("axes")
     rank = site.rank() + len(axes)
     distinct: list[int] = []
-    least = 0  # the lowest axis that is still free
+    lowest_free = 0
     for axis in sorted(normal_axis(axis, rank) for axis in axes):
-        distinct.append(max(axis, least))
-        least = distinct[-1] + 1
+        free_axis = max(axis, lowest_free)
+        distinct.append(free_axis)
+        lowest_free = free_axis + 1
     return distinct
 
 
@@ -39,7 +40,8 @@ def channels(site: CallSite) -> tuple[int, ...]:
     shape = site.shape()
     if len(shape) < 2:
         raise InvalidShape(f"'input' {show(shape)} must have channels along its second axis")
-    return (1, site.int("size"), *[1] * (len(shape) - 2))
+    spatial_rank = len(shape) - 2
+    return (1, site.int("size"), *[1] * spatial_rank)
 
 
 @operator("slice")
@@ -56,24 +58,29 @@ def sliced(
 
     If a stride is negative, the items between the bounds are taken from the last to the first.
     """
-    for name, items in (("begin", begin), ("end", end), ("stride", stride)):
-        if items or name != "stride":
-            require.length(name, items, len(axes), "axes")
+    require.length("begin", begin, len(axes), "axes")
+    require.length("end", end, len(axes), "axes")
+    if stride:
+        require.length("stride", stride, len(axes), "axes")
     strides = stride or [1] * len(axes)
     if 0 in strides:
         raise InvalidOperation(f"'stride' must not be 0, it is {list(strides)}")
     shape = site.shape(input)
-    bounds = [_bounds(shape, *items) for items in zip(axes, begin, end, strides, strict=True)]
-    firsts = [first for first, _ in bounds]
-    lasts = [last for _, last in bounds]
-    return site.last.slice(input, axes=axes, begin=firsts, end=lasts, stride=stride)
+    first_bounds: list[int] = []
+    last_bounds: list[int] = []
+    for axis, low, high, step in zip(axes, begin, end, strides, strict=True):
+        first, last = _bounds(shape, axis, low, high, step)
+        first_bounds.append(first)
+        last_bounds.append(last)
+    return site.last.slice(input, axes=axes, begin=first_bounds, end=last_bounds, stride=stride)
 
 
 def _bounds(shape: Shape, axis: int, begin: int, end: int, step: int) -> tuple[int, int]:
-    """Return the first and the last bound of an axis for the kind `slice`.
+    """Return the bounds of a slice along an axis, in the order of the kind `slice`.
 
-    `begin` and `end` are the bounds in tract's order, in which `begin` is always the lower one. For
-    the kind, a slice with a negative step begins with its highest item.
+    `begin` and `end` are the bounds in tract's order, in which `begin` is always the lower one. The
+    kind `slice` begins a slice with a negative step at its highest item. `shape` is the shape of
+    the tensor.
     """
     extent = shape[axis]
     are_known = extent is not UNKNOWN and is_plain((begin, end, step))
@@ -81,9 +88,9 @@ def _bounds(shape: Shape, axis: int, begin: int, end: int, step: int) -> tuple[i
         is_backward = is_plain([step]) and step < 0
         if not is_backward:
             return begin, end
-        before_first = _LOWEST if begin == 0 else begin - 1
-        return end - 1, before_first
-    stop = None if end == 0 else end
+        before_lowest = _LOWEST if begin == 0 else begin - 1
+        return end - 1, before_lowest
+    stop = None if end == 0 else end  # 0 stands for the end of the axis
     first, last, _ = slice(begin, stop).indices(extent)
     if step < 0 and first > last:
         raise InvalidShape(
@@ -96,8 +103,9 @@ def _bounds(shape: Shape, axis: int, begin: int, end: int, step: int) -> tuple[i
         return extent, extent
     if step > 0:
         return first, last
-    before_first = first - 1 if first else -extent - 1
-    return last - 1, before_first
+    # -1 would count from the end of the axis.
+    before_lowest = first - 1 if first > 0 else -extent - 1
+    return last - 1, before_lowest
 
 
 @operator("tract_core_downsample")
@@ -134,13 +142,14 @@ def pad(
     for axis, (extent, (before, after)) in enumerate(zip(shape, padding, strict=True)):
         cut_before = _cut_items(before)
         cut_after = _cut_items(after)
-        if not cut_before and not cut_after:
+        cut_off = cut_before + cut_after
+        if cut_off == 0:
             continue
-        if extent < cut_before + cut_after:
+        if extent < cut_off:
             message = "cuts off more items than 'input'"
             raise InvalidShape(f"'padding' {list(padding)} {message} {show(shape)} has")
         axes.append(axis)
-        if extent == cut_before + cut_after:  # the slice is empty; it lies at the end of the axis
+        if extent == cut_off:  # the slice is empty, and lies at the end of the axis
             begin.append(extent)
             end.append(extent)
         else:
@@ -148,11 +157,16 @@ def pad(
             end.append(-cut_after)
     if axes:
         input = site.step_on("input").slice(input, axes=axes, begin=begin, end=end, stride=[])
-        padding = [(a + _cut_items(a), b + _cut_items(b)) for a, b in padding]
-    border = "replicate" if border == "replicated" else border
+        # Negative padding becomes 0.
+        padding = [
+            (before + _cut_items(before), after + _cut_items(after)) for before, after in padding
+        ]
+    if border == "replicated":
+        border = "replicate"
     return site.last.pad(input, padding=padding, border=border)
 
 
 def _cut_items(padding: int) -> int:
     """Return the number of items that negative padding cuts off. It is 0 for other padding."""
-    return -padding if not is_symbolic(padding) and padding < 0 else 0
+    is_negative = not is_symbolic(padding) and padding < 0
+    return -padding if is_negative else 0

@@ -27,9 +27,10 @@ def linear(site: CallSite, input: TractOperand, filter: TractOperand) -> TractOp
 
 
 def _of_one_rank(site: CallSite, factors: dict[str, TractOperand]) -> list[TractOperand]:
-    """Add axes of extent 1 to the operand of lower rank; return both operands.
+    """Add axes of extent 1 to the operand of lower rank. Return the two operands.
 
-    `factors` has the two operands by name. A vector becomes a column, then axes are added in front.
+    `factors` has the two operands by name. A vector becomes a column first. Then axes are added
+    before the other axes.
     """
     shapes = {name: site.shape(x) for name, x in factors.items()}
     rank = max(map(len, shapes.values()))
@@ -62,9 +63,9 @@ def einsum(
 def legacy_matmul(
     site: CallSite, a: TractOperand, b: TractOperand, *, axes: Sequence[int] = integers("axes")
 ) -> TractOperand:
-    """Multiply matrices by an Einstein sum. `axes` says which axes of A and B are rows and columns.
+    """Multiply matrices by an Einstein sum.
 
-    For the order of `axes`, see `_terms`.
+    `axes` has the axes of the rows and columns of A, of B and of the product.
     """
     term_a, term_b, term_c = _terms(site, axes)
     expr = f"{term_a},{term_b}->{term_c}"
@@ -87,10 +88,7 @@ def quantized_einsum(
     accumulator: str = text("acc"),
     dtype: str = text("output"),
 ) -> TractOperand:
-    """Compute an Einstein sum of two quantised inputs.
-
-    The list `inputs` has the two inputs.
-    """
+    """Compute an Einstein sum of two quantised inputs, which are the items of `inputs`."""
     if len(inputs) != 2:
         raise InvalidOperation(f"there must be two inputs, there are {len(inputs)}")
     return site.last.quantized_einsum(
@@ -117,9 +115,9 @@ def quantized_matmul(
 ) -> TractOperand:
     """Multiply quantised matrices A and B.
 
-    The bias, and the zero point and the scale of A, have one number or one for each row. The zero
-    point and the scale of B have one number or one for each column. For the order of `axes`, see
-    `_terms`.
+    The bias, the zero point of A and the scale of A each have one number, or one number for each
+    row. The zero point of B and the scale of B each have one number, or one number for each column.
+    `axes` has the axes of the rows and columns of A, of B and of the product.
     """
     term_a, term_b, term_c = _terms(site, axes)
     return site.last.quantized_einsum(
@@ -148,9 +146,12 @@ def _terms(site: CallSite, axes: Sequence[int]) -> tuple[str, str, str]:
     last_axes = (rank - 2, rank - 1)
     a_m, a_k, b_k, b_n, c_m, c_n = axes or (*last_axes, *last_axes, *last_axes)
 
-    def term(axes: Sequence[int], letters: str) -> str:
-        named = dict(zip(normal_axes(axes, rank), letters, strict=True))
-        batch = iter(string.ascii_uppercase)
-        return "".join(named.get(axis) or next(batch) for axis in range(rank))
+    def term(matrix_axes: Sequence[int], letters: str) -> str:
+        letter_by_axis = dict(zip(normal_axes(matrix_axes, rank), letters, strict=True))
+        batch_letters = iter(string.ascii_uppercase)
+        result = ""
+        for axis in range(rank):
+            result += letter_by_axis.get(axis) or next(batch_letters)
+        return result
 
     return term((a_m, a_k), "mk"), term((b_k, b_n), "kn"), term((c_m, c_n), "mn")

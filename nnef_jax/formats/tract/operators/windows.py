@@ -18,7 +18,10 @@ from nnef_jax.formats.tract.operators.registry import operator
 
 
 def _border(site: CallSite) -> str:
-    """Return "ignore", which the values "constant" and "ignore" of `border` mean in tract."""
+    """Return "ignore". Raises InvalidOperation if `border` is neither "constant" nor "ignore".
+
+    In tract, the two words mean that maxima ignore the padding.
+    """
     site.word("border", "constant", "ignore")
     return "ignore"
 
@@ -47,19 +50,21 @@ WINDOW: Mapping[str, Callable[[CallSite], Any]] = {
 def channel_plane(site: CallSite) -> int:
     """Return the first of the axes over which the indices of maxima count.
 
-    It is axis 2, or the first axis along which windows have more than one item, if this axis is
-    lower.
+    It is axis 2, or an axis before it along which windows have more than one item or a stride.
     """
-    size = site.ints("size")
-    strides = site.ints("stride") or [1] * len(size)
-    window_axes = [axis for axis, n in enumerate(size) if n != 1 or strides[axis] != 1]
-    return min([2, *window_axes])
+    sizes = site.ints("size")
+    strides = site.ints("stride") or [1] * len(sizes)
+    for axis, size in enumerate(sizes[:2]):
+        has_windows = size != 1 or strides[axis] != 1
+        if has_windows:
+            return axis
+    return 2
 
 
 def factors(site: CallSite) -> list[int]:
-    """Return the factors of all spatial axes.
+    """Return the factors in the argument `factor`, preceded by a 1 for each missing spatial axis.
 
-    Axes for which the argument `factor` has none get 1.
+    The input has shape (batch, channels, *spatial).
     """
     factor = site.ints("factor")
     missing_axes = site.rank() - 2 - len(factor)
@@ -143,8 +148,8 @@ def quantized_conv(
 ) -> TractOperand:
     """Add a convolution of quantised tensors.
 
-    tract declares the parameter `group`, but its writer writes `groups`, so the number of groups
-    may be in either of the two.
+    tract declares the parameter `group`, but its writer writes `groups`. Therefore `group` is the
+    number of groups if `groups` is 1.
     """
     if groups == 1:
         groups = group
@@ -157,7 +162,7 @@ def quantized_conv(
 
 
 def _checked_windows(site: CallSite, groups: int) -> tuple[int, Sequence[tuple[int, int]]]:
-    """Check the operands of a convolution; return the number of groups and the spatial padding.
+    """Check the operands of a convolution. Return the number of groups and the spatial padding.
 
     The padding is a pair (before, after) for each spatial axis. Raises InvalidShape or
     InvalidOperation if the operands or attributes do not fit.
@@ -178,9 +183,10 @@ def _checked_windows(site: CallSite, groups: int) -> tuple[int, Sequence[tuple[i
             f"'border' must be 'constant', it is '{border}'",
             hint="`pad` the input first, with that border, and give padding (0,0) here",
         )
-    around_channels = tuple(map(tuple, padding[:2]))
-    if len(padding) == rank and around_channels == ((0, 0), (0, 0)):
-        padding = padding[2:]
+    if len(padding) == rank:
+        batch_padding, channel_padding, *spatial_padding = padding
+        if tuple(batch_padding) == (0, 0) and tuple(channel_padding) == (0, 0):
+            padding = spatial_padding
     windows = {"padding": padding, "stride": site.ints("stride"), "dilation": site.ints("dilation")}
     for name, items in windows.items():
         if items:
@@ -189,9 +195,9 @@ def _checked_windows(site: CallSite, groups: int) -> tuple[int, Sequence[tuple[i
         raise InvalidOperation(
             f"'groups' must be positive, or 0 for one group per channel, it is {groups}"
         )
-    if groups == 0 and filter[1] != 0:
-        groups = input[1] // filter[1]
-    groups = groups or 1
+    if groups == 0:
+        groups = 1 if filter[1] == 0 else input[1] // filter[1]
+        groups = groups or 1
     if differ(filter[1] * groups, input[1]):
         raise InvalidShape(
             f"'filter' {show(filter)} takes {filter[1] * groups} channels in {groups} group(s), "
@@ -206,15 +212,16 @@ def _checked_windows(site: CallSite, groups: int) -> tuple[int, Sequence[tuple[i
 
 
 def _bias(site: CallSite) -> TractOperand:
-    """Return the bias with its items along axis 1.
+    """Return operand 2, a bias, with its items along axis 1.
 
-    Raises InvalidShape unless the bias has one item, or one for each output channel.
+    Raises InvalidShape unless the bias has one item, or one item for each output channel.
     """
     bias = site.operand(2)
     shape = site.shape(2)
     channels = site.shape(1)[0]
     extents: Shape = tuple(extent for extent in shape if differ(extent, 1))
-    if len(extents) > 1 or any(differ(extent, channels) for extent in extents):
+    fits_channels = len(extents) == 1 and not differ(extents[0], channels)
+    if extents and not fits_channels:
         raise InvalidShape(
             f"'bias' {show(shape)} does not fit {channels} output channels",
             hint=f"it must have one item, or {channels} along one axis, as in "
