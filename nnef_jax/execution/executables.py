@@ -134,7 +134,7 @@ class Executables:
     def jitted(self, entry: Entry) -> Any:
         """Return a jitted function of parameters, state, inputs and a probe for one kind of call.
 
-        It may be called within a trace.
+        The function may be called within a trace.
         """
         # The setting is part of the key, because jax does not trace a function again when the user
         # turns on the search for NaN.

@@ -108,7 +108,7 @@ def _layout_of_types(arguments: tuple[Any, ...], time_axes: int) -> Layout | Non
     mesh = explicit_mesh(arguments)
     if mesh is None:
         return None
-    _, _, inputs, _ = arguments
+    _params, _state, inputs, _probe = arguments
     inputs_with_batch = [x for x in inputs if x.ndim > time_axes]
     if not inputs_with_batch:
         return Layout(mesh)

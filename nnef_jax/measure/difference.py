@@ -293,8 +293,8 @@ def _distance(a: Array, b: Array) -> tuple[tuple[str, ...], float] | None:
         differences = distances(chunk_a, chunk_b)
         differing_count += int(np.count_nonzero(differences))
         largest_difference = max(largest_difference, float(differences.max()))
-        finite_a = np.abs(chunk_a[np.isfinite(chunk_a)])
         with np.errstate(over="ignore"):
+            finite_a = np.abs(chunk_a[np.isfinite(chunk_a)])
             squared_differences += float(np.square(differences).sum())
             squares_of_a += float(np.square(finite_a).sum())
     if differing_count == 0:

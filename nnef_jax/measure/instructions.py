@@ -196,9 +196,8 @@ def times(runs: Iterable[Run], call: Run, control: Collection[str]) -> dict[str,
     for edge in _edges(runs, call):
         sharing = [run for run in active if run.name not in control]
         if not sharing:
-            sharing = active[
-                -1:
-            ]  # Only loops, branches or calls run, and the last one is innermost.
+            # Only loops, branches or calls run. The innermost of them began last.
+            sharing = active[-1:]
         for run in sharing:
             seconds[run.name] += (edge.time - last_time) / len(sharing) / 1e9
         last_time = edge.time

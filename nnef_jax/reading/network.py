@@ -68,9 +68,9 @@ class Network:
     ) -> Network:
         """Flatten a document, check its shapes, and return it as a network.
 
-        If `data` is true, the arrays of its variables are read. `pairs` is the argument `state` of
-        `load`. Raises InputError for shapes and pairs that do not fit the document, and NnefError
-        for a broken document.
+        If `data` is true, the arrays of the document's variables are read. `pairs` is the argument
+        `state` of `load`. Raises InputError for shapes and pairs that do not fit the document, and
+        NnefError for a broken document.
         """
         errors = [
             *_unknown("input_shapes", options.input_shapes, "input", frontend.inputs),

@@ -196,9 +196,9 @@ class Archive:
         return self._container
 
     def _inner(self, name: str) -> str:
-        """Return the name in the container of a member of this folder.
+        """Return the name that a member of this folder has in the container.
 
-        An absolute name is returned unchanged, and no member has it.
+        An absolute name, which no member has, is returned unchanged.
         """
         return name if name.startswith("/") else self._folder + name
 

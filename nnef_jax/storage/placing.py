@@ -73,7 +73,7 @@ def keep_mode(path: str, old: os.stat_result | None) -> None:
 def place_file(temporary: str, target: str, *, overwrite: bool) -> None:
     """Rename a complete temporary file to its target in one step.
 
-    If `overwrite` is False, an existing target is an error.
+    If `overwrite` is False, raises FileExistsError for an existing target.
     """
     if overwrite:
         os.replace(temporary, target)

@@ -257,8 +257,9 @@ def final_header(data: memoryview, name: str) -> FinalHeader:
     if len(data) < HEADER_SIZE:
         raise DataError(f"{name}: the header ends after {len(data)} of {HEADER_SIZE} bytes")
     _magic, _major, _minor, length, _rank, *words = _HEADER.unpack_from(data)
-    extents = tuple(words[:_MAX_RANK])
-    return FinalHeader(length, extents[:rank], *words[_MAX_RANK:])
+    # There are 8 extents, of which the first `rank` are in use.
+    *extents, bits, item_type, vendor, signed = words
+    return FinalHeader(length, tuple(extents[:rank]), bits, item_type, vendor, signed)
 
 
 def _provisional_header(
@@ -289,7 +290,11 @@ def _provisional_header(
 def _item_type(
     types: dict[int, _ItemType], code: int, bits: int, name: str
 ) -> tuple[np.dtype[Any], bool]:
-    """Return the dtype of an item type's code, and whether its items are quantised."""
+    """Return the dtype of items of `bits` bits each, and whether the items are quantised.
+
+    `types` has the possible item types by code, and `code` is the code of the items' type. Raises
+    DataError for an unknown code, or a number of bits that the type cannot have.
+    """
     if code not in types:
         codes = ", ".join(f"{number} {type.name}" for number, type in types.items())
         raise DataError(f"{name}: item type {code}, expected one of {codes}")

@@ -143,7 +143,7 @@ def _unit_member(unit: OperationUnit, index: int) -> Group | Operation:
 def _unless_single(group: Group) -> Group | Operation:
     """Return a group of several members unchanged, and the only member of any other group.
 
-    The member gets a label that contains the label of the group.
+    If the group is a module, the name of the module is added to the member.
     """
     if len(group.members) > 1:
         return group
