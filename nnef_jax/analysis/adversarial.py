@@ -249,7 +249,7 @@ def smallest_perturbation(
 
 @partial(jax.jit, static_argnames=("steps", "classes"))
 def _smallest(attack: Attack, steps: int, classes: int) -> Adversarial:
-    """Attack by steps to planes, and then by a bisection towards the original."""
+    """Search the smallest change by steps to planes, and then by a bisection."""
     attack = attack.with_original()
     nearest = attack.nearest(steps, classes)
     _, succeeds = attack.margins_and_success(nearest)

@@ -70,7 +70,7 @@ def require_key(key: object) -> None:
 
 
 def array_from(name: str, returned: object) -> Array:
-    """Convert the result of a function that the user passed to an array.
+    """Return the result of a user's function as an array.
 
     `name` is the argument by which the user passed the function. Raises TypeError if the result is
     neither an array nor a number.

@@ -82,7 +82,7 @@ class Attack:
         return self.start
 
     def sizes(self, numbers: Array) -> Array:
-        """Broadcast a number, or an array [batch], to a number for each item, [batch, 1, ...]."""
+        """Return a number for each item, [batch, 1, ...], from a number or an array [batch]."""
         batch = self.original.shape[:1]
         items = jnp.broadcast_to(jnp.asarray(numbers, self.original.dtype), batch)
         return self.broadcast_items(items)

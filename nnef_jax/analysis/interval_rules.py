@@ -316,7 +316,7 @@ def _rem(_: Equation, x: Bounded, y: Bounded) -> Interval:
 
 
 def _equal(equation: Equation, x: Bounded, y: Bounded) -> Interval:
-    """Bound the result of x == y, or of x != y; False is below True."""
+    """Bound the result of x == y, or of x != y, where False is below True."""
     low_x, high_x = ends(x)
     low_y, high_y = ends(y)
     is_same_variable = equation.invars[0] is equation.invars[1]

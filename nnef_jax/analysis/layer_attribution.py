@@ -92,14 +92,15 @@ def layer_conductance(
 ) -> Attribution:
     """Compute the conductance of each unit of a layer (Dhamdhere et al. 2018, arXiv:1805.12233).
 
-    The conductance of a unit is the part of the integrated gradients that flows through it. If all
-    paths to the score pass through the layer, the values of an item add up to its score minus the
-    score of the baseline, plus `gap`, which is the error of the quadrature.
+    The conductance of a unit is the part of the integrated gradients that flows through the unit.
+    If all paths to the score pass through the layer, the values of an item add up to its score
+    minus the score of the baseline, plus `gap`. The gap is the error of the quadrature.
 
     Args:
         layer: the name of a tensor inside.
         baseline: the start of the line, as in `integrated_gradients`.
-        steps: the number of gradients at the layer. Each is computed in the middle of a step.
+        steps: the number of gradients at the layer. Each gradient is computed in the middle of a
+            step.
 
     All other arguments, and the errors, are as in `saliency`.
     """
@@ -155,7 +156,8 @@ def internal_influence(
     Args:
         layer: the name of a tensor inside.
         baseline: the start of the line, as in `integrated_gradients`.
-        steps: the number of gradients at the layer. Each is computed in the middle of a step.
+        steps: the number of gradients at the layer. Each gradient is computed in the middle of a
+            step.
 
     All other arguments, and the errors, are as in `saliency`.
     """
@@ -185,7 +187,7 @@ def neuron_conductance(
         neuron: the name of a tensor inside, followed by the indices of the unit in an item of this
             tensor.
         baseline: the start of the line, as in `integrated_gradients`.
-        steps: the number of gradients. Each is computed in the middle of a step.
+        steps: the number of gradients. Each gradient is computed in the middle of a step.
 
     All other arguments, and the errors, are as in `saliency`.
     """

@@ -58,7 +58,9 @@ class ThresholdSelection(NamedTuple):
 
 
 class BackwardStep(NamedTuple):
-    """Affine functions of the operands of an equation that bound its results.
+    """Affine functions that bound the results of an equation, for one step of the backward pass.
+
+    The affine functions take the operands of the equation.
 
     Args:
         variables: the operands that are intervals.

@@ -174,7 +174,7 @@ def _guided(question: Question, factor: Array | float = 1.0, *, method: str) -> 
     tensors = tensors_at(question, x)
 
     def rule(step: OperationStep, gradients: list[Array]) -> list[Array]:
-        """Return the gradients at the operands of an operation from those at its results."""
+        """Return the gradients at an operation's operands from the gradients at its results."""
         is_rectifier = step.operation.kind in _RECTIFIERS
         if not is_rectifier:
             return step.pull(tensors, gradients)

@@ -309,7 +309,7 @@ def _scores(
         return jnp.sqrt(sum(squares, jnp.zeros(())))
 
     def parameter_norms(arrays: Mapping[str, Array]) -> Array:
-        """Return the norm over each layer's parameters of arrays by label."""
+        """Return a norm for each layer, over the arrays of the layer's parameters."""
         norms: list[Array] = []
         for layer in layers.values():
             norms.append(norm([arrays[label] for label in layer.params if label in real]))

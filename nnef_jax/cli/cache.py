@@ -16,7 +16,7 @@ MOST = 2_000_000_000  # the largest size of the folder in bytes
 
 @contextmanager
 def bounded_folder(cache_dir: str | None) -> Generator[str | None]:
-    """Yield the folder for compiled networks: `cache_dir`, or the user's folder if it is None.
+    """Yield the folder for compiled networks: `cache_dir`, or by default the user's folder.
 
     After the block, the user's folder is trimmed to `MOST` bytes. If the user's folder cannot be
     used, yield None without a message.

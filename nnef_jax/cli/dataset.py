@@ -142,14 +142,14 @@ class ItemReader:
         Raises NnefError if the file does not fit the inputs, and OSError if it cannot be read.
         """
         path = Path(file)
-        if len(self.specs) != 1:
-            arrays = self._arrays_of_several_inputs(path, file)
-        else:
+        if len(self.specs) == 1:
             (spec,) = self.specs
             if is_picture(path):
                 arrays = {spec.name: read_picture(path, spec, self.pictures)}
             else:
                 arrays = {spec.name: read_array(path, spec.name)}
+        else:
+            arrays = self._arrays_of_several_inputs(path, file)
         return {spec.name: _as_item(file, arrays[spec.name], spec) for spec in self.specs}
 
     def _arrays_of_several_inputs(self, path: Path, file: str) -> dict[str, Array]:
