@@ -6,9 +6,11 @@ mesh. `executables` holds the compiled functions, cached in memory and in a `dis
 `execution` runs a definition on arrays by executables. Code that reads documents, or knows a
 format, belongs elsewhere.
 
+Where is a program of many steps compiled? `routine`
 Where is the device of a call determined? `places`, `arrays`
 Where is a call computed within a user's trace? `definition`
 Where is the key of a compiled function computed? `cache_key`
 Where does the cache check its files? `checked_file`
+Which arrays have a NaN? `finite`
 Where are the host's rates measured and stored? `host_profile`
 """

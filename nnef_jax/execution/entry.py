@@ -60,9 +60,13 @@ class Entry:
         return 1 if self.name in ("map", "scan") else 0
 
     @property
-    def donates(self) -> bool:
-        """Tell whether a call may write the next state into the memory of the passed state."""
-        return self.name == "step" and self.definition.options.donate_state
+    def donated(self) -> tuple[int, ...]:
+        """Return the positions of arguments whose memory the results may use.
+
+        A step may write the next state into the memory of the passed state, which follows the
+        prepared values and the inputs.
+        """
+        return (2,) if self.name == "step" and self.definition.options.donate_state else ()
 
     @property
     def labels(self) -> list[str]:
@@ -153,8 +157,16 @@ class Entry:
             (inputs,) = arguments
         return self.definition.specialised(state, inputs, self.time_axes)
 
-    def tree(self, graph: Graph) -> Any:
-        """Return jax's tree structure of a call's result.
+    def lowered(self, arguments: Lists) -> tuple[Entry, Lists]:
+        """Return the call that passes rewrite, with its arguments: this one."""
+        return self, arguments
+
+    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function to compile, made from the call that passes have rewritten."""
+        return call
+
+    def tree(self, graph: Graph, arguments: Lists) -> Any:
+        """Return jax's tree structure of the result of a call with these arguments.
 
         `graph` must be the network's graph for the shapes of the call.
         """

@@ -22,7 +22,15 @@ from nnef_jax.execution import host_profile
 from nnef_jax.execution.cache_key import key_of
 from nnef_jax.execution.definition import Arrays, Definition
 from nnef_jax.execution.entry import Entry, Lists
-from nnef_jax.execution.places import Placement, computing_at, debugs_or_disables_jit, is_traced
+from nnef_jax.execution.places import (
+    Placement,
+    computing_at,
+    debugs_or_disables_jit,
+    default_platform,
+    is_traced,
+)
+from nnef_jax.execution.probe import NOTHING
+from nnef_jax.execution.routine import RoutineEntry
 from nnef_jax.execution.run_options import RunOptions
 from nnef_jax.execution.threads import Once
 from nnef_jax.garbage import uncollected
@@ -33,6 +41,7 @@ if TYPE_CHECKING:
 
 _TIME = 1.0  # seconds for timing all candidates of compiler options
 _RUNS = 20  # timed runs of a candidate, at most
+_AnyEntry = Entry | RoutineEntry
 
 
 @dataclass(eq=False)
@@ -184,11 +193,28 @@ class Executables:
             options = self._store.functions.get(("options", platform), make_options)
         return options | (layout.compiler_options if layout else {})
 
+    def jitted_routine(self, entry: RoutineEntry) -> Any:
+        """Return a jitted function of parameters and the arguments of a routine.
+
+        It is for arrays that are divided over a mesh or lie on several devices, and for settings
+        of jax under which a network is not optimised.
+        """
+
+        def make() -> Any:
+            options = self.options(default_platform())
+            run_step = partial(self._run_step, entry.step)
+            return jax.jit(entry.in_trace(run_step), compiler_options=options)
+
+        return self._store.functions.get((entry.name, debugs_or_disables_jit()), make)
+
+    def _run_step(self, entry: Entry, params: Any, state: Any, inputs: Any) -> Any:
+        return self.jitted(entry)(params, state, inputs, NOTHING)
+
     def get(
         self,
-        entry: Entry,
+        entry: _AnyEntry,
         arrays: Arrays,
-        arguments: Lists,
+        arguments: Sequence[Any],
         place: Placement,
         key: Hashable,
         *,
@@ -196,13 +222,14 @@ class Executables:
     ) -> partial[Any]:
         """Return the executable for a kind of call, bound to values prepared from a model's arrays.
 
-        The executable takes the lists of a call. It is compiled once, even if several threads
-        ask for it.
+        The executable takes the arguments of a call. It is compiled once, even if several
+        threads ask for it.
 
         Args:
             entry: the kind of call.
             arrays: the model's parameters, and also its state if the entry takes no state.
-            arguments: the lists of a call. The executable is compiled for their types.
+            arguments: the lists of a call, or the arguments of a routine. The executable is
+                compiled for their types.
             place: the device or sharding on which the executable runs.
             key: the entry, the place and the shapes.
             keeps_values: whether prepared values are stored on disk.
@@ -229,7 +256,7 @@ class Executables:
             if disk is not None:
                 graph = entry.specialised(arrays, arguments)
                 name = self._key(entry, graph, arrays, arguments, place)
-                tree = entry.tree(graph)
+                tree = entry.tree(graph, arguments)
                 return disk.get(
                     name, place.device, parameters, arguments, tree, split_and_jit, values_of
                 )
@@ -294,9 +321,9 @@ class Executables:
 
     def _split_and_jit(
         self,
-        entry: Entry,
+        entry: _AnyEntry,
         arrays: Arrays,
-        arguments: Lists,
+        arguments: Sequence[Any],
         place: Placement,
     ) -> tuple[Split, jax.stages.Wrapped]:
         """Lower a kind of call. Return its split, and the call as a jitted function.
@@ -306,7 +333,9 @@ class Executables:
         """
         definition = self.definition
         platform = place.device.platform
-        split, call = self.lower(entry, arrays, arguments, platform, place.devices)
+        lowered_entry, lists = entry.lowered(arguments)
+        split, lowered_call = self.lower(lowered_entry, arrays, lists, platform, place.devices)
+        call = entry.around(lowered_call)
         is_alone = True  # The function is this call, and nothing else.
         options = split.options(is_alone)
         if definition.options.autotune:
@@ -314,11 +343,8 @@ class Executables:
             if candidates is not None:
                 values = prepared(split, [*arrays.values()], place)
                 options = _by_trial(call, (values, *arguments), candidates())
-        # The call's arguments are the prepared values, the inputs, and the arrays of the state.
-        position_of_state = 2
-        donated = (position_of_state,) if entry.donates else ()
         run: Any = _in_trace_only(call, entry.title)
-        return split, jax.jit(run, donate_argnums=donated, compiler_options=options)
+        return split, jax.jit(run, donate_argnums=entry.donated, compiler_options=options)
 
     def _disk_for(self, place: Placement) -> DiskCache | None:
         """Return the cache on disk, or None for a sharding, whose executables are not stored."""
@@ -326,10 +352,10 @@ class Executables:
 
     def _key(
         self,
-        entry: Entry,
+        entry: _AnyEntry,
         graph: Graph,
         arrays: Arrays,
-        arguments: Lists,
+        arguments: Sequence[Any],
         place: Placement,
         *,
         measures: bool = True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain
@@ -19,8 +19,9 @@ from nnef_jax.errors import InputError
 from nnef_jax.execution import forks
 from nnef_jax.execution.arrays import Arrays, Leaves
 from nnef_jax.execution.definition import Definition, Inputs
-from nnef_jax.execution.entry import Entry, Lists, results_of
+from nnef_jax.execution.entry import Entry, results_of
 from nnef_jax.execution.executables import Executables
+from nnef_jax.execution.finite import not_finite
 from nnef_jax.execution.meshes import Layout
 from nnef_jax.execution.places import (
     Placement,
@@ -30,6 +31,7 @@ from nnef_jax.execution.places import (
     is_traced,
 )
 from nnef_jax.execution.probe import NOTHING, Probe
+from nnef_jax.execution.routine import Routine, RoutineEntry
 from nnef_jax.execution.run_options import Params, Prepared, RunKeywords, RunOptions
 from nnef_jax.execution.threads import Once
 from nnef_jax.options import checked_run
@@ -281,6 +283,21 @@ class Execution:
                 raise
             return self._run_in_trace(entry, state, inputs)
 
+    def run_routine(self, routine: Routine, *arguments: Any) -> Any:
+        """Run a routine, a function of many steps, as one program. Return its result.
+
+        `arguments` are pytrees of arrays. As in `run`, an executable is bound to prepared values,
+        unless jax must decide where the arrays are.
+        """
+        if forks.is_without_threads:
+            forks.refuse()
+        entry = RoutineEntry(self.definition, routine)
+        place = self._place(jax.tree.leaves(arguments))
+        if place is None or is_explicit(place.where):
+            params = self.arrays.params_for_traced_calls(None if place is None else place.where)
+            return self.executables.jitted_routine(entry)(params, *arguments)
+        return self._executable(entry, arguments, place)(*arguments)
+
     def _is_in_callers_trace(self) -> bool:
         """Tell whether jax is tracing a function of the caller, and no array is a tracer.
 
@@ -360,9 +377,11 @@ class Execution:
             return None
         return self.arrays.place(arrays)
 
-    def _executable(self, entry: Entry, arguments: Lists, place: Placement) -> partial[Any]:
+    def _executable(
+        self, entry: Entry | RoutineEntry, arguments: Sequence[Any], place: Placement
+    ) -> partial[Any]:
         """Return the executable for the shapes of a call's arguments, bound to prepared values."""
-        shapes = tuple([x.shape for x in chain(*arguments)])
+        shapes = tuple([x.shape for x in jax.tree.leaves(arguments)])
         key = entry.name, place, shapes
         executable = self._recent.values.get(key)
         if executable is None:
@@ -373,7 +392,7 @@ class Execution:
             )
         return self._recent.keep(key, executable)
 
-    def _arrays_read(self, entry: Entry, place: Placement) -> dict[str, Any]:
+    def _arrays_read(self, entry: Entry | RoutineEntry, place: Placement) -> dict[str, Any]:
         """Return the model's arrays that a kind of call reads, by label, at a place."""
         params = self.arrays.parameters(place.where)
         if entry.takes_state:
@@ -423,36 +442,15 @@ class Execution:
             return run(*arguments)
         except FloatingPointError as error:
             unprepared = params.params if isinstance(params, Prepared) else params
-            culprits = self._not_finite(unprepared, state_before, inputs)
+            names = [value.name for value in self.network.graph.inputs]
+            by_name = dict(zip(names, inputs, strict=True))
+            culprits = not_finite(input=by_name, state=state_before, params=unprepared)
             for name in culprits:
                 error.add_note(f"{name} has one before the network runs")
             if entry.time_axes and not culprits:
                 with jax.disable_jit():  # Otherwise jax does not look for the NaN inside a scan.
                     self.executables.jitted(entry)(*arguments)
             raise
-
-    def _not_finite(self, params: ByLabel, state: ByLabel, inputs: Inputs) -> list[str]:
-        """Return names of the parameters, states and inputs that contain a NaN or an infinity.
-
-        NaNs count if jax's setting `jax_debug_nans` is on, and infinities if `jax_debug_infs`
-        is on.
-        """
-        config: Any = jax.config
-        tests: list[Callable[..., Any]] = []
-        if config.jax_debug_nans:
-            tests.append(jnp.isnan)
-        if config.jax_debug_infs:
-            tests.append(jnp.isinf)
-        input_names = [value.name for value in self.network.graph.inputs]
-        inputs_by_name = dict(zip(input_names, inputs, strict=True))
-        culprits: list[str] = []
-        for kind, arrays in (("input", inputs_by_name), ("state", state), ("params", params)):
-            for name, x in arrays.items():
-                if isinstance(x, Tracer):
-                    continue
-                if any(test(x).any() for test in tests):
-                    culprits.append(f"{kind} '{name}'")
-        return culprits
 
     def prepare(self, params: ByLabel, inputs: Inputs, state: ByLabel | None = None) -> Prepared:
         """Return parameters together with the values that a cycle computes from them.

@@ -312,13 +312,14 @@ class Site(OperatorSite[_Graph]):
         padding[axis] = (0, missing)
         return self.step.pad(x, padding=padding, border="constant", value=value)
 
-    def positions(self, count: int, axis: int = 0, rank: int = 1) -> Value:
-        """Make a tensor of the integers 0 to count - 1, which lie along one axis.
+    def positions(self, count: int, axis: int = 0, rank: int = 1, start: int = 0) -> Value:
+        """Make a tensor of `count` successive integers from `start` on, which lie along one axis.
 
-        The tensor has `rank` axes, and all axes but `axis` have extent 1.
+        The tensor has `rank` axes, and all axes but `axis` have extent 1. `start` may be symbolic.
         """
         dtype = self.graph.builder.integer
-        indices = self.insert("range", {}, start=0, end=count, step=1, dtype=dtype)
+        end = start + count
+        indices = self.insert("range", {}, start=start, end=end, step=1, dtype=dtype)
         new_axes = tuple(i for i in range(rank) if i != axis)
         if not new_axes:
             return indices

@@ -45,6 +45,22 @@ class ExtentNeeded(Exception):
     """The structure of the graph depends on an extent that the document leaves open."""
 
 
+class ExtentImplied(ExtentNeeded):
+    """An operation allows only one value of an extent that the document leaves open.
+
+    Args:
+        input: the name of the input that has the extent.
+        axis: the axis of the input.
+        extent: the only possible value.
+    """
+
+    def __init__(self, input: str, axis: int, extent: int) -> None:
+        super().__init__(f"axis {axis} of input '{input}' must have the extent {extent}")
+        self.input = input
+        self.axis = axis
+        self.extent = extent
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """Options of a load: which operations are expanded, and which shapes and dtypes tensors have.
@@ -211,6 +227,13 @@ class Frontend(ABC):
 
     def state_shapes(self) -> Shapes:
         """Return the shapes of states by label. States whose shape never changes are left out."""
+        return {}
+
+    def output_shapes(self) -> Shapes:
+        """Return the shapes that the document declares for its outputs, by name.
+
+        Outputs without a declared shape are left out. A graph may have less precise shapes.
+        """
         return {}
 
     def symbolic_shapes(self, symbol: Callable[[str], Any]) -> Mapping[str, Sequence[Any]]:

@@ -4,6 +4,7 @@ What makes a decoder of a model? `decoder`
 Which inputs and outputs have which role? `roles`
 How does a model with growing caches run on caches of fixed size? `decoder_network`
 How are prompts read and tokens generated? `decoder.Decoder`
+Which program generates tokens? `token_loop`
 How is the next token chosen? `token_sampling`
 How does a beam search work? `beams`
 """
@@ -45,7 +46,8 @@ def decoder(
         places: the positions of a cache: the most tokens of a prompt and its continuation.
         roles: the roles of inputs and outputs. By default they are recognised; `print(decoder)`
             shows them.
-        names: names for single roles: `tokens`, `logits`, `mask`, `positions`, `context`.
+        names: names for single roles: `tokens`, `logits`, `mask`, `positions`, `length`,
+            `total_length`, `context`.
 
     Raises InputError if a role is not recognised. When a step is traced, UnsupportedError is
     raised if an operation cannot take a padded cache.

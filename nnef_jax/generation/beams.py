@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,7 +12,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from nnef_jax.calls.arguments import State
+from nnef_jax.execution import routine
 
+_Arrays = Mapping[str, Array]  # by label
 # Reads a token of each row. Takes the state and tokens (rows,), returns logits (rows, words) and
 # the next state.
 Step = Callable[[State, Array], tuple[Array, State]]
@@ -47,6 +50,57 @@ class _Beams(NamedTuple):
     tokens: Array
     scores: Array
     ended: Hypotheses
+
+
+@dataclass(frozen=True)
+class BeamSearch:
+    """A routine that searches for the best continuation of each prompt, as `search` does.
+
+    Args:
+        steps: the largest number of tokens.
+        beams: the number of continuations of each prompt.
+        stop: the stop tokens.
+        length_penalty: the exponent of the length.
+    """
+
+    steps: int
+    beams: int
+    stop: tuple[int, ...]
+    length_penalty: float
+    title: str = field(default="search", init=False)
+    donates: tuple[int, ...] = field(default=(), init=False)
+
+    def run(
+        self, step: routine.Step, logits: Array, state: _Arrays, context: Sequence[Array]
+    ) -> Hypotheses:
+        """Return the best continuations.
+
+        `logits` (batch, words) and `state` are those after the prompts. `context` has the
+        network's inputs after the tokens, with a row for each beam.
+        """
+
+        def read(state: State, tokens: Array) -> tuple[Array, State]:
+            logits, after = step(state, [tokens[:, None], *context])
+            return logits if logits.ndim == 2 else logits[:, -1], after
+
+        return search(
+            read, logits, state, steps=self.steps, beams=self.beams, stop=self.stop,
+            length_penalty=self.length_penalty,
+        )  # fmt: skip
+
+    def step_arguments(
+        self, logits: Array, state: _Arrays, context: Sequence[Array]
+    ) -> tuple[Mapping[str, Any], Sequence[Any]]:
+        """Return the types of the state and of the inputs of a step: one token of each beam."""
+        rows = logits.shape[0] * self.beams
+        states: dict[str, Any] = {}
+        for label, x in state.items():
+            states[label] = jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
+        return states, [jax.ShapeDtypeStruct((rows, 1), jnp.int32), *context]
+
+    def tree(self, *_: object) -> Any:
+        """Return the structure of the result."""
+        return jax.tree.structure(Hypotheses(*range(3)))  # pyright: ignore[reportArgumentType]
 
 
 def search(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -13,12 +12,15 @@ import numpy as np
 from jax import Array, lax
 from numpy.typing import ArrayLike, NDArray
 
+from lowering.extents import UNKNOWN
 from nnef_jax.calls.arguments import Params, State
 from nnef_jax.errors import InputError
 from nnef_jax.execution.run_options import Prepared
-from nnef_jax.generation.beams import Hypotheses, search
-from nnef_jax.generation.decoder_network import LENGTH
+from nnef_jax.execution.runnable import execution_of
+from nnef_jax.generation.beams import BeamSearch
+from nnef_jax.generation.decoder_network import LENGTH, with_tokens
 from nnef_jax.generation.roles import Roles
+from nnef_jax.generation.token_loop import LoopState, Prompts, TokenLoop
 from nnef_jax.generation.token_sampling import GREEDY, Sampling
 from nnef_jax.model import Model
 from nnef_jax.options import require, shown
@@ -54,17 +56,6 @@ class _Request(NamedTuple):
     context: _Context
 
 
-class _LoopState(NamedTuple):
-    """The values that one iteration of the loop over generated tokens hands to the next."""
-
-    logits: Array  # of the next token, (batch, words)
-    state: State
-    key: Array
-    seen: Array  # whether a word is in the text, (batch, words)
-    last: Array  # the last generated token, (batch,)
-    is_done: Array  # whether a row has stopped, (batch,)
-
-
 @dataclass(frozen=True)
 class Decoder:
     """A language model with caches of a fixed size, made by `nnef_jax.decoder`.
@@ -83,13 +74,9 @@ class Decoder:
     model: Model
     roles: Roles
     places: int
-    _cache: dict[Any, Any] = field(default_factory=dict[Any, Any], compare=False, repr=False)
 
     def __repr__(self) -> str:
         return f"decoder of '{self.model.graph.name}', {self.places} places\n{self.roles}"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Decoder, (self.model, self.roles, self.places)  # compiled loops do not pickle
 
     def with_model(self, model: Model) -> Decoder:
         """Return the decoder for another model, which was made from `self.model`.
@@ -98,6 +85,18 @@ class Decoder:
         """
         require("model", model, Model, "a nnef_jax.Model")
         return Decoder(model, self.roles, self.places)
+
+    def model_of(self, tokens: int = 1) -> Model:
+        """Return the model of a step that reads `tokens` tokens of each row.
+
+        It is `self.model` with a known number of tokens, as `export` needs it:
+
+        >>> decoder.model_of(1).export("step.npz", entry="step")
+        """
+        require("tokens", tokens, int, "a number of tokens")
+        if not 1 <= tokens <= self.places:
+            raise InputError(f"tokens must be 1 to {self.places}, they are {tokens}")
+        return with_tokens(self.model, self.roles.tokens, tokens)
 
     def init_state(self, batch: int = 1) -> dict[str, Array]:
         """Return the state before the first token, by label: empty caches, and lengths of 0.
@@ -109,7 +108,8 @@ class Decoder:
         for variable in self.model.graph.states:
             type = variable.value.type
             state[variable.label] = jnp.zeros((batch, *type.shape[1:]), type.dtype)
-        return state
+        layout = execution_of(self.model).definition.layout
+        return layout.put_state(state, [(batch, 1)]) if layout else state
 
     def step(
         self,
@@ -167,8 +167,19 @@ class Decoder:
         """
         rows, width = np.shape(tokens)
         sizes = self._lengths(lengths, rows, width)
+        return self._read_prompts(params, tokens, sizes, context)
+
+    def _read_prompts(
+        self, params: Params | Prepared | None, tokens: ArrayLike, sizes: NDArray[np.int32],
+        context: _Context,
+    ) -> tuple[Array, dict[str, Array]]:  # fmt: skip
+        """Read prompts by chunks, as `prefill` does. A prompt of size 0 is not read.
+
+        At least one size must be positive.
+        """
+        rows = len(sizes)
         chunks = self._chunks()
-        chunk_of_row = np.array([next(x for x in chunks if x <= n) for n in sizes])
+        chunk_of_row = np.array([next((x for x in chunks if x <= n), 0) for n in sizes])
         state: Any = self.init_state(rows)
         logits: Any = None
         for chunk in chunks:
@@ -318,25 +329,12 @@ class Decoder:
         if beams < 1:
             raise InputError(f"beams must be at least 1, it is {beams}")
         request = self._request(tokens, steps, lengths, GREEDY, 0, stop, None, context)
-        prompts, sizes, stops = request.prompts, request.lengths, request.stop
-        rows = len(prompts) * beams
+        routine = BeamSearch(steps, beams, request.stop, length_penalty)
         repeated = {name: np.repeat(x, beams, axis=0) for name, x in context.items()}
-        logits, state = self.prefill(None, prompts, sizes, **context)
-        key = "search", steps, beams, stops, length_penalty
-        if key not in self._cache:
-
-            def run(params: Any, logits: Array, state: State, context: _Context) -> Hypotheses:
-                def step(state: State, tokens: Array) -> tuple[Array, State]:
-                    return self.step(params, state, tokens, **context)
-
-                return search(
-                    step, logits, state, steps=steps, beams=beams, stop=stops,
-                    length_penalty=length_penalty,
-                )  # fmt: skip
-
-            self._cache[key] = self.model.jit(run)
-        prepared = self._prepared(None, rows, repeated)
-        best = self._cache[key](prepared, logits, state, repeated)
+        beam_context = self._bound_context(repeated, len(request.prompts) * beams)
+        logits, state = self.prefill(None, request.prompts, request.lengths, **context)
+        execution = execution_of(self.model)
+        best = execution.run_routine(routine, logits, state, beam_context)
         ends = np.asarray(best.lengths)
         best_tokens = np.asarray(best.tokens)
         last = np.take_along_axis(best_tokens, ends[:, None] - 1, axis=1)
@@ -371,81 +369,64 @@ class Decoder:
 
         A block has the shape (batch, tokens), with at most `size` tokens of each row.
         """
-        context = dict(request.context)
-        prompts, lengths = request.prompts, request.lengths
-        rows = len(prompts)
-        logits, state = self.prefill(request.params, prompts, lengths, **context)
-        words = logits.shape[-1]
-        if prompts.max() >= words:
-            raise InputError(f"token {prompts.max()} of a prompt is none of the {words} words")
-        seen = np.zeros((rows, words), bool)
-        for row, length in enumerate(lengths):
-            seen[row, prompts[row, :length]] = True
-        last = jnp.zeros(rows, jnp.int32)
-        carry = _LoopState(logits, state, request.key, jnp.asarray(seen), last, last > 0)
-        prepared = self._prepared(request.params, rows, context)
-        run = self._compiled_loop(size, request.sample, request.stop)
+        if request.params is not None:
+            decoder = self.with_model(self.model.with_params(request.params))
+            yield from decoder._blocks(request._replace(params=None), size)
+            return
+        context = self._bound_context(request.context, len(request.prompts))
+        start, prompts = self._start(request)
+        loop = TokenLoop(size, request.sample, request.stop, LENGTH)
+        execution = execution_of(self.model)
         for begin in range(0, request.steps, size):
             count = min(size, request.steps - begin)
-            tokens, carry = run(prepared, carry, np.int32(count), context)
+            tokens, start = execution.run_routine(loop, start, prompts, np.int32(count), context)
             yield np.asarray(tokens)[:, :count]
-            if np.all(carry.is_done):
+            if np.all(start.is_done):
                 return
+            prompts = prompts._replace(lengths=jnp.zeros_like(prompts.lengths))
 
-    def _prepared(self, params: Params | None, rows: int, context: _Context) -> Prepared:
-        """Return parameters prepared for steps of this many rows. Those of the model are kept."""
+    def _bound_context(self, context: _Context, rows: int) -> list[Any]:
+        """Return the network's inputs after the tokens, for `rows` rows.
 
-        def prepare(params: Params) -> Prepared:
-            tokens = np.zeros((rows, 1), np.int32)
-            inputs: dict[str, Any] = {self.roles.tokens: tokens, **context}
-            return self.model.prepare(params, state=self.init_state(rows), **inputs)
-
-        if params is not None:
-            return prepare(params)
-        shapes = tuple((name, np.shape(x)) for name, x in sorted(context.items()))
-        key = "prepared", rows, shapes
-        if key not in self._cache:
-            self._cache[key] = prepare(self.model.params)
-        return self._cache[key]
-
-    def _compiled_loop(self, size: int, sample: Sampling, stop: tuple[int, ...]) -> Any:
-        key = size, sample, stop
-        if key not in self._cache:
-            self._cache[key] = self.model.jit(partial(self._run_loop, size, sample, stop))
-        return self._cache[key]
-
-    def _run_loop(
-        self, size: int, sample: Sampling, stop: tuple[int, ...], params: Params | Prepared,
-        start: _LoopState, count: Array, context: _Context,
-    ) -> tuple[Array, _LoopState]:  # fmt: skip
-        """Generate `count` tokens of each row. Return them (batch, size), and the loop's state.
-
-        `start` is the state of the loop before the first of these tokens. Tokens after the
-        first `count` repeat the last one.
+        Raises InputError if an input is missing or does not fit.
         """
-        rows = start.last.shape[0]
+        inputs: dict[str, Any] = {self.roles.tokens: np.zeros((rows, 1), np.int32), **context}
+        return execution_of(self.model).bind((), inputs)[1:]
 
-        def has_more(values: tuple[Array, Array, _LoopState]) -> Array:
-            i, _, loop = values
-            return (i < count) & ~jnp.all(loop.is_done)
+    def _start(self, request: _Request) -> tuple[LoopState, Prompts]:
+        """Return the loop's state before the first token, and the prompts that the loop reads.
 
-        def generate_token(
-            values: tuple[Array, Array, _LoopState],
-        ) -> tuple[Array, Array, _LoopState]:
-            i, tokens, loop = values
-            key, drawn = jax.random.split(loop.key)
-            chosen = sample.choose(sample.penalised(loop.logits, loop.seen), drawn)
-            token = jnp.where(loop.is_done, loop.last, chosen)
-            is_done = loop.is_done | jnp.isin(token, jnp.asarray(stop, jnp.int32))
-            seen = loop.seen.at[jnp.arange(rows), token].set(True)
-            logits, state = self.step(params, loop.state, token, **context)
-            tokens = lax.dynamic_update_slice_in_dim(tokens, token[:, None], i, 1)
-            return i + 1, tokens, _LoopState(logits, state, key, seen, token, is_done)
-
-        empty = jnp.zeros((rows, size), jnp.int32)
-        end, tokens, loop = lax.while_loop(has_more, generate_token, (jnp.int32(0), empty, start))
-        is_generated = jnp.arange(size) < end
-        return jnp.where(is_generated, tokens, loop.last[:, None]), loop
+        The loop reads prompts that are shorter than all chunks of several tokens. Others have been
+        read.
+        """
+        lengths = request.lengths
+        rows = len(lengths)
+        least = min((x for x in self._chunks() if x > 1), default=1)
+        type = self.model.graph.outputs[0].type
+        has_words = type.shape[-1] is not UNKNOWN
+        is_short = (lengths < least) & has_words
+        logits: Any = None
+        if is_short.all():
+            logits = jnp.zeros((rows, type.shape[-1]), type.dtype)
+            state = self.init_state(rows)
+        else:
+            sizes = np.where(is_short, 0, lengths)
+            logits, state = self._read_prompts(None, request.prompts, sizes, request.context)
+        words = logits.shape[-1]
+        highest = request.prompts.max()
+        if highest >= words:
+            raise InputError(f"token {highest} of a prompt is none of the {words} words")
+        short = np.zeros((rows, CHUNKS[1] - 1), np.int32)
+        seen = np.zeros((rows, words), bool)
+        for row, length in enumerate(lengths):
+            text = request.prompts[row, :length]
+            seen[row, text] = True
+            if is_short[row]:
+                short[row, -length:] = text
+        last, is_done = jnp.zeros(rows, jnp.int32), jnp.zeros(rows, bool)
+        start = LoopState(logits, state, request.key, jnp.asarray(seen), last, is_done)
+        read_lengths = jnp.asarray(np.where(is_short, lengths, 0), jnp.int32)
+        return start, Prompts(jnp.asarray(short), read_lengths)
 
 
 def _checked_tokens(tokens: ArrayLike) -> NDArray[np.int32]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,14 +14,16 @@ from jax import Array, lax
 
 from lowering import GraphBuilder, NotPaddableError, PaddedFunction, SymbolValues
 from lowering.errors import InvalidOperation
-from lowering.extents import UNKNOWN, Shape
+from lowering.extents import UNKNOWN, Shape, is_symbolic
 from lowering.graph import Graph, Rule, TensorType, Value
 from nnef_jax.errors import NnefError, UnsupportedError
 from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.probe import NOTHING
+from nnef_jax.execution.runnable import execution_of
 from nnef_jax.execution.threads import Once
 from nnef_jax.formats.base import ExtentNeeded, Frontend, Options, Stored, Written
 from nnef_jax.generation.roles import Roles
+from nnef_jax.model import Model
 
 LENGTH = "length"  # the label of the state with the number of positions in use
 _SYMBOL = "P"
@@ -55,6 +58,16 @@ class DecoderStep:
         return Once()
 
     @cached_property
+    def content(self) -> str:
+        """Return a text such that steps with equal texts compute the same.
+
+        It is an attribute of the step's operation, so that keys of caches tell apart decoders
+        whose parameters have equal labels and shapes.
+        """
+        text = repr((self.definition.content, self.roles, self.places))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @cached_property
     def graph(self) -> Graph:
         """Return the graph of the model, with open extents."""
         return self.definition.network.graph
@@ -74,30 +87,38 @@ class DecoderStep:
 
     def infer(
         self, tokens: TensorType, length: TensorType, params: list[TensorType],
-        caches: list[TensorType], context: list[TensorType],
+        caches: list[TensorType], context: list[TensorType], content: str,
     ) -> tuple[TensorType, TensorType, list[TensorType]]:  # fmt: skip
         """Return the types of logits, the next length and the next caches."""
         outputs = dict(zip(self.graph.output_names, self.graph.outputs, strict=True))
         logits = outputs[self.roles.logits].type
+        words = logits.shape[-1]
+        declared = self.definition.network.frontend.output_shapes().get(self.roles.logits)
+        if words is UNKNOWN and declared and declared[-1] is not None:
+            words = declared[-1]
         rows = tokens.shape[0]
-        shape = (rows, *(UNKNOWN for _ in logits.shape[1:-1]), logits.shape[-1])
+        shape = (rows, *(UNKNOWN for _ in logits.shape[1:-1]), words)
         return TensorType(shape, logits.dtype), length, list(caches)
 
     @cached_property
     def has_buffers(self) -> bool:
         """Tell whether the network writes new keys into caches of a fixed size by itself.
 
-        Such a network counts the ones of its mask, and returns caches of the size that it took.
-        onnxruntime-genai's operator GroupQueryAttention is an example.
+        Such a network counts the ones of its mask, or takes the number of positions in use, and
+        returns caches of the size that it took. onnxruntime-genai's operator GroupQueryAttention
+        and ONNX's TensorScatter are examples.
         """
         roles = self.roles
         are_states = {state.label for state in self.graph.states} & {x.before for x in roles.caches}
-        if not roles.mask or roles.context or are_states:
+        is_told_length = roles.mask or roles.length or roles.total_length
+        if not is_told_length or roles.context or are_states:
             return False
         shapes: dict[str, Shape] = {
             roles.tokens: (1, 1),
             roles.mask: (1, self.places),
             roles.positions: (1, 1),
+            roles.length: (1,),
+            roles.total_length: (1,),
         }
         for cache, type in zip(roles.caches, self.cache_types, strict=True):
             shapes[cache.before] = (1, *type.shape[1:])
@@ -111,11 +132,16 @@ class DecoderStep:
 
     def lower(
         self, tokens: Array, length: Array, params: list[Array], caches: list[Array],
-        context: list[Array],
+        context: list[Array], content: str,
     ) -> tuple[Array, Array, list[Array]]:  # fmt: skip
         """Return logits, the next length (batch,), and the next caches."""
         by_label = dict(zip(sorted(self.definition.labels), params, strict=True))
         rows, count = tokens.shape
+        if is_symbolic(count):
+            raise InvalidOperation(
+                "the number of tokens that a step reads must be known",
+                "decoder.model_of(1) is the model for one token of each row",
+            )
         compute: _RowStep = self._with_buffers
         if not self.has_buffers:
             compute = self._padded(by_label, tokens, caches, context)
@@ -209,6 +235,13 @@ class DecoderStep:
             type = self._input(roles.positions).type
             positions = (jnp.arange(tokens.shape[1]) + length.astype(jnp.int32)).astype(type.dtype)
             arrays[roles.positions] = positions if len(type.shape) == 1 else positions[None]
+        for name, number in (
+            (roles.length, length),
+            (roles.total_length, length + tokens.shape[1]),
+        ):
+            if name:
+                type = self._input(name).type
+                arrays[name] = jnp.reshape(number.astype(type.dtype), (1,) * len(type.shape))
         inputs = [arrays[x.name] for x in self.graph.inputs]
         outputs, after, _ = self.definition.cycle(params, state, inputs, NOTHING)
         results = dict(zip(self.graph.output_names, outputs, strict=True)) | after
@@ -259,9 +292,11 @@ class DecoderFrontend(Frontend):
             "tokens": tokens, "length": length, "params": tuple(params), "caches": tuple(caches),
             "context": tuple(context),
         }  # fmt: skip
-        rule = Rule(_KIND, step.infer, step.lower, tuple(operands), wants_context=False)
+        attributes = {"content": step.content}
+        parameters = *operands, *attributes
+        rule = Rule(_KIND, step.infer, step.lower, parameters, wants_context=False)
         names = [roles.logits, f"next_{LENGTH}", *(x.after for x in roles.caches)]
-        results: Any = builder.operation(_KIND, operands, {}, names, rule=rule)
+        results: Any = builder.operation(_KIND, operands, attributes, names, rule=rule)
         logits, next_length, after = results
         builder.update(length, next_length)
         for cache, value in zip(caches, after, strict=True):
@@ -288,6 +323,23 @@ class DecoderFrontend(Frontend):
         """Return the content of the model, the roles and the number of positions."""
         network = self.step.definition.network
         return [*network.frontend.content(), repr((self.step.roles, self.step.places))]
+
+
+def with_tokens(model: Model, name: str, tokens: int) -> Model:
+    """Return a decoder's model for a known number of tokens in each row.
+
+    `name` is the name of the input of tokens.
+    """
+    execution = execution_of(model)
+    network = execution.network
+    options = replace(network.options, input_shapes={name: (None, tokens)})
+    graph = network.frontend.flatten(options)
+    labels = [x.label for x in (*graph.parameters, *graph.states)]
+    data = {label: execution.arrays.stored(label) for label in labels}
+    network = replace(
+        network, options=options, graph=graph, declared=graph, data=data, _specialised={}
+    )
+    return Model(execution.with_network(network))
 
 
 def _refusal(error: NotPaddableError) -> InvalidOperation:

@@ -14,9 +14,13 @@ from nnef_jax.wording.similar import listed
 _MASKS = ("attention_mask", "mask", "decoder_attention_mask")
 _POSITIONS = ("position_ids", "positions", "cache_position", "decoder_position_ids")
 _TOKENS = ("input_ids", "tokens", "decoder_input_ids")
-_ROLES = ("tokens", "logits", "mask", "positions", "context")
+_LENGTHS = ("write_indices", "past_length", "past_lengths", "cache_length", "cache_lengths")
+_TOTALS = ("nonpad_kv_seqlen", "kv_seqlen", "total_length", "total_lengths")
+_ROLES = ("tokens", "logits", "mask", "positions", "length", "total_length", "context")
 # Parts of names that tell a cache before a step from the cache after it.
-_SIDES = re.compile(r"past_key_values?|present_key_values?|past|present|cache|in|out|new|old")
+_SIDES = re.compile(
+    r"past_key_values?|present_key_values?|past|present|cache|updated|in|out|new|old"
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,10 @@ class Roles:
             is none.
         context: inputs that stay the same for all tokens of a text, such as the states of an
             encoder.
+        length: the input of the number of positions that are in use before the step, [batch], as
+            ONNX's TensorScatter takes it; "" if there is none.
+        total_length: the input of the number of positions that are in use after the step,
+            [batch], as ONNX's Attention takes it; "" if there is none.
     """
 
     tokens: str
@@ -57,6 +65,8 @@ class Roles:
     mask: str = ""
     positions: str = ""
     context: tuple[str, ...] = ()
+    length: str = ""
+    total_length: str = ""
 
     def __str__(self) -> str:
         names = [f"{x.before} -> {x.after}" for x in self.caches]
@@ -67,17 +77,19 @@ class Roles:
             f"{len(names)} caches": ", ".join(shown),
             "mask": self.mask,
             "positions": self.positions,
+            "length": self.length,
+            "total_length": self.total_length,
             "context": ", ".join(self.context),
         }
-        return "\n".join(f"{role:12}{name}" for role, name in rows.items() if name)
+        return "\n".join(f"{role:13}{name}" for role, name in rows.items() if name)
 
 
 def recognised(graph: Graph, names: Mapping[str, str | Sequence[str]]) -> Roles:
     """Recognise the roles of a network's inputs and outputs by their names and shapes.
 
-    `names` has the names that a user gives for roles: `tokens`, `logits`, `mask`, `positions`,
-    `context`, as in `Roles`. Raises TypeError for another role, and InputError for the name of no
-    input or output, or if the network has no tokens, logits or caches.
+    `names` has the names that a user gives for roles, such as `tokens`, as in `Roles`. Raises
+    TypeError for another role, and InputError for the name of no input or output, or if the
+    network has no tokens, logits or caches.
     """
     for role in names:
         if role not in _ROLES:
@@ -93,9 +105,15 @@ def recognised(graph: Graph, names: Mapping[str, str | Sequence[str]]) -> Roles:
             caches.append(Cache(state.label, state.label, _positions_of(state.value)))
     inputs_once = [name for name in inputs if name not in pairs]
     integers = [name for name in inputs_once if not is_float(inputs[name].type.dtype)]
-    mask = str(names.get("mask", "")) or _first(_MASKS, inputs_once)
-    positions = str(names.get("positions", "")) or _first(_POSITIONS, integers)
-    free = [x for x in integers if x not in (mask, positions) and is_integer(inputs[x].type.dtype)]
+    by_role: dict[str, str] = {}
+    for role, usual, among in (
+        ("mask", _MASKS, inputs_once),
+        ("positions", _POSITIONS, integers),
+        ("length", _LENGTHS, integers),
+        ("total_length", _TOTALS, integers),
+    ):
+        by_role[role] = str(names.get(role, "")) or _first(usual, among)
+    free = [x for x in integers if x not in by_role.values() and is_integer(inputs[x].type.dtype)]
     tokens = str(names.get("tokens", "")) or _first(_TOKENS, free) or (free[0] if free else "")
     results = [name for name in outputs if name not in pairs.values()]
     logits = str(names.get("logits", "")) or _first(("logits",), results)
@@ -110,14 +128,10 @@ def recognised(graph: Graph, names: Mapping[str, str | Sequence[str]]) -> Roles:
         )
     context = names.get("context")
     if context is None:
-        context = [x for x in inputs_once if x not in (tokens, mask, positions)]
-    for role, name in (
-        ("mask", mask),
-        ("positions", positions),
-        *(("context", x) for x in context),
-    ):
+        context = [x for x in inputs_once if x not in (tokens, *by_role.values())]
+    for role, name in (*by_role.items(), *(("context", x) for x in context)):
         _require(not name or name in inputs, role, "input", inputs)
-    return Roles(tokens, logits, tuple(caches), mask, positions, tuple(context))
+    return Roles(tokens, logits, tuple(caches), **by_role, context=tuple(context))
 
 
 def _require(holds: bool, role: str, kind: str, names: Iterable[str]) -> None:

@@ -17,7 +17,7 @@ from lowering.graph import Graph, Operation, StateVariable, TensorType, Value, s
 from lowering.ops import rules
 from nnef_jax.errors import InputError, SemanticError, ShapeError, UnsupportedError, raise_all
 from nnef_jax.formats import KINDS
-from nnef_jax.formats.base import ExtentNeeded, Frontend, Options, Shapes
+from nnef_jax.formats.base import ExtentImplied, ExtentNeeded, Frontend, Options, Shapes
 from nnef_jax.garbage import uncollected
 from nnef_jax.limits import Meter
 from nnef_jax.tensor_spec import TensorSpec, spec_of
@@ -80,7 +80,11 @@ class Network:
             *_unknown("state", pairs.values(), "output", frontend.outputs),
         ]
         raise_all(errors)
-        flattened = _flatten_and_check(frontend, options)
+        try:
+            flattened = _flatten_and_check(frontend, options)
+        except ExtentImplied as implied:
+            options = _with_implied(frontend, options, implied)
+            return cls.build(frontend, options, pairs, data=data)
         stored: Mapping[str, NDArray[Any]] = {}
         if data:
             content = frontend.stored(flattened.graph)
@@ -326,7 +330,8 @@ def _flatten_and_check(frontend: Frontend, options: Options) -> _Flattened:
     shapes = options.input_shapes
     declared = None
     if shapes or options.extents:
-        with suppress(SemanticError):  # The document's own shapes may be wrong.
+        # The document's own shapes may be wrong, or need the extents.
+        with suppress(SemanticError, ExtentImplied):
             original = replace(options, input_shapes={}, extents={})
             declared, _ = _flatten_or_guess(frontend, original)
     _require_ranks(frontend, declared, shapes)
@@ -368,6 +373,24 @@ def _flatten_or_guess(frontend: Frontend, options: Options) -> tuple[Graph, bool
         )
         first_error.hint = f"{first_error.hint}; {hint}" if first_error.hint else hint
     raise first_error
+
+
+def _with_implied(frontend: Frontend, options: Options, implied: ExtentImplied) -> Options:
+    """Return options with the only possible value of an open extent.
+
+    If the extent has a name, all inputs with this name get the value. Raises InputError if the
+    extent is not open.
+    """
+    input, axis = implied.input, implied.axis
+    shapes = {**frontend.declared_shapes(options), **options.input_shapes}
+    shape = list(shapes.get(input, ()))
+    if len(shape) <= axis or shape[axis] is not None:
+        raise InputError(str(implied), span=frontend.spans().get(input))
+    names = frontend.extent_names().get(input, ())
+    if input not in options.input_shapes and len(names) > axis and names[axis]:
+        return replace(options, extents={**options.extents, names[axis]: implied.extent})
+    shape[axis] = implied.extent
+    return replace(options, input_shapes={**options.input_shapes, input: shape})
 
 
 def _has_open_inputs(graph: Graph) -> bool:

@@ -83,8 +83,8 @@ def test_caches_that_are_states_of_openvino(tmp_path: Path) -> None:
 
 def test_buffers_that_the_network_fills() -> None:
     """GroupQueryAttention writes keys into a cache of fixed size, and counts the ones of a mask."""
-    head_size = 4
-    model = nnef_jax.load(NETWORKS / "llama-genai.onnx", input_shapes={"kv_cache_dim": head_size})
+    model = nnef_jax.load(NETWORKS / "llama-genai.onnx")
+    assert model.inputs[2].shape == (None, 2, None, 4)  # the file leaves the last axis open too
     decoder = nnef_jax.decoder(model, PLACES)
     prompt, tokens = reference("llama")
     assert decoder.generate(prompt, 200).tokens.tolist() == tokens.tolist()
@@ -92,6 +92,21 @@ def test_buffers_that_the_network_fills() -> None:
     rows = np.stack([text[:30], np.pad(text[:14], (0, 16))])
     generated = decoder.generate(rows, 10, lengths=[30, 14]).tokens
     assert generated.tolist() == [text[30:40].tolist(), text[14:24].tolist()]
+
+
+@pytest.mark.parametrize("name", ["", "P"])
+def test_items_of_a_head_without_a_name(name: str, tmp_path: Path) -> None:
+    """The number of items of a head follows from the queries, whatever the file calls it."""
+    model = onnx.load(NETWORKS / "llama-genai.onnx")
+    for value in model.graph.input:
+        if value.name.startswith("past"):
+            value.type.tensor_type.shape.dim[3].dim_param = name
+    onnx.save(model, tmp_path / "net.onnx")
+    decoder = nnef_jax.decoder(nnef_jax.load(tmp_path / "net.onnx"), PLACES)
+    prompt, tokens = reference("llama")
+    assert decoder.generate(prompt, 5).tokens.tolist() == tokens[:, :5].tolist()
+    with pytest.raises(NnefError, match=r"\[.*,8\]"):
+        nnef_jax.load(NETWORKS / "llama-genai.onnx", input_shapes={"kv_cache_dim": 8})
 
 
 def test_a_speech_model_reads_an_encoder() -> None:

@@ -34,7 +34,7 @@ class OnnxFrontend(GraphFrontend):
 
         model, raw = parse(archive.open_tensor(archive.graph), name, options.meter)
         self._document = Reader(name, raw, options.meter, open_beside).document(model)
-        self._text = model.SerializeToString(deterministic=True)
+        self._text = raw.unsalted(model.SerializeToString(deterministic=True))
         self.inputs: Sequence[str] = [port.name for port in self._document.graph.inputs]
         self.outputs: Sequence[str] = [port.name for port in self._document.graph.outputs]
         symbols: dict[str, None] = {}  # the names of extents, without repetitions
@@ -69,6 +69,14 @@ class OnnxFrontend(GraphFrontend):
             if port.shape is not None:
                 shapes[port.name] = [extent_of(declared) for declared in port.shape]
         return shapes
+
+    def output_shapes(self) -> Shapes:
+        """Return the declared shapes of the outputs by name, with None for an open extent."""
+        return {
+            port.name: [n if isinstance(n, int) else None for n in port.shape]
+            for port in self._document.graph.outputs
+            if port.shape is not None
+        }
 
     def symbolic_shapes(self, symbol: Callable[[str], Any]) -> Mapping[str, Sequence[Any]]:
         """Return the shapes of inputs with symbolic extents, by the names of the inputs.

@@ -24,7 +24,7 @@ from nnef_jax.flattening.hostvalues import NotFolded
 from nnef_jax.flattening.operators.site import ON_ITEMS
 from nnef_jax.flattening.site import Operand, Operands, Site, Tensor, is_folded
 from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
-from nnef_jax.formats.base import Options
+from nnef_jax.formats.base import ExtentImplied, Options
 from nnef_jax.formats.onnx.document import ModelGraph, Node
 from nnef_jax.formats.onnx.tensor_types import dtype_of
 
@@ -143,6 +143,17 @@ class NodeSite(Site[NodeGraph]):
         if extent is UNKNOWN:
             return self.known_shape(x)[axis]
         return extent
+
+    def imply(self, i: int, axis: int, extent: int) -> None:
+        """Refuse a guess for an extent of input `i` if the node allows only the value `extent`.
+
+        Raises ExtentImplied if the extent is the guess for open extents, and not `extent`.
+        """
+        operand = self.operand(i)
+        guess = self.graph.options.open_extent
+        is_guess = guess is not UNKNOWN and self.shape(i)[axis] == guess
+        if isinstance(operand, Value) and is_guess and guess != extent:
+            raise ExtentImplied(operand.name, axis, extent)
 
     def axes(self, name: str, i: int) -> tuple[int, ...] | None:
         """Return the axes that an operator works on, as numbers from 0 on.

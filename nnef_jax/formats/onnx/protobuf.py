@@ -97,6 +97,10 @@ class Raw:
         number = int.from_bytes(data[16:], "big")
         return self._tensors[number]
 
+    def unsalted(self, text: bytes) -> bytes:
+        """Return the bytes of a message with marks that are equal in all processes."""
+        return text.replace(self._salt, bytes(len(self._salt)))
+
 
 def parse(data: memoryview, name: str, meter: Meter) -> tuple[ModelProto, Raw]:
     """Parse a ModelProto; return the message without unread fields, and the bytes of large tensors.

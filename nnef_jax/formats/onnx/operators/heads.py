@@ -11,7 +11,7 @@ from typing import Any
 
 from lowering import rounding
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN, shapes_differ, show
+from lowering.extents import UNKNOWN, is_symbolic, shapes_differ, show
 from nnef_jax.flattening.operators.attributes import flag, integer, number
 from nnef_jax.flattening.site import Operand, Tensor
 from nnef_jax.formats.onnx.node_site import NodeSite
@@ -80,7 +80,11 @@ class Mask:
         heads, time, keys). A negative `left` or `right` stands for no bound.
         """
         step = self.site.step
-        query_positions = step.add(self.site.positions(query_count, 0, 2), before)
+        if is_symbolic(before):
+            start: Any = before
+            query_positions = self.site.positions(query_count, 0, 2, start)
+        else:
+            query_positions = step.add(self.site.positions(query_count, 0, 2), before)
         distances = step.sub(self.site.positions(key_count, 1, 2), query_positions)
         if right >= 0:
             self.restrict(step.le(distances, right))

@@ -239,7 +239,10 @@ def _group_query_attention(
     )
     step = site.step
     q, k, v = _packed_heads(site, (query_heads, key_heads, key_heads))
-    batch, _, query_count, _ = site.known_shape(q)
+    batch, _, query_count, items = site.known_shape(q)
+    for i in (3, 4):
+        if site.has(i):
+            site.imply(i, 3, items)  # onnxruntime-genai leaves the items of a key open
     buffer_length = site.extent(3, 2) if site.has(3) else 0
     past_count: Any = 0
     if buffer_length:

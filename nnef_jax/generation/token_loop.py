@@ -1,0 +1,123 @@
+"""The compiled loop that reads a short prompt and generates tokens, one step after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from nnef_jax.execution.routine import Step
+from nnef_jax.generation.token_sampling import Sampling
+
+
+class LoopState(NamedTuple):
+    """The values that one iteration of the loop over tokens hands to the next."""
+
+    logits: Array  # of the next token, (batch, words)
+    state: Mapping[str, Array]  # by label
+    key: Array
+    seen: Array  # whether a word is in the text, (batch, words)
+    last: Array  # the last generated token, (batch,)
+    is_done: Array  # whether a row has stopped, (batch,)
+
+
+class Prompts(NamedTuple):
+    """The prompts for the loop to read before it generates. A row may have none.
+
+    The last token of each prompt stands at the end of its row, so that all rows of a batch begin
+    to generate in the same iteration.
+    """
+
+    tokens: Array  # int32 (batch, width)
+    lengths: Array  # int32 (batch,)
+
+
+_Values = tuple[Array, Array, LoopState]  # the iteration, the generated tokens, the loop's state
+
+
+@dataclass(frozen=True)
+class TokenLoop:
+    """A routine that reads prompts by single tokens, and then generates tokens.
+
+    Args:
+        size: the most tokens that a run generates.
+        sample: how a token is chosen.
+        stop: the tokens after which a row stops.
+        length: the label of the state with the number of positions in use.
+    """
+
+    size: int
+    sample: Sampling
+    stop: tuple[int, ...]
+    length: str
+    title: str = field(default="generate", init=False)
+    # The loop's state, whose caches would otherwise be copied in each run.
+    donates: tuple[int, ...] = field(default=(0,), init=False)
+
+    def run(
+        self, step: Step, start: LoopState, prompts: Prompts, count: Array, context: Sequence[Array]
+    ) -> tuple[Array, LoopState]:
+        """Generate `count` tokens of each row. Return them (batch, size), and the loop's state.
+
+        Args:
+            step: reads a token of each row.
+            start: the state of the loop before the first token.
+            prompts: the prompts to read first.
+            count: the number of tokens to generate. Tokens after them repeat the last one.
+            context: the network's inputs after the tokens.
+        """
+        rows = start.last.shape[0]
+        width = prompts.tokens.shape[1]
+        first = width - jnp.max(prompts.lengths, initial=0)
+        end = width + count
+
+        def has_more(values: _Values) -> Array:
+            i, _, loop = values
+            return (i < end) & ~jnp.all(loop.is_done)
+
+        def turn(values: _Values) -> _Values:
+            i, tokens, loop = values
+            is_prompt = i < width
+            next_key, drawn = jax.random.split(loop.key)
+            key = jnp.where(is_prompt, loop.key, next_key)  # draws do not depend on the prompt
+            prompt_token = lax.dynamic_index_in_dim(prompts.tokens, i, axis=1, keepdims=False)
+            token = jnp.where(is_prompt, prompt_token, self._chosen(loop, drawn))
+            # A row whose prompt begins later reads a token too, but its position is not used up.
+            is_read = i >= width - prompts.lengths
+            logits, after = step(loop.state, [token[:, None], *context])
+            logits = logits if logits.ndim == 2 else logits[:, -1]
+            length = jnp.where(is_read, after[self.length], loop.state[self.length])
+            logits = jnp.where(is_read[:, None], logits, loop.logits)
+            is_stop = jnp.isin(token, jnp.asarray(self.stop, jnp.int32)) & ~is_prompt
+            index = jnp.arange(rows), token
+            seen = loop.seen.at[index].set(loop.seen[index] | is_read)
+            last = jnp.where(is_prompt, loop.last, token)
+            after = {**after, self.length: length}
+            position = jnp.maximum(i - width, 0)  # the first token overwrites those of prompts
+            tokens = lax.dynamic_update_slice_in_dim(tokens, token[:, None], position, 1)
+            return i + 1, tokens, LoopState(logits, after, key, seen, last, loop.is_done | is_stop)
+
+        empty = jnp.zeros((rows, self.size), jnp.int32)
+        i, tokens, loop = lax.while_loop(has_more, turn, (first, empty, start))
+        is_generated = jnp.arange(self.size) < i - width
+        return jnp.where(is_generated, tokens, loop.last[:, None]), loop
+
+    def _chosen(self, loop: LoopState, key: Array) -> Array:
+        """Return the next token of each row (batch,), which is the last one if the row is done."""
+        token = self.sample.choose(self.sample.penalised(loop.logits, loop.seen), key)
+        return jnp.where(loop.is_done, loop.last, token)
+
+    def step_arguments(
+        self, start: LoopState, prompts: Prompts, count: Array, context: Sequence[Array]
+    ) -> tuple[Mapping[str, Any], Sequence[Any]]:
+        """Return the types of the state and of the inputs of a step: one token of each row."""
+        tokens = jax.ShapeDtypeStruct((start.last.shape[0], 1), jnp.int32)
+        return start.state, [tokens, *context]
+
+    def tree(self, start: LoopState, *_: object) -> Any:
+        """Return the structure of the result."""
+        return jax.tree.structure((0, start))
