@@ -68,8 +68,11 @@ class Stats(Result):
 
     @property
     def first(self) -> TensorStats | None:
-        """Return the figures of the first tensor that differs, or None."""
-        return next((x for x in self.tensors.values() if x.reason), None)
+        """Return the figures of the first tensor that differs, or None if no tensor differs."""
+        for stats in self.tensors.values():
+            if stats.reason:
+                return stats
+        return None
 
     def to_dict(self) -> dict[str, object]:
         """Return values that JSON can hold. `first` is the name of a tensor, or None."""
@@ -93,13 +96,16 @@ class Stats(Result):
             title += f", {_counted(clipped, 'item')} of weights cut off"
         return table_of(title, columns, map(self._row, self.tensors.values()))
 
-    def _row(self, x: TensorStats) -> list[Any]:
-        beyond = None if np.isnan(x.beyond) else f"{x.beyond:.2%}"
-        row: list[Any] = [x.name, x.layer, show(x.shape), x.position, x.low, x.high]
-        row += [beyond, x.absolute, x.snr]
+    def _row(self, stats: TensorStats) -> list[Any]:
+        """Return the line of the table for a tensor."""
+        row: list[Any] = [stats.name, stats.layer, show(stats.shape), stats.position]
+        row += [stats.low, stats.high]
+        row.append(None if np.isnan(stats.beyond) else f"{stats.beyond:.2%}")
+        row += [stats.absolute, stats.snr]
         if self.isolated:
-            row.append(x.own_snr)
-        return [*row, x.reason or "ok"]
+            row.append(stats.own_snr)
+        row.append(stats.reason or "ok")
+        return row
 
     def plot(self, ax: Axes | None = None, *, label: str = "") -> Axes:
         """Draw the SNR of each tensor. Return the axes of matplotlib, for further curves."""
@@ -120,6 +126,7 @@ class Stats(Result):
 
 
 def _counted(count: int, noun: str) -> str:
+    """Return a number with a noun, such as "1 sample" or "2 samples"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
@@ -219,6 +226,7 @@ def _tensor_stats(
 
 
 def _arrays(tensors: Mapping[str, Tensor | Array], names: Iterable[str]) -> dict[str, NDArray[Any]]:
+    """Return the tensors with the names `names`, converted to floating-point arrays."""
     return {name: np.asarray(real(tensors[name])) for name in names}
 
 

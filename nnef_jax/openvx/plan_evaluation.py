@@ -87,10 +87,18 @@ class Evaluation:
     @property
     def tensor_steps(self) -> list[tuple[PlanStep, VxLayer]]:
         """Return the steps whose fixed operands are fixed-point tensors, with their layers."""
-        pairs = [(step, step.layer) for step in self.plan.needed]
-        return [(step, layer) for step, layer in pairs if layer and not layer.takes_numbers]
+        pairs: list[tuple[PlanStep, VxLayer]] = []
+        for step in self.plan.needed:
+            layer = step.layer
+            if layer is not None and not layer.takes_numbers:
+                pairs.append((step, layer))
+        return pairs
 
     def _arranged(self, weights: Weights) -> dict[str, dict[str, Tensor]]:
+        """Convert weights to fixed point, in the layouts that the layers read.
+
+        The result has the tensors by the names of step and operand.
+        """
         tensors: dict[str, dict[str, Tensor]] = {}
         for step, layer in self.tensor_steps:
             tensors[step.name] = {}
@@ -168,6 +176,11 @@ class Evaluation:
         weights: Mapping[str, Tensor | StaticWeights | ArrayLike],
         values: Values,
     ) -> tuple[list[Any], Array | None]:
+        """Return the results of a step, and a mask of items that overflow.
+
+        The mask is None if no item can overflow. `values` has the tensors that are computed so far,
+        and `weights` has the fixed operands of the step.
+        """
         operation = step.operation
         layer = step.layer
         if layer is None:
@@ -205,6 +218,7 @@ class Evaluation:
         return Tensor.quantize(x, self.plan.profile.dtype, self.positions[value])
 
     def _rescaled(self, x: Tensor, position: int) -> Tensor:
+        """Return a tensor with another fixed-point position, rounded if it loses bits."""
         if x.fixed_point_position == position:
             return x
         return Tensor.quantize(x.to_float(), self.plan.profile.dtype, position)
@@ -226,8 +240,9 @@ class Evaluation:
                 return weights[name]
             if not isinstance(operand, Value) or operand not in values:
                 return operand
-            x = jnp.asarray(values[operand])
-            return x.astype(operand.type.dtype) if is_float(operand.type.dtype) else x
+            array = jnp.asarray(values[operand])
+            dtype = operand.type.dtype
+            return array.astype(dtype) if is_float(dtype) else array
 
         operands = {name: read(name, operand) for name, operand in operation.operands}
         if layer is not None and layer.real is not None:
@@ -276,6 +291,10 @@ class Evaluation:
         return values
 
     def _weight(self, step: PlanStep, name: str, x: ArrayLike) -> Array:
+        """Return the fixed operand `name` of a step, rounded to fixed point, with a derivative.
+
+        `x` is the operand in floating point, and the result is too.
+        """
         tensor = self.quantised(step, name, lax.stop_gradient(jnp.asarray(x)))
         return self._with_clipped_derivative(tensor, x)
 
@@ -296,6 +315,7 @@ def real(x: Tensor | Array) -> Array:
 
 
 def _reals(values: Values) -> dict[Value, Array]:
+    """Convert tensors to floating point. Arrays are unchanged."""
     return {value: real(x) for value, x in values.items()}
 
 
@@ -315,6 +335,7 @@ def overflow_mask(x: ArrayLike, tensor: Tensor) -> Array:
 
 @partial(jax.jit, static_argnames=("low", "high"), inline=True)
 def _outside(x: Array, low: float, high: float) -> Array:
+    """Return a mask of the numbers that are less than `low`, or at least `high`."""
     return (x < low) | (x >= high)
 
 

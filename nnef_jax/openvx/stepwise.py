@@ -56,7 +56,8 @@ class Steps:
         If they saturate, products are computed in float32, since products of int32 take 1.3 times
         as long in XLA. In float32 every product within the range is exact.
         """
-        return self.policies[0] == "saturate"
+        overflow_policy, _ = self.policies
+        return overflow_policy == "saturate"
 
     def factors(self, x: Array, filter: Array) -> tuple[Array, Array]:
         """Return an input and a filter, converted to the dtype in which they are multiplied.
@@ -74,8 +75,10 @@ class Steps:
 
         To round to the nearest, a half is added, and the number is truncated.
         """
+        totals, overflowed = sums
+        _, rounding_policy = self.policies
         half = 0.5 if self.saturates else (1 << self.shift) >> 1
-        if self.shift and self.policies[1] == "nearest_even":
+        if self.shift and rounding_policy == "nearest_even":
             product = product + np.asarray(half, product.dtype)
         if self.shift and not self.saturates:
             # A shift rounds down. If 2^shift - 1 is added to a negative product before the shift,
@@ -83,8 +86,8 @@ class Steps:
             sign = product >> 31  # All bits are 1 if the product is negative, and 0 otherwise.
             product = product + (sign & ((1 << self.shift) - 1))
             product = product >> self.shift
-        in_range, overflowed = self._brought_into_range(product, sums[1])
-        return sums[0] + in_range.astype(np.int32), overflowed
+        in_range, overflowed = self._brought_into_range(product, overflowed)
+        return totals + in_range.astype(np.int32), overflowed
 
     def end(self, sums: Sums) -> Sums:
         """Return the sums at the end of a channel, saturated or wrapped."""
@@ -94,6 +97,10 @@ class Steps:
         return in_range, overflowed
 
     def _brought_into_range(self, x: Array, overflowed: Array | None) -> Sums:
+        """Clip numbers to the range of the type if they saturate, and note those outside it.
+
+        `overflowed` is the mask so far, or None if overflow is not reported.
+        """
         limits = jnp.iinfo(self.dtype)
         if overflowed is not None:
             below = np.asarray(limits.min - 1, x.dtype)

@@ -120,6 +120,10 @@ def tensor(site: CallSite, value: object, dtype: str = "", *names: str) -> Value
 
 
 def _attribute(site: CallSite, value: object, parameter: s.FormalParameter) -> Any:
+    """Convert the argument for a parameter to an attribute of the parameter's type.
+
+    Raises InvalidOperation, whose message names the parameter, if this is impossible.
+    """
     is_type = parameter.name in DATUM_PARAMETERS
     if is_attribute(value, parameter.type) and not is_type:
         return value
@@ -149,6 +153,7 @@ def _operand(site: CallSite, value: object, parameter: s.FormalParameter) -> Any
 
 
 def _one_operand(site: CallSite, value: object, name: str) -> Value | h.Host:
+    """Return an operand as a tensor or host value. `name` is its name in errors."""
     if isinstance(value, Value):
         return value
     if _holds_tensors(value):
@@ -160,6 +165,10 @@ def _one_operand(site: CallSite, value: object, name: str) -> Value | h.Host:
 
 
 def _folded(site: CallSite, kind: str, operands: ByName, attributes: ByName) -> Any:
+    """Compute an operation on the host, and return its result.
+
+    Raises NotFolded if an operand is not known.
+    """
     # Next to a known operand, a parameter may be a shape. The array of such a parameter is read.
     if any(map(_is_known, operands.values())):
         operands = {name: site.graph.known(x, only_shapes=True) for name, x in operands.items()}
@@ -267,18 +276,22 @@ def _added(
 
 
 def _is_known(operand: object) -> bool:
+    """Tell whether an operand is a host value, or a list of host values."""
     if isinstance(operand, list):
         return all(map(_is_known, cast(list[Any], operand)))
     return isinstance(operand, np.ndarray)
 
 
 def _without_arrays(value: object) -> Any:
+    """Convert lists to tuples, and arrays to Python numbers or lists, also within lists."""
     if isinstance(value, list | tuple):
         return tuple(map(_without_arrays, cast(list[Any], value)))
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def _holds_tensors(value: object) -> bool:
-    return isinstance(value, list) and any(
-        isinstance(item, Value) or _holds_tensors(item) for item in cast(list[Any], value)
-    )
+    """Tell whether a value is a list that contains a tensor, also within nested lists."""
+    if not isinstance(value, list):
+        return False
+    items = cast(list[Any], value)
+    return any(isinstance(item, Value) or _holds_tensors(item) for item in items)

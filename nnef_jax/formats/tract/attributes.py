@@ -96,6 +96,7 @@ def _signed(integer: int) -> int:
 
 
 def _number(value: object) -> np.ndarray[Any, Any]:
+    """Return a known value as an array. Raises InvalidOperation for tensors, strings and tuples."""
     if isinstance(value, Value):
         raise InvalidOperation(
             f"'{value.name}' must be known when the network is compiled, "
@@ -109,6 +110,7 @@ def _number(value: object) -> np.ndarray[Any, Any]:
 
 
 def _items(value: object) -> list[Any]:
+    """Return the items of a list, a tuple or an array. Raises InvalidOperation for other values."""
     if isinstance(value, list | tuple):
         return list(cast("Sequence[Any]", value))
     if isinstance(value, np.ndarray) and value.ndim:
@@ -117,12 +119,14 @@ def _items(value: object) -> list[Any]:
 
 
 def _one(items: list[Any], value: object) -> Any:
+    """Return the only item of a list. `value` is the value that the error for other lists shows."""
     if len(items) != 1:
         raise InvalidOperation(f"one value is due, this is {_shown(value)}")
     return items[0]
 
 
 def _shown(value: object) -> str:
+    """Return a short text for a value in an error."""
     if isinstance(value, Value):
         return f"the tensor '{value.name}'"
     if isinstance(value, np.ndarray):

@@ -160,6 +160,7 @@ def default_dtype(value: Value | Host, defaults: Defaults, item: str | None = No
 
 
 def _promoted(dtypes: list[str]) -> str:
+    """Return the common dtype of several dtypes, as jax.numpy promotes them."""
     if len(set(dtypes)) == 1:
         return dtypes[0]
     result = jnp.dtype(dtypes[0])
@@ -180,7 +181,7 @@ def _kind(dtype: str) -> int:
 
 
 def _is_integral(constant: Value | Host, dtype: str) -> bool:
-    """Tell whether `dtype` is an integer's, and all numbers of a real constant are whole."""
+    """Tell whether `dtype` is a dtype of integers, and `constant` has real, whole numbers only."""
     if isinstance(constant, Value) or _kind(dtype) != _INTEGER:
         return False
     if constant.dtype.kind != "f":

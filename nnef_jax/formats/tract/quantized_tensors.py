@@ -32,9 +32,10 @@ def quantized(site: CallSite, name: str, value: object) -> Any:
         return value
     graph = site.graph
     dtype = _code_dtype(entry)
+    is_decoded = isinstance(value, Value) and value in graph.decoded
     if isinstance(value, Value) and value.type.dtype == dtype:
         result = _decoded(site, value, entry, graph.builder.unreserved(f"{name}_real"))
-    elif not graph.options.rounds or (isinstance(value, Value) and value in graph.decoded):
+    elif is_decoded or not graph.options.rounds:
         result = value
     else:
         value = tensor(site, value, graph.builder.real, name)
@@ -64,23 +65,29 @@ def with_codes(site: CallSite, kind: str) -> Mapping[str, Any]:
             return codes_of(site, value, site.graph.entries[value])
         return value
 
-    names = _CODED.get(kind, ())
-    codes = {name: coded(x) for name, x in site.arguments.items() if name in names}
-    return {**site.arguments, **codes}
+    arguments = {**site.arguments}
+    coded_names = _CODED.get(kind, ())
+    for name in site.arguments:
+        if name in coded_names:
+            arguments[name] = coded(site.arguments[name])
+    return arguments
 
 
 def codes_of(site: CallSite, value: Value, entry: Quantizer) -> Value:
-    """Return the integer codes of `value`, real numbers that are rounded as the entry says."""
-    zero, scale = _spacing(entry, value, variable=value in site.graph.constants)
+    """Return the integer codes of a tensor of real numbers. `entry` says how they are rounded."""
+    zero_point, scale = _spacing(entry, value, variable=value in site.graph.constants)
     steps = apply(site, "div", x=value, y=scale)
     rounded = apply(site, "tract_core_round_even", x=steps)
-    return site.cast(apply(site, "add", x=rounded, y=zero), _code_dtype(entry))
+    shifted = apply(site, "add", x=rounded, y=zero_point)
+    return site.cast(shifted, _code_dtype(entry))
 
 
 def _decoded(site: CallSite, codes: Value, entry: Quantizer, name: str) -> Value:
-    zero, scale = _spacing(entry, codes, variable=False)
+    """Return the real numbers that codes stand for, as a tensor with the name `name`."""
+    zero_point, scale = _spacing(entry, codes, variable=False)
     real = site.cast(codes, site.graph.builder.real)
-    return apply(site, "mul", name, x=apply(site, "sub", x=real, y=zero), y=scale)
+    difference = apply(site, "sub", x=real, y=zero_point)
+    return apply(site, "mul", name, x=difference, y=scale)
 
 
 def _spacing(entry: Quantizer, x: Value, *, variable: bool) -> list[Any]:

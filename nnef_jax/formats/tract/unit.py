@@ -91,6 +91,7 @@ class Unit:
         return self._tensors[label]
 
     def _read(self, label: str) -> StoredTensor:
+        """Read the tensor in LABEL.dat or in a safetensors file."""
         self._meter.spend(len(label), "the label of a variable")
         member = _member(label, ".dat")
         if self._archive.exists(member):
@@ -103,12 +104,13 @@ class Unit:
     @cached_property
     def _safetensors(self) -> dict[str, SafetensorsFile]:
         """Map each label to the first safetensors file that has a tensor with this label."""
-        files = [
-            SafetensorsFile(self._archive.open_tensor(name), name, self._meter)
-            for name in self._archive.names()
-            if name.endswith(SUFFIX)
-        ]
-        return {label: file for file in reversed(files) for label in file.labels}
+        file_by_label: dict[str, SafetensorsFile] = {}
+        for name in self._archive.names():
+            if name.endswith(SUFFIX):
+                file = SafetensorsFile(self._archive.open_tensor(name), name, self._meter)
+                for label in file.labels:
+                    file_by_label.setdefault(label, file)
+        return file_by_label
 
     def json(self, label: str, key: str) -> Json:
         """Return the value at the path `key` in the file LABEL.json.
@@ -138,6 +140,7 @@ class Unit:
         return self._nested[label]
 
     def _open(self, label: str) -> Archive:
+        """Open the archive of another network, which is a member or folder of this archive."""
         outer = self._archive
         names = [_member(label, suffix) for suffix in _ARCHIVES]
         for name in names:
@@ -161,4 +164,5 @@ def as_dtype(array: NDArray[Any], dtype: str, member: str, meter: Meter) -> NDAr
 
 
 def _member(label: str, suffix: str) -> str:
+    """Return the name of the archive's member for a label, such as "a/b.dat" for "/a/b"."""
     return member_of(label.lstrip("/"), suffix)

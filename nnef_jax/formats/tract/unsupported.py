@@ -75,6 +75,7 @@ def refuse_readers_of_padding(graph: Graph) -> None:
 
 
 def _in_bodies(graph: Graph) -> Iterator[Operation]:
+    """Yield the operations in the bodies of a graph's operations, also in bodies within bodies."""
     for operation in graph.operations:
         for _, attribute in operation.attributes:
             if isinstance(attribute, Graph):
@@ -101,6 +102,7 @@ def _reached(document: TractDocument, rules: Registry) -> Iterator[s.Invocation]
 
 
 def _runs(name: str) -> bool:
+    """Tell whether tract declares an operation, and it can run without a rule of the user's."""
     fragment = declarations.declarations().get(name)
     if fragment is None:
         return False
@@ -110,6 +112,7 @@ def _runs(name: str) -> bool:
 
 
 def _explained(name: str, meter: Meter) -> tuple[str, str]:
+    """Return the origin of an unsupported operation and a hint, as texts for an error."""
     registry = declarations.registry_of(name)
     origin = f" of registry {registry}" if registry else ""
     if name in declarations.REFUSED:

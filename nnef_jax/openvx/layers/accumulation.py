@@ -160,6 +160,10 @@ def _exact(
     shift: int,
     policies: tuple[str, str],
 ) -> tuple[Array, Array]:
+    """Return exact sums of products and biases, rounded once, and a mask of sums that overflow.
+
+    `policies` are the overflow policy and the rounding policy.
+    """
     terms = sums_of_products(x, factors, slide)
     if biases is not None:
         terms.append((biases.astype("int32"), bias_shift))

@@ -59,6 +59,11 @@ def activation(operation: MappedOperation) -> VxLayer:
 
 
 def _activation(name: str, function: str, a: float = 1.0, b: float = 1.0) -> VxLayer:
+    """Return the layer vxActivationLayer for a function of the operand `name`.
+
+    `a` and `b` are the parameters of the function.
+    """
+
     def run(node: NodeInputs) -> Computed:
         return activation_layer(node[name], function=function, a=a, b=b, **node.output), None
 
@@ -175,9 +180,10 @@ def _only_tensor(operation: MappedOperation) -> str | None:
 
 
 def _line(operation: MappedOperation) -> tuple[float, float] | None:
-    """Return (a, b) if an operation is a * x + b for a tensor x and numbers a and b.
+    """Return (a, b) if an operation computes a * x + b for a tensor x and numbers a and b.
 
-    For `sub(x, 3)` the result is (1, -3). For any other operation it is None.
+    For example, the result is (1, -3) for `sub(x, 3)`. Return None if the operation computes
+    anything else.
     """
     kind = operation.kind
     x = operation.number("x")

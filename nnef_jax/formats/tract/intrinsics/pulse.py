@@ -39,8 +39,8 @@ def delayed(site: CallSite, *, delay: int, overlap: int) -> Value:
         return apply(site, "slice", name, input=joined, **bounds)
 
     pulse = input.type.shape[axis]
-    following = part(pulse, delay + overlap + pulse, f"{site.name}_next")
-    site.graph.builder.update(buffer, following)
+    next_buffer = part(pulse, delay + overlap + pulse, f"{site.name}_next")
+    site.graph.builder.update(buffer, next_buffer)
     return part(0, overlap + pulse, site.name)
 
 
@@ -114,8 +114,10 @@ def _stream(site: CallSite) -> tuple[Value, int]:
 
 
 def _resized(input: Value, axis: int, extent: int) -> TensorType:
-    shape = input.type.shape
-    return TensorType((*shape[:axis], extent, *shape[axis + 1 :]), input.type.dtype)
+    """Return the type of a tensor with another extent along an axis."""
+    shape = [*input.type.shape]
+    shape[axis] = extent
+    return TensorType(tuple(shape), input.type.dtype)
 
 
 def _position(index: int) -> int:
