@@ -226,21 +226,39 @@ class Model(Writable):
         layout = layout_of(self._execution.definition, mesh, batch, params, batch_axis)
         return Model(self._execution.with_layout(layout))
 
-    def batcher(self, sizes: Sequence[int] = (1, 2, 4, 8, 16, 32)) -> Batcher:
+    def batcher(
+        self,
+        sizes: Sequence[int] = (1, 2, 4, 8, 16, 32),
+        *,
+        buckets: Mapping[str, Sequence[int]] | None = None,
+        masks: str | Sequence[str] = (),
+    ) -> Batcher:
         """Return a function that takes batches of any size, and compiles programs only for `sizes`.
 
         Batches may have other sizes than the batch that the network declares. `Batcher.compile`
-        compiles the programs before the first call. Raises InputError if items of a batch may
-        depend on one another, as in a softmax along the batch; if the network has a state; or if an
-        input or output has no batch axis.
+        compiles the programs before the first call.
+
+        Args:
+            sizes: the sizes of a batch.
+            buckets: lengths of further open axes, by the name that the document gives to the axis.
+                An item is padded with zeros to the next larger length, and the results are trimmed.
+            masks: the inputs that tell the network which items along the axes of `buckets` are
+                padding: they are 1 for items and 0 for padding. The network must ignore items
+                where a mask is 0. A mask that is not passed in a call is 1 for all items.
+
+        Raises InputError if items of a batch may depend on one another, as in a softmax along the
+        batch; if the network has a state; or if an input or output has no batch axis. Without
+        `masks`, items along the axes of `buckets` must not depend on one another either.
 
         >>> classify = model.batcher((1, 8, 32))
         >>> classify.compile()
         >>> probabilities = classify(images[:11])  # one call of size 32 with 11 items
+        >>> embed = encoder.batcher((8,), buckets={"sequence": (32, 128)}, masks="attention_mask")
+        >>> vectors = embed(input_ids=[[101, 7592, 102], [101, 2129, 2024, 2017, 102]])
         """
         from nnef_jax.calls.batcher import Batcher
 
-        return Batcher(self._execution, sizes)
+        return Batcher(self._execution, sizes, buckets, masks)
 
     @property
     def plan(self) -> ShardingPlan | None:

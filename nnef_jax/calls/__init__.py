@@ -2,5 +2,6 @@
 
 Where are the inputs of a call checked and converted? `arguments`
 Where is a batch split, or filled up to a compiled size? `batcher`
+Where are items padded to a compiled length, and results trimmed? `buckets`
 Where is padding cut off outputs? `trimming`
 """

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import product
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from lowering.extents import UNKNOWN, is_known
 from lowering.graph import Graph, Value
 from lowering.jaxprs import is_literal, primitive
 from nnef_jax.calls.arguments import bind_inputs
+from nnef_jax.calls.buckets import Buckets
 from nnef_jax.errors import InputError, NnefError
 from nnef_jax.execution.execution import Execution
 from nnef_jax.formats.base import Progress
@@ -36,11 +38,22 @@ class Batcher:
     inputs and outputs. A batcher is called like the model, and returns arrays of numpy. The rows of
     the arrays equal the rows that the model computes, except for rounding (docs/numerics.md).
 
+    Axes with `buckets` are padded in the same way, to the next larger length. A batcher with
+    buckets also takes a list for each input. The list has an array for each item, without the axis
+    of the batch. The arrays may have different lengths. Items of one bucket are computed in one
+    batch. An output that has the axis of a bucket is then a list of arrays too.
+
     `inputs` and `outputs` describe the arguments and results of a call. The first extent of each is
     None.
     """
 
-    def __init__(self, execution: Execution, sizes: Sequence[int]) -> None:
+    def __init__(
+        self,
+        execution: Execution,
+        sizes: Sequence[int],
+        buckets: Mapping[str, Sequence[int]] | None = None,
+        masks: str | Sequence[str] = (),
+    ) -> None:
         require_sizes(sizes)
         self._execution, self._unit, self._is_mapped = _batched(execution, max(sizes))
         # Each size is rounded up to a multiple of the unit.
@@ -57,49 +70,142 @@ class Batcher:
         for spec in execution.network.specs(graph.outputs, graph.output_names):
             open_outputs.append(replace(spec, shape=(None, *spec.shape[1:])))
         self.outputs: tuple[TensorSpec, ...] = tuple(open_outputs)
+        self._buckets = Buckets.of(self._execution.network, buckets or {}, masks, self.inputs)
+        if buckets and not masks:
+            _require_separate_lengths(self._execution, self._buckets)
 
     def compile(self, progress: Progress | None = None) -> None:
         """Compile for all sizes in parallel, or load executables from the model's `cache_dir`.
 
-        After each size, `progress` is called with the number of sizes that are ready, and the
-        number of all sizes. Raises InputError if extents other than the batch are open. A network
-        with such extents is compiled at its first call for a shape.
+        A size is compiled for each bucket. After each program, `progress` is called with the number
+        of programs that are ready, and the number of all programs. Raises InputError if extents
+        other than the batch and the axes of buckets are open. A network with such extents is
+        compiled at its first call for a shape.
         """
-        examples = {size: zeros(self.inputs, size) for size in reversed(self.sizes)}
+        lengths = self._buckets.all_lengths()
+        keys = [*product(reversed(self.sizes), lengths)]
+        examples = [self._buckets.example(size, bucket) for size, bucket in keys]
         device: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
 
-        def run(size: int) -> None:
+        def run(example: _Arrays) -> None:
             with jax.default_device(device):  # Each thread has its own setting.
-                jax.block_until_ready(self._run(examples[size]))
+                jax.block_until_ready(self._run(example))
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for ready_count, _ in enumerate(pool.map(run, examples), start=1):
                 if progress:
-                    progress(ready_count, len(self.sizes))
+                    progress(ready_count, len(examples))
 
     def __call__(self, *args: ArrayLike, **kwargs: ArrayLike) -> Any:
         """Run the network on a batch.
 
-        Raises InputError in the same cases as a call of the model.
+        A mask may be left out: it is then 1 for all items of the other inputs. Raises InputError in
+        the same cases as a call of the model, and for an item that is longer than all buckets.
+
+        >>> embed = model.batcher((1, 8), buckets={"sequence": (32, 128)}, masks="attention_mask")
+        >>> vectors = embed([[101, 7592, 102], [101, 2129, 2024, 2017, 102]])
         """
+        if self._buckets.lengths:
+            arguments = self._by_name(args, kwargs)
+            if any(isinstance(x, list | tuple) for x in arguments.values()):
+                return self._execution.packed(self._compute_items(arguments))
         outputs = self.compute(self.bind(args, kwargs))
         return self._execution.packed(outputs)
+
+    def _by_name(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, Any]:
+        """Return the arguments of a call by name. Raises InputError for too many of them."""
+        if len(args) == 1 and isinstance(args[0], Mapping):
+            return {**args[0], **kwargs}
+        names = [spec.name for spec in self.inputs]
+        # Masks that are left out are not counted among the inputs that are passed by position.
+        if len(args) + len(kwargs) < len(names):
+            names = [name for name in names if name not in self._buckets.masks]
+        if len(args) > len(names) or set(names[: len(args)]) & set(kwargs):
+            bind_inputs(self._network, args, kwargs)  # raises the error of the model
+        return {**dict(zip(names, args, strict=False)), **kwargs}
+
+    def _compute_items(self, arguments: Mapping[str, Any]) -> list[Any]:
+        """Return the outputs for items of different lengths, in order.
+
+        `arguments` has a sequence of items for each input, by name. An output is a list if it has
+        the axis of a bucket.
+        """
+        counts = {name: len(items) for name, items in arguments.items()}
+        _require_equal(counts)
+        requests: list[list[NDArray[Any]]] = []
+        for i in range(min(counts.values())):
+            item = {name: np.asarray(items[i])[None] for name, items in arguments.items()}
+            try:
+                requests.append(self.bind((), item))
+            except InputError as error:
+                raise InputError(f"item {i}: {error.message}", hint=error.hint) from None
+        if not requests:
+            raise InputError("there are no items")
+        results = self.compute_each(requests)
+        outputs: list[Any] = []
+        for index, axes in enumerate(self._buckets.output_axes):
+            rows = [result[index][0] for result in results]
+            outputs.append(rows if axes else np.stack(rows))
+        return outputs
 
     def bind(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[NDArray[Any]]:
         """Check the inputs of a batch, and return them as numpy arrays in order.
 
-        Raises InputError if the inputs do not fit, or differ in their number of items.
+        Raises InputError if the inputs do not fit, differ in their number of items, or are longer
+        than all buckets.
         """
+        if self._buckets.masks:
+            args, kwargs = (), self._buckets.with_masks(self._by_name(args, kwargs))
         arrays = [np.asarray(x) for x in bind_inputs(self._network, args, kwargs)]
-        counts = list(map(len, arrays))
-        if len(set(counts)) > 1:
-            pairs = zip(self.inputs, counts, strict=True)
-            numbers = ", ".join([f"{spec.name} {count}" for spec, count in pairs])
-            raise InputError(f"the inputs have different numbers of items: {numbers}")
+        names = [spec.name for spec in self.inputs]
+        _require_equal({name: len(x) for name, x in zip(names, arrays, strict=True)})
+        self._buckets.lengths_of(arrays)
         return arrays
+
+    def padded_shapes(self, arrays: _Arrays) -> tuple[tuple[int, ...], ...]:
+        """Return the shapes of an item of a request, whose arrays `bind` returned, in its bucket.
+
+        Requests with equal shapes are computed by the same programs, and can be computed together.
+        """
+        return self._buckets.padded_shapes(arrays)
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether inputs have open axes other than the batch and those with buckets.
+
+        Then programs are compiled at the first call for a shape, and not by `compile`.
+        """
+        return self._buckets.has_open_axes
 
     def compute(self, arrays: _Arrays) -> list[NDArray[Any]]:
         """Return the outputs in order, computed from arrays that `bind` returned."""
+        (outputs,) = self.compute_each([arrays])
+        return outputs
+
+    def compute_each(self, requests: Sequence[_Arrays]) -> list[list[NDArray[Any]]]:
+        """Return the outputs of each request, whose arrays `bind` returned.
+
+        Requests of one bucket are computed together.
+        """
+        lengths = [self._buckets.lengths_of(arrays) for arrays in requests]
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for i, lengths_of_request in enumerate(lengths):
+            bucket = self._buckets.bucket(lengths_of_request)
+            groups.setdefault(tuple(bucket.values()), []).append(i)
+        results: list[list[NDArray[Any]]] = [[] for _ in requests]
+        for members in groups.values():
+            bucket = self._buckets.bucket(lengths[members[0]])
+            padded = [self._buckets.padded(requests[i], bucket) for i in members]
+            columns = zip(*padded, strict=True)
+            outputs = self._compute_padded([_joined(arrays) for arrays in columns])
+            stops = np.cumsum([len(requests[i][0]) for i in members])[:-1]
+            parts: list[list[Any]] = [np.split(x, stops) for x in outputs]
+            for i, rows in zip(members, zip(*parts, strict=True), strict=True):
+                results[i] = self._buckets.trimmed(rows, lengths[i])
+        return results
+
+    def _compute_padded(self, arrays: _Arrays) -> list[NDArray[Any]]:
+        """Return the outputs for a batch of any size, whose items have the lengths of a bucket."""
         item_count = len(arrays[0])
         largest = self.sizes[-1]
         starts = range(0, max(item_count, 1), largest)  # An empty batch has one part too.
@@ -171,6 +277,13 @@ def zeros(inputs: Sequence[TensorSpec], size: int | None = None) -> list[NDArray
             raise InputError(f"the shape of input '{spec}' is not known", hint=hint)
         arrays.append(np.zeros(shape, spec.dtype))  # pyright: ignore
     return arrays
+
+
+def _require_equal(counts: Mapping[str, int]) -> None:
+    """Raise InputError if inputs have different numbers of items. `counts` has them by name."""
+    if len({*counts.values()}) > 1:
+        numbers = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise InputError(f"the inputs have different numbers of items: {numbers}")
 
 
 def _joined(parts: _Arrays) -> NDArray[Any]:
@@ -286,6 +399,30 @@ def _require_rows(execution: Execution, program: Program) -> None:
             raise InputError(message, hint=_CALL_THE_MODEL)
 
 
+def _require_separate_lengths(execution: Execution, buckets: Buckets) -> None:
+    """Raise InputError if items along the axis of a bucket may depend on one another.
+
+    Padding would then change the results, unless a mask tells the network which items are padding.
+    """
+    longest = buckets.all_lengths()[0]
+    program = _program_of(execution, buckets.shapes(execution.network, longest))
+    inputs = program.arguments[program.parameters :]
+    for name in longest:
+        seeds = {
+            variable: axis
+            for variable, axes in zip(inputs, buckets.input_axes, strict=True)
+            for axis, bucketed in axes.items()
+            if bucketed == name
+        }
+        try:
+            batch_axes(program, seeds, resizes=False)
+        except NotSeparableError as error:
+            what = described(error.args[0])
+            message = f"items along '{name}' may depend on one another, by {what}"
+            hint = "masks= names the inputs that are 0 where an item is padding"
+            raise InputError(message, hint=hint) from None
+
+
 def _program(execution: Execution, size: int) -> Program:
     """Return the program of the network for a batch of `size` items, before any passes."""
     network = execution.network
@@ -293,10 +430,15 @@ def _program(execution: Execution, size: int) -> Program:
         graph = network.example()
     except NnefError:
         graph = network.graph
-    input_types: list[jax.ShapeDtypeStruct] = []
-    for value in graph.inputs:
-        shape = (size, *value.type.shape[1:])
-        input_types.append(jax.ShapeDtypeStruct(shape, value.type.dtype))
+    return _program_of(execution, [(size, *value.type.shape[1:]) for value in graph.inputs])
+
+
+def _program_of(execution: Execution, shapes: Sequence[Sequence[Any]]) -> Program:
+    """Return the program of the network for inputs of some shapes, before any passes."""
+    input_types = [
+        jax.ShapeDtypeStruct(tuple(shape), value.type.dtype)
+        for shape, value in zip(shapes, execution.network.graph.inputs, strict=True)
+    ]
     labels = execution.definition.labels
     arrays = [execution.arrays.stored(label) for label in labels]
     parameter_types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]

@@ -8,7 +8,16 @@ Where do results, progress and errors get printed? `terminal`
 """
 
 # Each of these modules adds commands to `app`.
-from nnef_jax.cli import batch, comparisons, fixed_point, formats, measure, serve, view
+from nnef_jax.cli import (
+    batch,
+    comparisons,
+    fixed_point,
+    formats,
+    generate,
+    measure,
+    serve,
+    view,
+)
 from nnef_jax.cli.commands import app, main
 
 __all__ = [
@@ -17,6 +26,7 @@ __all__ = [
     "comparisons",
     "fixed_point",
     "formats",
+    "generate",
     "main",
     "measure",
     "serve",

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 import typer
 
-from nnef_jax.wording.printable import printable
+from nnef_jax.wording.printable import printable, printable_text
 
 STATUS_AFTER = 0.5  # in seconds
 
@@ -20,8 +20,20 @@ def print_result(*lines: str) -> None:
 
     If writing fails with an OSError, the error names "standard output".
     """
+    _write(_shown(lines), ends_line=True)
+
+
+def print_piece(text: str) -> None:
+    """Write a piece of a text to standard output at once, without the end of a line.
+
+    Control characters are made printable. Errors are those of `print_result`.
+    """
+    _write(printable_text(text), ends_line=False)
+
+
+def _write(text: str, *, ends_line: bool) -> None:
     try:
-        typer.echo(_shown(lines))
+        typer.echo(text, nl=ends_line)
     except OSError as error:
         raise OSError(error.errno, error.strerror, "standard output") from None
 
@@ -82,6 +94,12 @@ def report_error(*lines: str) -> None:
     with suppress(OSError):  # If stderr is full or closed, the exit code still shows the error.
         typer.secho("error:", fg="red", bold=True, err=True, nl=False, color=color)
         typer.echo(f" {_shown(lines)}", err=True)
+
+
+def report_line(text: str) -> None:
+    """Print a line that is no result, such as a measured speed, to standard error."""
+    with suppress(OSError):
+        typer.echo(_shown([text]), err=True)
 
 
 def report_usage(text: str) -> None:

@@ -7,6 +7,9 @@ How are prompts read and tokens generated? `decoder.Decoder`
 Which program generates tokens? `token_loop`
 How is the next token chosen? `token_sampling`
 How does a beam search work? `beams`
+How do texts become tokens, and tokens pieces of text? `tokenizing`
+How do messages become a prompt, by a template from a stranger? `chat_template`
+Which files beside a network are read? `companion_files`
 """
 
 from __future__ import annotations

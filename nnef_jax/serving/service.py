@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from nnef_jax.calls.batcher import Batcher
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 from nnef_jax.serving.bounds import ServingLimits
@@ -98,8 +99,7 @@ class Service:
     async def run(self, is_ready: Callable[[], None]) -> None:
         """Compile the network, call `is_ready`, and answer requests until cancelled."""
         try:
-            has_open_items = any(None in spec.shape[1:] for spec in self.servable.inputs)
-            if not has_open_items:
+            if not _is_open(self.servable):
                 await self._in_thread(self.servable.compile)
             self.state = "ready"
             is_ready()
@@ -127,13 +127,10 @@ class Service:
         if step and not isinstance(self.servable, Sequences):
             raise InputError(f"'{self.name}' has no state: it takes no sequence_id")
         sizes = self.servable.sizes
-        count = 1
-        shapes = tuple(array.shape for array in arrays)
-        if sizes:  # The first axis is the batch.
-            count = len(arrays[0])
-            shapes = tuple(shape[1:] for shape in shapes)
-            if count > max(sizes):
-                raise InputError(f"a request has at most {max(sizes)} items, this has {count}")
+        count = len(arrays[0]) if sizes else 1
+        if sizes and count > max(sizes):
+            raise InputError(f"a request has at most {max(sizes)} items, this has {count}")
+        shapes = _shapes(self.servable, arrays)
         self._shapes.require(shapes)
         if len(self._waiting) >= self._limits.queue:
             raise Full(f"{self._limits.queue} requests wait for the network, which is the limit")
@@ -230,6 +227,20 @@ def _servable(name: str, model: Model, sizes: Sequence[int], limits: ServingLimi
         return SingleCalls(model)
 
 
+def _is_open(servable: Servable) -> bool:
+    """Tell whether programs are compiled at the first request with inputs of a shape."""
+    if isinstance(servable, Batcher):
+        return servable.is_open
+    return any(None in spec.shape[1:] for spec in servable.inputs)
+
+
+def _shapes(servable: Servable, arrays: Arrays) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of a request. Requests with equal shapes are computed in one batch."""
+    if isinstance(servable, Batcher):
+        return servable.padded_shapes(arrays)
+    return tuple(x.shape[1:] if servable.sizes else x.shape for x in arrays)
+
+
 def batch_size(sizes: Sequence[int], waiting: int) -> int:
     """Return the size of the next batch if `waiting` items wait.
 
@@ -246,6 +257,8 @@ def _compute(servable: Servable, requests: Sequence[_Waiting]) -> list[Arrays]:
         return [servable.step(first.step, first.arrays)]
     if len(requests) == 1:
         return [servable.compute(first.arrays)]
+    if isinstance(servable, Batcher):
+        return list(servable.compute_each([request.arrays for request in requests]))
     inputs: list[Any] = []
     for index in range(len(first.arrays)):
         inputs.append(np.concatenate([request.arrays[index] for request in requests]))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import unicodedata
+
+_PLAIN = "\n\t\u200c\u200d"  # characters of texts that a terminal may show, printable or not
+
 
 def printable(line: str) -> str:
     r"""Return a line in which each character that is not printable is an escape such as '\u001b'.
@@ -11,6 +15,20 @@ def printable(line: str) -> str:
     its value.
     """
     return line if line.isprintable() else "".join(map(_escaped, line))
+
+
+def printable_text(text: str) -> str:
+    """Return a text in which control characters are escapes, as those of `printable`.
+
+    In contrast to `printable`, line feeds, tabs, spaces of all widths, and the joiners of scripts
+    and pictograms stay as they are.
+    """
+    return text if text.isprintable() else "".join(map(_escaped_in_text, text))
+
+
+def _escaped_in_text(character: str) -> str:
+    is_plain = character in _PLAIN or unicodedata.category(character) == "Zs"
+    return character if is_plain else _escaped(character)
 
 
 def _escaped(character: str) -> str:

@@ -10,6 +10,7 @@ it makes are part of the tests.
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -145,7 +146,59 @@ def make_whisper(folder: Path, out: Path) -> None:
     shutil.copy(folder / "whisper-onnx" / "decoder_with_past_model.onnx", out / "whisper.onnx")
 
 
+# Templates in the form of published ones: they use filters, namespaces, macros and white space.
+TEMPLATES = {
+    "messages with marks": """{% for message in messages %}{% if loop.first and \
+messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou help.<|im_end|>\n' }}{% endif %}
+{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}
+{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}""",
+    "namespaces and filters": """{{- bos_token }}
+{%- set state = namespace(count=0, system=none) %}
+{%- for message in messages if message.role != 'system' %}
+    {%- set state.count = state.count + 1 %}
+    {%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('roles must alternate') }}
+    {%- endif %}
+    {{- '[INST] ' ~ message.content | trim ~ ' [/INST]' if message.role == 'user' }}
+    {%- if message.role == 'assistant' %}{% generation %}{{ message.content }}{% endgeneration %}
+    {{- eos_token }}{% endif %}
+{%- endfor %}
+{{ messages | tojson }} {{ state.count }}""",
+    "macros and loop controls": """{% macro line(role, text) -%}
+<{{ role | upper }}>{{ text | replace('\n', ' ') }}
+{% endmacro %}
+{% for message in messages %}
+    {% if message['content'] is not string %}{% continue %}{% endif %}
+    {{ line(message['role'], message['content']) }}
+    {%- if loop.index > 3 %}{% break %}{% endif %}
+{% endfor %}
+{% if tools %}{{ tools | tojson(indent=4) }}{% endif %}""",
+}
+MESSAGES = [
+    {"role": "user", "content": " What is <1> & 'é'?\n"},
+    {"role": "assistant", "content": "Two words."},
+    {"role": "user", "content": "Thanks"},
+]
+
+
+def make_chats(out: Path) -> None:
+    """Write chat templates, and the texts that transformers renders."""
+    words = tokenizer()
+    tokens = {"bos_token": words.bos_token, "eos_token": words.eos_token}
+    chats: dict[str, Any] = {}
+    for name, template in TEMPLATES.items():
+        text = words.apply_chat_template(
+            MESSAGES, chat_template=template, add_generation_prompt=True, tokenize=False
+        )
+        chats[name] = {
+            "template": template, "messages": MESSAGES, "tokens": tokens, "text": text
+        }  # fmt: skip
+    text = json.dumps(chats, indent=1, ensure_ascii=False)
+    (out / "chats.json").write_text(text + "\n", encoding="utf-8")
+
+
 if __name__ == "__main__":
+    make_chats(Path(__file__).parent / "networks")
     for name in ("llama", "qwen3", "gpt2"):
         make(name, Path(sys.argv[1]), Path(__file__).parent / "networks")
     make_whisper(Path(sys.argv[1]), Path(__file__).parent / "networks")

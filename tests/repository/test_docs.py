@@ -145,6 +145,7 @@ def test_a_command_has_the_name_of_the_function_that_does_the_same() -> None:
             "serving.": nnef_jax.serving.__all__,
             "Model.": dir(nnef_jax.Model),
             "openvx.Lowered.": dir(nnef_jax.openvx.Lowered),
+            "generation.Decoder.": dir(nnef_jax.generation.Decoder),
         }.items()
         for name in names
     }

@@ -352,6 +352,6 @@ def test_modules_that_pages_need_are_modules() -> None:
     """A misspelt one would be skipped for ever."""
     known = {"torch", "torch_to_nnef", "onnx", "onnxruntime", "tract", "openvino", "ai_edge_litert"}
     known |= {"onnxscript", "silero_vad", "sklearn", "captum", "IPython", "libtpu"}
-    known |= {"orbax", "equinox", "flax", "ray", "starlette", "tritonclient"}
+    known |= {"orbax", "equinox", "flax", "ray", "starlette", "tokenizers", "tritonclient"}
     asked = {module.split(".")[0] for _, needs in OPTIONAL for module in needs}
     assert {x for x in asked if x not in known and importlib.util.find_spec(x) is None} == set()

@@ -175,6 +175,37 @@ def test_few_shapes_are_compiled(client: Client) -> None:
     assert response.status_code == 400 and "inputs of 2 shapes" in response.json()["error"]
 
 
+def test_requests_of_unlike_lengths_are_computed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batcher with buckets pads them to one length, for which it was compiled at the start."""
+    text = """version 1.0;
+extension tract_registry tract_core;
+extension tract_symbol N;
+extension tract_symbol S;
+graph g(x) -> (y)
+{
+    x = tract_core_external(shape = [N, S], datum_type = 'f32');
+    y = add(x, x);
+}"""
+    batcher = model_of(text).batcher((4,), buckets={"S": (4,)})
+    counts: list[int] = []
+    compute_each = batcher.compute_each
+
+    def counted(requests: Any) -> Any:
+        counts.append(len(requests))
+        return compute_each(requests)
+
+    monkeypatch.setattr(batcher, "compute_each", counted)
+    limits = ServingLimits(delay=1, timeout=20, shapes=1)
+    with served({"lengths": batcher}, limits=limits) as client:
+        found, threads = _in_threads(4, lambda i: _sent(client, "lengths", np.ones((1, i + 1))))
+        for thread in threads:
+            thread.join(20)
+        assert [_rows(x) for x in found] == [[[2] * (i + 1)] for i in range(4)]
+        assert counts == [4]
+        long = _sent(client, "lengths", np.ones((1, 5)))
+        assert long.status_code == 400 and "the largest bucket is 4" in long.json()["error"]
+
+
 def test_sequences(client: Client) -> None:
     def step(id: int | str, **parameters: Any) -> Any:
         return _sent(client, "state", [[1, 2]], sequence_id=id, **parameters)

@@ -1,0 +1,123 @@
+"""Turns text into tokens and tokens into text, by the package tokenizers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from nnef_jax.errors import DataError, InputError, LimitError, extra_missing
+from nnef_jax.storage import files
+
+_MOST = 256 << 20  # bytes; the tokenizer of Gemma has 33 MB
+_LONGEST_CHARACTER = 4  # bytes in UTF-8
+_INCOMPLETE = "\ufffd"  # a decoder returns it for the bytes of an incomplete character
+
+
+class TextTokenizer:
+    """The tokenizer in a file `tokenizer.json`, which transformers and exporters write.
+
+    Raises UnsupportedError if the package tokenizers is not installed, DataError if the file is no
+    tokenizer, and LimitError if it is too large.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if find_spec("tokenizers") is None:
+            raise extra_missing(
+                f"the package tokenizers, which reads {path}, is not installed", "text",
+                "; or give the prompt as token numbers: --tokens 1,15043",
+            )  # fmt: skip
+        self.path = path
+        with files.open_regular(str(path), DataError) as file:
+            data = file.read(_MOST + 1)
+        if len(data) > _MOST:
+            raise LimitError(f"{path}: at most {_MOST} bytes are read")
+        tokenizers: Any = import_module("tokenizers")
+        try:
+            self._tokenizer: Any = tokenizers.Tokenizer.from_buffer(data)
+        except Exception as error:  # the package raises plain Exceptions
+            raise DataError(f"{path}: not a tokenizer.json: {error}") from None
+        self._tokenizer.no_truncation()  # a file may cut texts, which is meant for training
+        self._tokenizer.no_padding()
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        """Return the tokens of a text.
+
+        If `add_special`, special tokens are added as the tokenizer does by default, such as a
+        token that begins a text. Raises InputError if the tokenizer cannot encode the text.
+        """
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=add_special).ids
+        except Exception as error:
+            raise InputError(f"{self.path} cannot encode the prompt: {error}") from None
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, without special tokens."""
+        return self._tokenizer.decode([*tokens], skip_special_tokens=True)
+
+    def token(self, text: str) -> int | None:
+        """Return the number of the token with this text, or None if there is none."""
+        return self._tokenizer.token_to_id(text)
+
+    def require_words(self, words: int) -> None:
+        """Raise InputError if a token has no logit in a network that has `words` logits."""
+        largest = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+        if largest >= words:
+            raise InputError(
+                f"{self.path} has tokens up to {largest}, the network has {words} words",
+                hint="is it the tokenizer of this network?",
+            )
+
+
+class TextPieces:
+    """Turns tokens into pieces of text as they are generated. No piece has a part of a character.
+
+    A character may consist of several tokens, which are bytes of its code in UTF-8. The text of a
+    token may also depend on the tokens before it: a tokenizer may drop the space at the begin of a
+    text. Therefore each token is decoded with the tokens of the previous piece, which begins with a
+    character.
+
+    Args:
+        tokenizer: decodes tokens.
+        prompt: the tokens before the first generated token.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, prompt: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._before = [*prompt]  # tokens whose text has been returned
+        self._pending: list[int] = []  # tokens whose text has not been returned
+
+    def add(self, token: int) -> str:
+        """Return the text that the token completes, or "" if its character is incomplete."""
+        self._pending.append(token)
+        piece = self._text_of(self._pending)
+        if not piece.endswith(_INCOMPLETE):
+            self._forget(len(self._pending))
+            return piece
+        if len(self._pending) < _LONGEST_CHARACTER:
+            return ""
+        # The oldest bytes cannot be the begin of a character, which would be complete by now.
+        piece = self._text_of(self._pending[:1])
+        self._forget(1)
+        return piece
+
+    def end(self) -> str:
+        """Return the text of the tokens that have not been returned, incomplete characters too."""
+        piece = self._text_of(self._pending)
+        self._forget(len(self._pending))
+        return piece
+
+    def _text_of(self, tokens: Sequence[int]) -> str:
+        """Return the text that tokens add to that of the previous piece."""
+        before = self._tokenizer.decode(self._before)
+        return self._tokenizer.decode([*self._before, *tokens])[len(before) :]
+
+    def _forget(self, count: int) -> None:
+        """Move the first `count` pending tokens to those whose text has been returned."""
+        returned = self._pending[:count]
+        # Special tokens have no text, after which a space at the begin of a text would be dropped.
+        has_text = bool(self._tokenizer.decode(returned))
+        self._before = returned if has_text else [*self._before, *returned]
+        self._pending = self._pending[count:]
