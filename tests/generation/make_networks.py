@@ -60,6 +60,12 @@ def configuration(kind: str, words: int) -> Any:
             n_positions=256,
             initializer_range=0.3,
         )
+    if kind == "llama8":  # each of eight devices has one head
+        return LlamaConfig(
+            vocab_size=words, hidden_size=32, intermediate_size=64, head_dim=4,
+            num_hidden_layers=LAYERS, num_attention_heads=8, num_key_value_heads=8,
+            initializer_range=0.3,
+        )  # fmt: skip
     make = {"llama": LlamaConfig, "qwen3": Qwen3Config}[kind]
     return make(
         vocab_size=words, hidden_size=WIDTH, intermediate_size=2 * WIDTH, head_dim=WIDTH // HEADS,
@@ -89,11 +95,12 @@ def make(kind: str, folder: Path, out: Path) -> None:
         stopped = model.generate(prompt, eos_token_id=int(stop), **search)[:, first:]
         arrays |= {"beams": beams.numpy(), "stop": stop.numpy(), "stopped": stopped.numpy()}
     np.savez_compressed(out / f"{kind}.npz", **arrays)
-    main_export(
-        str(source), str(folder / f"{kind}-onnx"), task="text-generation-with-past",
-        do_validation=False, no_post_process=True,
-    )  # fmt: skip
-    shutil.copy(folder / f"{kind}-onnx" / "model.onnx", out / f"{kind}.onnx")
+    if kind != "llama8":
+        main_export(
+            str(source), str(folder / f"{kind}-onnx"), task="text-generation-with-past",
+            do_validation=False, no_post_process=True,
+        )  # fmt: skip
+        shutil.copy(folder / f"{kind}-onnx" / "model.onnx", out / f"{kind}.onnx")
     if kind == "gpt2":
         return  # torch_to_nnef's command does not take its configuration
     if kind == "llama":
@@ -199,6 +206,6 @@ def make_chats(out: Path) -> None:
 
 if __name__ == "__main__":
     make_chats(Path(__file__).parent / "networks")
-    for name in ("llama", "qwen3", "gpt2"):
+    for name in ("llama", "llama8", "qwen3", "gpt2"):
         make(name, Path(sys.argv[1]), Path(__file__).parent / "networks")
     make_whisper(Path(sys.argv[1]), Path(__file__).parent / "networks")
