@@ -70,8 +70,8 @@ means that the test does not apply.
 Values, batches and gradients are compared in runs that edit each tensor without a change. The
 captured tensors equal the outputs bit by bit, and gradients pass through the edits.
 
-"yes" concerns the rows that can be compared. For example, a maximum of equal values has no central
-difference.
+In a cell with "yes", all rows of the kind that can be compared passed. Some rows cannot be
+compared: for example, a maximum of equal values has no central difference.
 
 `external`, `variable` and `update` are tested with the networks around them, in
 `tests/execution/test_model.py` and `tests/execution/test_recurrent.py`, `constant` in

@@ -200,7 +200,7 @@ fragment classifier( x: tensor<scalar> ) -> ( y: tensor<scalar> )
 = in fragment 'classifier', called at net/graph.nnef:18:9
 = 'filter' has the shape [output channels, input channels]
 # shortcut_past_a_stride
-A shortcut goes past a convolution that halves the image; one of two calls is wrong.
+The network adds a shortcut to the result of a convolution that halves the image.
 fragment residual( x: tensor<scalar>, stride: integer, scope: string )
 -> ( y: tensor<scalar> )
 {
