@@ -37,8 +37,9 @@ FORMATS = {
     "openvino": "nnef_jax.formats.openvino",
     "onnx": "nnef_jax.formats.onnx",
 }
-# Kinds that only one format has, by the module with their rules. A converted network keeps them as
-# custom operations, so a graph of another format may also have these kinds.
+# Kinds that only one format has. The keys are the modules with the rules of these kinds. A
+# converted network keeps such kinds as custom operations. Therefore a graph of another format may
+# have these kinds too.
 KINDS = {
     "nnef_jax.formats.tract.rules": (
         "tract.exp_unit_norm",

@@ -27,9 +27,12 @@ from nnef_jax.storage.archive import Archive
 from nnef_jax.storage.writer import Member
 
 Expand = Literal["auto", "all"]
-Progress = Callable[[int, int], None]  # number of variables read so far, and of all
-Shapes = Mapping[str, Sequence[int | None]]  # by the name of the input; None is an open extent
-Arrays = Mapping[str, NDArray[Any]]  # by the label of the variable
+# A function that is called with the number of variables read so far, and the number of all of them.
+Progress = Callable[[int, int], None]
+# Shapes by the name of the input. An open extent is None.
+Shapes = Mapping[str, Sequence[int | None]]
+# The data of variables, by the label of the variable.
+Arrays = Mapping[str, NDArray[Any]]
 # A function that cuts a part out of a graph. It returns the part, and a mapping from values of the
 # entire graph to the inputs of the part that replace these values.
 Cut = Callable[[Graph], tuple[Graph, Mapping[Value, Value]]]
@@ -68,12 +71,15 @@ class Options:
     The keys of mappings are names of inputs, if no comment says otherwise.
     """
 
-    rules: Registry = NO_RULES  # the user's rules, by the document's names of operations
-    format: str = "auto"  # a format's name, or "auto" for the format that recognises the document
+    # The user's rules. The keys are the names that operations have in the document.
+    rules: Registry = NO_RULES
+    # The name of a format, or "auto" for the format that recognises the document.
+    format: str = "auto"
     expand: Expand = "auto"
     real: str = "float32"
     input_shapes: Shapes = field(default_factory=dict[str, Sequence[int | None]])
-    extents: Mapping[str, int] = field(default_factory=dict[str, int])  # by names of extents
+    # The extents that the user chose, by the names that extents have in the document.
+    extents: Mapping[str, int] = field(default_factory=dict[str, int])
     # The values of inputs that the user fixes. Such inputs are not inputs of the graph.
     values: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
     meter: Meter = field(default_factory=Meter)  # counts the steps and bytes of the load
@@ -85,16 +91,19 @@ class Options:
     open_extent: int = UNKNOWN  # replaces each extent that the document leaves open
     # For each state whose shape changes, by its label, the shape before a cycle.
     state_shapes: Mapping[str, Shape] = field(default_factory=dict[str, Shape])
-    outline: bool = False  # whether the network is shown only: operators need not be supported
-    starts: bool = False  # whether the graph is of a first cycle, in which states may be computed
+    # Whether the network is only shown, and not run. Its operators need not be supported then.
+    outline: bool = False
+    # Whether the graph is for the first cycle, in which the network may compute states.
+    starts: bool = False
     # The labels of the parameters. Weights with other labels are constants. None before the
     # parameters are read.
     labels: frozenset[str] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A pickled network reads nothing, and `progress` may be a function that cannot be pickled.
+        # Pickle cannot store every function that `progress` may be. A pickled network reads no
+        # variables, so it does not need the function.
         picklable = replace(self, progress=None)
-        arguments = [getattr(picklable, field.name) for field in fields(self)]
+        arguments = [getattr(picklable, option.name) for option in fields(self)]
         return type(self), tuple(arguments)
 
     def unfixed(self, names: Iterable[str]) -> list[str]:
@@ -112,8 +121,8 @@ class Options:
         declared_shape = array.shape if shape is None else shape
         if not _fits(array.shape, declared_shape):
             extents = ["?" if extent is None else str(extent) for extent in declared_shape]
-            due = ",".join(extents)
-            message = f"its value has the shape {show(array.shape)}, it must have [{due}]"
+            shown_shape = ",".join(extents)
+            message = f"its value has the shape {show(array.shape)}, it must have [{shown_shape}]"
             raise InvalidShape(message)
         declared_dtype = np.dtype(dtype)
         needs_integers = declared_dtype.kind in "iub"  # integers or bool
@@ -188,7 +197,8 @@ class Frontend(ABC):
     outputs: Sequence[str]  # names, in order
     extensions: Sequence[str] = ()  # extensions of the format that the document requires
     symbols: Sequence[str] = ()  # names of open extents
-    synonyms: Mapping[str, str] = {}  # maps further names of inputs and outputs to the names above
+    # Maps further names of inputs and outputs to the names in `inputs` and `outputs`.
+    synonyms: Mapping[str, str] = {}
     quantizes: bool = False  # whether computed tensors are rounded
     integer: str = "int32"  # the dtype of integer literals
     is_saved_flat: bool = False  # true for documents that are not written in NNEF's language

@@ -9,7 +9,7 @@ from typing import Any
 from lowering.location import Span
 from nnef_jax.flattening.tensor_graph import Constant
 
-_LONGEST = 200  # letters of a name in errors
+_LONGEST_NAME = 200  # the largest number of letters of a name in errors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,8 +117,8 @@ class ModelDocument:
 
 def titled(name: str, operator: str) -> str:
     """Return the description of a node for errors. Long names are cut off."""
-    shown_name = f" '{name[:_LONGEST]}'" if name else ""
-    return f"node{shown_name} ({operator[:_LONGEST]})"
+    shown_name = f" '{name[:_LONGEST_NAME]}'" if name else ""
+    return f"node{shown_name} ({operator[:_LONGEST_NAME]})"
 
 
 def graphs_in(value: object) -> Iterator[ModelGraph]:

@@ -43,16 +43,23 @@ if TYPE_CHECKING:
         ValueInfoProto,
     )
 
-_MOST_VERSION = 31  # the largest IR version that is read; the newest version today is 14
-_LONGEST = 200  # letters of a line in the listing of nodes
-_EXTERNAL = 1  # TensorProto.DataLocation
-# Fields of AttributeProto, by AttributeType. The names of fields that are lists have several
-# letters.
-_ATTRIBUTES = {
+_LARGEST_IR_VERSION = 31  # the largest IR version that is read; the newest version today is 14
+_LONGEST_LINE = 200  # the largest number of letters of a line in the listing of nodes
+_EXTERNAL = 1  # the TensorProto.DataLocation of a tensor in another file
+# The field of AttributeProto that has the value of an attribute, by the code of its type in
+# AttributeProto.AttributeType. A field that is a list has a name of several letters.
+_VALUE_FIELDS = {
     1: "f", 2: "i", 3: "s", 4: "t", 5: "g", 6: "floats", 7: "ints", 8: "strings", 9: "tensors",
     10: "graphs",
 }  # fmt: skip
-_SPARSE, _SPARSE_LIST = 11, 12  # AttributeProto.AttributeType
+# The codes of the types of attributes that are a sparse tensor, or a list of sparse tensors.
+_SPARSE, _SPARSE_LIST = 11, 12
+# The field of TensorProto that has the items, by the tensor's dtype. The suffix "_data" of the
+# field's name is left out. All other dtypes have their items in the field "int32_data".
+_ITEM_FIELDS = {
+    "float32": "float", "complex64": "float", "float64": "double", "complex128": "double",
+    "int64": "int64", "uint32": "uint64", "uint64": "uint64",
+}  # fmt: skip
 _DEFAULT_DOMAIN = ("", "ai.onnx")  # the two names of the standard's domain
 
 
@@ -75,7 +82,7 @@ class Reader:
     meter: Meter
     open: Callable[[str], memoryview]
     errors: list[NnefError] = field(default_factory=list[NnefError])
-    # Files that could not be read; their first error is in `errors`.
+    # The names of files that could not be read. `errors` has one error for each of these files.
     _unreadable: set[str] = field(default_factory=set[str])
     _spans: list[Span] = field(default_factory=list[Span])  # an item for each line of the listing
     _count: int = 0  # the number of nodes read so far
@@ -84,7 +91,7 @@ class Reader:
         """Read a ModelProto and check it. Raises a NnefError that has all errors of the model."""
         if not model.HasField("graph"):
             raise ArchiveError(f"{self.name} is no ONNX model: it has no graph")
-        if not 0 <= model.ir_version <= _MOST_VERSION:  # a message without a version has 0
+        if not 0 <= model.ir_version <= _LARGEST_IR_VERSION:  # a missing version is read as 0
             raise ArchiveError(
                 f"{self.name} is an ONNX model of IR version {model.ir_version}, which is unknown",
                 hint="versions 3 to 14 exist: the file is damaged, or `ir_version` was set wrongly",
@@ -124,7 +131,8 @@ class Reader:
         """Read a GraphProto."""
         span = self._place()
         labels: list[str] = []
-        readers: list[Callable[[str], Constant]] = []  # a function for each label
+        # For each label, the function that reads its tensor.
+        readers: list[Callable[[str], Constant]] = []
         for dense in proto.initializer:
             labels.append(_decoded(dense.name))
             readers.append(partial(self.tensor, dense))
@@ -136,7 +144,7 @@ class Reader:
             with self.located(f"initializer '{label}'", span):
                 tensors[label] = read(label)
         self.check_distinct(_texts(x.name for x in proto.input), span)
-        # Old files list the initialisers among the inputs.
+        # Old files list the initialisers among the inputs too. They are left out here.
         inputs = [self.port(x) for x in proto.input if _decoded(x.name) not in tensors]
         outputs = [self.port(x) for x in proto.output]
         nodes = [self.node(x) for x in proto.node]
@@ -194,7 +202,7 @@ class Reader:
             if attribute.ref_attr_name:
                 references[key] = _decoded(attribute.ref_attr_name)
                 continue
-            with self.located(f"{title}: attribute '{key[:_LONGEST]}'", span):
+            with self.located(f"{title}: attribute '{key[:_LONGEST_LINE]}'", span):
                 attributes[key] = self.attribute(attribute)
         inputs = _texts(proto.input)
         reads = set(inputs)
@@ -222,12 +230,12 @@ class Reader:
         if proto.type == _SPARSE:
             return self.sparse(proto.sparse_tensor)
         if proto.type == _SPARSE_LIST:
-            return None
-        field = _ATTRIBUTES.get(proto.type)
-        # Old files do not store the type of an attribute. The type follows from the field that is
-        # set.
+            return None  # no operator of the standard has such an attribute
+        field = _VALUE_FIELDS.get(proto.type)
         if field is None:
-            set_fields = [name for name in _ATTRIBUTES.values() if _is_set(proto, name)]
+            # Old files do not store the type of an attribute. The type follows from the field that
+            # is set. If no field is set, the value is an empty list.
+            set_fields = [name for name in _VALUE_FIELDS.values() if _is_set(proto, name)]
             field = set_fields[0] if set_fields else "ints"
         value = getattr(proto, field)
         readers: dict[str, Any] = {
@@ -250,10 +258,14 @@ class Reader:
         shape: tuple[int | str | None, ...] | None = None
         if type.HasField("shape"):
             shape = tuple(map(_extent, type.shape.dim))
-        try:
-            dtype = dtype_of(type.elem_type) if type.elem_type else ""
-        except InvalidOperation:
-            dtype = "string"
+        dtype = ""  # stands for a dtype that the file does not say
+        if type.elem_type:
+            try:
+                dtype = dtype_of(type.elem_type)
+            except InvalidOperation:
+                # The items are strings, or the code of their type is unknown. Both are refused when
+                # the input is flattened.
+                dtype = "string"
         return ModelPort(name, dtype, shape)
 
     def tensor(self, proto: TensorProto, label: str = "") -> Constant:
@@ -310,26 +322,13 @@ class Reader:
         self, proto: TensorProto, dtype: str, shape: tuple[int, ...], items: int
     ) -> NDArray[Any]:
         """Return the array of a tensor whose items are stored as numbers in the message."""
-        # The field of the message that has the items: "float" stands for the field "float_data".
-        field = {
-            "float32": "float", "complex64": "float", "float64": "double", "complex128": "double",
-            "int64": "int64", "uint32": "uint64", "uint64": "uint64",
-        }.get(dtype, "int32")  # fmt: skip
+        field = _ITEM_FIELDS.get(dtype, "int32")
         stored_dtype = "float32" if field == "float" else field
         stored = np.array(getattr(proto, f"{field}_data"), stored_dtype)
         tensor_dtype = np.dtype(dtype)
-        if tensor_dtype.kind == "c":  # stored as pairs of a real and an imaginary part
-            array = stored.view(tensor_dtype)
-        else:
-            item_dtype: Any = tensor_dtype
-            is_real = tensor_dtype.kind in "fV"
-            if field == "int32" and is_real:
-                item_dtype = f"u{tensor_dtype.itemsize}"  # the items are stored as their bits
-            array = stored.astype(item_dtype, copy=False)
-            has_integers = stored.dtype.kind in "iu"
-            changed_items = stored[stored != array]
-            if has_integers and changed_items.size > 0:
-                raise InvalidOperation(f"it has {changed_items[0]}, which is no {dtype}")
+        # Complex items are stored as pairs of a real and an imaginary part.
+        is_complex = tensor_dtype.kind == "c"
+        array = stored.view(tensor_dtype) if is_complex else _converted(stored, dtype)
         if dtype in BITS:
             return unpacked(memoryview(array.tobytes()), dtype, shape)
         if array.size != items:
@@ -342,7 +341,7 @@ class Reader:
         indices = self.tensor(proto.indices).array
         shape = _shape(proto)
         count = values.array.size
-        # An index is a number in the flat tensor, or has a number for each axis.
+        # An index is a position in the flat tensor, or consists of a position along each axis.
         allowed_shapes = {(count,), (count, len(shape))}
         has_integers = indices.dtype.kind in "iu"
         if not has_integers or indices.shape not in allowed_shapes or np.any(indices < 0):
@@ -366,7 +365,7 @@ class Reader:
         """
         try:
             yield
-        except NnefError:
+        except NnefError:  # such as a LimitError, which is a ValueError too
             raise
         except _AlreadyReported:
             pass
@@ -403,7 +402,7 @@ def _line(node: NodeProto) -> str:
     inputs = ", ".join(_texts(node.input))
     outputs = ", ".join(_texts(node.output))
     text = f"{domain}{_decoded(node.op_type)}{name} ({inputs}) -> ({outputs})"
-    letters = [letter if letter.isprintable() else " " for letter in text[:_LONGEST]]
+    letters = [letter if letter.isprintable() else " " for letter in text[:_LONGEST_LINE]]
     return "".join(letters)
 
 
@@ -434,6 +433,25 @@ def _extent(proto: TensorShapeProto.Dimension) -> int | str | None:
     if not proto.HasField("dim_value"):
         return _decoded(proto.dim_param) or None
     return None if proto.dim_value == -1 else proto.dim_value
+
+
+def _converted(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Convert numbers that the message stores to items of a dtype.
+
+    Floats of up to 16 bits are stored as integers with the bits of the floats; these integers are
+    returned. Raises InvalidOperation if an integer does not fit the dtype.
+    """
+    tensor_dtype = np.dtype(dtype)
+    has_integers = stored.dtype.kind in "iu"
+    is_real = tensor_dtype.kind in "fV"  # "V" is the kind of the dtypes that ml_dtypes adds
+    item_dtype: Any = tensor_dtype
+    if has_integers and is_real:
+        item_dtype = f"u{tensor_dtype.itemsize}"
+    array = stored.astype(item_dtype, copy=False)
+    changed_items = stored[stored != array]
+    if has_integers and changed_items.size > 0:
+        raise InvalidOperation(f"it has {changed_items[0]}, which is no {dtype}")
+    return array
 
 
 def _unchanged(value: object) -> object:

@@ -29,11 +29,12 @@ from nnef_jax.formats.onnx.operators.schemas import (
 )
 from nnef_jax.limits import CALL_STEPS, LETTERS_PER_STEP, within_memory
 
-_NODE = 30  # steps of the meter for a node
+_STEPS_OF_NODE = 30  # steps of the meter for each node
 _DEEPEST = 100  # the deepest nesting of functions and graphs
 # An operand of a node. None stands for an input that is left out, or for an empty optional value. A
 # list stands for a sequence of tensors.
 NodeOperand = Tensor | list[Any] | None
+# Hints for operators that are not supported, by the domain of the operator.
 _HINTS = {
     "com.microsoft.nchwc": "onnxruntime made it for one processor: load the model that it read, or "
     "have it write one with graph_optimization_level ORT_ENABLE_EXTENDED",
@@ -57,10 +58,11 @@ def flatten(document: ModelDocument, options: Options, data: dict[str, NDArray[A
         for port in top.inputs:
             tensors[port.name] = flattener.input(port, top)
         output_names = [port.name for port in top.outputs]
-        flattener.run(top.nodes, tensors, output_names)
+        flattener.flatten_nodes(top.nodes, tensors, output_names)
         outputs = [flattener.output(port, tensors, top) for port in top.outputs]
         constant_names = [name for name, value in tensors.items() if isinstance(value, Constant)]
-        graph.fold(constant_names, [(node.reads, _named_outputs(node)) for node in top.nodes])
+        reads_and_outputs = [(node.reads, _named_outputs(node)) for node in top.nodes]
+        graph.fold(constant_names, reads_and_outputs)
         return graph.builder.graph(top.name, outputs, output_names, options.unfixed(input_names))
 
 
@@ -115,7 +117,7 @@ class NodeFlattener:
                 return self.graph.tensor(value, port.name, top.span)
             return self.graph.with_defined_padding(value, port.name, top.span)
 
-    def run(
+    def flatten_nodes(
         self, nodes: Sequence[Node], tensors: dict[str, NodeOperand], outputs: Sequence[str]
     ) -> None:
         """Flatten the nodes on which `outputs` depend.
@@ -126,7 +128,7 @@ class NodeFlattener:
         self.graph.meter.spend(name_count, "the network")
         needed = list(_needed(nodes, outputs))
         prefix_steps = len(needed) * len(self.prefix) // LETTERS_PER_STEP
-        self.graph.meter.spend(_NODE * len(needed) + prefix_steps, "the network")
+        self.graph.meter.spend(_STEPS_OF_NODE * len(needed) + prefix_steps, "the network")
         is_for_show = self.graph.options.outline and self.depth == 0
         if is_for_show:
             flatten = self._flattened_for_show
@@ -134,17 +136,10 @@ class NodeFlattener:
             flatten = self._flattened
             raise_all([self._unsupported(node) for node in needed if not self._is_known(node)])
         for node in needed:
-            operands: list[NodeOperand] = []
-            for name in node.inputs:
-                if name == "":
-                    operands.append(None)
-                    continue
-                if name not in tensors:
-                    message = f"{node.title} reads '{name}', which nothing before it gives"
-                    raise SemanticError(message, span=node.span)
-                operands.append(tensors[name])
+            operands = _operands(node, tensors)
             results = flatten(self._with_references_resolved(node), operands, tensors)
-            # The node may leave out its last outputs, and a meaning its last results.
+            # The lengths may differ: a node may leave out its last outputs, and the function that
+            # flattens it may leave out its last results.
             for name, value in zip(node.outputs, results, strict=False):
                 if name:
                     tensors[name] = value
@@ -172,9 +167,8 @@ class NodeFlattener:
             try:
                 if self._is_known(node):
                     return self._flattened(node, operands, tensors)
-            # The node has a graph or function with a node that is not supported.
             except UnsupportedError:
-                pass
+                pass  # a graph or a function of the node has a node that is not supported
             kind = unknown(kind)
         names = _named_outputs(node)
         results = add_untyped(self.graph, kind, operands, names, node.span)
@@ -283,16 +277,16 @@ class NodeFlattener:
             versions={**self.versions, **function.versions},
             attributes={**function.defaults, **node.attributes},
         )  # fmt: skip
-        most = len(function.inputs)
-        surplus_operands = operands[most:]
+        input_count = len(function.inputs)
+        surplus_operands = operands[input_count:]
         if any(operand is not None for operand in surplus_operands):
-            raise InvalidOperation(f"it has {len(operands)} inputs, the function has {most}")
+            raise InvalidOperation(f"it has {len(operands)} inputs, the function has {input_count}")
         steps = CALL_STEPS + len(function.nodes) + len(inner.versions)
         self.graph.meter.spend(steps, node.title, node.span)
         tensors: dict[str, NodeOperand] = dict.fromkeys(function.inputs)
-        # The node may leave out the last inputs of the function.
+        # The lengths may differ, since the node may leave out the last inputs of the function.
         tensors.update(zip(function.inputs, operands, strict=False))
-        inner.run(function.nodes, tensors, function.outputs)
+        inner.flatten_nodes(function.nodes, tensors, function.outputs)
         return [tensors.get(name) for name in function.outputs]
 
     def flatten_subgraph(
@@ -316,11 +310,28 @@ class NodeFlattener:
         tensors.update(inputs)
         outputs = [port.name for port in graph.outputs]
         flattener = self._inside(node, "graphs are nested", graph=inner)
-        flattener.run(graph.nodes, tensors, outputs)
+        flattener.flatten_nodes(graph.nodes, tensors, outputs)
         missing = [name for name in outputs if tensors.get(name) is None]
         if missing:
             raise InvalidOperation(f"nothing gives output '{missing[0]}' of its graph")
         return [tensors[name] for name in outputs]
+
+
+def _operands(node: Node, tensors: Mapping[str, NodeOperand]) -> list[NodeOperand]:
+    """Return the operands of a node. `tensors` has all tensors that the node may read, by name.
+
+    Raises SemanticError if a tensor is missing.
+    """
+    operands: list[NodeOperand] = []
+    for name in node.inputs:
+        if name == "":  # the node leaves this input out
+            operands.append(None)
+            continue
+        if name not in tensors:
+            message = f"{node.title} reads '{name}', which nothing before it gives"
+            raise SemanticError(message, span=node.span)
+        operands.append(tensors[name])
+    return operands
 
 
 def _named_outputs(node: Node) -> list[str]:
@@ -362,11 +373,19 @@ def _needed(nodes: Sequence[Node], outputs: Sequence[str]) -> Iterable[Node]:
         if producer is not None and producer not in needed:
             needed.add(producer)
             waiting += producer.reads
+    return _after_producers([node for node in nodes if node in needed], producer_by_name)
+
+
+def _after_producers(nodes: Iterable[Node], producer_by_name: Mapping[str, Node]) -> Iterable[Node]:
+    """Return nodes in an order in which each node comes after the nodes whose results it reads.
+
+    `producer_by_name` maps the name of a result to the node that computes it.
+    """
     visited: set[Node] = set()
     ordered: dict[Node, None] = {}
     for start in nodes:
-        # A depth-first search, in which a node is ordered after the nodes whose results it reads.
-        stack = [start] if start in needed else []
+        # A depth-first search. The nodes on the stack wait for the nodes above them.
+        stack = [start]
         while stack:
             node = stack[-1]
             visited.add(node)

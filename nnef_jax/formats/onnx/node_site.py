@@ -28,9 +28,9 @@ from nnef_jax.formats.base import ExtentImplied, Options
 from nnef_jax.formats.onnx.document import ModelGraph, Node
 from nnef_jax.formats.onnx.tensor_types import dtype_of
 
-# The largest number of real numbers whose cast is folded. Converters store the scales of a resize
-# in 16 bits, one scale for each axis, and cast them.
-_SCALES = 8
+# The largest number of real numbers whose cast the host computes. Converters store the scales of a
+# resize in 16 bits, one scale for each axis, and cast the scales to 32 bits by a node.
+_MOST_CAST_REALS = 8
 
 # Descriptions of the values that an attribute may have, for errors. The keys are Python types.
 _NUMBER = (int, float)
@@ -47,7 +47,7 @@ class NodeGraph(TensorGraph):
         self, options: Options, data: dict[str, NDArray[Any]], outer: TensorGraph | None = None
     ) -> None:
         super().__init__(options, data, outer)
-        # For each label, the number of further variables whose label begins with it.
+        # Maps a label to the last number that was appended to it, to make another label.
         self._copies: dict[str, int] = {}
         # Maps tensors to the indices of their nonzero items.
         self.nonzero_indices: dict[Value, Value] = {}
@@ -71,7 +71,8 @@ class NodeGraph(TensorGraph):
         """
         array = constant.array
         label = constant.label
-        # Initialisers of different graphs may have equal names. The later ones get a number.
+        # Initialisers of different graphs may have equal labels. The label of a later initialiser
+        # gets a number at its end.
         while self.builder.variable_of(label) and self.data[label] is not array:
             number = self._copies.get(constant.label, 0) + 1
             self._copies[constant.label] = number
@@ -287,11 +288,12 @@ class NodeSite(Site[NodeGraph]):
         The host computes an operation if its operands are known and its result may decide shapes.
         Operands of elementwise kinds broadcast as in numpy. Numbers take the dtype of the tensors.
         """
+        # Kinds on two tensors have operands x and y, and all of these kinds are elementwise.
         is_elementwise = kind in ON_ITEMS or "y" in operands
         if is_elementwise:
             tensors = [x for x in operands.values() if isinstance(x, Tensor)]
             typed_operands = list(operands.values())
-            if tensors:
+            if tensors:  # numbers take the dtype of the last tensor
                 typed_operands = [self.item(x, tensors[-1]) for x in typed_operands]
             aligned_operands = self.aligned(*typed_operands)
             operands = dict(zip(operands, aligned_operands, strict=True))
@@ -303,7 +305,7 @@ class NodeSite(Site[NodeGraph]):
 
     def is_folded(self, kind: str, operands: Operands) -> bool:
         """Tell whether the host computes an operation of a kind, so that it is not in the graph."""
-        most_reals = _SCALES if kind == "cast" else 1
+        most_reals = _MOST_CAST_REALS if kind == "cast" else 1
         return is_folded(operands, most_reals)
 
     # Shorthands
@@ -315,7 +317,9 @@ class NodeSite(Site[NodeGraph]):
         """
         is_too_wide = is_float(dtype) and self.computation_dtype(dtype) != dtype
         if is_too_wide and isinstance(x, Constant):
-            x = self.tensor(x)  # a constant would be narrowed to the dtype of computation again
+            # The cast of a constant would be a constant, which the graph narrows to the dtype of
+            # computation. The cast of a tensor of the graph keeps its dtype.
+            x = self.tensor(x)
         return Site.cast(self, x, dtype)
 
     def constant(self, items: ArrayLike, dtype: str) -> Constant:
@@ -394,8 +398,9 @@ class NodeSite(Site[NodeGraph]):
         number = self.constant(x, dtype)
         if self.dtype_of(number) == dtype:
             return number
-        # `constant` makes tensors in dtypes of the file, but none of these is computed in `dtype`.
-        # An example is a float32 tensor of a model that is loaded with `load(dtype="bfloat16")`.
+        # `constant` makes a tensor in a dtype of the file, which the network computes in another
+        # dtype. For example, `load(dtype="bfloat16")` computes float32 in bfloat16, so a number
+        # for a float32 tensor needs an operation.
         return self.insert("constant", {}, shape=(), value=(x,), dtype=dtype)
 
     def is_real(self, x: int | Tensor = 0) -> bool:

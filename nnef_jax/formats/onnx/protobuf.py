@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 # Kinds of fields (https://protobuf.dev/programming-guides/encoding).
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _SIZES = {_FIXED64: 8, _FIXED32: 4}
-_LEAST = 1024  # the size in bytes from which tensors are taken out of the message
-_DEEPEST = 60  # the deepest nesting of messages: three for a nested graph; protobuf stops at 100
-_RAW_DATA = 9
+_LEAST_RAW_BYTES = 1024  # `raw_data` of this size or more is taken out of the message
+# The deepest nesting of messages. A graph in a graph adds three levels. Protobuf itself refuses
+# more than 100 levels.
+_DEEPEST = 60
+_RAW_DATA = 9  # the number of the field `raw_data` of a TensorProto
 
-# Contents of fields that are not messages. `_NUMBERS`, `_FLOATS` and `_WHOLES` are packed.
+# Contents of fields that are not messages. The contents `_NUMBERS`, `_FLOATS` and `_WHOLES` are
+# packed: such a field holds several numbers.
 _TEXT, _NUMBER, _NUMBERS, _FLOATS, _WHOLES = "text", "number", "numbers", "floats", "wholes"
 # The fields that are read: the content of each field, by message and by number of the field
 # (onnx.proto).
@@ -62,17 +65,20 @@ _READ: Mapping[str, Mapping[int, str]] = {
 # field is kept.
 _NUMERIC = frozenset({_NUMBER, _NUMBERS, _FLOATS, _WHOLES})
 
-# Steps of the meter: for a field, for a message, and for each message that becomes an object.
-_FIELD, _MESSAGE = 1, 2
-_STEPS = {
+_STEPS_OF_FIELD = 1  # steps of the meter for each field
+_STEPS_OF_MESSAGE = 2  # steps of the meter for a message of a kind that is not in the next table
+# Steps of the meter for a message that becomes an object, by the kind of the message.
+_STEPS_OF_OBJECT = {
     "graph": 60, "function": 60, "node": 30, "tensor": 40, "sparse tensor": 60, "port": 20,
     "attribute": 20,
 }  # fmt: skip
-# Bytes of memory that are counted. Each byte of the message counts 3, since the message is parsed
-# and written again. Each byte of a text counts 2 more. Each packed integer counts 40, since
-# protobuf's arrays grow by doubling.
-_COPIES, _TEXTS, _WHOLE = 3, 2, 40
-_NUMBERS_PER_STEP = 16
+# The bytes of memory that the meter counts for each byte of the message. The message is parsed and
+# written again, so the memory holds copies of it.
+_MEMORY_OF_BYTE = 3
+_MEMORY_OF_TEXT_BYTE = 2  # further bytes of memory for each byte of a text
+# Bytes of memory for each packed integer. Protobuf's arrays of integers grow by doubling.
+_MEMORY_OF_WHOLE = 40
+_NUMBERS_PER_STEP = 16  # packed numbers that count as one step of the meter
 
 
 class Raw:
@@ -117,7 +123,7 @@ def parse(data: memoryview, name: str, meter: Meter) -> tuple[ModelProto, Raw]:
     model = ModelProto()
     try:
         content = bytes(walk.read(data, "model"))
-        meter.expand(_COPIES * len(content), name)
+        meter.expand(_MEMORY_OF_BYTE * len(content), name)
         model.ParseFromString(content)
     except (DecodeError, _Broken, IndexError) as error:
         message = f"{name} is no ONNX file: it is not a protobuf message of a model"
@@ -149,15 +155,17 @@ class _Walk:
         """
         if depth > _DEEPEST:
             raise LimitError(f"{self._name}: graphs are nested too deeply", hint=raising("nesting"))
-        self._meter.spend(_STEPS.get(message, _MESSAGE), self._name)
+        self._meter.spend(_STEPS_OF_OBJECT.get(message, _STEPS_OF_MESSAGE), self._name)
         contents = _READ[message]
         out = bytearray()
         copied = 0  # the number of bytes of `data` that were handled: `out` has their read fields
         for field in _fields(data):
-            self._meter.spend(_FIELD, self._name)
+            self._meter.spend(_STEPS_OF_FIELD, self._name)
             content = contents.get(field.number, "")
             length = field.end - field.start
-            replacement = None  # the new content of the field; None removes the field
+            # The new content of the field. None removes the field. A `continue` below keeps the
+            # field unchanged: its bytes are copied together with the bytes after it.
+            replacement = None
             if field.kind != _BYTES:
                 if content in _NUMERIC:
                     continue
@@ -166,7 +174,7 @@ class _Walk:
                 replacement = self.read(inner, content, depth + 1)
                 if replacement is inner:
                     continue
-            elif content == _TEXT and length < _LEAST:
+            elif content == _TEXT and length < _LEAST_RAW_BYTES:
                 continue
             elif message == "tensor" and field.number == _RAW_DATA:
                 replacement = self.raw.put(data[field.start : field.end])
@@ -191,16 +199,16 @@ class _Walk:
         steps = 0
         size = 0  # in bytes of memory
         if content == _TEXT:
-            size = _TEXTS * len(part)
+            size = _MEMORY_OF_TEXT_BYTE * len(part)
         elif content == _FLOATS:
             item_count = len(part) // 4
             steps = item_count // _NUMBERS_PER_STEP
         elif content == _WHOLES:
-            # The last byte of each varint has the top bit 0, so it is not negative as an int8.
+            # The last byte of each varint has the top bit 0. As an int8, this byte is not negative.
             is_last_byte = np.frombuffer(part, np.int8) >= 0
             item_count = int(np.count_nonzero(is_last_byte))
             steps = item_count // _NUMBERS_PER_STEP
-            size = _WHOLE * item_count
+            size = _MEMORY_OF_WHOLE * item_count
         else:
             steps = len(part)
         self._meter.spend(steps, self._name)

@@ -12,7 +12,7 @@ from lowering.errors import InvalidOperation
 from lowering.extents import volume
 from nnef_jax.storage.bitstream import BITS, codes_of, packed_size
 
-# TensorProto.DataType (onnx.proto).
+# The dtypes of element types, by their codes in TensorProto.DataType (onnx.proto).
 _DTYPES: dict[int, Any] = {
     1: np.float32, 2: np.uint8, 3: np.int8, 4: np.uint16, 5: np.int16, 6: np.int32, 7: np.int64,
     9: np.bool_, 10: np.float16, 11: np.float64, 12: np.uint32, 13: np.uint64, 14: np.complex64,
@@ -22,7 +22,7 @@ _DTYPES: dict[int, Any] = {
     24: ml_dtypes.float8_e8m0fnu, 25: ml_dtypes.uint2, 26: ml_dtypes.int2,
 }  # fmt: skip
 _NAMES = {code: np.dtype(dtype).name for code, dtype in _DTYPES.items()}
-_STRING = 8
+_STRING = 8  # the code of strings
 
 
 def dtype_of(code: int) -> str:

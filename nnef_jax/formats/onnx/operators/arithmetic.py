@@ -14,7 +14,8 @@ from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 from nnef_jax.formats.onnx.operators.rows import RANDOM
 
-# Operators on two tensors, with their kinds. Since version 7 the tensors broadcast as numpy's do.
+# The kinds of operators on two tensors. Since version 7 of an operator, its tensors broadcast as in
+# numpy.
 _PAIRS = {
     "Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Equal": "eq", "Less": "lt",
     "Greater": "gt", "And": "and", "Or": "or", "Xor": "bitwise_xor",
@@ -62,6 +63,8 @@ def _power(site: NodeSite, x: Tensor, y: Tensor) -> Any:
     dtype = site.dtype_of(x)
     if dtype == site.dtype_of(y):
         return site.last.pow(x, y)
+    # A power with an integer base and a real exponent is a real number. It is computed in the dtype
+    # in which the network computes float64, and then cast to the integers of the base.
     has_only_real_exponent = site.is_real(y) and not site.is_real(x)
     power_dtype = site.computation_dtype("float64") if has_only_real_exponent else dtype
     power = site.step.pow(site.cast(x, power_dtype), site.cast(y, power_dtype))
@@ -167,7 +170,8 @@ def _clip_by_attributes(site: NodeSite, x: Tensor) -> Any:
     return _clip(site, x, low, high)
 
 
-# Activations. Others are in the module `rows`, or are defined by functions of the standard.
+# Activations. The module `rows` has further activations. Functions of the standard define the
+# remaining ones.
 
 
 @operator(
@@ -266,5 +270,5 @@ def _with_mask_of_ones(site: NodeSite, x: Tensor) -> Any:
     result = site.last.copy(x)
     if not site.is_read(1):
         return result
-    dtype = "bool" if site.version >= 10 else site.dtype_of()
+    dtype = "bool" if site.version >= 10 else site.dtype_of()  # the mask is logical since 10
     return result, site.filled(1, dtype, site.known_shape())

@@ -28,6 +28,8 @@ from nnef_jax.formats.onnx.operators.registry import operator
 # of the levels (items, gates * hidden), the scale and the zero point.
 _Weights = Tensor | tuple[Tensor, Tensor, Tensor | None]
 _FIRST_STATE = 5  # the index of the input with the first state of a layer
+# For each value of the attribute `direction`: whether each direction reads the sequence from its
+# end.
 _DIRECTIONS = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
 _ATTRIBUTES: dict[str, Any] = {
     "direction": word("direction", *_DIRECTIONS),
@@ -101,6 +103,7 @@ def _layer(
     states_by_direction: list[list[Any]] = []
     for index, reverse in enumerate(reversals):
         first = index * activation_count
+        # "iofc" is the order in which ONNX stores the gates of an LSTM.
         cell = Cell(kind, "iofc", activations[first : first + activation_count], **fields)
         states: list[Tensor] = []
         for i in range(_FIRST_STATE, _FIRST_STATE + cell.states):
@@ -112,7 +115,7 @@ def _layer(
         input_weights = weights_of_direction(site, 1, index)
         state_weights = weights_of_direction(site, 2, index)
         weights = (input_weights, state_weights)
-        output, *last_states = _run(site, cell, x, states, weights, index, reverse=reverse)
+        output, *last_states = _run_cell(site, cell, x, states, weights, index, reverse=reverse)
         outputs.append(output)
         states_by_direction.append(last_states)
     stacked_output = site.step.stack(outputs, axis=1)
@@ -140,6 +143,8 @@ def _levels(site: NodeSite, i: int, direction: int) -> tuple[Any, Any, Any]:
     `direction` is the index of the direction. The result has the levels, their scale, and their
     zero point, which is None if it is 0.
     """
+    # Inputs 8 and 9 are the scale and the zero point of input 1, and inputs 10 and 11 are those of
+    # input 2.
     scale_input = 2 * i + 6
     zero_input = scale_input + 1
     zero_point = None
@@ -150,7 +155,7 @@ def _levels(site: NodeSite, i: int, direction: int) -> tuple[Any, Any, Any]:
     return levels, scale, zero_point
 
 
-def _run(
+def _run_cell(
     site: NodeSite, cell: Cell, x: Value, states: Sequence[Tensor],
     weights: tuple[_Weights, _Weights], direction: int, *, reverse: bool,
 ) -> list[Any]:  # fmt: skip
@@ -185,6 +190,7 @@ def _run(
             peepholes[letter] = site.unsqueezed(part, (0,))
 
     def product(body: RepeatedBody, state: Tensor, first: int, last: int) -> Any:
+        """Multiply the state in a body by the weights of the gates from `first` up to `last`."""
         if isinstance(state_weights, tuple):
             gate_weights = tuple(map(body.outer_input, state_weights))
         else:
@@ -192,7 +198,7 @@ def _run(
         takes_all_gates = last - first == cell.gates
         if not takes_all_gates:
             gate_weights = body.at.part(gate_weights, 0, first * hidden, last * hidden)
-        # Only a product that begins after the first gate is that of the candidate.
+        # A product that does not begin with the first gate is the product of a GRU's candidate.
         gate_bias = body.outer_input(candidate_bias) if first > 0 else None
         return _product(body.at, state, gate_weights, gate_bias)
 

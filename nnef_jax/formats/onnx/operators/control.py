@@ -22,7 +22,7 @@ from nnef_jax.formats.onnx.document import ModelGraph
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 
-_State = Tensor | list[Any]  # a list is a sequence of tensors
+_State = Tensor | list[Any]  # a state of a loop; a list is a sequence of tensors
 _MOST_UNROLLED = 1024  # the largest number of iterations that are unrolled
 # The largest number of iterations of a loop that is unrolled after it failed as a scan.
 _MOST_RETRIED = 64
@@ -51,7 +51,9 @@ def _if(
     then_outputs, else_outputs = flattened_branches(flatteners, hint_to_fix)
     lengths = [_length(x) for x in then_outputs]
     if lengths != [_length(x) for x in else_outputs]:
-        site.known(0)  # This raises an error, since the condition is computed.
+        # The condition is computed, so this raises InvalidOperation, with a hint how to fix the
+        # condition.
+        site.known(0)
     then_tensors = _tensors_of(replace(site, graph=then_body), then_outputs)
     else_tensors = _tensors_of(replace(site, graph=else_body), else_outputs)
     is_then = site.reshaped(site.cast(condition, "bool"), ())
@@ -111,24 +113,27 @@ def _loop(
     `begins` is the condition before the first iteration. The further inputs are the states.
     """
     states = list(site.operands[2:])
-    # The body has the number of the iteration and the condition besides the states.
+    # The inputs of the body are the number of the iteration, the condition and the states. Its
+    # outputs are the condition, the states, and outputs that are stacked.
     if len(body.inputs) != 2 + len(states) or len(body.outputs) < 1 + len(states):
         raise InvalidOperation(
             f"its body has {len(body.inputs)} inputs and {len(body.outputs)} outputs for "
             f"{len(states)} states"
         )
-    limit = math.inf
+    limit = math.inf  # the largest number of iterations that is known in advance
     if isinstance(count, Constant):
         known_count = int(count.array.reshape(-1)[0])
         limit = max(known_count, 0)
     if isinstance(begins, Constant):
         if not begins.array.any():
             limit = 0
-        begins = None
+        begins = None  # `limit` has taken this condition into account
     always_continues = _continues(site, body, states)
     has_known_limit = limit == 0 or not isinstance(count, Value)
     if always_continues is False and has_known_limit:
-        limit = min(limit, 1)  # a single iteration, after which the condition is not read
+        # The condition is false after the first iteration. A loop of at most one iteration need not
+        # read the condition, as if the condition were always true.
+        limit = min(limit, 1)
         always_continues = True
     ends_by_count = begins is None and always_continues
     if ends_by_count and limit < math.inf:
@@ -176,7 +181,11 @@ def _as_loop(
     bound = int(limit) if limit <= _MOST_UNROLLED else -1
     continue_condition = [repetition.at.cast(condition, "bool")]
     modes = [LAST] * len(after)
-    return tuple(repetition.add(site.emit, continue_condition, after, after, modes, start, bound))
+    last_states = repetition.add(
+        site.emit, continue_condition, after, values=after, output_modes=modes, start=start,
+        limit=bound,
+    )  # fmt: skip
+    return tuple(last_states)
 
 
 def _inputs(
@@ -193,7 +202,8 @@ def _inputs(
 
 def _continues(site: NodeSite, body: ModelGraph, states: Sequence[_State]) -> bool | None:
     """Return the condition that a loop's body computes, or None if it is not known in advance."""
-    trial = RepeatedBody(site)  # a body that only serves to find the condition
+    # This body is not added to the graph. It is only flattened to find its condition.
+    trial = RepeatedBody(site)
     inner_states: list[Any] = []
     for state in states:
         if isinstance(state, Value):
@@ -258,6 +268,7 @@ def _as_scan(
     for new_state, old_state in zip(after, repetition.inner_states, strict=True):
         if shapes_differ(new_state.type.shape, old_state.type.shape):
             return None
+    # The outputs of all iterations are joined along a new axis 0, one slice for each iteration.
     with_axis = [repetition.at.unsqueezed(output, (0,)) for output in outputs]
     modes = [("full", 0, 1)] * len(with_axis)
     return tuple(repetition.scan(after, with_axis, modes))
@@ -345,7 +356,7 @@ def _scanned(
     outputs = values[len(states) :]
     modes: list[tuple[str, int, int]] = []
     for i, (axis, direction) in enumerate(stacks):
-        rank = len(outputs[i].type.shape) + 1  # with the new axis
+        rank = len(outputs[i].type.shape) + 1  # the rank with the new axis
         axis = site.axis(axis, rank)
         outputs[i] = body.at.unsqueezed(outputs[i], (axis,))
         chunk = -1 if direction else 1

@@ -24,6 +24,10 @@ from nnef_jax.formats.onnx.operators.registry import operator
 DOMAIN = "ai.onnx.ml"
 TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 TRANSFORM = word("post_transform", *TRANSFORMS)
+_SMALLEST_SCORE = 1e-7  # SOFTMAX_ZERO takes smaller absolute scores for 0
+# The constants of the approximation of PROBIT, as runtimes have them.
+_WINITZKI = 0.147
+_ROOT_OF_2 = 1.41421356
 
 
 def parameter(site: NodeSite, name: str, items: ArrayLike, dtype: str = "float32") -> Constant:
@@ -68,7 +72,7 @@ def _softmax_zero(site: NodeSite, scores: Tensor) -> Any:
     largest = step.max_reduce(scores, axes=classes_axis)
     powers = step.exp(step.sub(scores, largest))
     near_zero = step.mul(scores, step.exp(step.neg(largest)))
-    is_score = step.gt(step.abs(scores), 1e-7)
+    is_score = step.gt(step.abs(scores), _SMALLEST_SCORE)
     powers = step.select(is_score, powers, near_zero)
     total = site.total(powers, classes_axis)
     is_zero = step.eq(total, 0.0)
@@ -84,10 +88,10 @@ def _probit(site: NodeSite, scores: Tensor) -> Any:
     step = site.step
     x = step.sub(step.mul(scores, 2.0), 1.0)
     log = step.log(step.sub(1.0, step.sqr(x)))
-    mean = step.add(step.mul(log, 0.5), 2 / (np.pi * 0.147))
-    root = step.sub(step.sqr(mean), step.mul(log, 1 / 0.147))
+    mean = step.add(step.mul(log, 0.5), 2 / (np.pi * _WINITZKI))
+    root = step.sub(step.sqr(mean), step.mul(log, 1 / _WINITZKI))
     root = step.sqrt(step.sub(step.sqrt(root), mean))
-    return step.mul(step.mul(step.sign(x), root), 1.41421356)
+    return step.mul(step.mul(step.sign(x), root), _ROOT_OF_2)
 
 
 def classes(site: NodeSite, labels: Sequence[int]) -> NDArray[np.int64]:
@@ -249,13 +253,13 @@ def _label_encoder(
         else:
             last_indices[key] = i
     x = site.cast(x, site.computation_dtype(key_dtype))
-    # A table must not be empty. If all keys are NaN, the table has one NaN, to which no item is
-    # equal.
+    # The lookup table must not be empty. If all keys are NaN, the table has the first NaN. No item
+    # equals this key.
     table_rows = list(last_indices.values()) or [0]
     distinct_keys = parameter(site, "keys", keys[table_rows], key_dtype)
     index = site.step.reverse_lookup(x, distinct_keys, fallback=-1)
     if nan_index is not None:
-        # The lookup misses NaN, since NaN is not equal to itself.
+        # The lookup does not find NaN, since NaN is not equal to itself.
         table_rows.append(nan_index)
         index = site.step.select(site.step.is_nan(x), len(table_rows) - 1, index)
     table = parameter(site, "values", values[table_rows], dtype)
@@ -342,12 +346,12 @@ def _linear_classifier(
     If a row has a single score, this is the score of the second of two classes.
     """
     labels = classes(site, names)
-    scores = _linear(site, None, **linear)
+    scores = _linear(site, count=None, **linear)
     if site.shape(scores)[1] > 1:
         label = labelled(site, labels, best_class(site, scores))
         return label, transformed(site, scores, transform)
     index = is_above(site, scores, 0.0)
-    if len(labels) != 2:
+    if len(labels) != 2:  # without two labels, the results are the index and the score
         label = labelled(site, labels[:0], index)
         return label, transformed(site, scores, transform)
     label = labelled(site, labels, index)

@@ -26,7 +26,7 @@ from nnef_jax.formats.onnx.operators.registry import OPERATORS, operator
 from nnef_jax.formats.onnx.operators.transformers import require_supported
 from nnef_jax.formats.onnx.tensor_types import unpacked
 
-_VERSION = 21  # the version of the standard's operators that these compositions apply
+_VERSION = 21  # the version of the standard's operators of which this module composes operators
 
 
 def _applied(site: NodeSite, name: str, operands: Sequence[Any], **attributes: Any) -> Any:
@@ -93,6 +93,7 @@ def _on_levels(name: str, real_count: int, level_inputs: Sequence[int], output: 
     return meaning
 
 
+# For each operator: its name without the prefix, and the arguments of `_on_levels`.
 for _name, _real_count, _level_inputs, _output in (
     ("Add", 0, (0, 3), 6), ("Mul", 0, (0, 3), 6), ("Sigmoid", 0, (0,), 3),
     ("LeakyRelu", 0, (0,), 3), ("AveragePool", 0, (0,), 3), ("Softmax", 0, (0,), 3),
@@ -132,7 +133,8 @@ def _qgemm(
     step = site.step
     zero_points = (site.optional(2), site.optional(5))
     transposes = (flips_a, flips_b)
-    total = product(site, site.operand(0), site.operand(3), zero_points, transposes=transposes)
+    a, b = site.operand(0), site.operand(3)
+    total = product(site, a, b, zero_points=zero_points, transposes=transposes)
     if site.has(6):
         total = step.add(total, site.operand(6))
     scale_a, scale_b = site.operand(1), site.operand(4)
@@ -154,7 +156,7 @@ def _matmul_integer_to_float(
             f"the scale of the left matrix must be one number, its shape is {show(site.shape(2))}"
         )
     scale = site.step.mul(scale_a, scale_b)
-    total = product(site, a, b, (zero_a, zero_b))
+    total = product(site, a, b, zero_points=(zero_a, zero_b))
     result = site.step.mul(site.cast(total, site.dtype_of(scale)), scale)
     return result if bias is None else site.step.add(result, bias)
 
@@ -190,16 +192,16 @@ def _matmul_n_bits(
     """
     if site.has(4):
         raise InvalidOperation("'g_idx' is not supported")
-    require_supported(site, 6, weight_prepacked=0)
+    require_supported(site, inputs=6, weight_prepacked=0)
     if bits not in (2, 4, 8) or size < 1:
         raise InvalidOperation(f"blocks of {size} weights of {bits} bits are not supported")
     blocks = math.ceil(inputs / size)
     levels = _levels(site, 1, bits, (outputs, blocks * size))
     scale = site.reshaped(site.operand(2), (outputs, blocks))
     zero = _zero_of_blocks(site, bits, outputs, blocks)
-    scale = broadcastable(site, levels, scale, 1, size)
+    scale = broadcastable(site, levels, scale, axis=1, block=size)
     if site.rank(zero) > 0:
-        zero = broadcastable(site, levels, zero, 1, size)
+        zero = broadcastable(site, levels, zero, axis=1, block=size)
     zero_dtype = site.dtype_of(zero)
     if zero_dtype.startswith("uint"):
         weights = dequantized(site, levels, scale, zero)
@@ -226,7 +228,8 @@ def _zero_of_blocks(site: NodeSite, bits: int, outputs: int, blocks: int) -> Any
     if site.dtype_of(3) != "uint8":
         return site.reshaped(site.operand(3), (outputs, blocks))
     row_bytes = math.ceil(blocks * bits / 8)
-    stored_count = row_bytes * 8 // bits  # rows are padded to whole bytes
+    # The number of zero points in the bytes of a row. The last ones may be padding.
+    stored_count = row_bytes * 8 // bits
     stored = _levels(site, 3, bits, (outputs, stored_count))
     return site.cast(site.part(stored, 1, 0, blocks), "uint8")
 
@@ -259,7 +262,7 @@ def _fused_matmul(
     for matrix, flips, moves in ((a, flips_a, moves_a), (b, flips_b, moves_b)):
         rank = site.rank(matrix)
         axes = list(range(rank))
-        if moves and rank > 2:  # to (..., rows, columns)
+        if moves and rank > 2:  # (rows, ..., columns) becomes (..., rows, columns)
             axes = [*range(1, rank - 1), 0, rank - 1]
         if flips and rank > 1:
             *batch_axes, row_axis, column_axis = axes

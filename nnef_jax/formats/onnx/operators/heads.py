@@ -82,10 +82,11 @@ class Mask:
         step = self.site.step
         if is_symbolic(before):
             start: Any = before
-            query_positions = self.site.positions(query_count, 0, 2, start)
+            query_positions = self.site.positions(query_count, axis=0, rank=2, start=start)
         else:
-            query_positions = step.add(self.site.positions(query_count, 0, 2), before)
-        distances = step.sub(self.site.positions(key_count, 1, 2), query_positions)
+            query_positions = step.add(self.site.positions(query_count, axis=0, rank=2), before)
+        key_positions = self.site.positions(key_count, axis=1, rank=2)
+        distances = step.sub(key_positions, query_positions)
         if right >= 0:
             self.restrict(step.le(distances, right))
         if left >= 0:
@@ -126,8 +127,11 @@ def _scores(
             f"the heads of the queries {show(site.shape(query))} must be a multiple of those of "
             f"the keys {show(site.shape(key))}"
         )
-    key, value = (_repeated(site, x, groups) for x in (key, value))
-    query, key = (site.step.mul(x, math.sqrt(scale)) for x in (query, key))
+    key = _repeated(site, key, groups)
+    value = _repeated(site, value, groups)
+    # As in ONNX's definition, each factor is multiplied by the root of the scale.
+    query = site.step.mul(query, math.sqrt(scale))
+    key = site.step.mul(key, math.sqrt(scale))
     return site.product(query, key, flips=True), value
 
 
@@ -174,7 +178,8 @@ def attended(
     keys = site.extent(scores, -1)
     if sink is not None:
         scores = _with_sink(site, scores, sink)
-    weights = step.masked_softmax(scores, True, scale=1.0)
+    all_scores = True  # the mask is already applied
+    weights = step.masked_softmax(scores, all_scores, scale=1.0)
     weights = site.cast(site.part(weights, 3, 0, keys), dtype)
     stages.append(weights)
     result = site.product(weights, value)
@@ -231,7 +236,8 @@ def _attention(
         mask.apply(site.operand(3), key_count)
     if has_lengths:
         lengths = site.unsqueezed(site.as_integer(6), (1, 2, 3))
-        mask.restrict(site.step.lt(site.positions(key_count, 3, 4), lengths))
+        key_positions = site.positions(key_count, axis=3, rank=4)
+        mask.restrict(site.step.lt(key_positions, lengths))
         past_count = site.step.sub(lengths, query_count)
     if min(left, right) < -1:
         raise InvalidOperation("window sizes must be 0 or more, or -1 for no bound")
@@ -278,8 +284,9 @@ def _flex_attention(
 ) -> Any:
     """Compute attention. Graphs of the node may change the scores before and after the softmax."""
     dtype = site.dtype_of(query)
+    # The graphs of the node expect scores in a dtype of the file. The scores have the dtype in
+    # which the network computes this dtype, which `load(dtype=)` may change.
     wide_dtype = dtype
-    # The graphs have dtypes of the file, whereas `load(dtype=)` decides how float32 is computed.
     if code:
         wide_dtype = site.computation_dtype(dtype_of(code))
     elif dtype in rounding.HALVES:
@@ -287,7 +294,8 @@ def _flex_attention(
     scale = scale or 1 / math.sqrt(site.extent(query, -1))
     scores, value = _scores(site, query, key, value, scale)
     scores = _changed(site, "score_mod", site.cast(scores, wide_dtype))
-    weights = site.step.masked_softmax(scores, True, scale=1.0)
+    all_scores = True  # a mask that excludes no score
+    weights = site.step.masked_softmax(scores, all_scores, scale=1.0)
     weights = _changed(site, "prob_mod", weights)
     return site.cast(site.product(weights, site.cast(value, wide_dtype)), dtype)
 
@@ -326,7 +334,7 @@ def rotated(site: NodeSite, x: Tensor, cos: Tensor, sin: Tensor, *, interleaved:
         raise InvalidShape(f"{half} angles do not fit heads of {size} items")
     part = site.part(x, 3, 0, rotated_size)
     fixed = site.part(x, 3, rotated_size, size)
-    # The functions of each angle are repeated for both items of its pair.
+    # Angle i rotates a pair of items. Its cosine and its sine are repeated for both items.
     functions: list[Any] = []
     for function in (cos, sin):
         by_head = site.unsqueezed(site.cast(function, site.dtype_of(x)), (1,))

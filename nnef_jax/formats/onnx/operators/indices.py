@@ -102,7 +102,8 @@ def _padded(
     literal = _as_literal(value)
     if not isinstance(literal, Tensor):
         return site.last.pad(x, padding=padding, border="constant", value=literal)
-    # The value is computed, so the padding of zeros is replaced by it.
+    # The network computes the value. The tensor is padded by zeros, which are then replaced by the
+    # value.
     zero_padding = {"padding": padding, "border": "constant", "value": 0.0}
     is_inside = site.step.constant(shape=site.known_shape(x), value=(True,), dtype="bool")
     is_inside = site.step.pad(is_inside, **zero_padding)
@@ -121,7 +122,8 @@ def _wrapped(site: NodeSite, x: Tensor, padding: Sequence[tuple[int, int]]) -> A
             continue
         extent = shape[padded_axis]
         site.spend(before + after + extent)
-        # For 3 items, 2 before and 1 after: 1, 2, 0, 1, 2, 0.
+        # An axis of 3 items with 2 items before it and 1 item after it has the indices 1, 2, 0, 1,
+        # 2, 0.
         indices = np.arange(-before, extent + after) % max(extent, 1)
         x = site.step.gather(x, site.constant(indices, "int64"), axis=padded_axis)
     return x
@@ -164,9 +166,9 @@ def _tensor_scatter(
     if axis == 0:
         raise InvalidOperation("'axis' must not be 0, the batch")
     # `index` has shape (batch, positions). For each position of the cache along the axis, it is the
-    # index of the item of the update that is written there. Where the update has no such item, the
-    # cache keeps its value.
-    index: Any = site.positions(cache_length, 1, 2)
+    # index of the item of the update that is written there. Where the update has no item with this
+    # index, the cache keeps its value.
+    index: Any = site.positions(cache_length, axis=1, rank=2)
     if starts is not None:
         index = step.sub(index, site.unsqueezed(site.as_integer(starts), (1,)))
         if mode == "circular":

@@ -51,7 +51,7 @@ def _flatten(site: NodeSite, x: Tensor, *, axis: int = integer("axis", 1)) -> An
     """
     if axis != site.rank():
         axis = site.axis(axis)
-    with_columns = site.reshaped(x, (-1,), axis)
+    with_columns = site.reshaped(x, (-1,), first=axis)
     return site.last.reshape(with_columns, shape=(-1,), axis_start=0, axis_count=axis)
 
 

@@ -16,7 +16,7 @@ from nnef_jax.formats.onnx.document import ModelGraph
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 
-_PART = 10  # steps of the meter for each item of a split
+_STEPS_OF_PART = 10  # steps of the meter for each part of a split tensor
 
 
 def _sequence(site: NodeSite) -> list[Any]:
@@ -98,7 +98,7 @@ def _split_to_sequence(
     if length < 1:
         raise InvalidShape(f"the parts must have a positive length, it is {length}")
     starts = range(0, extent, length)
-    site.spend(_PART * len(starts))
+    site.spend(_STEPS_OF_PART * len(starts))
     lengths = [min(length, extent - start) for start in starts]
     parts = split_by_lengths(site, x, axis, lengths)
     if site.has(1) or keeps_axes:

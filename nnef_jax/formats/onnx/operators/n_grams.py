@@ -90,6 +90,8 @@ def _tf_idf_vectorizer(
     order = np.full(max(columns) + 1, -1)
     pool_count = 0  # the number of shorter sequences in the pool
     part_count = 0  # the number of shorter sequences in `parts`
+    # The pool has all sequences of one token, then all sequences of two tokens, and so on. `starts`
+    # and `ends` bound the sequences of each length.
     ends = [*starts[1:], len(pool)]
     for length, (start, end) in enumerate(zip(starts, ends, strict=True), start=1):
         grams = pool[start:end].reshape(-1, length)
@@ -120,6 +122,7 @@ def _ordered(site: NodeSite, parts: Sequence[Any], order: NDArray[np.int64]) -> 
     `order` has the index of a sequence for each column of the result, or -1 for a column of zeros.
     """
     counts = site.step.concat([site.tensor(part) for part in parts], axis=1)
+    # A column of zeros is appended, for the columns of the result without a sequence.
     zero_column = site.shape(counts)[1]
     counts = site.cut_or_padded(counts, 1, zero_column + 1)
     indices = site.constant(np.where(order < 0, zero_column, order), "int64")

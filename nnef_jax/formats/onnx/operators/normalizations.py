@@ -15,7 +15,7 @@ from nnef_jax.formats.onnx.operators.registry import operator
 
 _EPSILON = number("epsilon", 1e-5)
 _EPSILON_OF_SUMS = number("epsilon", 1e-12)
-_STASH = dtype("stash_type", 1)  # the dtype in which x is standardised
+_STASH = dtype("stash_type", 1)  # the dtype in which a tensor is standardised
 
 
 def _with_last_axes(site: NodeSite, i: int, count: int) -> Any:
@@ -47,7 +47,7 @@ def _standardized(
         x = step.sub(x, mean)
     else:
         mean = None
-        variance = step.mean_reduce(step.sqr(x), axes=axes)  # around 0
+        variance = step.mean_reduce(step.sqr(x), axes=axes)  # the variance around 0
     inverse = step.rsqrt(step.add(variance, epsilon))
     return _Standardized(step.mul(x, inverse), mean, inverse)
 
@@ -74,10 +74,12 @@ def _batch_normalization(
     statistics and the statistics of the batch are then returned too. Before version 9, if the
     attribute `spatial` is 0, each item of a sample has separate statistics.
     """
+    # In training and since version 14, x is normalised in the dtype of the running statistics.
+    # Before, it was normalised in the dtype of x.
     dtype_input = 3 if trains or site.version >= 14 else 0
     dtype = site.dtype_of(dtype_input)
     vectors: list[Any] = []  # of shape (1, channels)
-    for i in range(1, 5):
+    for i in range(1, 5):  # scale, offset, mean and variance
         vector = site.unsqueezed(site.operand(i), (0,))
         vectors.append(site.cast(vector, dtype))
     scale, offset, mean, variance = vectors
@@ -206,7 +208,7 @@ def _normalized_by_mean_square(
     """
     axes = range(axis, site.rank())
     x, _, inverse = _standardized(site, x, axes, epsilon, centred=False)
-    return _scaled(site, x, scale, None), inverse
+    return _scaled(site, x, scale, bias=None), inverse
 
 
 def _normalized_sum(
@@ -224,7 +226,8 @@ def _normalized_sum(
     """
     axes = (site.rank(x) - 1,)
     normal, mean, inverse = _standardized(site, site.widened(x), axes, epsilon, centred=centred)
-    return _scaled(site, normal, scale, bias, site.dtype_of(x)), mean, inverse
+    result = _scaled(site, normal, scale, bias, dtype=site.dtype_of(x))
+    return result, mean, inverse
 
 
 def _sum(site: NodeSite, x: Tensor, y: Tensor, bias: Tensor | None) -> Any:
@@ -268,7 +271,9 @@ def _skip_simplified_layer_normalization(
     Return the result, None, 1 / root, and the sum before it was normalised.
     """
     total = _sum(site, x, y, bias)
-    normal, _, inverse = _normalized_sum(site, total, scale, None, epsilon, centred=False)
+    normal, _, inverse = _normalized_sum(
+        site, total, scale, bias=None, epsilon=epsilon, centred=False
+    )
     return normal, None, inverse, total
 
 
@@ -282,7 +287,7 @@ def _embed_layer_normalization(
     sums. The results have shape (batch, time, items), (batch,) and (batch, time, items).
     """
     batch, times = site.known_shape()
-    positions = site.operand(8) if site.has(8) else site.positions(times, 1, 2)
+    positions = site.operand(8) if site.has(8) else site.positions(times, axis=1, rank=2)
     step = site.step
     word_embeddings = step.gather(site.operand(2), words, axis=0)
     position_embeddings = step.gather(site.operand(3), positions, axis=0)
@@ -350,7 +355,8 @@ def _group_normalization_by_group(
 ) -> Any:
     """Normalise groups of channels. Scale and bias have an item for each group."""
     normal, channels = _grouped(site, site.widened(x), groups, epsilon, by_channel=False)
-    # The axes after the groups: the channels of a group, and the spatial axes.
+    # `normal` has shape (batch, groups, channels of a group, ...). Scale and bias, of shape
+    # (groups,), get an axis for each axis after the groups.
     axis_count = site.rank() - 1
     scale = _with_last_axes(site, 1, axis_count)
     bias = _with_last_axes(site, 2, axis_count)

@@ -27,12 +27,16 @@ def _updated(site: NodeSite, update: Callable[..., tuple[Tensor, ...]], shrink: 
     number of the step, the tensor, its gradient and its states. `shrink` is the factor of L2
     regularisation.
     """
-    count = update.__code__.co_argcount - 2  # the number of inputs for each tensor
+    # The number of inputs for each tensor: `update` takes them after the learning rate and the
+    # number of the step.
+    count = update.__code__.co_argcount - 2
     tensor_count, remainder = divmod(len(site.operands) - 2, count)
     if tensor_count < 1 or remainder != 0:
         raise InvalidOperation(f"it must have 2 inputs, and {count} inputs for each tensor")
     updates: list[tuple[Any, ...]] = []
     for tensor_index in range(tensor_count):
+        # With 2 tensors, the inputs of tensor 0 are 2, 4, 6, ..., and those of tensor 1 are 3, 5,
+        # 7, ...
         inputs = range(2 + tensor_index, len(site.operands), tensor_count)
         x, gradient, *states = [site.operand(i) for i in inputs]
         dtype = site.dtype_of(x)
@@ -40,7 +44,8 @@ def _updated(site: NodeSite, update: Callable[..., tuple[Tensor, ...]], shrink: 
         time = site.cast(site.operand(1), dtype)
         gradient = site.step.add(site.step.mul(x, shrink), gradient)
         updates.append(update(rate, time, x, gradient, *states))
-    # Each update is (tensor, *states); the results are all tensors, then all first states, ...
+    # Each update is (tensor, *states). The results are all tensors, then the first state of each
+    # tensor, then the second state of each tensor, and so on.
     results: list[Any] = []
     for results_of_kind in zip(*updates, strict=True):
         results += results_of_kind
@@ -102,7 +107,7 @@ def _adam(
     def update(
         rate: Tensor, time: Tensor, x: Tensor, gradient: Tensor, mean: Tensor, squares: Tensor
     ) -> Any:
-        # The two corrections are 1 at step 0.
+        # At step 0, both corrections are 1.
         is_later = site.cast(step.gt(time, 0.0), site.dtype_of(x))
         mean_correction = step.sub(1.0, step.mul(is_later, step.pow(alpha, time)))
         square_correction = step.sub(1.0, step.mul(is_later, step.pow(beta, time)))
@@ -133,7 +138,7 @@ def _momentum(
 
     def update(rate: Tensor, time: Tensor, x: Tensor, gradient: Tensor, velocity: Tensor) -> Any:
         is_later = site.cast(step.gt(time, 0.0), site.dtype_of(x))
-        weight = step.add(step.mul(is_later, beta - 1), 1.0)  # 1 at step 0, then beta
+        weight = step.add(step.mul(is_later, beta - 1), 1.0)  # is 1 at step 0, later beta
         velocity = _mixed(site, velocity, gradient, alpha, weight)
         direction = velocity
         if mode == "nesterov":

@@ -50,6 +50,7 @@ def _max_pool(
     if not site.is_read(1):
         return _pooled(site, x, site.last.max_pool, rounds_up=rounds_up)
     add = site.last.max_pool_with_index
+    # From axis 0 on: an index counts the items of the entire tensor, not of a plane.
     maxima, indices = _pooled(site, x, add, rounds_up=rounds_up, first_axis=0)
     indices = site.cast(indices, site.computation_dtype("int64"))
     is_column_major = order == 1
@@ -138,7 +139,7 @@ def _max_unpool(site: NodeSite, items: Tensor, indices: Tensor) -> Any:
     strides = site.spatial("strides", spatial_rank)
     pads = site.spatial("pads", 2 * spatial_rank, 0)
     axes = zip(extents, strides, kernel, pads[:spatial_rank], pads[spatial_rank:], strict=True)
-    shape = [batch, channels]  # of the input of the pool
+    shape = [batch, channels]  # the shape of the tensor that MaxPool has pooled
     for extent, stride, size, before, after in axes:
         shape.append((extent - 1) * stride + size - before - after)
     item_count = batch * channels * math.prod(extents)

@@ -91,6 +91,7 @@ def _einsum(site: NodeSite, *inputs: Tensor, equation: str = text("equation")) -
         expr = f"{expr}->{batch}{''.join(unrepeated)}"
     operands = [site.tensor(x) for x in inputs]
     dtype = site.dtype_of()
+    # Products of real numbers are summed in float32, so that 16-bit floats lose no digits.
     accumulator = "float32" if is_float(dtype) else dtype
     return site.last.einsum(operands, expr=expr, accumulator=accumulator, dtype=dtype)
 
@@ -134,19 +135,22 @@ def product(
     a, zero_a = _centred(site, a, stored_zero_a)
     b, zero_b = _centred(site, b, stored_zero_b)
     a, b = site.aligned(site.tensor(a), site.tensor(b))
-    # Letters of the equation: z for rows, x for the axis of the sum, y for columns. A parameter
-    # that is a single number has no letter.
+    # Letters of the equation: z for rows, x for the axis of the sum, y for columns. The parameters
+    # of a may vary along the rows, and all other parameters along the columns. A parameter that is
+    # a single number has no letter.
     batch = ascii_lowercase[: site.rank(a) - 2]
     left = "xz" if transposes_a else "zx"
     right = "yx" if transposes_b else "xy"
     parameters = (zero_a, scale_a, zero_b, scale_b, *output)
+    letters = "zzyyyy"
     terms: list[str] = []
-    for parameter, letter in zip(parameters, "zzyyyy", strict=True):
-        has_axis = isinstance(parameter, Tensor) and _varying_axes(site, parameter) > 0
+    for parameter, letter in zip(parameters, letters, strict=True):
+        has_axis = isinstance(parameter, Tensor) and _varying_axis_count(site, parameter) > 0
         terms.append(letter if has_axis else "")
     expr = f"{batch}{left},{batch}{right},,{','.join(terms)}->{batch}zy"
-    result = site.step.quantized_einsum(a, b, 0, *parameters, expr=expr, dtype=dtype)
-    dropped: list[int] = []
+    no_bias = 0
+    result = site.step.quantized_einsum(a, b, no_bias, *parameters, expr=expr, dtype=dtype)
+    dropped: list[int] = []  # the axes of a vector's single row or column
     if is_row:
         dropped.append(len(batch))
     if is_column:
@@ -154,7 +158,7 @@ def product(
     return site.squeezed(result, *dropped)
 
 
-def _varying_axes(site: NodeSite, x: Tensor) -> int:
+def _varying_axis_count(site: NodeSite, x: Tensor) -> int:
     """Return the number of axes whose extent differs from 1."""
     return sum(differ(n, 1) for n in site.shape(x))
 
@@ -167,7 +171,7 @@ def _centred(site: NodeSite, x: Tensor, zero: Tensor | None) -> tuple[Any, Any]:
     """
     if zero is None or is_zero(zero):
         return x, 0
-    if _varying_axes(site, zero) < 2:
+    if _varying_axis_count(site, zero) < 2:
         return x, zero
     centred = site.step.sub(site.cast(x, "int32"), site.cast(zero, "int32"))
     return centred, 0
@@ -182,7 +186,7 @@ def dynamic_product(
     number for each column.
     """
     x_levels, x_scale, x_zero = dynamically_quantized(site, x)
-    total = product(site, x_levels, levels, (x_zero, zero))
+    total = product(site, x_levels, levels, zero_points=(x_zero, zero))
     total = site.cast(total, site.dtype_of(scale))
     return site.step.mul(total, site.step.mul(x_scale, scale))
 
@@ -192,7 +196,7 @@ def _matmul_integer(
     site: NodeSite, a: Tensor, b: Tensor, zero_a: Tensor | None = None, zero_b: Tensor | None = None
 ) -> Any:
     """Multiply matrices of levels; return 32-bit integers."""
-    return product(site, a, b, (zero_a, zero_b))
+    return product(site, a, b, zero_points=(zero_a, zero_b))
 
 
 @operator("QLinearMatMul")
@@ -222,11 +226,12 @@ def _conv_integer(
     """Convolve levels by a filter of levels; return 32-bit integers."""
     zero_of_x = 0 if zero_x is None else zero_x
     zero_of_filter = 0 if zero_filter is None else zero_filter
-    # Zero points and scales of x, of the filter and of the result.
+    # The zero point and the scale of x, then those of the filter, then those of the result.
     parameters = [zero_of_x, 1.0, zero_of_filter, 1.0, 0, 1.0]
+    no_bias = 0
     window = windows_of(site, kernel_of(site))
     return site.last.quantized_conv(
-        x, filter, 0, *parameters, groups=groups, border="constant", dtype="int32", **window
+        x, filter, no_bias, *parameters, groups=groups, border="constant", dtype="int32", **window
     )
 
 
@@ -247,7 +252,9 @@ def _qlinear_conv(
         result = _qlinear_conv(inner_site, channels_first, groups=groups, channels_last=False)
         return site.transposed(result, (0, *range(2, rank), 1))
     bias = site.unsqueezed(site.operand(8), (0,)) if site.has(8) else 0
-    parameters = [site.operand(i) for i in (2, 1, 5, 4, 7, 6)]  # zero points before their scales
+    # The inputs have the scale before the zero point, for x, for the filter and for the result. The
+    # operation has the zero point before the scale.
+    parameters = [site.operand(i) for i in (2, 1, 5, 4, 7, 6)]
     window = windows_of(site, kernel_of(site, 3))
     return site.last.quantized_conv(
         x, site.operand(3), bias, *parameters, groups=groups, border="constant",

@@ -17,9 +17,11 @@ from nnef_jax.formats.onnx.operators.registry import operator
 from nnef_jax.formats.onnx.tensor_types import dtype_of
 
 MICROSOFT = "com.microsoft"
+# Beginnings of names of dtypes.
 _SMALL_FLOATS = ("float8_", "float4_")
 _INTEGERS = ("int", "uint")
-_LONG = ("int16", "uint16", "int32")
+# Dtypes of levels whose differences 16-bit floats cannot represent exactly.
+_LONG_LEVELS = ("int16", "uint16", "int32")
 
 
 def is_zero(x: object) -> bool:
@@ -50,7 +52,8 @@ def broadcastable(site: NodeSite, x: Tensor, parameter: Tensor, axis: int, block
             f"a scale or zero point {show(shape)} does not fit {show(site.shape(x))} and blocks of "
             f"{block}"
         )
-    # Each item of the parameter is repeated `block` times along the axis.
+    # Each item of the parameter is repeated `block` times along the axis. With blocks of 2, the
+    # items [a, b] become [a, a, b, b], of which x may need only [a, a, b].
     repeated_shape = list(site.known_shape(parameter))
     block_count = repeated_shape[axis]
     repeated_shape[axis] = block_count * block
@@ -112,7 +115,7 @@ def dequantized(
     level_dtype = site.dtype_of(x)
     dtype = dtype or scale_dtype
     product_dtype = scale_dtype
-    if dtype != scale_dtype or level_dtype in _LONG:
+    if dtype != scale_dtype or level_dtype in _LONG_LEVELS:
         product_dtype = "float64" if "float64" in (scale_dtype, dtype) else "float32"
     difference = x
     if zero_point is not None and not is_zero(zero_point):

@@ -66,15 +66,15 @@ def _extreme_of_empty(
     least, greatest = (-math.inf, math.inf) if site.is_real() else ends_of(dtype)
     item = least if largest else greatest
     shape: list[int] = []
-    for number, extent in enumerate(site.known_shape()):
-        if number not in axes:
+    for index, extent in enumerate(site.known_shape()):
+        if index not in axes:
             shape.append(extent)
         elif keeps_axes:
             shape.append(1)
     return site.last.constant(shape=shape, value=(item,), dtype=dtype)
 
 
-def _index(kind: str) -> Meaning:
+def _index_of_extreme(kind: str) -> Meaning:
     """Make the function that flattens an operator to the index of the extreme item along an axis.
 
     `kind` is the kind of the operation, such as "argmax_reduce".
@@ -98,7 +98,7 @@ for _name, _kind in (("ArgMax", "argmax_reduce"), ("ArgMin", "argmin_reduce")):
         axis=axis("axis", 0),
         last=flag("select_last_index"),
         keeps_axes=flag("keepdims", True),
-    )(_index(_kind))
+    )(_index_of_extreme(_kind))
 
 
 @operator("Hardmax", since=13)
@@ -117,7 +117,8 @@ def _first_largest(site: NodeSite, x: Tensor, axes: Sequence[int]) -> Any:
     If several items are equal to the largest one, only the first of them gets 1.
     """
     site.graph.require_items(x, axes)
-    # For each item, its index among the items along the axes. Other axes have extent 1.
+    # `indices` has, for each item, the item's index among the items along the axes. It has extent 1
+    # along all other axes.
     index_shape = [1] * site.rank()
     for reduced_axis in axes:
         index_shape[reduced_axis] = site.known_shape()[reduced_axis]

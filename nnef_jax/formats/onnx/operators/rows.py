@@ -11,7 +11,7 @@ from nnef_jax.flattening.operators.registry import Meaning, Refusal, operation
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import OPERATORS
 
-# Elementwise operators on one tensor, whose names are the names of their kinds.
+# Kinds on one tensor whose operators have the same names, but with a capital letter.
 _SAME_NAME = (
     "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "ceil", "cos", "cosh", "erf", "exp",
     "floor", "log", "neg", "not", "relu", "sigmoid", "sign", "sin", "sinh", "softplus", "sqrt",

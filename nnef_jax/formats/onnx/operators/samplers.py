@@ -24,7 +24,7 @@ _COORDINATES = (
     "tf_half_pixel_for_nn", _CROP,
 )  # fmt: skip
 _ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
-# Maps names of modes since version 20 to older names.
+# Maps the names of the modes of GridSample since version 20 to the names before.
 _GRID_MODES = {"linear": "bilinear", "cubic": "bicubic"}
 
 
@@ -110,7 +110,8 @@ def _region(site: NodeSite, axes: Sequence[int], rank: int) -> Any:
     count = len(axes)
     if list(axes) == list(range(rank)):
         return region
-    # For other axes, the numbers 0 and 1 follow the bounds in the table.
+    # The bounds of the region are gathered from a table, which has the bounds of input 1, then the
+    # numbers 0 and 1 for all other axes.
     zero_one = site.constant([0, 1], site.dtype_of(region))
     table = site.step.concat([site.tensor(region), site.tensor(zero_one)], axis=0)
     index_of_0 = 2 * count

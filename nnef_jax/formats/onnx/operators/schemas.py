@@ -21,7 +21,7 @@ from nnef_jax.wording.similar import did_you_mean
 if TYPE_CHECKING:
     from onnx import FunctionProto
 
-_NEWEST = 2**31 - 1  # the greatest version that `onnx.defs` takes
+_LARGEST_VERSION = 2**31 - 1  # the largest version that `onnx.defs` takes, an int32
 
 
 @cache
@@ -30,7 +30,7 @@ def _schema(domain: str, name: str, version: int) -> Any:
     from onnx import defs
 
     try:
-        return defs.get_schema(name, max(min(version, _NEWEST), 0), domain)
+        return defs.get_schema(name, max(min(version, _LARGEST_VERSION), 0), domain)
     except defs.SchemaError:
         return None
 

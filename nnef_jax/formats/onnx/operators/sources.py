@@ -19,17 +19,19 @@ from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 from nnef_jax.formats.onnx.tensor_types import dtype_of
 
-_NAN = 255  # the code of NaN in float8e8m0
+_NAN_CODE = 255  # the code of NaN in float8_e8m0fnu
 # The constants of the mel scale: mel(f) = 2595 * log10(1 + f / 700), where f is in hertz.
 _MELS = 2595
 _CORNER = 700  # in hertz
 _ZERO = Constant(np.zeros(1, np.float32), "float32", derived=True)
-_ALL = 2**63 - 1  # an end that is beyond all axes
-_MANTISSA_BITS = 23  # of float32
-# The smallest mantissa that is rounded up.
-_LEAST = {"up": 1, "down": 1 << _MANTISSA_BITS, "nearest": 1 << _MANTISSA_BITS - 1}
+_AFTER_ALL_AXES = 2**63 - 1
+_MANTISSA_BITS = 23  # the number of bits of the mantissa in float32
+# For each mode of rounding, the smallest mantissa of float32 that is rounded up. No mantissa is so
+# large that the mode "down" rounds it up.
+_LEAST_ROUNDED_UP = {"up": 1, "down": 1 << _MANTISSA_BITS, "nearest": 1 << _MANTISSA_BITS - 1}
 _SATURATES = flag("saturate", True)
-_ROUNDING = word("round_mode", *_LEAST)
+_ROUNDING = word("round_mode", *_LEAST_ROUNDED_UP)
+# Dtypes to which a real number is cast by way of int32, so that large numbers wrap around.
 _WRAPPED = ("int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint16")
 
 
@@ -70,7 +72,11 @@ def _constant_of_shape(
 
 @operator("Shape")
 def _shape(
-    site: NodeSite, x: Tensor, *, start: int = integer("start", 0), end: int = integer("end", _ALL)
+    site: NodeSite,
+    x: Tensor,
+    *,
+    start: int = integer("start", 0),
+    end: int = integer("end", _AFTER_ALL_AXES),
 ) -> Any:
     """Return the shape of a tensor, or its part from the axis `start` to the axis `end`.
 
@@ -106,11 +112,13 @@ def _cast(
 ) -> Any:
     """Cast the input to a dtype. If `saturates`, numbers beyond the range of float8 are clipped."""
     source_dtype = site.dtype_of(0)
+    # A cast that the host computes has the dtype of the file. The graph narrows the result later.
     result_dtype = dtype if site.is_folded("cast", [x]) else site.computation_dtype(dtype)
     if dtype == "float8_e8m0fnu":
         return _power_of_two(site, x, saturates=saturates)
     becomes_float8 = dtype.startswith("float8") and source_dtype != dtype
     if becomes_float8 and saturates:
+        # Integers and other 8-bit floats are clipped as real numbers of more bits.
         can_be_clipped = is_float(source_dtype) and not source_dtype.startswith("float8")
         if not can_be_clipped:
             x = site.cast(x, site.graph.builder.real)
@@ -144,22 +152,22 @@ def _power_of_two(site: NodeSite, x: Tensor, *, saturates: bool) -> Any:
     The exponents have the range of float32. If `saturates`, numbers beyond the range are clipped.
     """
     step = site.step
-    least_rounded_up = _LEAST[_ROUNDING(site)]
+    least_rounded_up = _LEAST_ROUNDED_UP[_ROUNDING(site)]
     x = step.abs(site.cast(site.tensor(x), "float32"))
-    bits = step.bitcast(x, dtype="int32")  # those of the exponent, then those of the mantissa
+    bits = step.bitcast(x, dtype="int32")  # the exponent, then the mantissa
     mantissa_mask = (1 << _MANTISSA_BITS) - 1
     mantissa = step.bitwise_and(bits, mantissa_mask)
     rounds_up = step.ge(mantissa, least_rounded_up)
     exponent = step.shift_right(bits, _MANTISSA_BITS)
     code = step.add(exponent, step.cast(rounds_up, dtype="int32"))
     if saturates:
-        code = step.min(code, _NAN - 1)
+        code = step.min(code, _NAN_CODE - 1)
         is_nan = step.is_nan(x)
     else:
-        code = step.min(code, _NAN)
+        code = step.min(code, _NAN_CODE)
         bits_of_least = 1 << (_MANTISSA_BITS - 1)  # the bits of 2^-127 in float32
         is_nan = step.lt(bits, bits_of_least)
-    code = step.cast(step.select(is_nan, _NAN, code), dtype="uint8")
+    code = step.cast(step.select(is_nan, _NAN_CODE, code), dtype="uint8")
     return site.last.bitcast(code, dtype="float8_e8m0fnu")
 
 
@@ -190,7 +198,7 @@ def _range(site: NodeSite, first: Tensor) -> Any:
         if delta == 0:
             raise InvalidOperation("'delta' must not be 0")
         count = max(math.ceil((limit - start) / delta), 0)
-        if count <= LARGEST:
+        if count <= LARGEST:  # the host computes a range that is not too long
             return site.constant(start + delta * np.arange(count), dtype)
     return site.last.range(start=start, end=limit, step=delta, dtype=site.computation_dtype(dtype))
 
@@ -206,8 +214,8 @@ def _eye_like(site: NodeSite, x: Tensor, *, diagonal: int = integer("k", 0)) -> 
     site.graph.require_items(x, (0, 1))
     rows, columns = site.known_shape()
     dtype = site.dtype("dtype") if site.has_attribute("dtype") else site.dtype_of()
-    row = site.positions(rows, 0, 2)
-    column = site.positions(columns, 1, 2)
+    row = site.positions(rows, axis=0, rank=2)
+    column = site.positions(columns, axis=1, rank=2)
     if diagonal:
         row = site.step.add(row, diagonal)
     return site.last.cast(site.step.eq(row, column), dtype=site.computation_dtype(dtype))
@@ -233,7 +241,8 @@ def _mel_weights(site: NodeSite, *, dtype: str = dtype("output_datatype", 1)) ->
     mels = lowest_mel + np.arange(bands + 2) * distance
     hertz = _CORNER * np.expm1(mels / _MELS * math.log(10))
     corners = np.floor((length + 1) * hertz / rate).astype(np.int64)
-    # A band has three successive corners, along the columns. The bins are along the rows.
+    # The triangle of a band has three successive corners. The bands lie along the columns, and the
+    # bins along the rows.
     first = corners[None, :-2]
     middle = corners[None, 1:-1]
     last = corners[None, 2:]

@@ -48,13 +48,15 @@ def _along_axis(
     is_real = _is_real(site)
     if site.axis(axis) == rank - 1:
         raise InvalidOperation(f"'axis' must not be {axis}, the axis of [re] or [re,im]")
-    needs_real = not inverse  # half a spectrum is made from a real signal, or becomes one
+    # Half a spectrum is the transform of a real signal. The inverse of half a spectrum, which is
+    # complex, is a real signal.
+    needs_real = not inverse
     if onesided and is_real != needs_real:
         due = "complex" if inverse else "real"
         raise InvalidOperation(f"the signal must be {due} if 'onesided' is 1")
     axis = site.axis(axis)
     extent = site.known_shape()[axis]
-    has_half_spectrum = onesided and inverse  # the half spectrum of a real signal
+    has_half_spectrum = onesided and inverse  # whether x is half the spectrum of a real signal
     default_count = 2 * (extent - 1) if has_half_spectrum else extent
     count = site.integer(1, default_count)
     if count < 1:
@@ -81,6 +83,8 @@ def _weighted_half(site: NodeSite, x: Tensor, axis: int, count: int) -> Any:
     the frequencies of the lower half. Therefore most frequencies of the lower half count twice.
     """
     half_count = count // 2 + 1
+    # Frequency 0 has no conjugate. If the number of frequencies is even, neither has the middle
+    # one. The factors are 1, 2, 2 for 5 frequencies and 1, 2, 2, 1 for 6.
     factors = np.full(half_count, 2.0)
     factors[0] = 1
     if count % 2 == 0:
@@ -102,7 +106,8 @@ def _of_real(site: NodeSite, x: Tensor, axis: int, count: int, *, onesided: bool
     upper_count = (count - 1) // 2  # the number of frequencies in the upper half
     if onesided or upper_count == 0:
         return lower_half
-    # The frequencies from upper_count down to 1.
+    # The frequencies from `upper_count` down to 1. For 6 frequencies, the lower half has the
+    # frequencies 0, 1, 2, 3, and the slice has 2, 1.
     mirrored = site.step.slice(
         lower_half, axes=(axis,), begin=(upper_count,), end=(0,), stride=(-1,)
     )

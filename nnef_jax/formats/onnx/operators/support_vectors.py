@@ -37,7 +37,7 @@ def _matrix(name: str, numbers: Sequence[float], count: int) -> Any:
     return np.array(numbers, np.float32).reshape(count, -1)
 
 
-def _products(
+def _linear_function(
     site: NodeSite, x: Tensor, filter: ArrayLike, bias: Sequence[float], name: str
 ) -> Any:
     """Multiply x by the rows of `filter`, and add `bias`.
@@ -62,9 +62,9 @@ def _kernels(site: NodeSite, count: int) -> Any:
         square = site.squeezed(site.total(step.sqr(difference), (2,)), 2)
         return step.exp(step.mul(square, -gamma))
     if kind == "LINEAR":
-        return _products(site, x, vectors, [0.0] * count, "support_vectors")
+        return _linear_function(site, x, vectors, [0.0] * count, "support_vectors")
     scaled_vectors = vectors * np.float32(gamma)
-    sums = _products(site, x, scaled_vectors, [offset] * count, "support_vectors")
+    sums = _linear_function(site, x, scaled_vectors, [offset] * count, "support_vectors")
     return step.tanh(sums) if kind == "SIGMOID" else step.pow(sums, float(degree))
 
 
@@ -84,7 +84,7 @@ def _regressor(
     """
     x = _kernels(site, count) if count > 0 else feature_rows(site)
     weights = _matrix("coefficients", coefficients, 1)
-    sums = _products(site, x, weights, [rho[0]], "coefficients")
+    sums = _linear_function(site, x, weights, [rho[0]], "coefficients")
     if one_class:
         one = site.constant(1, site.dtype_of(sums))
         is_positive = site.step.gt(sums, 0.0)
@@ -118,7 +118,9 @@ def _classifier(
     vector_count = sum(sizes)
     if vector_count == 0:
         weights = _matrix("coefficients", coefficients, max(count, 1))
-        scores = _products(site, feature_rows(site), weights, [rho[0]] * count, "coefficients")
+        scores = _linear_function(
+            site, feature_rows(site), weights, [rho[0]] * count, "coefficients"
+        )
         label = labelled(site, labels, best_class(site, scores))
         return label, transformed(site, scores, transform)
     if len(sizes) != count:
@@ -127,7 +129,7 @@ def _classifier(
     pairs = list(combinations(range(count), 2))
     weights = _weights_of_pairs(coefficients, sizes, pairs)
     kernels = _kernels(site, vector_count)
-    scores = _products(site, kernels, weights, rho[: len(pairs)], "coefficients")
+    scores = _linear_function(site, kernels, weights, rho[: len(pairs)], "coefficients")
     votes = _votes(site, scores, count, pairs)
     label = labelled(site, labels, best_class(site, votes))
     if has_probabilities:
@@ -146,8 +148,8 @@ def _weights_of_pairs(
     """
     ends = np.cumsum([0, *sizes])
     vector_count = ends[-1]
-    # A vector of class i has a weight against each other class. The weight against class j is in
-    # row j - 1 if i < j, otherwise in row j.
+    # A vector of class i has a weight against each other class. Class i itself has no row: the
+    # weight against class j is in row j - 1 if i < j, otherwise in row j.
     stored_weights = np.array(coefficients, np.float32).reshape(len(sizes) - 1, vector_count)
     weights = np.zeros((len(pairs), vector_count), np.float32)
     for weights_of_pair, (i, j) in zip(weights, pairs, strict=True):
@@ -170,11 +172,12 @@ def _votes(site: NodeSite, scores: Tensor, count: int, pairs: Sequence[tuple[int
     for column, (i, j) in enumerate(pairs):
         is_first_of_pair[i, column] = 1
         is_second_of_pair[j, column] = 1
-    # The votes for the second classes, and what changes where a pair votes for its first class.
+    # If all pairs vote for their second classes, the classes get `votes_for_second`. Each pair that
+    # votes for its first class instead changes the votes by its column of `changes`.
     votes_for_second = is_second_of_pair.sum(1).tolist()
     changes = is_first_of_pair - is_second_of_pair
     first_wins = site.cast(site.step.gt(scores, 0.0), site.dtype_of(scores))
-    return _products(site, first_wins, changes, votes_for_second, "votes")
+    return _linear_function(site, first_wins, changes, votes_for_second, "votes")
 
 
 def _probabilities(

@@ -75,11 +75,11 @@ def _mask_padding(
         count = site.extent(i, 0)
         if count not in (batch, 2 * batch):
             raise InvalidShape(f"a mask {show(site.shape(i))} is not supported for {batch} samples")
-        index = site.positions(keys, 3, 4)
+        index = site.positions(keys, axis=3, rank=4)
         parts = [site.part(numbers, 0, k, k + batch) for k in range(0, count, batch)]
         end, *starts = (site.unsqueezed(x, (1, 2, 3)) for x in parts)
         is_item = step.lt(index, end)
-        for start in starts:  # there is one or none
+        for start in starts:  # `starts` is empty, or has one item
             is_item = step.and_(is_item, step.ge(index, start))
     elif rank in (2, 3):
         new_axes = (1, 2) if rank == 2 else (1,)
@@ -90,6 +90,7 @@ def _mask_padding(
 
 
 def _split(site: NodeSite, x: Tensor, sizes: Sequence[int], axis: int) -> list[Any]:
+    """Split a tensor along an axis into parts with the extents `sizes`."""
     ends = np.cumsum([0, *sizes]).tolist()
     if ends[-1] != site.extent(x, axis):
         raise InvalidShape(f"{show(site.shape(x))} cannot be split into {list(sizes)} items")
@@ -103,6 +104,7 @@ def _unpacked(site: NodeSite, x: Tensor, axis: int) -> list[Any]:
 
 
 def _with_past(site: NodeSite, past: Tensor | None, x: Tensor) -> Any:
+    """Append `x`, heads of keys or values, to the past heads, if there are any."""
     return x if past is None else site.step.concat([past, x], axis=2)
 
 
@@ -135,17 +137,23 @@ def _attention(
     count: int,
     **attributes: Any,
 ) -> tuple[Any, ...]:
-    require_supported(site, 6, do_rotary=0, past_present_share_buffer=0)
+    """Compute attention to past and new keys; return the result, and the keys and values stacked.
+
+    Input 0 is multiplied by weights, which gives queries, keys and values. Input 3 is the mask,
+    input 4 has past keys and values, and input 5 is added to the scores. `count` is the number of
+    heads.
+    """
+    require_supported(site, inputs=6, do_rotary=0, past_present_share_buffer=0)
     x = site.product(x, site.unsqueezed(weights, (0,)))
     if bias is not None:
         x = site.step.add(x, bias)
     sizes = site.ints("qkv_hidden_sizes", [site.extent(x, 2) // 3] * 3)
-    q, k, v = (split_heads(site, part, count) for part in _split(site, x, sizes, 2))
+    q, k, v = (split_heads(site, part, count) for part in _split(site, x, sizes, axis=2))
     if site.has(4):
-        past_k, past_v = _unpacked(site, site.tensor(4), 0)
+        past_k, past_v = _unpacked(site, site.tensor(4), axis=0)
         k = _with_past(site, past_k, k)
         v = _with_past(site, past_v, v)
-    result = _attended(site, q, k, v, 3, 5, **attributes)
+    result = _attended(site, q, k, v, padding=3, bias=5, **attributes)
     present = site.step.stack([k, v], axis=0) if site.is_read(1) else None
     return result, present
 
@@ -159,27 +167,27 @@ def _multi_head_attention(
     Inputs 0 to 2 are queries, keys and values. Input 0 may have all three packed, or input 1 the
     keys and values. `count` is the number of heads.
     """
-    require_supported(site, 8, 3)
+    require_supported(site, inputs=8, outputs=3)
     x = site.tensor(x)
     parts: list[Any]
     if site.rank(x) == 5:
-        parts = _unpacked(site, x, 3)
+        parts = _unpacked(site, x, axis=3)
     elif site.rank(1) == 5:
-        parts = [x, *_unpacked(site, site.tensor(1), 3)]
+        parts = [x, *_unpacked(site, site.tensor(1), axis=3)]
     else:
         parts = [x, site.tensor(1), site.tensor(2)]
     # The parts have shape (batch, time, heads * items), or (batch, time, heads, items) if they were
     # unpacked. In cross-attention, keys and values may already be heads of shape (batch, heads,
     # time, items); then they have no bias.
     are_heads = site.rank(x) == 3 and site.rank(1) == 4
-    flat_count = 1 if are_heads else 3  # the number of parts that are no heads
+    flat_count = 1 if are_heads else 3  # the number of parts that are not heads yet
     for i, part in enumerate(parts[:flat_count]):
         if site.rank(part) == 4:
             parts[i] = site.reshaped(part, (0, 0, -1))
     if site.has(3):
         width = site.extent(parts[0], 2)
         sizes = [width, width, site.extent(3, 0) - 2 * width]
-        biases = _split(site, site.tensor(3), sizes, 0)
+        biases = _split(site, site.tensor(3), sizes, axis=0)
         for i, bias in enumerate(biases[:flat_count]):
             parts[i] = site.step.add(parts[i], bias)
     for i, part in enumerate(parts):
@@ -188,7 +196,7 @@ def _multi_head_attention(
     q, k, v = parts
     k = _with_past(site, site.optional(6), k)
     v = _with_past(site, site.optional(7), v)
-    return _attended(site, q, k, v, 4, 5, **attributes), k, v
+    return _attended(site, q, k, v, padding=4, bias=5, **attributes), k, v
 
 
 @operator("RotaryEmbedding", domain=MICROSOFT)
@@ -199,7 +207,12 @@ def _rotary_embedding(
     count: int = integer("num_heads", 0),
     interleaved: bool = flag("interleaved"),
 ) -> Any:
-    require_supported(site, 4, scale=1.0, is_packed_batching=0)
+    """Rotate the items of heads by angles that depend on their positions.
+
+    Input 1 has the positions, or the position of the first item. Inputs 2 and 3 are the cosines and
+    sines of all positions. `count` is the number of heads, or 0 if all items of a head are rotated.
+    """
+    require_supported(site, inputs=4, scale=1.0, is_packed_batching=0)
     x = site.tensor(x)
     is_flat = site.rank() == 3
     if is_flat:
@@ -208,7 +221,7 @@ def _rotary_embedding(
         x = split_heads(site, x, count)
     positions = site.as_integer(1)
     if site.rank(1) == 1:  # input 1 is the position of the first item
-        positions = site.step.add(site.positions(site.extent(x, 2), 1, 2), positions)
+        positions = site.step.add(site.positions(site.extent(x, 2), axis=1, rank=2), positions)
     x = rotated(site, x, *angles(site, positions, (2, 3)), interleaved=interleaved)
     return joined_heads(site, x) if is_flat else x
 
@@ -229,14 +242,19 @@ def _group_query_attention(
 ) -> tuple[Any, ...]:
     """Compute causal attention. New keys and values are appended to past ones in buffers.
 
-    Input 5, `seqlens_k`, is the number of past and new keys, minus 1. Input 6 is the total length.
+    Inputs 0 to 2 are queries, keys and values, and inputs 3 and 4 are the buffers of past keys and
+    values. Input 5, `seqlens_k`, is the number of past and new keys, minus 1. Input 6 is the total
+    length. Inputs 7 and 8 are cosines and sines, and input 9 has the positions of the queries.
+    Input 10 is added to the scores, and input 11 has the score of an additional key for each head.
+
     If the total length is known, the resulting buffer is at least this long. If it is computed, the
     buffer keeps its length, and the result is NaN for a sequence that does not fit. A runtime makes
     a longer buffer instead.
     """
     require_supported(
-        site, 12, 3, sliding_window_cache=0, k_quant_type="NONE", v_quant_type="NONE", causal=1
-    )
+        site, inputs=12, outputs=3, sliding_window_cache=0, k_quant_type="NONE",
+        v_quant_type="NONE", causal=1,
+    )  # fmt: skip
     step = site.step
     q, k, v = _packed_heads(site, (query_heads, key_heads, key_heads))
     batch, _, query_count, items = site.known_shape(q)
@@ -252,7 +270,7 @@ def _group_query_attention(
         if site.has(9):
             positions = site.as_integer(9)
         else:
-            positions = step.add(site.positions(query_count, 1, 2), past_count)
+            positions = step.add(site.positions(query_count, axis=1, rank=2), past_count)
         q = rotated(site, q, *angles(site, positions, (7, 8)), interleaved=interleaved)
         k = rotated(site, k, *angles(site, positions, (7, 8)), interleaved=interleaved)
     total = site.operand(6)
@@ -275,7 +293,7 @@ def _group_query_attention(
         mask.add(site.part(site.tensor(10), 3, 0, key_count))
     sink = site.reshaped(site.tensor(11), (-1, 1, 1)) if site.has(11) else None
     if is_smooth and sink is None:
-        sink = site.constant([[[0]]], site.dtype_of(q))
+        sink = site.constant([[[0]]], site.dtype_of(q))  # the score 0
     result, _ = attended(mask, q, k, v, sink=sink, **scaling)
     if buffer_length and not is_total_known:
         fits = step.lt(site.reshaped(site.as_integer(5), (batch, 1, 1, 1)), key_count)
@@ -294,7 +312,7 @@ def _packed_heads(site: NodeSite, counts: tuple[int, int, int]) -> list[Any]:
         parts: list[Any] = [site.tensor(i) for i in range(3)]
     else:
         items = site.extent(0, 2) // sum(counts)
-        parts = _split(site, site.tensor(0), [n * items for n in counts], 2)
+        parts = _split(site, site.tensor(0), [n * items for n in counts], axis=2)
     return [split_heads(site, x, n) for x, n in zip(parts, counts, strict=True)]
 
 
@@ -312,7 +330,7 @@ def _buffer_with_new(
     zero = site.filled(0, site.dtype_of(new), (batch, heads, 1, items))
     parts = step.concat([past, new, zero], axis=2)
     # For each key of the buffer, its index in `parts`.
-    past_index = site.positions(length, 1, 2)
+    past_index = site.positions(length, axis=1, rank=2)
     new_index = step.sub(past_index, past_count)
     is_past = step.lt(new_index, 0)
     is_new = step.and_(step.ge(new_index, 0), step.lt(new_index, new_count))

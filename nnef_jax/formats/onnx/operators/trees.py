@@ -33,15 +33,18 @@ from nnef_jax.formats.onnx.operators.estimators import (
 )  # fmt: skip
 from nnef_jax.formats.onnx.operators.registry import operator
 
+# The codes of comparisons in the table of nodes, by the mode of the node.
 _COMPARISONS = {
     "BRANCH_EQ": 1, "BRANCH_NEQ": 2, "BRANCH_LT": 3, "BRANCH_GT": 4, "BRANCH_LEQ": 5,
     "BRANCH_GTE": 6, "LEAF": 0,
 }  # fmt: skip
-# TreeEnsemble's modes 0 to 5; its mode 6 is MEMBER.
+# The modes 0 to 5 of the operator TreeEnsemble. Its mode 6 is MEMBER, which tests whether an item
+# is in a set.
 _MODES = ("LEQ", "LT", "GTE", "GT", "EQ", "NEQ")
 _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
-_NAN = 256  # is added to the code of a comparison if NaN takes the branch for true
-_NODE = 10  # steps of the meter for each node
+# This number is added to the code of a comparison if the comparison is true for NaN.
+_TRUE_FOR_NAN = 256
+_STEPS_OF_NODE = 10  # steps of the meter for each node
 _NO_MEMBERS = Constant(np.zeros(0, np.float32), "float32")
 _TRACKS = integers("nodes_missing_value_tracks_true", ())
 
@@ -77,10 +80,37 @@ def _scores(
     """
     x = feature_rows(site)
     _, width = site.shape(x)
+    _check_tables(roots, nodes, leaves, width, count)
+    operands = {
+        "input": x,
+        "trees": parameter(site, "trees", np.asarray(roots), "int32"),
+        "nodes": parameter(site, "nodes", nodes, "int32"),
+        "leaves": parameter(site, "leaves", leaves, "int32"),
+    }
+    # An average is computed as a sum, which is then divided by the number of trees.
+    is_mean = aggregate == "AVERAGE"
+    kind_of_sum = "SUM" if is_mean else aggregate
+    scores = site.insert("tree_ensemble", operands, classes=count, aggregate=kind_of_sum)
+    scores = site.cast(scores, site.computation_dtype("float32"))
+    return site.step.div(scores, float(len(roots))) if is_mean else scores
+
+
+def _check_tables(
+    roots: Sequence[int],
+    nodes: NDArray[np.int32],
+    leaves: NDArray[np.int32],
+    width: int,
+    count: int,
+) -> None:
+    """Check the tables of `_scores` for samples of `width` features and for `count` classes.
+
+    Raises InvalidShape if a node reads a feature beyond the width. Raises InvalidOperation if a
+    feature is negative, if a root is no node, or if the class of a leaf does not exist.
+    """
     is_branch = nodes[:, 4] != 0
     features = nodes[is_branch, 0]
     read_width = features.max(initial=-1) + 1
-    if differ(min(width, read_width), read_width):  # an open width does not differ from any
+    if differ(min(width, read_width), read_width):  # an open width does not differ from any number
         raise InvalidShape(
             f"it reads feature {features.max()}, the input has only {width} features"
         )
@@ -90,25 +120,14 @@ def _scores(
     leaf_classes = leaves[:, 0]
     if leaf_classes.min(initial=0) < 0 or leaf_classes.max(initial=-1) >= count:
         raise InvalidOperation(f"the classes of its leaves must be 0 to {count - 1}")
-    operands = {
-        "input": x,
-        "trees": parameter(site, "trees", np.asarray(roots), "int32"),
-        "nodes": parameter(site, "nodes", nodes, "int32"),
-        "leaves": parameter(site, "leaves", leaves, "int32"),
-    }
-    # An average is computed as the sum, divided by the number of trees below.
-    is_mean = aggregate == "AVERAGE"
-    kind_of_sum = "SUM" if is_mean else aggregate
-    scores = site.insert("tree_ensemble", operands, classes=count, aggregate=kind_of_sum)
-    scores = site.cast(scores, site.computation_dtype("float32"))
-    return site.step.div(scores, float(len(roots))) if is_mean else scores
 
 
 @dataclass(frozen=True, slots=True)
 class _Trees:
     """Trees in which a node is identified by two numbers: its tree, and its number in the tree."""
 
-    # These sequences have an item for each node.
+    # These sequences have an item for each node. The items of `true` and `false` are numbers of
+    # nodes in the same tree.
     trees: Sequence[int]
     numbers: Sequence[int]
     modes: Sequence[str]
@@ -151,7 +170,7 @@ def _ensemble(
     is one of `_AGGREGATES`, and says how the weights of all trees are combined.
     """
     trees = ensemble.trees
-    site.spend(_NODE * len(trees))
+    site.spend(_STEPS_OF_NODE * len(trees))
     unknown_modes = sorted({*ensemble.modes} - {*_COMPARISONS})
     if unknown_modes:
         raise InvalidOperation(f"there is no mode {unknown_modes[0]!r}")
@@ -175,11 +194,12 @@ def _ensemble(
             nodes[i, :2] = ends[i], ends[i + 1]
             continue
         nan_takes_true = tracks[i] != 0 or mode == "BRANCH_NEQ"
-        code = _COMPARISONS[mode] + (_NAN if nan_takes_true else 0)
+        code = _COMPARISONS[mode] + (_TRUE_FOR_NAN if nan_takes_true else 0)
         true_index = index_by_node[tree, ensemble.true[i]]
         false_index = index_by_node[tree, ensemble.false[i]]
         nodes[i] = ensemble.features[i], true_index, false_index, thresholds[i], code
-    # The root of a tree is its first node, which is the last one that the loop comes to.
+    # The root of a tree is the first of its nodes. The loop comes to this node last, so its index
+    # replaces the indices of the tree's other nodes.
     roots: dict[int, int] = {}
     for i in reversed(range(len(trees))):
         roots[trees[i]] = i
@@ -264,7 +284,7 @@ def _tensor(name: str, default: Constant | None = None) -> Any:
 class _Tables:
     """Trees in which nodes and leaves are identified by their indices."""
 
-    # These have an item for each node.
+    # These fields have an item for each node.
     modes: Constant
     splits: Constant
     features: Sequence[int]
@@ -273,10 +293,10 @@ class _Tables:
     true_leafs: Sequence[int]
     false: Sequence[int]
     false_leafs: Sequence[int]
-    # These have an item for each leaf.
+    # These fields have an item for each leaf.
     vote_classes: Sequence[int]
     weights: Constant
-    # Sets of numbers. Each set ends with NaN.
+    # The members of all sets, one set after the other. Each set ends with NaN.
     members: Constant
 
     def children(self, name: str, indices: Sequence[int], leafs: Sequence[int]) -> list[int]:
@@ -325,7 +345,7 @@ def _tree_ensemble(
     `roots` are the indices of the trees' roots.
     """
     ensemble = _Tables(**tables)
-    site.spend(_NODE * ensemble.modes.array.size)
+    site.spend(_STEPS_OF_NODE * ensemble.modes.array.size)
     nodes = _node_table(ensemble)
     weights = _float_bits(ensemble.weights.array.reshape(-1))
     leaves = np.stack([np.asarray(ensemble.vote_classes, np.int32), weights], 1)
@@ -349,12 +369,12 @@ def _node_table(ensemble: _Tables) -> NDArray[np.int32]:
     true_indices = ensemble.children("true", ensemble.true, ensemble.true_leafs)
     false_indices = ensemble.children("false", ensemble.false, ensemble.false_leafs)
     thresholds = _float_bits(ensemble.splits.array.reshape(-1)).tolist()
-    table = [[0] * 5 for _ in range(count)]
+    table = [[0] * 5 for _ in range(count)]  # the rows of nodes are filled in by the loop below
     table += [[i, i + 1, 0, 0, 0] for i in range(len(ensemble.vote_classes))]
     for i, mode in enumerate(ensemble.modes.array.reshape(-1).tolist()):
         feature, true_index, false_index = features[i], true_indices[i], false_indices[i]
         nan_takes_true = tracks[i] != 0 or mode == _MODES.index("NEQ")
-        nan_code = _NAN if nan_takes_true else 0
+        nan_code = _TRUE_FOR_NAN if nan_takes_true else 0
         if mode < len(_MODES):
             code = _COMPARISONS[f"BRANCH_{_MODES[mode]}"] + nan_code
             table[i] = [feature, true_index, false_index, thresholds[i], code]
