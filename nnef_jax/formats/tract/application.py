@@ -32,8 +32,8 @@ _KEEPS_SCALE = frozenset(
         "tract_core_cast",
     }
 )  # fmt: skip
-# Steps of the meter for an operation, besides one step for each item of a known value.
-_APPLICATION = 40
+# The steps of the meter for an operation. Each item of a known result takes one more step.
+_APPLICATION_STEPS = 40
 _LEFT_OUT = s.Literal(0, False)  # the default that the declaration has for optional operands
 
 
@@ -64,7 +64,7 @@ def applied(
     `names` are the names of the results. `rule` is the user's rule for the operation, if there is
     one.
     """
-    site.graph.meter.spend(_APPLICATION)
+    site.graph.meter.spend(_APPLICATION_STEPS)
     declared = declarations.declarations()[kind]
     items = declarations.operands(kind)
     operands: dict[str, Any] = {}
@@ -169,7 +169,7 @@ def _folded(site: CallSite, kind: str, operands: ByName, attributes: ByName) -> 
 
     Raises NotFolded if an operand is not known.
     """
-    # Next to a known operand, a parameter may be a shape. The array of such a parameter is read.
+    # If another operand is known, a parameter may be a shape. The array of such a parameter is read.
     if any(map(_is_known, operands.values())):
         operands = {name: site.graph.known(x, only_shapes=True) for name, x in operands.items()}
     if not all(map(_is_known, operands.values())):
@@ -178,7 +178,7 @@ def _folded(site: CallSite, kind: str, operands: ByName, attributes: ByName) -> 
     if operator is None:
         result = h.evaluate(kind, operands.values(), attributes)
     else:
-        inner = _operation_site(site, kind, operands, attributes, (), folds=True)
+        inner = _operation_site(site, kind, operands, attributes, names=(), folds=True)
         try:
             result = operator.run(inner)
         except InvalidOperation:
@@ -216,11 +216,12 @@ def _bias(
         return bias
     if input not in scales or filter not in scales:
         return bias
-    step = scales[input] * scales[filter]
-    if step.ndim and step.size == volume(bias.type.shape):
-        step = step.reshape(bias.type.shape)
-    real = site.cast(bias, site.graph.defaults.real)
-    return apply(site, "mul", f"{bias.name}_real", x=real, y=step)
+    scale = scales[input] * scales[filter]
+    has_channels = scale.ndim > 0
+    if has_channels and scale.size == volume(bias.type.shape):
+        scale = scale.reshape(bias.type.shape)
+    units = site.cast(bias, site.graph.defaults.real)
+    return apply(site, "mul", f"{bias.name}_real", x=units, y=scale)
 
 
 def _unified(
@@ -246,7 +247,7 @@ def _unified(
             x = h.integer_array(h.integers(x), x.shape)
             graph.require_known(x.ravel().tolist())
         dtype = dtype or default_dtype(x, graph.defaults, item)
-        if x.ndim == 0 and h.is_plain(x.ravel()):
+        if x.ndim == 0 and h.is_plain(x.ravel()):  # a single number that is known
             return graph.literal(x, dtype)
         return site.constant(x, dtype)
 
@@ -268,7 +269,7 @@ def _added(
             raise inner.invalid(error, kind, operands) from None
         results = cast(tuple[Any, ...], tensors if isinstance(tensors, tuple) else (tensors,))
     first = results[0]
-    if first and isinstance(first, list):
+    if first and isinstance(first, list):  # a result that is an array of tensors
         first = cast(list[Any], first)[0]
     if isinstance(first, Value):
         site.graph.calls[first] = kind, operands, attributes

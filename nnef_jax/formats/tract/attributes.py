@@ -16,14 +16,14 @@ from nnef_jax.flattening.hostvalues import host, integers
 from nnef_jax.formats.base import EXPORT_KNOWN, GIVE_SHAPES
 from nnef_jax.formats.syntax.types import INTEGER, LITERALS, ArrayOf, Primitive, TupleOf, Type
 
-_LARGEST = (1 << 63) - 1
+_LARGEST_INTEGER = (1 << 63) - 1  # of the signed integers of 64 bits
 
 
 def is_attribute(value: Any, type: Type) -> bool:
     """Tell whether an argument already is an attribute of the declared type `type`."""
     match type:
         case Primitive("integer"):
-            return value.__class__ is int and -_LARGEST <= value <= _LARGEST
+            return value.__class__ is int and -_LARGEST_INTEGER <= value <= _LARGEST_INTEGER
         case Primitive():
             return LITERALS.get(value.__class__) == type
         case ArrayOf(item):
@@ -54,6 +54,7 @@ def attribute(value: object, type: Type) -> Any:
             if is_symbolic(number):
                 message = "a number must be known here, this is a symbolic extent"
                 raise InvalidOperation(message, EXPORT_KNOWN)
+            # UNKNOWN is an integer. NaN stands for an unknown real number.
             return math.nan if number is UNKNOWN else float(number)
         case ArrayOf(Primitive("integer" | "scalar" | "logical") as item) if not isinstance(
             value, list | tuple
@@ -88,9 +89,9 @@ def _signed(integer: int) -> int:
 
     tract writes some negative integers as unsigned integers.
     """
-    if is_symbolic(integer) or integer is UNKNOWN or abs(integer) <= _LARGEST:
+    if is_symbolic(integer) or integer is UNKNOWN or abs(integer) <= _LARGEST_INTEGER:
         return integer
-    if _LARGEST < integer < 1 << 64:
+    if _LARGEST_INTEGER < integer < 1 << 64:
         return integer - (1 << 64)
     raise InvalidOperation(f"an integer of 64 bits is due, this is {integer}")
 

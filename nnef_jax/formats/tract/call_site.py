@@ -34,8 +34,9 @@ from nnef_jax.formats.tract.flat_graph import FlatGraph
 from nnef_jax.formats.tract.tensor_file import LARGEST_ATTRIBUTE
 from nnef_jax.formats.tract.unit import Unit
 
-_NOTHING: ByName = {}
-# An operand of a meaning. At a site that folds, it is a host value. If it is left out, it is False.
+_NO_OPERANDS: ByName = {}
+# The type of the operands of a meaning. At a site that folds, each operand is a host value. An
+# operand that the document leaves out is False.
 TractOperand = Operand | Host
 # The exceptions that `CallSite.located` converts to errors with a span.
 REFUSALS = (NnefError, InvalidOperation, InconclusiveDimensionOperation, ExtentNeeded)
@@ -267,12 +268,15 @@ class CallSite(OperatorSite[FlatGraph]):
             hint=EXPORT_KNOWN,
         )
 
-    def invalid(self, error: InvalidOperation, kind: str, operands: ByName = _NOTHING) -> NnefError:
+    def invalid(
+        self, error: InvalidOperation, kind: str, operands: ByName = _NO_OPERANDS
+    ) -> NnefError:
         """Return the error to raise for an operation of a kind that refuses its operands.
 
         `error` is the exception with which the kind refuses them. The result names arguments as the
         document does, not as the kind does.
         """
+        # `words` are the document's words for the operands of the call, not of another operation.
         words = self.words if kind == self.operation else dict[str, str]()
         operands_by_word = {words.get(name, name): x for name, x in operands.items()}
 
@@ -326,15 +330,15 @@ class CallSite(OperatorSite[FlatGraph]):
             return operands
         dtype = dtypes[-1]
         builder = self.graph.builder
-        is_default = dtype in (builder.real, builder.integer)
+        is_default = dtype in (builder.real, builder.integer)  # which Python numbers have anyway
         is_elementwise = kind in ON_ITEMS or "y" in operands
         if is_default or not is_elementwise:
             return operands
-        converted_number = jnp.dtype(dtype).type
+        number_type = jnp.dtype(dtype).type
         typed = {**operands}
         for name, operand in operands.items():
             if type(operand) in (int, float):
-                typed[name] = converted_number(operand)
+                typed[name] = number_type(operand)
         return typed
 
     def _insert(self, kind: str, operands: ByName, attributes: ByName, suffix: str) -> Any:
@@ -399,7 +403,7 @@ class CallSite(OperatorSite[FlatGraph]):
         (result,) = self.add("cast", {"input": x}, {"dtype": dtype}, result_names)
         stored = graph.constants.get(x)
         if stored is not None:
-            # Attributes may read the items of a small tensor, so they are converted too.
+            # Attributes may read the items of a small tensor, so its stored items are converted too.
             is_small = stored.size <= LARGEST_ATTRIBUTE
             graph.constants[result] = converted(stored, dtype) if is_small else stored
         return result

@@ -16,7 +16,8 @@ REGISTRIES = (
     "tract_transformers",
 )  # fmt: skip
 
-# Operations that have another name too. Most of these names are former names, in another registry.
+# Maps a second name of an operation to the name that its declaration has. Most second names are
+# former names of the operation, in another registry.
 ALIASES = {
     "tract_transformers_rms_norm": "tract_core_rms_norm",
     "tract_transformers_silu": "tract_core_silu",
@@ -28,18 +29,18 @@ ALIASES = {
     "tract_onnx_isinf": "tract_core_is_inf",
 }
 
-# Operations that are always refused, each with the reason or with a way around the operation.
-_CACHE = (
+# Maps operations that are always refused to the reason, or to a way around the operation.
+_HIDES_CACHE = (
     "it hides a cache that grows inside the network: export the cache as inputs and outputs instead"
 )
-_RANDOM = "it draws random numbers: pass them to the network as an input instead"
+_DRAWS_NUMBERS = "it draws random numbers: pass them to the network as an input instead"
 REFUSED = {
-    "tract_transformers_dyn_kv_cache": _CACHE,
-    "tract_transformers_quantized_dyn_kv_cache": _CACHE,
-    "tract_transformers_window_kv_sdpa": _CACHE,
-    "tract_transformers_quantized_kv_sdpa": _CACHE,
-    "tract_onnx_multinomial": _RANDOM,
-    "tract_onnx_random": _RANDOM,
+    "tract_transformers_dyn_kv_cache": _HIDES_CACHE,
+    "tract_transformers_quantized_dyn_kv_cache": _HIDES_CACHE,
+    "tract_transformers_window_kv_sdpa": _HIDES_CACHE,
+    "tract_transformers_quantized_kv_sdpa": _HIDES_CACHE,
+    "tract_onnx_multinomial": _DRAWS_NUMBERS,
+    "tract_onnx_random": _DRAWS_NUMBERS,
     "update": "make it an output, and load(..., state={INPUT: OUTPUT})",
 }
 
@@ -71,7 +72,10 @@ def registry_of(name: str) -> str:
     for candidate in reversed(REGISTRIES):
         if name in registry(candidate):
             return candidate
-    return next((r for r in REGISTRIES if name.startswith(f"{r}_")), "")
+    for candidate in REGISTRIES:
+        if name.startswith(f"{candidate}_"):
+            return candidate
+    return ""
 
 
 @cache
@@ -81,10 +85,15 @@ def operands(name: str) -> Mapping[str, str | None]:
     An item type is a name such as "scalar", or "?" for a generic type, or None if any type is
     allowed.
     """
-    return {p.name: _item(p.type) for p in declarations()[name].parameters if has_tensor(p.type)}
+    items: dict[str, str | None] = {}
+    for parameter in declarations()[name].parameters:
+        if has_tensor(parameter.type):
+            items[parameter.name] = _item(parameter.type)
+    return items
 
 
 def _item(type: Type) -> str | None:
+    """Return the item type of a tensor, or of the tensors in an array; see `operands`."""
     while isinstance(type, ArrayOf):
         type = type.item
     return type.item if isinstance(type, Tensor) else None

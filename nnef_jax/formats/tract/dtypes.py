@@ -28,6 +28,7 @@ from lowering.graph import Value
 from nnef_jax.flattening.emission import ByName, computation_dtype
 from nnef_jax.flattening.hostvalues import Host
 
+# Maps the names of tract's datum types to dtypes.
 DATUM_TYPES = {
     "bool": "bool",
     "u8": "uint8", "u16": "uint16", "u32": "uint32", "u64": "uint64",
@@ -42,8 +43,10 @@ DATUM_PARAMETERS = frozenset(
         "out_dt", "scale_dt",
     }
 )  # fmt: skip
+# Matches the beginning of the name of a quantised datum type, such as "QU8(Z:0 S:0.1)".
 _QUANTISED = re.compile(r"q(u8|i8|i32)\s*\(")
-# The kinds of dtypes. Numbers of a kind may become numbers of each later kind.
+# The kinds of dtypes, in the order in which numbers may become numbers of another kind: an integer
+# may become a real number, but not the reverse.
 _BOOL, _INTEGER, _REAL, _COMPLEX = range(4)
 
 
@@ -94,7 +97,8 @@ def common_dtypes(
             # A literal 2.0 may stand for the integer 2, except as a divisor.
             dtypes[item] = _common_dtype(group, item, defaults, exact=kind == "div")
     if kind == "sub" and dtypes["?"] == "bool":
-        dtypes["?"] = defaults.integer  # the difference of two logical values is an integer
+        # The difference of two logical values is an integer.
+        dtypes["?"] = defaults.integer
     return dtypes
 
 
@@ -108,13 +112,14 @@ def _common_dtype(
     numbers that are all whole counts as an integer, unless `exact`.
     """
     parameters = defaults.parameters
+    # `deciding` are the dtypes that decide the result. `constants` are the other operands.
     deciding = [x.type.dtype for x in operands if isinstance(x, Value) and x not in parameters]
-    adapting = [x for x in operands if not isinstance(x, Value) or x in parameters]
+    constants = [x for x in operands if not isinstance(x, Value) or x in parameters]
     if not deciding:
-        deciding = [x.type.dtype for x in adapting if isinstance(x, Value)]
-        adapting = [x for x in adapting if not isinstance(x, Value)]
+        deciding = [x.type.dtype for x in constants if isinstance(x, Value)]
+        constants = [x for x in constants if not isinstance(x, Value)]
     dtype = _promoted(deciding) if deciding else ""
-    for constant in adapting:
+    for constant in constants:
         constant_dtype = default_dtype(constant, defaults)
         if not dtype:
             dtype = constant_dtype
@@ -122,6 +127,7 @@ def _common_dtype(
         counts_as_integer = not exact and _is_integral(constant, dtype)
         has_later_kind = _kind(constant_dtype) > _kind(dtype)
         if has_later_kind and not counts_as_integer:
+            # The constant cannot take the dtype without a change of its value.
             replaces = isinstance(constant, Value) or _kind(dtype) < _REAL
             dtype = constant_dtype if replaces else _promoted([dtype, constant_dtype])
     if item == "scalar" and _kind(dtype) < _REAL:

@@ -24,13 +24,13 @@ from nnef_jax.formats.tract.dtypes import Defaults
 from nnef_jax.formats.tract.tensor_file import LARGEST_ATTRIBUTE
 from nnef_jax.limits import raising
 
-# The number of items of a parameter whose conversion to a host value takes one step.
-_STORED_PER_STEP = 8
-_LARGEST_SHAPE = 16  # the largest number of items of a parameter that may be a shape
+# The conversion of a parameter to a host value takes one step for each group of this many items.
+_ITEMS_PER_STEP = 8
+_LARGEST_SHAPE = 16  # items; a parameter with more items is never taken for a shape
 
 Stored = NDArray[Any]  # the data of a parameter, a state or a constant
-# The operations of the document, by their first result. An item is the name, the operands and the
-# attributes.
+# Maps the first result of each operation of the document to the name, the operands and the attributes
+# of the operation.
 FlatCalls = dict[Value, tuple[str, Mapping[str, Any], Mapping[str, Any]]]
 
 
@@ -58,7 +58,7 @@ class FlatGraph(Emitter):
         # The scale of a tensor, which is one number or one number for each channel.
         self.scales: dict[Value, Stored] = {}
         self.captured: dict[Value, Value] = {}  # maps variables of `outer` to inputs of this body
-        # For each label of a state, the number of labels that were derived from it.
+        # Maps the label of a state to the number of labels that were made from it by a suffix.
         self._states: dict[str, int] = {}
 
     def report(self) -> None:
@@ -124,10 +124,11 @@ class FlatGraph(Emitter):
             self._states[label] += 1
             unique_label = f"{label}_{self._states[label]}"
         self._states[unique_label] = 0
-        items = volume(type.shape)
-        if items > self.limits.tensor_items:
-            raise LimitError(f"a state of {items} items", hint=raising("tensor_items"))
-        self.meter.expand(items * np.dtype(type.dtype).itemsize, f"state '{name}'")
+        item_count = volume(type.shape)
+        if item_count > self.limits.tensor_items:
+            raise LimitError(f"a state of {item_count} items", hint=raising("tensor_items"))
+        byte_count = item_count * np.dtype(type.dtype).itemsize
+        self.meter.expand(byte_count, f"state '{name}'")
         array = np.zeros(type.shape, type.dtype) if initial is None else initial
         self.data.setdefault(unique_label, rounding.saturated(array, type.dtype))
         unique_name = self.builder.unreserved(name)
@@ -159,7 +160,7 @@ class FlatGraph(Emitter):
         has_integers = stored.dtype.name in ("int32", "int64")
         if only_shapes and not has_integers:
             return value
-        self.meter.spend(stored.size // _STORED_PER_STEP)
+        self.meter.spend(stored.size // _ITEMS_PER_STEP)
         return host(stored)
 
     def require_known(self, value: object) -> None:
@@ -184,7 +185,8 @@ class FlatGraph(Emitter):
             if is_float(dtype):
                 return rounding.saturated(item, dtype)[()]
             if isinstance(item, float):
-                # Raises an error for a number beyond the range, where numpy would only warn.
+                # For an integer beyond the range of the dtype, the next line raises an error. For
+                # a real number, numpy would only warn.
                 item = int(item)
             return jnp.dtype(dtype).type(item)
         except (OverflowError, ValueError):

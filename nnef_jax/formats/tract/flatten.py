@@ -43,15 +43,15 @@ from nnef_jax.formats.tract.symbols import has_open_inputs
 from nnef_jax.formats.tract.unit import Unit
 from nnef_jax.limits import BINDING_STEPS, CALL_STEPS, ERROR_STEPS, within_memory
 
-_CONSTANTS = {"inf": math.inf, "nan": math.nan}
-_LONGEST_PREFIX = 200  # characters
-# Steps of the meter.
-_ASSIGNMENT = 3
-_INVOCATION = 10
-_ARGUMENT = 2
-_ITEM = 2  # for each item of a value that is read
-_INTRINSIC = 30
-_DEEPEST = 100  # the deepest nesting of fragment calls, of which real networks have few
+_NAMED_NUMBERS = {"inf": math.inf, "nan": math.nan}
+_LONGEST_PREFIX = 200  # the largest number of characters of the prefix of a fragment's names
+# The steps of the meter for each assignment, for each invocation, and so on.
+_ASSIGNMENT_STEPS = 3
+_INVOCATION_STEPS = 10
+_ARGUMENT_STEPS = 2
+_ITEM_STEPS = 2  # for each item of a value that is read
+_INTRINSIC_STEPS = 30
+_DEEPEST_CALLS = 100  # the deepest nesting of calls of fragments; real networks nest a few calls
 
 
 def flatten(
@@ -68,11 +68,12 @@ def flatten(
         header = document.graph
         shapes = {**options.input_shapes, **options.symbolic_shapes}
         graph = FlatGraph(options, data, is_open=has_open_inputs(document, shapes, extents))
+        # Only the user's `progress` function needs the number of variables.
         graph.variables = document.variables if options.progress else 0
         builder = graph.builder
         targets = [_targets(assignment) for assignment in header.body]
         builder.reserve(chain.from_iterable(targets))
-        frame = Frame(None, document.source, {})
+        frame = Frame(fragment=None, source=document.source, values={})
         inputs = [parameter.name for parameter in header.parameters]
         unsupported_names = frozenset[str]()
         if options.outline:
@@ -84,10 +85,10 @@ def flatten(
             if isinstance(value, Value) and value.name != name:
                 builder.aliases[name] = value
         constants = [name for name, value in frame.values.items() if not _has_tensor(value)]
-        # For each assignment, the names that it reads, and the names that it assigns to.
+        # A step is a pair: the names that an assignment reads, and the names that it assigns to.
         steps = (
-            ([*s.names_in(assignment.value)], names)
-            for assignment, names in zip(header.body, targets, strict=True)
+            ([*s.names_in(assignment.value)], assigned_names)
+            for assignment, assigned_names in zip(header.body, targets, strict=True)
         )
         graph.fold(constants, steps)
         results = [result.name for result in header.results]
@@ -174,7 +175,8 @@ class _UnitFlattener:
             site = CallSite(self, result, frame)
             try:
                 name = frame.prefix + result.name
-                outputs.append(tensor(site, self.lookup(result, frame), "", name))
+                same_dtype = ""
+                outputs.append(tensor(site, self.lookup(result, frame), same_dtype, name))
             except Poisoned:
                 pass
             except REFUSALS as refusal:
@@ -198,7 +200,7 @@ class _UnitFlattener:
 
         Results of operations get the names in `result_names`.
         """
-        self.graph.meter.spend(_ASSIGNMENT)
+        self.graph.meter.spend(_ASSIGNMENT_STEPS)
         assigned = self.evaluate(assignment.value, frame, result_names)
         for name, part in self.graph.unpacked(assignment.target, assigned, frame):
             value = list(part) if isinstance(part, Results) else part
@@ -221,7 +223,7 @@ class _UnitFlattener:
                 value = self.lookup(node, frame)
                 # Each time that a name is read counts against the limits.
                 if type(value) in COSTLY_TYPES:
-                    self.graph.meter.spend(_ITEM * weight(value))
+                    self.graph.meter.spend(_ITEM_STEPS * weight(value))
                 return value
             case s.Array(items=items) | s.Tuple(items=items):
                 self.graph.meter.spend(len(items))
@@ -276,14 +278,15 @@ class _UnitFlattener:
                 message = f"symbol '{name}' does not follow from the shapes of the inputs"
                 raise self.graph.error(message, node, frame)
             return extent
-        if name in _CONSTANTS:
-            return _CONSTANTS[name]
+        if name in _NAMED_NUMBERS:
+            return _NAMED_NUMBERS[name]
         raise self.graph.error(f"'{name}' is not defined here", node, frame)
 
     def _item(self, values: Any, index: object, site: CallSite) -> Any:
         """Return the item of a list, of a tuple or of a known array at an index."""
         graph = self.graph
-        # Of a list, only the chosen item is replaced, in the last line.
+        # A small parameter is replaced by its known value. Of a list of parameters, only the chosen
+        # item is replaced, in the last line of this function.
         if isinstance(values, Value):
             values = graph.known(values)
         is_array = isinstance(values, np.ndarray)
@@ -321,7 +324,7 @@ class _UnitFlattener:
         is_expanded = is_of_document or fragment.name in defined(options.expand)
         rule = options.rules.get(node.operation)
         if is_expanded and options.expand == "all":
-            rule = None
+            rule = None  # the definition of the operation comes before the user's rule
         arguments = self._arguments(fragment, node, site, is_strict=is_of_document)
         site.arguments = arguments
         if rule is None:
@@ -329,7 +332,7 @@ class _UnitFlattener:
                 return self._call(fragment, site)
             intrinsic = INTRINSICS.get(fragment.name)
             if intrinsic is not None:
-                self.graph.meter.spend(_INTRINSIC)
+                self.graph.meter.spend(_INTRINSIC_STEPS)
                 site.operation = fragment.name
                 site.operands = [arguments[name] for name in operands(fragment.name)]
                 return intrinsic.run(site)
@@ -367,9 +370,9 @@ class _UnitFlattener:
             elif default is not None:
                 if inner is None:
                     calls = self._calls(fragment, site)
-                    inner = Frame(fragment, fragment.source, {}, "", calls)
+                    inner = Frame(fragment, fragment.source, values={}, calls=calls)
                 arguments[name] = self.evaluate(default, inner)
-        meter.spend(_INVOCATION + _ARGUMENT * len(arguments))
+        meter.spend(_INVOCATION_STEPS + _ARGUMENT_STEPS * len(arguments))
         return arguments
 
     def _operator(self, kind: str, operands: ByName, site: CallSite) -> Any:
@@ -396,8 +399,8 @@ class _UnitFlattener:
         calls_itself = any(call.fragment == fragment.name for call in calls)
         if calls_itself:
             raise site.error(f"fragment '{fragment.name}' calls itself")
-        if len(calls) >= _DEEPEST:
-            raise LimitError(f"fragments call each other more than {_DEEPEST} deep")
+        if len(calls) >= _DEEPEST_CALLS:
+            raise LimitError(f"fragments call each other more than {_DEEPEST_CALLS} deep")
         return (*calls, Call(fragment.name, site.span))
 
     def enter(self, fragment: s.Fragment, arguments: ByName, site: CallSite) -> Frame:

@@ -43,7 +43,8 @@ from nnef_jax.formats.tract.unit import Unit
 from nnef_jax.storage.archive import Archive
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-_NUMBERS = ("inf", "nan")
+_NAMED_NUMBERS = ("inf", "nan")  # identifiers that stand for numbers
+_NO_OFFSET = 0  # the offset of the nodes that are written, which are not from a text
 
 
 class TractFrontend(TextFrontend):
@@ -71,13 +72,15 @@ class TractFrontend(TextFrontend):
 
         An input that is not in `options.input_shapes` has the shape that the document declares.
         """
-        return flatten(self._unit, options, self._extents(options), self._data)[0]
+        graph, _ = flatten(self._unit, options, self._extents(options), self._data)
+        return graph
 
     def content(self) -> Iterable[object]:
         """Return the dialect, the texts, and small tensors, which together determine the graphs."""
         return self.dialect, *self._unit.content()
 
     def _extents(self, options: Options) -> Mapping[str, int]:
+        """Return the values of the document's symbols for the shapes that the user chose."""
         shapes = {**options.input_shapes, **options.symbolic_shapes}
         return symbols.solve(self.document, shapes, options.meter, options.extents)
 
@@ -174,7 +177,8 @@ class TractFrontend(TextFrontend):
         if data is not None:
             stored = cast("dict[str, NDArray[Any]]", flat_data)
             arrays = {x.label: stored[x.label] for x in flat_graph.parameters}
-        return self._archive(text, arrays, None)
+        # The text needs no graph.quant, since its operations round.
+        return self._archive(text, arrays, quantization=None)
 
     def _flat(
         self, options: Options, data: dict[str, NDArray[Any] | None], cut: Cut
@@ -198,7 +202,7 @@ class TractFrontend(TextFrontend):
         lines += [f"tract_symbol {name}" for name in writer.symbols]
         lines += [x for x in self.document.extensions if not x.startswith("tract_registry")]
         extensions = [f"extension {line};" for line in lines]
-        # The extensions follow the first line, which has the version.
+        # The first line of the text has the version. The extensions are inserted after this line.
         version, _, text = print_document(flat_document).partition("\n")
         return part, "\n".join([version, *extensions, text])
 
@@ -234,7 +238,8 @@ class _DialectWriter(FlatWriter):
             self.refuse(f"'{state.label}' is a state, which has no flat form")
 
     def identifiers(self) -> Names:
-        taken = {*super().identifiers().taken, *_NUMBERS, *self._document_read.symbols}
+        """Return the source of names, which leaves out numbers and symbols of the document."""
+        taken = {*super().identifiers().taken, *_NAMED_NUMBERS, *self._document_read.symbols}
         self._names = _QuotedNames(taken)
         return self._names
 
@@ -253,9 +258,10 @@ class _DialectWriter(FlatWriter):
         self.registries["tract_core"] = None
         extents: list[s.Expression] = []
         for extent in value.type.shape:
-            extents.append(self._symbol() if extent is UNKNOWN else s.Literal(0, extent))
-        shape = s.Array(0, tuple(extents))
-        datum_type = s.Literal(0, self._datum(value.type.dtype))
+            is_open = extent is UNKNOWN
+            extents.append(self._symbol() if is_open else s.Literal(_NO_OFFSET, extent))
+        shape = s.Array(_NO_OFFSET, tuple(extents))
+        datum_type = s.Literal(_NO_OFFSET, self._datum(value.type.dtype))
         return invocation("tract_core_external", shape=shape, datum_type=datum_type)
 
     def _with_known_shape(self, declared: s.Invocation, value: Value) -> s.Invocation:
@@ -274,14 +280,14 @@ class _DialectWriter(FlatWriter):
             is_shape = is_at_position or argument.name == "shape"
             if not is_shape:
                 arguments.append(argument)
-        shape = s.Argument(0, "shape", integers(value.type.shape))
+        shape = s.Argument(_NO_OFFSET, "shape", integers(value.type.shape))
         return replace(declared, arguments=(*arguments, shape))
 
     def _symbol(self) -> s.Identifier:
         """Return a new symbol, and note it in `symbols`."""
         symbol = self._names.fresh("N")
         self.symbols = [*self.symbols, symbol]
-        return s.Identifier(0, symbol)
+        return s.Identifier(_NO_OFFSET, symbol)
 
     def invoked(self, operation: Operation) -> Invoked | None:
         """Return the invocation for an operation of the graph, or None if none is written for it.
@@ -318,20 +324,22 @@ class _DialectWriter(FlatWriter):
         return Invoked(declaration, arguments, generic)
 
     def literal(self, value: Number | str, type: Type, operation: Operation) -> s.Expression:
+        """Return the expression for a number or string. Infinity and NaN are identifiers."""
         item: Any = value.item() if isinstance(value, np.generic) else value
-        # The literal became complex because a tensor operand is complex.
+        # A real number beside a complex tensor became complex. It is written as a real number again.
         if isinstance(item, complex) and not item.imag:
             item = item.real
         if not isinstance(item, float) or math.isfinite(item):
             return super().literal(item, type, operation)
         name = "nan" if math.isnan(item) else "inf"
-        identifier = s.Identifier(0, name)
-        return s.Unary(0, "-", identifier) if item < 0 else identifier
+        identifier = s.Identifier(_NO_OFFSET, name)
+        return s.Unary(_NO_OFFSET, "-", identifier) if item < 0 else identifier
 
     def _datum(self, dtype: str) -> str:
         """Return the name of the datum type that corresponds to a dtype."""
-        # The user chose this dtype by `load(dtype=)` for the document's f32.
         if dtype == self._real:
+            # The user chose this dtype by `load(dtype=)` for the document's f32.
             return "f32"
-        names = [name for name, stored_dtype in DATUM_TYPES.items() if stored_dtype == dtype]
+        # Of several datum types with this dtype, the first one is written.
+        names = [name for name, datum_dtype in DATUM_TYPES.items() if datum_dtype == dtype]
         return names[0]

@@ -27,13 +27,15 @@ from nnef_jax.wording.similar import did_you_mean
 
 Json = bool | int | float | str | list[Any]
 
+# Matches a step of a key path. Group 1 is a name or a number, and group 2 is a number in brackets.
 _STEP = re.compile(r"\.?([^.\[\]]+)|\[([0-9]+)\]")
-_INDEX = re.compile("[0-9]{1,18}")
-_BEYOND = 1 << 64
+_INDEX = re.compile("[0-9]{1,18}")  # an index of more digits is beyond the end of each list
+_BEYOND = 1 << 64  # the smallest positive integer that has more than 64 bits
 
 SUFFIX = ".safetensors"
-_LENGTH = 8  # the number of bytes of the header's length
-_MAX_RANK = 32
+_LENGTH_BYTES = 8  # the number of bytes of the integer that is the length of the header
+_MAX_RANK = 32  # the largest number of axes of a tensor
+# Maps the names that a header has for dtypes to the names that JAX has for them.
 _DTYPES = {
     "BOOL": "bool",
     "U8": "uint8", "U16": "uint16", "U32": "uint32", "U64": "uint64",
@@ -49,7 +51,9 @@ def read_json(source: Source, meter: Meter) -> Any:
     deeply.
     """
     deepest = meter.limits.nesting
-    deep = LimitError(f"{source.name}: nested more than {deepest} deep", hint=raising("nesting"))
+    too_deep = LimitError(
+        f"{source.name}: nested more than {deepest} deep", hint=raising("nesting")
+    )
     try:
         document = json.loads(source.text)
     except json.JSONDecodeError as error:
@@ -57,19 +61,21 @@ def read_json(source: Source, meter: Meter) -> Any:
     except ValueError as error:  # an integer has more digits than Python converts
         raise DataError(f"{source.name}: {error}") from None
     except RecursionError:
-        raise deep from None
-    level = [document]
+        raise too_deep from None
+    level_values = [document]
     for _ in range(deepest):
-        level = [part for value in level for part in _parts(value)]
-        if not level:
+        # The values of the next level of nesting are the parts of all values of this level.
+        level_values = [part for value in level_values for part in _parts(value)]
+        if not level_values:
             return document
-    raise deep
+    raise too_deep
 
 
 def value_at(document: object, key: str, name: str, meter: Meter) -> Json:
     """Return the value in a JSON document at a path such as "$.a[0].b" or "a.0.b".
 
-    `name` is the name of the document in errors. Raises DataError if there is no such value.
+    `name` is the name of the document in errors. Raises DataError if there is no such value, or if
+    no argument of an operation can have the value.
     """
     value: Any = document
     path = key.removeprefix("$")
@@ -82,7 +88,16 @@ def value_at(document: object, key: str, name: str, meter: Meter) -> Json:
             )
         value = _step(value, step[1] or step[2], key, name, meter)
         offset = step.end()
-    pending = [value]
+    _require_no_object(value, key, name, meter)
+    return value
+
+
+def _require_no_object(value: Json, key: str, name: str, meter: Meter) -> None:
+    """Raise DataError if a value has null, an object or an integer of more than 64 bits in it.
+
+    The value is at the path `key` of the document `name`.
+    """
+    pending: list[Any] = [value]
     while pending:
         meter.spend(1, name)
         item = pending.pop()
@@ -96,10 +111,14 @@ def value_at(document: object, key: str, name: str, meter: Meter) -> Json:
         if isinstance(item, int) and abs(item) >= _BEYOND:
             raise DataError(f"{name} has an integer of more than 64 bits at '{key}'")
         pending += _parts(item)
-    return value
 
 
 def _step(value: object, step: str, key: str, name: str, meter: Meter) -> Any:
+    """Return the member of an object, or the item of a list, that a step of a path names.
+
+    `key` is the entire path, and `name` is the name of the document. Raises DataError if there is
+    no such member or item.
+    """
     match value:
         case dict() if step in value:
             return value[step]
@@ -115,6 +134,7 @@ def _step(value: object, step: str, key: str, name: str, meter: Meter) -> Any:
 
 
 def _parts(value: object) -> Iterable[Any]:
+    """Return the values in an object or a list. Other values have no parts."""
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()
@@ -128,12 +148,13 @@ class SafetensorsFile:
 
     def __init__(self, data: memoryview, name: str, meter: Meter) -> None:
         self._name = name
-        start = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
-        if not _LENGTH < start <= len(data):
+        header_length = int.from_bytes(data[:_LENGTH_BYTES], "little")
+        start = _LENGTH_BYTES + header_length  # the offset of the tensors' data
+        if not _LENGTH_BYTES < start <= len(data):
             raise DataError(f"{name}: no header of the safetensors format")
         meter.spend(start, name)
         try:
-            text = str(data[_LENGTH:start], "utf-8")
+            text = str(data[_LENGTH_BYTES:start], "utf-8")
         except UnicodeDecodeError:
             raise DataError(f"{name}: the header is not UTF-8 text") from None
         header = read_json(Source(name, text), meter)
@@ -144,17 +165,24 @@ class SafetensorsFile:
         for label, entry in cast(dict[str, Any], header).items():
             if label != "__metadata__":
                 self._entries[label] = self._entry(label, entry)
-        end = 0
-        for entry in sorted(self._entries.values(), key=lambda entry: entry["data_offsets"]):
-            begin, after = entry["data_offsets"]
-            if begin != end:
-                raise DataError(f"{name}: the data of tensors have a gap or overlap at byte {end}")
-            end = after
+        self._require_no_gaps()
+
+    def _require_no_gaps(self) -> None:
+        """Raise DataError unless the data of the tensors follow each other up to the file's end."""
+        ranges = sorted(entry["data_offsets"] for entry in self._entries.values())
+        end = 0  # the end of the data of the tensors so far
+        for tensor_begin, tensor_end in ranges:
+            if tensor_begin != end:
+                raise DataError(
+                    f"{self._name}: the data of tensors have a gap or overlap at byte {end}"
+                )
+            end = tensor_end
         if end != len(self._data):
             size = f"{len(self._data)} bytes of data"
-            raise DataError(f"{name}: the file has {size}, its tensors take {end}")
+            raise DataError(f"{self._name}: the file has {size}, its tensors take {end}")
 
     def _entry(self, label: str, entry: object) -> Mapping[str, Any]:
+        """Check the entry of the header for a tensor, and return it. Raises DataError."""
         match entry:
             case {
                 "dtype": str(),
@@ -191,11 +219,11 @@ class SafetensorsFile:
         begin, end = entry["data_offsets"]
         if math.prod(shape) * dtype.itemsize != end - begin:
             raise DataError(f"{name}: {end - begin} bytes do not fit the shape {list(shape)}")
-        if dtype.kind == "b":
+        if dtype.kind == "b":  # each byte other than 0 is true
             array = np.frombuffer(self._data[begin:end], np.uint8) != 0
         else:
             array = np.frombuffer(self._data[begin:end], dtype)
-            array = np.require(array, requirements="A")  # the data become aligned
+            array = np.require(array, requirements="A")  # copies the data if they are not aligned
         array = shaped(array, shape, name)
         array.setflags(write=False)
         return StoredTensor(array, name)

@@ -34,7 +34,7 @@ def words(name: str) -> Mapping[str, str]:
     operator = OPERATORS.get(name)
     if operator is None:
         return {}
-    tensors = [*operands(name)]
+    tensors = [*operands(name)]  # the names of the operands in documents
     meaning = operator.meaning
     if isinstance(meaning, OperatorRow):
         parameters = rules[meaning.kind].parameters
@@ -44,9 +44,14 @@ def words(name: str) -> Mapping[str, str]:
         parameters = inputs_of(meaning)
         attributes = operator.attributes
         inputs = tensors
-    names = {key: x.name for key, x in attributes.items() if isinstance(x, Attribute)}
-    # A meaning may take only the first operands, and a kind may have further parameters.
-    return {**dict(zip(parameters, inputs, strict=False)), **names}
+    names: dict[str, str] = {}
+    for parameter, reader in attributes.items():
+        if isinstance(reader, Attribute):
+            names[parameter] = reader.name
+    # The two lists may differ in length: a meaning may take only the first operands, and a kind may
+    # have further parameters.
+    operand_names = dict(zip(parameters, inputs, strict=False))
+    return {**operand_names, **names}
 
 
 @cache

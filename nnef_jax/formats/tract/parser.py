@@ -22,21 +22,28 @@ from nnef_jax.formats.syntax.tree_builder import TreeBuilder, nodes_of
 from nnef_jax.formats.tract.document import Assertion, TractDocument
 from nnef_jax.limits import Meter
 
+# Matches an extension line. The groups are its first word, and the text up to the semicolon.
 _LINE = re.compile(r"extension\s++(\w*+)\s*+(.*);", re.DOTALL)
-# An extension line without a semicolon, followed by the keyword of the next definition.
+# Matches an extension line that lacks a semicolon. The group is the next definition's keyword.
 _RUN_ON = re.compile(
     r"^[ \t]*+extension\s[^;\n]*+\n\s*+(extension|fragment|graph)\b(?!\s*=)", re.MULTILINE
 )
-# Three patterns: the fragment `tract_core_properties`; a key in the fragment, with the quote that
-# begins the key's value; and the end of the value.
+# Matches the fragment `tract_core_properties`, whose body ends with a list. Another definition, a
+# comment or the end of the text follows the fragment.
 _PROPERTIES = re.compile(
     r"fragment\s.*?\]\s*;\s*\}(?=\s*(?:\#|extension\b|fragment\b|graph\b|\Z))", re.DOTALL
 )
+# Matches the key of a property. Group 1 or 2 is the key. Group 3 is the quote that begins the value,
+# or "" if the value has no quotes.
 _KEY = re.compile(r"""\(\s*(?:"([^"\n]*)"|'([^'\n]*)')\s*,\s*(["']?)""")
+# For each quote that may begin a value, a pattern that matches the end of the value. The text before
+# the match is the value.
 _END = {quote: re.compile(rf"{quote}\s*+\)\s*+[,\]]") for quote in "\"'"}
-# The pattern does not begin with white space, which would be scanned again from each character.
+# This pattern does not begin with white space. Otherwise, a long run of blanks in a value would be
+# scanned again from each of its blanks.
 _END[""] = re.compile(r"\)\s*+[,\]]")
-_BLANKS_PER_STEP = 100
+_BLANKS_PER_STEP = 100  # the number of blanks before an assertion that take one step of the meter
+_MOST_DIGITS = 20  # the number of digits of the largest unsigned integer of 64 bits
 _TEMPLATE = re.compile(r"\{\{|\{%")
 
 
@@ -51,7 +58,7 @@ def parse(source: Source, meter: Meter) -> TractDocument:
     if template is not None:
         raise NnefSyntaxError(
             "the text is a template",
-            span=Span(source, template.start(), 2),
+            span=Span(source, template.start(), len(template[0])),
             hint="render it first: values of JSON resources are not filled in here",
         )
     run_on = _RUN_ON.search(text)
@@ -69,16 +76,17 @@ def parse(source: Source, meter: Meter) -> TractDocument:
             raise SemanticError(message, span=s.span_in(source, fragment))
         by_name[fragment.name] = fragment
 
-    def values(kind: str) -> tuple[str, ...]:
+    def values_of(kind: str) -> tuple[str, ...]:
         return tuple(line.value for line in lines if line.kind == kind)
 
-    streaming_symbols = ("S",) if values("tract_pulse_streaming_symbol") else ()
+    # The extension `tract_pulse_streaming_symbol` declares the symbol S.
+    streaming_symbols = ("S",) if values_of("tract_pulse_streaming_symbol") else ()
     assertions = [line for line in lines if line.kind == "tract_assert"]
     return TractDocument(
         source,
         extensions=tuple(f"{line.kind} {line.value}".strip() for line in lines),
-        registries=values("tract_registry"),
-        symbols=(*values("tract_symbol"), *streaming_symbols),
+        registries=values_of("tract_registry"),
+        symbols=(*values_of("tract_symbol"), *streaming_symbols),
         assertions=tuple(_assertion(source, line, meter) for line in assertions),
         properties=properties,
         fragments=by_name,
@@ -100,20 +108,25 @@ def without_properties(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _properties_in(text: str) -> re.Match[str] | None:
+    """Return the match of the fragment `tract_core_properties` in a text, or None."""
     for sign in tract.signs(text):
+        # Of the constructions that only the dialect has, this fragment is the only fragment.
         if sign[1].startswith("fragment"):
             return _PROPERTIES.match(text, sign.start())
     return None
 
 
 def _pairs(text: str) -> Iterator[tuple[str, str]]:
-    key = _KEY.search(text)
-    while key is not None:
-        end = _END[key[3]].search(text, key.end())
+    """Yield the key and the value of each property in the text of the fragment."""
+    key_match = _KEY.search(text)
+    while key_match is not None:
+        key_in_double_quotes, key_in_single_quotes, value_quote = key_match.groups()
+        end = _END[value_quote].search(text, key_match.end())
         if end is None:
             return
-        yield key[1] or key[2] or "", text[key.end() : end.start()].rstrip()
-        key = _KEY.search(text, end.end())
+        value = text[key_match.end() : end.start()].rstrip()
+        yield key_in_double_quotes or key_in_single_quotes or "", value
+        key_match = _KEY.search(text, end.end())
 
 
 @dataclass(slots=True)
@@ -140,15 +153,16 @@ class _TractBuilder(TreeBuilder):
     def name(self, token: Token) -> str:
         if token[-1] not in "\"'":
             return str(token)
-        name = unescaped(token[2:-1])
+        name = unescaped(token[2:-1])  # without the i, and without the quotes
         if not name or not name.isprintable():
             raise self._fail("an identifier must not be empty or hold control characters", token)
         return name
 
     def document(self, version: str, *items: Any) -> Any:
         *definitions, graph = items
-        lines = [x for x in definitions if isinstance(x, _Line)]
-        return lines, [x for x in definitions if isinstance(x, s.Fragment)], graph
+        lines = [item for item in definitions if isinstance(item, _Line)]
+        fragments = [item for item in definitions if isinstance(item, s.Fragment)]
+        return lines, fragments, graph
 
     def version(self, number: Token, end: Token | None) -> str:
         if number != "1.0":
@@ -161,7 +175,8 @@ class _TractBuilder(TreeBuilder):
         return _Line(name.start_pos + line.start(2), line[1], line[2].rstrip())
 
     def fragment(self, name: Token, generic: Token | None, *items: Any) -> s.Fragment:
-        return super().fragment(name, None, *items)
+        no_generic = None  # the generic parameter is ignored, like all declared types
+        return super().fragment(name, no_generic, *items)
 
     def assertion(self, scenario: Token | None, condition: s.Expression) -> Any:
         return self.name(scenario) if scenario else "", condition
@@ -178,9 +193,10 @@ class _TractBuilder(TreeBuilder):
         return t.ANY
 
     def number(self, token: Token) -> s.Literal:
-        if token.isdigit() and len(token) > 20:
+        is_integer = token.isdigit()
+        if is_integer and len(token) > _MOST_DIGITS:
             raise self._fail("an integer must fit 64 bits", token)
-        value = int(token) if token.isdigit() else float(token)
+        value = int(token) if is_integer else float(token)
         return s.Literal(token.start_pos, value)
 
     def string(self, token: Token) -> s.Literal:
@@ -196,12 +212,13 @@ class _TractBuilder(TreeBuilder):
         self, name: Token, generic: Token | None, opening: Token, *items: s.Argument | None
     ) -> s.Invocation:
         arguments: tuple[s.Argument, ...] = nodes_of(items)
-        kind = self.generic(generic) if generic else None
-        node = s.Invocation(name.start_pos, self.name(name), kind, arguments)
+        type_name = self.generic(generic) if generic else None
+        node = s.Invocation(name.start_pos, self.name(name), type_name, arguments)
         return self._nested(node, [argument.value for argument in arguments], node.offset)
 
 
-# The dialect: its grammar for lark, and its language for the fast reader.
+# The parser of the dialect. lark reads the grammar in the package, and the fast reader takes the
+# language below.
 PARSER = Parser(
     "nnef_jax.formats.tract",
     ("document", "assertion"),

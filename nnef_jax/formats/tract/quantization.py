@@ -36,14 +36,15 @@ _TOKEN = re.compile(
     |(?P<end>\Z))""",
     re.VERBOSE,
 )
+# Matches the beginning of an entry, which is a name in quotes at the beginning of a line.
 _ENTRY = re.compile(r"""^[ \t]*i?["']""", re.MULTILINE)
 _ESCAPE = re.compile(r"\\(.)")
-_MOST_ERRORS = 20
-_STEPS = 5  # steps of the meter for a token
-_MOST_DIGITS = 18  # an integer with this many digits fits 64 bits
+_MOST_ERRORS = 20  # after this many wrong entries, the rest of the file is not read
+_TOKEN_STEPS = 5  # steps of the meter for a token
+_LONGEST_INTEGER = 18  # characters; every integer of this length fits 64 bits
 _MOST_SHOWN = 40  # the largest number of characters of a token in errors
 
-# The types of arguments, by the name of the algorithm.
+# Maps the name of an algorithm to the types of its arguments, by the name of the argument.
 _ARGUMENTS: Mapping[str, Mapping[str, type]] = {
     "zero_point_linear_quantize": {
         "zero_point": int, "scale": float, "bits": int, "signed": bool, "symmetric": bool,
@@ -51,9 +52,10 @@ _ARGUMENTS: Mapping[str, Mapping[str, type]] = {
     "linear_quantize": {"min": float, "max": float, "bits": int},
 }  # fmt: skip
 _EXPECTED = {float: "a number", int: "an integer", bool: "true or false"}
+# Maps the dialect's name of an algorithm to the standard's name, where the two names differ.
 _STANDARD = {"linear_quantize": "min_max_linear_quantize"}
-_OPTIONAL = "symmetric"
-# By the name of the argument: the argument's offset, and its value.
+_OPTIONAL = "symmetric"  # the only argument that an entry may leave out
+# Maps the name of an argument to a pair: the offset of the argument in the text, and its value.
 _Arguments = dict[str, tuple[int, ArgumentValue]]
 
 
@@ -67,8 +69,12 @@ class _Token:
         return "end of the text" if self.kind == "end" else f"'{self.text[:_MOST_SHOWN]}'"
 
     def literal(self) -> float | int | bool | None:
+        """Return the number or truth value that the token stands for, or None if there is none.
+
+        A number with very many digits becomes a real number.
+        """
         if self.kind == "number":
-            is_integer = self.text.lstrip("+-").isdigit() and len(self.text) <= _MOST_DIGITS
+            is_integer = self.text.lstrip("+-").isdigit() and len(self.text) <= _LONGEST_INTEGER
             return int(self.text) if is_integer else float(self.text)
         return {"true": True, "false": False}.get(self.text) if self.kind == "word" else None
 
@@ -118,13 +124,16 @@ class _EntryReader:
             self._take(")", "')' or the name of an argument")
             self._skip(";")
         except NnefError:
+            # The next entry is read even though this entry is wrong.
             following = _ENTRY.search(self._source.text, start + 1)
             self._token = self._read(following.start() if following else len(self._source.text))
             raise
-        body = name.text.removeprefix("i")[1:-1]
-        return replace(name, text=_ESCAPE.sub(r"\1", body)), algorithm, arguments
+        text_in_quotes = name.text.removeprefix("i")[1:-1]
+        unescaped_name = replace(name, text=_ESCAPE.sub(r"\1", text_in_quotes))
+        return unescaped_name, algorithm, arguments
 
     def _arguments(self, algorithm: str) -> _Arguments:
+        """Read the arguments of an algorithm, up to the parenthesis that ends them."""
         types = _ARGUMENTS[algorithm]
         arguments: _Arguments = {}
         while self.sees("word"):
@@ -133,14 +142,15 @@ class _EntryReader:
             if name.text in arguments:
                 raise SemanticError(f"argument '{name.text}' is given twice", span=name.span)
             self._take("=", "'='")
-            is_array = self.sees("[") and name.text not in SCALARS
-            read = self._channels if is_array else self._value
-            value = read(name.text, types[name.text])
+            has_channels = self.sees("[") and name.text not in SCALARS
+            read_value = self._channels if has_channels else self._value
+            value = read_value(name.text, types[name.text])
             arguments[name.text] = name.span.offset, value
             self._skip(",")
         return arguments
 
     def _channels(self, argument: str, type: type) -> list[Any]:
+        """Read a list in brackets, which has a value of an argument for each channel."""
         self._take("[", "'['")
         items: list[Any] = []
         while not self.sees("]"):
@@ -151,6 +161,10 @@ class _EntryReader:
         return items
 
     def _value(self, argument: str, type: type) -> Any:
+        """Read one value of an argument.
+
+        Raises NnefSyntaxError or SemanticError if it does not have the argument's type.
+        """
         token = self._next()
         if token.kind == "word" and self.sees("("):
             raise NnefSyntaxError(
@@ -187,22 +201,26 @@ class _EntryReader:
         return self._token.kind == kind
 
     def _take(self, kind: str, expected: str) -> _Token:
+        """Read a token. Raises NnefSyntaxError if it is not of a kind. `expected` is for the error."""
         token = self._next()
         if token.kind != kind:
             raise NnefSyntaxError(f"unexpected {token}, expected {expected}", span=token.span)
         return token
 
     def _skip(self, kind: str) -> None:
+        """Read the next token if it is of a kind."""
         if self.sees(kind):
             self._next()
 
     def _next(self) -> _Token:
+        """Return the current token, and read the token after it."""
         token = self._token
         self._token = self._read(token.span.offset + len(token.text))
         return token
 
     def _read(self, position: int) -> _Token:
-        self._meter.spend(_STEPS, self._source.name)
+        """Return the token at a position in the text, or after blanks and comments there."""
+        self._meter.spend(_TOKEN_STEPS, self._source.name)
         match = _TOKEN.match(self._source.text, position)
         assert match is not None and match.lastgroup is not None
         kind = match.lastgroup
@@ -214,21 +232,28 @@ class _EntryReader:
 
 
 def _quantizer(algorithm: _Token, arguments: _Arguments) -> Quantizer:
-    missing = [n for n in _ARGUMENTS[algorithm.text] if n not in arguments and n != _OPTIONAL]
+    """Return the quantiser for an entry. Raises NnefError if its arguments are wrong."""
+    missing: list[str] = []
+    for name in _ARGUMENTS[algorithm.text]:
+        if name not in arguments and name != _OPTIONAL:
+            missing.append(name)
     if missing:
         message = f"'{algorithm.text}' lacks {', '.join(map(repr, missing))}"
         written = ", ".join(f"{name} = ..." for name in missing)
         raise SemanticError(message, span=algorithm.span, hint=f"write {written}")
     offset = algorithm.span.offset
+    # `symmetric` has no effect in the dialect, so False replaces its value.
     arguments["symmetric"] = offset, False
     if algorithm.text in _STANDARD:
+        # The codes of `linear_quantize` are signed. The dialect has no argument that says so.
         arguments["signed"] = offset, True
     values: dict[str, ArgumentValue] = {}
-    names: list[s.Argument] = []
+    nodes: list[s.Argument] = []
     for name, (start, value) in arguments.items():
         values[name] = value
-        names.append(s.Argument(start, name, s.Identifier(start, name)))
-    node = s.Invocation(offset, algorithm.text, None, tuple(names))
+        # The quantiser looks the value of the identifier up in `values`.
+        nodes.append(s.Argument(start, name, s.Identifier(start, name)))
+    node = s.Invocation(offset, algorithm.text, generic=None, arguments=tuple(nodes))
     operation = _STANDARD.get(algorithm.text, algorithm.text)
     quantizer = Quantizer(algorithm.span.source, node, operation, values)
     raise_all(list(quantizer.problems()))

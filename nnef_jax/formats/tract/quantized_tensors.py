@@ -14,7 +14,7 @@ from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.tract.application import apply, tensor
 from nnef_jax.formats.tract.call_site import CallSite
 
-# For each of these operations, the operands that are codes.
+# Maps an operation to the names of those operands that it reads as codes.
 _CODED = {
     "tract_core_qconv": ("input", "filter"),
     "tract_core_qmatmul": ("A", "B"),
@@ -33,14 +33,16 @@ def quantized(site: CallSite, name: str, value: object) -> Any:
     graph = site.graph
     dtype = _code_dtype(entry)
     is_decoded = isinstance(value, Value) and value in graph.decoded
-    if isinstance(value, Value) and value.type.dtype == dtype:
+    if isinstance(value, Value) and value.type.dtype == dtype:  # the value has codes
         result = _decoded(site, value, entry, graph.builder.unreserved(f"{name}_real"))
-    elif is_decoded or not graph.options.rounds:
+    elif is_decoded or not graph.options.rounds:  # no rounding is left to do
         result = value
     else:
-        value = tensor(site, value, graph.builder.real, name)
-        inner = Frame(None, entry.source, {name: value}, f"{name}_quantized_")
-        node = entry.invocation(name, value.type, variable=value in graph.constants)
+        real = tensor(site, value, graph.builder.real, name)
+        inner = Frame(
+            fragment=None, source=entry.source, values={name: real}, prefix=f"{name}_quantized_"
+        )
+        node = entry.invocation(name, real.type, variable=real in graph.constants)
         result_name = graph.builder.unreserved(f"{name}_quantized")
         result = site.evaluator.evaluate(node, inner, [result_name])
     if isinstance(result, Value):
@@ -95,7 +97,8 @@ def _spacing(entry: Quantizer, x: Value, *, variable: bool) -> list[Any]:
 
     `variable` tells whether `x` is a variable, which may have a number for each channel.
     """
-    return [entry.value(n, x.type.shape, variable=variable) for n in ("zero_point", "scale")]
+    arguments = ("zero_point", "scale")
+    return [entry.value(name, x.type.shape, variable=variable) for name in arguments]
 
 
 def _code_dtype(entry: Quantizer) -> str:

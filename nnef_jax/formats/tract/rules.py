@@ -43,13 +43,14 @@ def _averages(x: Array, state: Array, alpha: float, skip: int) -> Array:
     terms = x[skip:] * (1 - alpha)
     factors = jnp.full((terms.shape[0], *[1] * (x.ndim - 1)), alpha, x.dtype)
 
-    # A pair (factor, term) stands for the step that replaces s by factor * s + term.
+    # A pair (factor, term) stands for the step that replaces s by factor * s + term. Two such steps
+    # after one another are such a step, too, which this function returns.
     def composed(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
         first_factor, first_term = first
         second_factor, second_term = second
         return first_factor * second_factor, second_factor * first_term + second_term
 
-    # For each item, the composition of all steps up to this item.
+    # The scan composes, for each item, all steps from the first item to this item.
     factors, terms = lax.associative_scan(composed, (factors, terms))
     start = jnp.asarray(state, x.dtype)[None]
     skipped_count = min(skip, x.shape[0])
@@ -123,6 +124,6 @@ def pulse_mask(
     """
     x = jnp.asarray(input)
     offsets = lax.broadcasted_iota(position.dtype, x.shape, normal_axis(axis, x.ndim))
-    indices = position + offsets  # in the stream
+    indices = position + offsets  # the index of each item in the stream
     is_between = (indices >= begin) & (indices < end)
     return jnp.where(is_between, x, rounding.saturated(value, x.dtype))

@@ -18,9 +18,10 @@ from nnef_jax.formats.syntax.standard import COMPARISONS
 from nnef_jax.formats.tract.document import Assertion, TractDocument
 from nnef_jax.limits import Meter
 
-_LARGEST = 1 << 40  # the largest value of a symbol that is searched for
-_BEYOND = 1 << 64  # larger than any extent; values of expressions are clamped to this bound
-_STEPS = 20  # steps of the meter for an equation or an assertion
+_LARGEST_SYMBOL = 1 << 40  # the search for the value of a symbol ends at this value
+# Values of expressions are clamped to this bound and to its negative. No extent is so large.
+_BEYOND = 1 << 64
+_EQUATION_STEPS = 20  # steps of the meter for an equation or an assertion
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul,
     "/": lambda a, b: a // b if b != 0 else UNKNOWN,
@@ -58,7 +59,8 @@ def solve(
     """
     equations = _equations(document, shapes, meter)
     values = dict(fixed)
-    meter.spend(_STEPS * (len(equations) + len(document.assertions)), document.source.name)
+    meter.spend(_EQUATION_STEPS * (len(equations) + len(document.assertions)), document.source.name)
+    # Each solved equation gives a symbol its value, with which another equation may be solved.
     unsolved = list(equations)
     solution = _next_solution(unsolved, values)
     while solution is not None:
@@ -88,14 +90,16 @@ def _equations(document: TractDocument, shapes: Shapes, meter: Meter) -> list[_E
     """
     equations: list[_Equation] = []
     for name, shape in document.input_shapes.items():
-        extents = shapes.get(name, ())  # of another rank in a wrong call, or empty
+        # A wrong call has another number of extents than the declaration.
+        extents = shapes.get(name, ())
         for axis, (expression, extent) in enumerate(zip(shape, extents, strict=False)):
             if extent is None or extent is UNKNOWN:
                 continue
             parts = [*_parts(expression)]
             names = _names(parts)
             if names:
-                equation = _Equation(name, axis, expression, extent, len(parts), names, meter)
+                size = len(parts)
+                equation = _Equation(name, axis, expression, extent, size, names, meter)
                 equations.append(equation)
     return sorted(equations, key=lambda equation: _divides(equation.expression))
 
@@ -138,7 +142,7 @@ class _Equation:
 
         Return None if there is no such value, or if the number of symbols without a value is not 1.
         """
-        self.meter.spend(_STEPS + self.size, "the symbols")
+        self.meter.spend(_EQUATION_STEPS + self.size, "the symbols")
         free = self.free(values)
         if len(free) != 1:
             return None
@@ -156,15 +160,16 @@ class _Equation:
         if at_0 is UNKNOWN or at_1 is UNKNOWN:
             return None
         slope = at_1 - at_0
-        if slope != 0:  # a linear expression has the solution `guess`
+        if slope != 0:
+            # If the expression is linear in the symbol, `guess` is the solution.
             guess = (self.extent - at_0) // slope
             is_extent = is_symbolic(guess) or guess >= 0
             if is_extent and expression_at(guess) == self.extent:
                 return guess
         if is_symbolic(self.extent):
             return None
-        # If the expression grows with the symbol, this is the smallest solution.
-        value = bisect_left(range(_LARGEST), self.extent, key=expression_at)
+        # If the expression grows with the symbol, the search finds the smallest solution.
+        value = bisect_left(range(_LARGEST_SYMBOL), self.extent, key=expression_at)
         return value if expression_at(value) == self.extent else None
 
     def check(self, document: TractDocument, values: Mapping[str, int]) -> None:

@@ -38,14 +38,17 @@ from nnef_jax.storage.tensorfile import HEADER_SIZE, FinalHeader, TensorFile, sh
 _Codes = NDArray[np.uint8]
 _Reals = NDArray[np.float32]
 
-# The largest number of items of a tensor that can be an attribute. Of a larger tensor, flattening
-# reads only the type.
+# The largest number of items of a tensor that can be an attribute. Flattening reads only the type of
+# a larger tensor.
 LARGEST_ATTRIBUTE = 4096
 _BLOCK = 32  # the number of numbers in a block
-_VENDOR = 0x5452  # 'TR'
-_COMPLEX, _COMPLEX_INTEGERS, _STRINGS = 0, 4, 0x1000
-# For each number of bits of a complex number: the dtype of a stored part, and the dtype of the
-# array.
+_VENDOR = 0x5452  # the number of the vendor 'TR'
+# Item types of this vendor.
+_COMPLEX = 0x0000
+_COMPLEX_INTEGERS = 0x0004
+_STRINGS = 0x1000
+# Maps the number of bits of a complex number to the dtype of a stored part, and to the dtype of the
+# array that is made from the parts.
 _COMPLEX_TYPES = {
     32: ("<f2", "complex64"), 64: ("<f4", "complex64"), 128: ("<f8", "complex128"),
 }  # fmt: skip
@@ -70,7 +73,9 @@ def _numbers_of_q4_0(blocks: _Codes) -> _Reals:
 
 def _numbers_of_old_q4_0(blocks: _Codes) -> _Reals:
     """Decode blocks in tract's older order of Q4_0, in which a byte has two successive codes."""
-    halves = _numbers_of_q4_0(blocks).reshape(-1, 2, _BLOCK // 2)  # low halves, high halves
+    # Axis 1 is 0 for numbers from low halves of bytes, and 1 for numbers from high halves. Axis 2 is
+    # the index of the byte.
+    halves = _numbers_of_q4_0(blocks).reshape(-1, 2, _BLOCK // 2)
     return halves.swapaxes(1, 2).reshape(-1, _BLOCK)
 
 
@@ -80,9 +85,10 @@ def _numbers_of_q8_1(blocks: _Codes) -> _Reals:
     return codes * _scales(blocks)
 
 
-# For each item type: the number of bytes of a block, and a function that maps blocks of shape (n,
-# bytes) to numbers of shape (n, 32).
+# A format of blocks: the number of bytes of a block, and a function that decodes blocks. The function
+# takes bytes of shape (n, number of bytes), and returns numbers of shape (n, 32).
 _Format = tuple[int, Callable[[_Codes], _Reals]]
+# Maps item types to the formats of their blocks.
 _FORMATS: dict[int, _Format] = {
     0x3040: (18, _numbers_of_q4_0),
     0x2040: (18, _numbers_of_old_q4_0),
@@ -106,8 +112,8 @@ class StoredTensor:
     in_blocks: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The data of a pickled network are elsewhere, and flattening reads the items of small
-        # tensors only.
+        # A large array is not pickled. A pickled network has its data elsewhere, and flattening reads
+        # only the items of small tensors.
         if self.array.size <= LARGEST_ATTRIBUTE:
             return type(self), (self.array, self.member, self.in_blocks)
         return _without_data, (self.array.dtype, self.array.shape, self.member, self.in_blocks)
@@ -130,7 +136,7 @@ class StoredTensor:
             return None
         bits = 8 * dtype.itemsize
         is_signed = dtype.kind == "i"
-        return TensorFile(self.array, bits, is_signed, True)
+        return TensorFile(self.array, bits, signed=is_signed, quantized=True)
 
     def shaped(self, shape: Shape, label: str) -> NDArray[Any]:
         """Return the array in the shape that is declared for the variable with a label.
@@ -215,7 +221,7 @@ def _blocks(
     payload = _payload(data, header, items // _BLOCK * block_size, name)
     meter.expand(4 * items, name)  # the result is float32
     blocks = np.frombuffer(payload, np.uint8).reshape(-1, block_size)
-    with np.errstate(invalid="ignore"):  # an infinite scale times 0 is NaN
+    with np.errstate(invalid="ignore"):  # no warning is due if an infinite scale times 0 is NaN
         array = numbers_of(blocks)
     return StoredTensor(shaped(array, header.shape, name), name, in_blocks=True)
 
@@ -230,8 +236,8 @@ def _complex(data: memoryview, header: FinalHeader, name: str, meter: Meter) -> 
     part_dtype, dtype = _COMPLEX_TYPES[header.bits]
     size = math.prod(header.shape) * header.bits // 8
     parts = np.frombuffer(_payload(data, header, size, name), part_dtype)
-    numbers = parts.size // 2
-    meter.expand(max(size, 8 * numbers), name)
+    count = parts.size // 2
+    meter.expand(max(size, 8 * count), name)  # a complex64 takes 8 bytes
     wide_part_dtype = "float64" if dtype == "complex128" else "float32"
     array = parts.astype(wide_part_dtype).view(dtype)
     return StoredTensor(shaped(array, header.shape, name), name)

@@ -25,7 +25,8 @@ from nnef_jax.storage.labels import member_of
 
 _ARCHIVES = (".nnef.tgz", ".nnef.tar")
 _MAX_DEPTH = 16  # the deepest nesting of networks; an archive could contain itself
-_LARGE = "enable jax's x64 mode, jax.config.update('jax_enable_x64', True), and load again"
+# The hint for numbers of 64 bits beyond the range of 32 bits.
+_X64_HINT = "enable jax's x64 mode, jax.config.update('jax_enable_x64', True), and load again"
 
 
 class Unit:
@@ -47,7 +48,10 @@ class Unit:
         self._nested: dict[str, Unit] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: x for name, x in self.__dict__.items() if name != "_safetensors"}
+        # A pickled unit has no safetensors files, whose tensors are views of the bytes of files.
+        state = {**self.__dict__}
+        state.pop("_safetensors", None)
+        return state
 
     def content(self) -> Iterator[object]:
         """Yield the texts and the tensors that were read, on which the graphs depend."""
@@ -96,6 +100,7 @@ class Unit:
         member = _member(label, ".dat")
         if self._archive.exists(member):
             return read_tensor_file(self._archive.open_tensor(member), member, self._meter)
+        # A safetensors file may have the label with or without leading slashes.
         for name in (label, label.lstrip("/")):
             if name in self._safetensors:
                 return self._safetensors[name].get(name)
@@ -159,7 +164,7 @@ def as_dtype(array: NDArray[Any], dtype: str, member: str, meter: Meter) -> NDAr
 
     Raises DataError if an item is beyond the range of the dtype.
     """
-    hint = _LARGE if array.dtype.itemsize == 8 else ""
+    hint = _X64_HINT if array.dtype.itemsize == 8 else ""
     return convert(array, jnp.dtype(dtype), member, meter, hint)
 
 

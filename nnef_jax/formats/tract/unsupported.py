@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from lowering import Registry
 from lowering.graph import Graph, Operation, Value
 from lowering.location import Span
-from nnef_jax.errors import UnsupportedError, raise_all
+from nnef_jax.errors import NnefError, UnsupportedError, raise_all
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.invocation import refuse
 from nnef_jax.formats.tract import declarations
@@ -40,8 +40,8 @@ def unsupported(document: TractDocument, rules: Registry) -> dict[str, list[Span
     return uses
 
 
-# Kinds whose results have a number of items that depends on the data, each with the axis of the
-# items. The results are padded to the largest possible number of items.
+# Maps kinds to the axis of the result along which the number of items depends on the data. Results
+# are padded to the largest possible number of items along this axis.
 _PADDED = {"non_zero": 1, "non_max_suppression": 0}
 
 
@@ -69,9 +69,12 @@ def refuse_readers_of_padding(graph: Graph) -> None:
             reason = "in the body of a scan has an extent that depends on the data"
             refused.append((operation, f"'{operation.name}' {reason}"))
     hint = "end the network before it, and go on outside of the network"
-    raise_all(
-        [UnsupportedError(text, span=x.span, calls=x.calls, hint=hint) for x, text in refused]
-    )
+    errors: list[NnefError] = []
+    for operation, message in refused:
+        errors.append(
+            UnsupportedError(message, span=operation.span, calls=operation.calls, hint=hint)
+        )
+    raise_all(errors)
 
 
 def _in_bodies(graph: Graph) -> Iterator[Operation]:
@@ -97,8 +100,11 @@ def _reached(document: TractDocument, rules: Registry) -> Iterator[s.Invocation]
                 fragment = document.fragments.get(name)
                 if fragment is not None and name not in visited and name not in rules:
                     visited.add(name)
-                    defaults = [p.default for p in fragment.parameters if p.default is not None]
-                    pending.append([*defaults, *(a.value for a in fragment.body or ())])
+                    expressions = [assignment.value for assignment in fragment.body or ()]
+                    for parameter in fragment.parameters:
+                        if parameter.default is not None:
+                            expressions.append(parameter.default)
+                    pending.append(expressions)
 
 
 def _runs(name: str) -> bool:

@@ -31,6 +31,7 @@ def delayed(site: CallSite, *, delay: int, overlap: int) -> Value:
     require.not_negative(delay=delay, overlap=overlap)
     if delay + overlap == 0:
         return input
+    # The buffer has the last delay + overlap items of all pieces before this one.
     buffer = site.state(_resized(input, axis, delay + overlap), f"{site.name}_kept")
     joined = apply(site, "concat", f"{site.name}_joined", values=[buffer, input], axis=axis)
 
@@ -47,7 +48,7 @@ def delayed(site: CallSite, *, delay: int, overlap: int) -> Value:
 @intrinsic("tract_pulse_mask", begin=integer("begin"), end=integer("end"), value=number("value"))
 def mask(site: CallSite, *, begin: int, end: int, value: float) -> Value:
     """Replace the items of the stream before the index `begin`, and from `end` on, by `value`."""
-    return _between(site, begin, end, value)
+    return _between(site, begin=begin, end=end, value=value)
 
 
 @intrinsic(
@@ -65,7 +66,7 @@ def pulse_pad(
     if border != "constant":
         message = f"'border' of a padded stream must be 'constant' here, it is '{border}'"
         raise InvalidOperation(message)
-    return _between(site, begin, end, value, overlap)
+    return _between(site, begin=begin, end=end, value=value, overlap=overlap)
 
 
 @intrinsic("tract_pulse_cumsum", exclusive=argument("exclusive"), skip=fixed("skip"))
@@ -76,30 +77,31 @@ def cumsum(site: CallSite, *, exclusive: bool, skip: int) -> Value:
     """
     input, axis = _stream(site)
     if skip:
-        input = _between(site.named(f"{site.name}_counted"), skip, _ENDLESS, 0.0)
+        masked_site = site.named(f"{site.name}_counted")
+        input = _between(masked_site, begin=skip, end=_ENDLESS, value=0.0)
+    # The state is the sum of all items of the pieces before this one.
     total = site.state(_resized(input, axis, 1), f"{site.name}_total")
     reduction = {"axes": [axis], "normalize": False}
-    pulse = apply(site, "sum_reduce", f"{site.name}_own", input=input, **reduction)
-    following = apply(site, "add", f"{site.name}_next", x=total, y=pulse)
-    site.graph.builder.update(total, following)
+    pulse_sum = apply(site, "sum_reduce", f"{site.name}_own", input=input, **reduction)
+    next_total = apply(site, "add", f"{site.name}_next", x=total, y=pulse_sum)
+    site.graph.builder.update(total, next_total)
     direction = {"axis": axis, "exclusive": exclusive, "reverse": False}
     sums = apply(site, "tract_core_cumsum", f"{site.name}_sums", x=input, **direction)
     return apply(site, "add", site.name, x=sums, y=total)
 
 
-def _between(site: CallSite, begin: int, end: int, value: float, overlap: int = 0) -> Value:
+def _between(site: CallSite, *, begin: int, end: int, value: float, overlap: int = 0) -> Value:
     """Replace the items of the stream before the index `begin`, and from `end` on, by `value`.
 
     A state counts the items of all previous pieces. The first `overlap` items of each piece repeat
     the end of the piece before, and are not counted.
     """
-    begin, end = _position(begin), _position(end)
     input, axis = _stream(site)
     position = site.state(TensorType((), site.graph.builder.integer), f"{site.name}_position")
-    passed = input.type.shape[axis] - overlap
-    following = apply(site, "add", f"{site.name}_next", x=position, y=passed)
-    site.graph.builder.update(position, following)
-    attributes = {"axis": axis, "begin": begin, "end": end, "value": value}
+    new_items = input.type.shape[axis] - overlap
+    next_position = apply(site, "add", f"{site.name}_next", x=position, y=new_items)
+    site.graph.builder.update(position, next_position)
+    attributes = {"axis": axis, "begin": _position(begin), "end": _position(end), "value": value}
     operands = {"input": input, "position": position}
     return site.add("tract.pulse_mask", operands, attributes, [site.name])[0]
 

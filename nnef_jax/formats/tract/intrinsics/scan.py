@@ -20,14 +20,22 @@ from nnef_jax.formats.tract.flat_graph import FlatGraph
 from nnef_jax.formats.tract.operators.registry import fixed, intrinsic
 from nnef_jax.wording.similar import listed
 
-_STEPS = 1_000  # steps of the meter for a scan
-# For each argument of the scan: the possible lengths of an entry, and the positions of the names in
-# an entry.
-_ENTRIES: dict[str, tuple[Sequence[int], Sequence[int]]] = {
-    "scan": ((4,), (0,)),
-    "full": ((2,), (0,)),
-    "state": ((3,), (0, 2)),
-    "output": ((3, 4), (0, 1)),
+_SCAN_STEPS = 1_000  # steps of the meter for a scan
+
+
+class _EntryForm(NamedTuple):
+    """The form of the entries of an argument: their possible lengths, and the indices of strings."""
+
+    lengths: Sequence[int]
+    strings: Sequence[int]
+
+
+# Maps an argument of the scan, which is a list of entries, to the form of its entries.
+_ENTRY_FORMS = {
+    "scan": _EntryForm(lengths=(4,), strings=(0,)),
+    "full": _EntryForm(lengths=(2,), strings=(0,)),
+    "state": _EntryForm(lengths=(3,), strings=(0, 2)),
+    "output": _EntryForm(lengths=(3, 4), strings=(0, 1)),
 }
 
 
@@ -81,18 +89,22 @@ def scan(site: CallSite, *, name: str, skip: int, resets: bool) -> Any:
     fragment = document.fragments.get(name)
     if fragment is None:
         raise InvalidOperation(f"the document has no fragment '{name}' for 'body'")
-    site.graph.meter.spend(_STEPS)
-    entries = {key: _entries(site.arguments[key], key) for key in _ENTRIES}
+    site.graph.meter.spend(_SCAN_STEPS)
+    entries = {key: _entries(site.arguments[key], key) for key in _ENTRY_FORMS}
     changes_state = bool(entries["state"]) or skip != 0
     is_in_stream = document.is_pulsed and site.graph.outer is None
     keeps_state = is_in_stream and changes_state and not resets
     scanned: list[_Scanned] = []
-    for parameter, x, *place in entries["scan"]:
-        scanned.append(_Scanned(parameter, tensor(site, x), *_axis_and_chunk(place)))
-    states = [_State(parameter, tensor(site, x), y) for parameter, x, y in entries["state"]]
+    for parameter, value, *axis_and_chunk in entries["scan"]:
+        axis, chunk = _axis_and_chunk(axis_and_chunk)
+        scanned.append(_Scanned(parameter, tensor(site, value), axis, chunk))
+    states: list[_State] = []
+    for parameter, start, result in entries["state"]:
+        states.append(_State(parameter, tensor(site, start), result))
     outputs: list[_Output] = []
-    for result, mode, *place in entries["output"]:
-        outputs.append(_Output(result, mode, *_axis_and_chunk(place)))
+    for result, mode, *axis_and_chunk in entries["output"]:
+        axis, chunk = _axis_and_chunk(axis_and_chunk)
+        outputs.append(_Output(result, mode, axis, chunk))
     results = [output.result for output in outputs]
     skipped_iterations = skip if keeps_state else 0
     body = _Body(site, fragment, scanned, entries["full"], results, skipped_iterations)
@@ -100,33 +112,38 @@ def scan(site: CallSite, *, name: str, skip: int, resets: bool) -> Any:
     initial = [state.first for state in states]
     if keeps_state:
         prefix = site.names[0] if site.names else f"{site.frame.prefix}{name}"
-        initial = body.variables([first for _, first, _ in entries["state"]], states, prefix)
+        starts = [start for _, start, _ in entries["state"]]
+        initial = body.variables(starts, states, prefix)
         skip = 0  # the body counts the iterations itself
-        outputs += [_Output("", "last", 0, 1)] * len(initial)
+        # The last value of each state also becomes an output of the scan. The body's outputs begin
+        # with the next values of the states.
+        outputs += [_Output(result="", mode="last", axis=0, chunk=1)] * len(initial)
         graph = replace(graph, outputs=(*graph.outputs, *graph.outputs[: len(initial)]))
-    operands = {"scanned": [x.tensor for x in scanned], "full": full, "initial": initial}
+    operands = {"scanned": [entry.tensor for entry in scanned], "full": full, "initial": initial}
     attributes = {
         "body": graph,
-        "axes": [x.axis for x in scanned],
-        "chunks": [x.chunk for x in scanned],
+        "axes": [entry.axis for entry in scanned],
+        "chunks": [entry.chunk for entry in scanned],
         "outputs": [(output.mode, output.axis, output.chunk) for output in outputs],
         "skip": skip,
     }
     (tensors,) = site.add("scan", operands, attributes, site.names)
     if keeps_state:
-        for variable, last in zip(initial, tensors[-len(initial) :], strict=True):
-            site.graph.builder.update(variable, last)
+        last_values = tensors[-len(initial) :]
+        for variable, last_value in zip(initial, last_values, strict=True):
+            site.graph.builder.update(variable, last_value)
         tensors = tensors[: -len(initial)]
     return Results.of(tensors)
 
 
 def _entries(value: object, key: str) -> list[tuple[Any, ...]]:
-    lengths, names = _ENTRIES[key]
+    """Return the entries of the argument `key`. Raises InvalidOperation if their form is wrong."""
+    form = _ENTRY_FORMS[key]
     entries = cast(list[Any], value if isinstance(value, list) else [value])
     for entry in entries:
-        if not isinstance(entry, tuple) or len(cast(tuple[Any], entry)) not in lengths:
-            raise InvalidOperation(f"'{key}' is a list of tuples of {lengths[-1]} values")
-        if any(not isinstance(entry[i], str) for i in names):
+        if not isinstance(entry, tuple) or len(cast(tuple[Any], entry)) not in form.lengths:
+            raise InvalidOperation(f"'{key}' is a list of tuples of {form.lengths[-1]} values")
+        if any(not isinstance(entry[i], str) for i in form.strings):
             raise InvalidOperation(
                 f"'{key}' must name parameters and results of the body by strings"
             )
@@ -134,8 +151,10 @@ def _entries(value: object, key: str) -> list[tuple[Any, ...]]:
 
 
 def _axis_and_chunk(values: Sequence[Any]) -> tuple[int, int]:
-    chunk = known_integer(values[1], "chunk") if values[1:] else 1
-    return known_integer(values[0], "axis"), chunk
+    """Return the end of an entry, [axis, chunk] or [axis], as integers. The default chunk is 1."""
+    axis, *chunks = values
+    chunk = known_integer(chunks[0], "chunk") if chunks else 1
+    return known_integer(axis, "axis"), chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,40 +182,52 @@ class _Body:
         site = self.site.into(self.site.graph.body())
         graph = site.graph
         bound = _Bound(site, self.site.graph, self.fragment)
-        slices = [bound.bind(*entry) for entry in self.scanned]
-        full = [(bound.bind(name, value), value) for name, value in self.full]
-        state_inputs = [bound.bind(name, value) for name, value, _ in states]
+        slices = [bound.bind(x.parameter, x.tensor, x.axis, x.chunk) for x in self.scanned]
+        # Tensors that the body reads in full: each input of the body, and the tensor outside of the
+        # body that it stands for.
+        full_tensors: list[tuple[Value, Any]] = []
+        for name, outer in self.full:
+            body_input = bound.bind(name, outer)
+            if isinstance(body_input, Value):  # not for a known value
+                full_tensors.append((body_input, outer))
+        state_inputs = [bound.bind(state.parameter, state.first) for state in states]
         bound.refuse_missing()
-        inner = site.evaluator.enter(self.fragment, bound.values, site.named())
-        identifier = _identifier_finder(inner.values)
-        inner_site = replace(site, frame=inner)
+        body_frame = site.evaluator.enter(self.fragment, bound.values, site.named())
+        identifier = _identifier_finder(body_frame.values)
+        body_site = replace(site, frame=body_frame)
 
         def result(name: str) -> Value:
             node = s.Identifier(site.node.offset, identifier(name) or name)
-            return tensor(inner_site, site.evaluator.lookup(node, inner))
+            return tensor(body_site, site.evaluator.lookup(node, body_frame))
 
-        next_states = [result(name) for _, _, name in states]
+        next_states = [result(state.result) for state in states]
         results = [result(name) for name in self.outputs]
         if not again:
-            cast_states: list[_State] = []
-            for state, after in zip(states, next_states, strict=True):
-                first = self.site.cast(state.first, after.type.dtype)
-                cast_states.append(state._replace(first=first))
+            cast_states = self._cast(states, next_states)
             if cast_states != states:
                 return self.flatten(cast_states, again=True)
-        tensors = [(inner, outer) for inner, outer in full if isinstance(inner, Value)]
-        tensors += [(inner, outer) for outer, inner in graph.captured.items()]
-        full_inputs = [inner for inner, _ in tensors]
+        full_tensors += [(body_input, outer) for outer, body_input in graph.captured.items()]
+        full_inputs = [body_input for body_input, _ in full_tensors]
         inputs = [*slices, *full_inputs, *state_inputs]
         if self.skipped_iterations:
             inputs, next_states = self._counted(site, inputs, next_states)
         outputs = [*next_states, *results]
-        names = [value.name for value in outputs]
-        order = [value.name for value in inputs]
-        flat = graph.builder.graph(self.fragment.name, outputs, names, order)
-        unused = {inner for inner, _ in tensors} - flat.needed
+        output_names = [value.name for value in outputs]
+        input_names = [value.name for value in inputs]
+        flat = graph.builder.graph(self.fragment.name, outputs, output_names, input_names)
+        # The scan does not pass tensors to the body that the body does not need.
+        unused = set(full_inputs) - flat.needed
         flat = replace(flat, inputs=tuple(value for value in flat.inputs if value not in unused))
-        return flat, [outer for inner, outer in tensors if inner not in unused], states
+        used = [outer for body_input, outer in full_tensors if body_input not in unused]
+        return flat, used, states
+
+    def _cast(self, states: Sequence[_State], next_states: Sequence[Value]) -> list[_State]:
+        """Cast the first value of each state to the dtype of the state's next value."""
+        cast_states: list[_State] = []
+        for state, next_value in zip(states, next_states, strict=True):
+            first = self.site.cast(state.first, next_value.type.dtype)
+            cast_states.append(state._replace(first=first))
+        return cast_states
 
     def _counted(
         self, site: CallSite, inputs: Sequence[Value], next_states: Sequence[Value]
@@ -208,11 +239,12 @@ class _Body:
         builder = site.graph.builder
         iteration = builder.input(builder.unreserved("turn"), TensorType((), builder.integer))
         changes = apply(site, "ge", x=iteration, y=self.skipped_iterations)
-        states = inputs[len(inputs) - len(next_states) :]
-        delayed = [
-            apply(site, "select", condition=changes, true_value=after, false_value=before)
-            for before, after in zip(states, next_states, strict=True)
-        ]
+        states = inputs[len(inputs) - len(next_states) :]  # the last inputs of the body
+        delayed: list[Value] = []
+        for before, after in zip(states, next_states, strict=True):
+            delayed.append(
+                apply(site, "select", condition=changes, true_value=after, false_value=before)
+            )
         next_iteration = apply(site, "add", x=iteration, y=1)
         return [*inputs, iteration], [*delayed, next_iteration]
 
@@ -226,11 +258,13 @@ class _Body:
         """
         graph = self.site.graph
         variables: list[Value] = []
-        for start, (name, value, _) in zip(starts, states, strict=True):
+        for start, state in zip(starts, states, strict=True):
             initial = graph.constants.get(start) if isinstance(start, Value) else host(start)
             if initial is None:
-                raise self.site.error(f"state '{name}' of a stream must start as a constant")
-            variables.append(self.site.state(value.type, f"{prefix}_{_escape(name)}", initial))
+                message = f"state '{state.parameter}' of a stream must start as a constant"
+                raise self.site.error(message)
+            name = f"{prefix}_{_escape(state.parameter)}"
+            variables.append(self.site.state(state.first.type, name, initial))
         if self.skipped_iterations:
             type = TensorType((), graph.builder.integer)
             variables.append(self.site.state(type, f"{prefix}_turn"))
@@ -266,12 +300,13 @@ class _Bound:
                 message = f"'scan' cannot cut a tensor {value.type} along axis {axis} by {chunk}"
                 raise self._site.error(message)
             shape[axis] = symbolic[axis] = abs(chunk)
-            stored = None
+            stored = None  # each slice has other items
         type = TensorType(tuple(shape), value.type.dtype)
         self.values[parameter] = self._site.graph.input(parameter, type, symbolic, stored)
         return self.values[parameter]
 
     def refuse_missing(self) -> None:
+        """Raise NnefError if a parameter of the body has no value."""
         missing = [p.name for p in self._fragment.parameters if p.name not in self.values]
         if missing:
             message = f"the body's {', '.join(map(repr, missing))} has no value"

@@ -31,9 +31,9 @@ from nnef_jax.formats.tract.quantized_tensors import codes_of
 from nnef_jax.formats.tract.unit import as_dtype
 from nnef_jax.limits import raising
 
-# The datum types for the generic arguments of the standard's operations.
+# Maps generic arguments of the standard's operations to tract's datum types.
 _GENERIC = {"scalar": "f32", "integer": "i64", "logical": "bool"}
-_NETWORK = 60  # steps of the meter for a nested network
+_NETWORK_STEPS = 60  # steps of the meter for a nested network
 
 
 @intrinsic("external", "tract_core_external", shape=integers("shape"))
@@ -62,6 +62,16 @@ def external(site: CallSite, *, shape: Sequence[int]) -> Any:
         return site.cast(outer, dtype)
     if graph.builder.is_taken(name):
         raise InvalidOperation(f"input '{name}' is declared twice, or assigned before")
+    return _new_input(site, name, declared)
+
+
+def _new_input(site: CallSite, name: str, declared: TensorType) -> Any:
+    """Add an input of the entire network to the graph, and return its tensor.
+
+    If the user fixed the value of the input, no input is added, and the value is returned.
+    """
+    graph = site.graph
+    dtype = declared.dtype
     if name in graph.options.values:
         return h.host(graph.options.value(name, declared.shape, dtype))
     extents = graph.options.shape(name, declared.shape)
@@ -74,7 +84,7 @@ def external(site: CallSite, *, shape: Sequence[int]) -> Any:
         )
     symbolic = graph.options.symbolic_shapes.get(name, extents)
     value = graph.input(name, TensorType(extents, dtype), symbolic)
-    return graph.bound(value, site.node, frame)
+    return graph.bound(value, site.node, site.frame)
 
 
 @intrinsic("variable", label=text("label"), shape=integers("shape"))
@@ -90,7 +100,7 @@ def variable(site: CallSite, *, label: str, shape: Sequence[int]) -> Value:
         outer_variable = variable(site.into(graph.outer), label=label, shape=shape)
         return graph.capture(outer_variable)
     if unique_label not in graph.data:
-        graph.report()
+        graph.report()  # `_stored` reads another file now
     stored, is_decoded = _stored(site, label, tuple(shape))
     dtype = computation_dtype(stored.dtype.name, graph.builder.real)
     if unique_label not in graph.data:
@@ -110,8 +120,8 @@ def _stored(site: CallSite, label: str, shape: Shape) -> tuple[NDArray[Any], boo
     quantizer = site.unit.quantizers.get(site.name)
     if quantizer is None or record.codes is None:
         return array, False
-    real = dequantize(record.codes, quantizer, f"{label}.dat", site.graph.meter)
-    return real.astype(np.float32).reshape(array.shape), True
+    numbers = dequantize(record.codes, quantizer, f"{label}.dat", site.graph.meter)  # in float64
+    return numbers.astype(np.float32).reshape(array.shape), True
 
 
 @intrinsic("tract_resource_get", label=text("label"), key=text("key"))
@@ -131,7 +141,7 @@ def submodel(site: CallSite, input: object, *, label: str) -> Any:
     operands = [tensor(site, value) for value in values]
     if graph.outer is not None:
         raise InvalidOperation("the body of a scan cannot have another network in it")
-    graph.meter.spend(_NETWORK)
+    graph.meter.spend(_NETWORK_STEPS)
     unit = site.unit.nested(label)
     parameters = [parameter.name for parameter in unit.document.graph.parameters]
     if len(parameters) != len(operands):
@@ -143,7 +153,7 @@ def submodel(site: CallSite, input: object, *, label: str) -> Any:
     call_name = site.names[0] if site.names else label
     prefix = f"{call_name}_"
     calls = (*site.frame.calls, Call(f"{label}/graph.nnef", site.span))
-    frame = Frame(None, unit.document.source, {}, prefix, calls)
+    frame = Frame(fragment=None, source=unit.document.source, values={}, prefix=prefix, calls=calls)
     return Results.of(site.evaluator.submodel(unit, extents, inputs, frame))
 
 
@@ -154,22 +164,19 @@ def submodel(site: CallSite, input: object, *, label: str) -> Any:
 def cast(site: CallSite, value: object) -> Any:
     """Cast a value to the datum type in the argument `to`, or else in the generic argument."""
     graph = site.graph
-    if site.has_attribute("to"):
-        name = site.text("to")
-    elif site.generic in _GENERIC:
-        name = _GENERIC[site.generic]
-    else:
-        casts = ", ".join(f"cast<{name}>" for name in _GENERIC)
-        raise InvalidOperation("'cast' must name the type of its result", hint=f"write {casts}")
-    if not name:
+    datum_type = _datum_type(site)
+    if not datum_type:
         return apply(site, "copy", *site.names, x=value)
-    dtype = dtype_of(name, graph.builder.real)
+    dtype = dtype_of(datum_type, graph.builder.real)
     is_known = not isinstance(value, Value)
-    # Known values in these dtypes remain host values.
-    kinds = {graph.builder.integer: "integer", graph.builder.real: "scalar", "bool": "logical"}
+    # A known value remains a host value if the dtype is one of these. Each is the dtype of a type
+    # of host values.
+    host_types = {
+        graph.builder.integer: "integer", graph.builder.real: "scalar", "bool": "logical",
+    }  # fmt: skip
     try:
-        if is_known and dtype in kinds:
-            return h.cast(h.host(value), kinds[dtype])
+        if is_known and dtype in host_types:
+            return h.cast(h.host(value), host_types[dtype])
     except h.NotFolded:
         pass
     operand = tensor(site, value)
@@ -177,8 +184,19 @@ def cast(site: CallSite, value: object) -> Any:
         operand = codes_of(site, operand, graph.entries[operand])
     result = site.cast(operand, dtype, *site.names)
     if is_known and h.is_plain(h.host(value).ravel()):
+        # Attributes of later operations may read the known numbers.
         graph.constants[result] = converted(h.host(value), dtype)
     return result
+
+
+def _datum_type(site: CallSite) -> str:
+    """Return the datum type that a call of `cast` names. It may be "", which keeps the type."""
+    if site.has_attribute("to"):
+        return site.text("to")
+    if site.generic in _GENERIC:
+        return _GENERIC[site.generic]
+    casts = ", ".join(f"cast<{name}>" for name in _GENERIC)
+    raise InvalidOperation("'cast' must name the type of its result", hint=f"write {casts}")
 
 
 @intrinsic("constant", shape=integers("shape"), value=argument("value"))
@@ -188,8 +206,8 @@ def constant(site: CallSite, *, shape: Sequence[int], value: object) -> Any:
     if items.size == 1:
         number = items.reshape(())
         return apply(site, "tract_core_broadcast", *site.names, input=number, shape=shape)
-    axes = {"axis_start": 0, "axis_count": -1}
-    return apply(site, "reshape", *site.names, input=items, shape=shape, **axes)
+    all_axes = {"axis_start": 0, "axis_count": -1}
+    return apply(site, "reshape", *site.names, input=items, shape=shape, **all_axes)
 
 
 @intrinsic("tract_core_shape_of")
@@ -221,14 +239,17 @@ def range_of(site: CallSite) -> Any:
         if count > graph.limits.array_items:
             raise LimitError(f"a range of {count} items", hint=raising("array_items"))
         for bound in bounds:
-            graph.literal(bound, dtype)
+            graph.literal(bound, dtype)  # raises an error if the bound does not fit the dtype
     attributes = {"start": start, "end": end, "step": step, "dtype": dtype}
     return site.add("range", {}, attributes, site.names)[0]
 
 
 def _item_of(number: h.Host) -> Any:
+    """Return the only item of an array, or UNKNOWN for NaN.
+
+    A real number that depends on an open extent is NaN.
+    """
     item = number.item()
-    # A real number that depends on an open extent is NaN.
     is_nan = isinstance(item, float) and math.isnan(item)
     return UNKNOWN if is_nan else item
 

@@ -37,8 +37,8 @@ def rms_norm(
     site: CallSite, input: TractOperand, epsilon: TractOperand, *, axis: int = axis("axis")
 ) -> TractOperand:
     """Divide the input by the root of its mean square along an axis."""
-    one = jnp.dtype(site.dtype_of(input)).type(1)
-    return site.last.rms_norm(input, one, epsilon, axis=axis, dtype="")
+    scale = jnp.dtype(site.dtype_of(input)).type(1)  # the kind multiplies the result by a scale
+    return site.last.rms_norm(input, scale, epsilon, axis=axis, dtype="")
 
 
 @operator("tract_transformers_sdpa")
@@ -84,7 +84,7 @@ def masked_softmax(
     then has numbers, not truth values.
     """
     dtype = site.dtype_of(mask)
-    # If the mask has truth values, applying it again changes nothing.
+    # A mask of truth values needs no second application, which would not change the result.
     if acts_again and dtype != "bool":
         message = f"'post_softmax_mask' takes a mask of logical values, this one holds {dtype}"
         raise InvalidOperation(message)
@@ -189,6 +189,7 @@ def gru_sequence(
     if chunk not in (1, -1):
         message = f"'chunk' must be 1, or -1 for the sequence from its end, it is {chunk}"
         raise InvalidOperation(message)
+    # An operand that is False is left out.
     if projected:
         weight = False
     if not has_bias:
@@ -269,6 +270,7 @@ def resize(
     If the coordinates are "align_corners", the sizes are computed from the scales, since tract
     aligns the last items even where extent * scale is not an integer.
     """
+    # tract has all transformations of coordinates except the one that crops the input.
     modes = tuple(name for name in resampling.COORDINATES if name != resampling.CROP)
     require.one_of("coord_transformer", coordinate_transformation_mode, modes)
     coordinates = coordinate_transformation_mode
@@ -280,10 +282,13 @@ def resize(
             lengths.append(int(resampling.length(extent, scale)))
         sizes = tuple(lengths)
         scales = ()
-    if coordinates == "pytorch_half_pixel":  # tract has no exception for an axis with a single item
+    if coordinates == "pytorch_half_pixel":
+        # The two transformations differ only for an axis of one item, where tract does not make the
+        # exception that "pytorch_half_pixel" makes.
         coordinates = "half_pixel"
+    region = False  # which only the transformation that crops has
     return site.last.resize(
-        input, False, scales=scales, sizes=sizes, mode=mode,
+        input, region, scales=scales, sizes=sizes, mode=mode,
         coordinate_transformation_mode=coordinates, cubic_coeff_a=resampling.CUBIC,
         exclude_outside=False, antialias=False, extrapolation_value=0.0,
     )  # fmt: skip

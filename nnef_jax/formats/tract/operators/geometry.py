@@ -90,7 +90,7 @@ def _bounds(shape: Shape, axis: int, begin: int, end: int, step: int) -> tuple[i
             return begin, end
         before_lowest = _LOWEST if begin == 0 else begin - 1
         return end - 1, before_lowest
-    stop = None if end == 0 else end  # 0 stands for the end of the axis
+    stop = None if end == 0 else end  # an end of 0 stands for the end of the axis
     first, last, _ = slice(begin, stop).indices(extent)
     if step < 0 and first > last:
         raise InvalidShape(
@@ -100,10 +100,10 @@ def _bounds(shape: Shape, axis: int, begin: int, end: int, step: int) -> tuple[i
             "bounds are taken backwards",
         )
     if first >= last:
-        return extent, extent
+        return extent, extent  # an empty slice
     if step > 0:
         return first, last
-    # -1 would count from the end of the axis.
+    # The index before 0 is not written as -1, which would be the last item of the axis.
     before_lowest = first - 1 if first > 0 else -extent - 1
     return last - 1, before_lowest
 
@@ -157,7 +157,7 @@ def pad(
             end.append(-cut_after)
     if axes:
         input = site.step_on("input").slice(input, axes=axes, begin=begin, end=end, stride=[])
-        # Negative padding becomes 0.
+        # The slice has done the negative padding, so its place is taken by 0.
         padding = [
             (before + _cut_items(before), after + _cut_items(after)) for before, after in padding
         ]

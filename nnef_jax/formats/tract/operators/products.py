@@ -36,6 +36,8 @@ def _of_one_rank(site: CallSite, factors: dict[str, TractOperand]) -> list[Tract
     rank = max(map(len, shapes.values()))
     for name, shape in shapes.items():
         if len(shape) < rank:
+            # A vector of 5 items becomes the column (5, 1), and beside an operand of rank 4, it
+            # becomes (1, 1, 5, 1). The axes 0, 1 and 3 are then new.
             matrix = padded(shape, 2)
             leading = max(rank - len(matrix), 0)
             trailing = len(matrix) - len(shape)
@@ -122,6 +124,8 @@ def quantized_matmul(
     term_a, term_b, term_c = _terms(site, axes)
     return site.last.quantized_einsum(
         a, b, bias, a_zero_point, a_scale, b_zero_point, b_scale, output_zero_point, output_scale,
+        # The terms are those of A, B, the bias, and the zero point and scale of A, of B and of the
+        # output.
         expr=f"{term_a},{term_b},m,m,m,n,n,,->{term_c}", dtype=dtype,
     )  # fmt: skip
 

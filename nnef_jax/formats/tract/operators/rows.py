@@ -10,7 +10,7 @@ from nnef_jax.formats.tract.operators.geometry import channels, new_axes
 from nnef_jax.formats.tract.operators.registry import AXES, OPERATORS
 from nnef_jax.formats.tract.operators.windows import WINDOW, channel_plane, factors
 
-# Kinds by registry. The name of the operation consists of the registry and the kind.
+# Maps a registry to the kinds for which it has an operation named REGISTRY_KIND.
 _PREFIXED = {
     "tract_core": (
         "is_nan", "silu", "erf", "hard_swish", "clamped_swiglu", "broadcast", "gather_elements",
@@ -20,6 +20,7 @@ _PREFIXED = {
     "tract_onnx_ml": ("direct_lookup", "reverse_lookup"),
     "tract_transformers": ("causal_conv1d_update",),
 }  # fmt: skip
+# Maps operations to kinds of other names.
 _RENAMED = {
     "recip": "rcp", "square": "sqr", "tract_shl": "shift_left", "tract_shr": "shift_right",
     "tract_core_bitand": "bitwise_and", "tract_core_bitor": "bitwise_or",
@@ -32,7 +33,8 @@ _RENAMED = {
     "tract_extra_exp_unit_norm": "tract.exp_unit_norm",
     "tract_extra_exp_mean_norm": "tract.exp_mean_norm",
 }  # fmt: skip
-# Operations with an argument `axes`, in which negative axes count from the end.
+# Maps operations to kinds. The operations have an argument `axes`, in which negative axes count from
+# the end.
 _ON_AXES = {
     **{name: name for name in (
         "sum_reduce", "max_reduce", "min_reduce", "argmax_reduce", "argmin_reduce", "transpose",

@@ -107,20 +107,22 @@ def deconv(
     groups, padding = _checked_windows(site, groups)
     bias = _bias(site)
     rank = site.rank()
-    outputs, inputs = site.shape(filter)[:2]
+    outputs, inputs_of_group = site.shape(filter)[:2]
     if len(output_shape) not in (0, rank - 2, rank):
         raise InvalidOperation(
             f"'output_shape' {list(output_shape)} must have an item for each of {rank - 2} spatial "
             f"axes, or for each of all {rank} axes"
         )
     if output_shape:
+        # The spatial extents are the last items. The kind does not read the extent of the batch.
         output_shape = [1, outputs, *output_shape[2 - rank :]]
     step = site.step_on("filter")
     if groups > 1:
-        grouped = [groups, outputs // groups, inputs]
+        # The channels of outputs and of inputs are swapped within each group.
+        grouped = [groups, outputs // groups, inputs_of_group]
         filter = step.reshape(filter, shape=grouped, axis_start=0, axis_count=2)
         filter = step.transpose(filter, axes=[0, 2, 1])
-        merged = [groups * inputs, outputs // groups]
+        merged = [groups * inputs_of_group, outputs // groups]
         filter = step.reshape(filter, shape=merged, axis_start=0, axis_count=3)
     else:
         filter = step.transpose(filter, axes=[1, 0])
@@ -177,7 +179,7 @@ def _checked_windows(site: CallSite, groups: int) -> tuple[int, Sequence[tuple[i
             hint="`unsqueeze` an input that has no batch axis",
         )
     border = site.text("border")
-    padding = site.argument("padding")
+    padding: Sequence[tuple[int, int]] = site.argument("padding")
     if border != "constant":
         raise InvalidOperation(
             f"'border' must be 'constant', it is '{border}'",
@@ -196,6 +198,8 @@ def _checked_windows(site: CallSite, groups: int) -> tuple[int, Sequence[tuple[i
             f"'groups' must be positive, or 0 for one group per channel, it is {groups}"
         )
     if groups == 0:
+        # The number of groups follows from the channels. If a shape is wrong, it is 1, so that the
+        # error below names the shapes.
         groups = 1 if filter[1] == 0 else input[1] // filter[1]
         groups = groups or 1
     if differ(filter[1] * groups, input[1]):
