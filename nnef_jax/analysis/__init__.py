@@ -66,7 +66,8 @@ if TYPE_CHECKING:
     from nnef_jax.analysis.spectrum import jacobian_spectrum as jacobian_spectrum
     from nnef_jax.analysis.tensor_statistics import TensorStatistics as TensorStatistics
 
-_NAMES = {  # by module
+# For each module of this package, these are the names that a user can import from the package.
+_NAMES = {
     "adversarial": ("Adversarial", "fgsm", "pgd", "smallest_perturbation"),
     "attribution": ("Attribution",),
     "certified": ("Bounds", "bounds"),

@@ -24,7 +24,8 @@ from nnef_jax.options import require_choice, require_flags
 from nnef_jax.results import Axes, Result, Table, result, static, table_of
 
 _NORMS = {"linf": "L\u221e", "l2": "L2"}
-_STEPS = 2.5  # The length of all steps together in units of epsilon, as in Madry et al. (2017).
+# All steps of an attack together are 2.5 * epsilon long, as in Madry et al. (2017).
+_STEPS = 2.5
 _HALVINGS = 16
 
 
@@ -254,7 +255,7 @@ def _smallest(attack: Attack, steps: int, classes: int) -> Adversarial:
     nearest = attack.nearest(steps, classes)
     _, succeeds = attack.margins_and_success(nearest)
     at_boundary = attack.drawn_back(nearest, _HALVINGS)
-    # Items for which the attack did not succeed keep the original.
+    # For an item for which the attack did not succeed, `nearest` is the original.
     attacked = jnp.where(attack.broadcast_items(succeeds), at_boundary, nearest)
     result = _result(attack, "smallest perturbation", attacked)
     distance = jnp.where(succeeds, result.distance, inf)

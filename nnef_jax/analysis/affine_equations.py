@@ -13,7 +13,7 @@ from lowering.facts import facts
 from lowering.jaxprs import Equation, primitive
 from nnef_jax.analysis.intervals import Bounded, Interval, epsilon, size, value_of, varies
 
-_ALL = 99  # more operands than an equation has
+_ALL = 99  # No equation has so many operands.
 SUMS = {"reduce_sum", "cumsum", "reduce_window_sum", "scatter-add"}
 PRODUCTS = {jaxprs.PRODUCT, jaxprs.CONVOLUTION}
 
@@ -81,6 +81,8 @@ def term_counts(equation: Equation) -> tuple[int, int]:
         (summed_axes, _), (batch_axes, _) = params["dimension_numbers"]
         shape = equation.invars[0].aval.shape
         count = math.prod(shape[axis] for axis in summed_axes)
+        # The transpose sums over the axes that only one of the two operands has. There are
+        # `shared_size` items along the axes that both operands have.
         shared_size = math.prod(shape[axis] for axis in batch_axes) * count
         transpose_count = max(sizes[0], sizes[1]) // max(1, shared_size)
         return count, transpose_count
@@ -88,16 +90,22 @@ def term_counts(equation: Equation) -> tuple[int, int]:
         out_axis, in_axis, *_ = params["dimension_numbers"].rhs_spec
         filter_shape = equation.invars[1].aval.shape
         filter_size = sizes[1]
+        # The sum runs over all axes of the filter but the axis of output channels. The sum of the
+        # transpose runs over all axes but the axis of input channels.
         count = filter_size // max(1, filter_shape[out_axis])
         transpose_count = filter_size // max(1, filter_shape[in_axis])
         return count, transpose_count
     if name in ("reduce_window_sum", "reduce_sum", "cumsum", "scatter-add"):
         window = params.get("window_dimensions")
+        # Without a window, a sum may have all items of the operand as terms, or all items that a
+        # scatter adds.
         count = math.prod(window) if window else max(first_size, sizes[-1])
         return count, count
     result_size = max(1, math.prod(equation.outvars[0].aval.shape))
     if name in ("gather", "tile"):
+        # An item may be copied to all items of the result, which the transpose adds up.
         return 1, result_size
+    # The first operand may be broadcast. The transpose adds up the copies of an item.
     return 1, max(1, result_size // first_size)
 
 

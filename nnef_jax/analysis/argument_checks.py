@@ -14,8 +14,6 @@ from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 from nnef_jax.options import require, shown
 
-# A class, classes [batch], or a function of the outputs. None is the class with the highest score.
-
 
 def require_model(model: object) -> None:
     """Raise TypeError unless the value is a model."""

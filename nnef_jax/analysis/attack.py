@@ -14,9 +14,10 @@ from nnef_jax.analysis.question import Question, QuestionOptions
 Norm = Literal["linf", "l2"]
 Bounds = tuple[float, float]
 
-_NEWTON = 12  # The number of Newton's steps. Most tensors need 3.
-_ROUNDING = 16  # tolerance of equal scores, in units in the last place
-_OVERSHOOT = 0.05  # A step ends beyond the plane, by 5 % of the distance to the plane.
+_NEWTON = 12  # This is the number of Newton's steps. Most tensors need 3 steps.
+# Two scores count as equal if they differ by at most 16 units in the last place.
+_ROUNDING = 16
+_OVERSHOOT = 0.05  # A step goes 5 % farther than to the plane.
 
 
 class AttackOptions(QuestionOptions, total=False):
@@ -178,7 +179,8 @@ class Attack:
         direction_key, radius_key = jax.random.split(key)
         direction = jax.random.normal(direction_key, x.shape, x.dtype)
         dimensions = max(1, x[:1].size)
-        # The volume within a radius r is proportional to r ** dimensions.
+        # The volume of a ball with the radius r is proportional to r ** dimensions. To be uniform
+        # in the ball, a random point therefore needs this power of a uniform random number.
         volume = jax.random.uniform(radius_key, size.shape, x.dtype)
         radius = volume ** (1 / dimensions)
         return self._within(x + size * radius * direction / self.length(direction))
@@ -242,9 +244,11 @@ class Attack:
             margin_to_lose = margin + _OVERSHOOT * jnp.abs(margin)
             from_x = self._nearest_on_plane(x, margin_to_lose, normal)
             axes = tuple(range(1, x.ndim))
-            # To first order, the original has this margin more than `x`.
-            more_margin = (normal * (original - x)).sum(axes, keepdims=True)
-            from_original = self._nearest_on_plane(original, margin_to_lose + more_margin, normal)
+            # The plane is given by the margin at `x`. To first order, the margin at the original is
+            # larger by `additional_margin`.
+            additional_margin = (normal * (original - x)).sum(axes, keepdims=True)
+            margin_at_original = margin_to_lose + additional_margin
+            from_original = self._nearest_on_plane(original, margin_at_original, normal)
             half_way = (from_x + from_original) / 2
             x = jnp.where(self.broadcast_items(succeeds), half_way, from_x)
             return (x, best, least_distance), None
@@ -282,13 +286,13 @@ class Attack:
 
         class_count = class_margins.shape[1]
         units = jnp.eye(class_count, dtype=class_margins.dtype)[:, None]
-        # The arrays are (class, batch, ...) from here on.
+        # The gradients are computed class by class, so the arrays below are (class, batch, ...).
         normals = jax.vmap(normal_of)(units)
         margins = jax.vmap(self.broadcast_items)(class_margins.T).astype(x.dtype)
         lengths = jax.vmap(self._dual_norm)(normals)
         distances = jnp.abs(margins) / jnp.where(lengths > 0, lengths, 1)
         nearest = jnp.where(lengths > 0, distances, jnp.inf).argmin(0)[None]
-        # Of the first axis, these arrays have only the nearest class.
+        # For each item, the plane of the nearest class is taken. The first axis then has extent 1.
         nearest_margin = jnp.take_along_axis(margins, nearest, 0)
         nearest_normal = jnp.take_along_axis(normals, nearest, 0)
         return _Plane(nearest_margin[0], nearest_normal[0], succeeds)
@@ -323,7 +327,7 @@ class Attack:
             remaining_margin = margin + (normal * (point - x)).sum(axes, keepdims=True)
             slopes = jnp.where(self._can_move(point, direction), normal * direction, 0)
             slope = jnp.abs(slopes.sum(axes, keepdims=True))
-            # Without a slope, t does not change.
+            # If no entry can move, the slope is 0. A division by infinity then leaves t as it is.
             return t + jnp.abs(remaining_margin) / jnp.where(slope > 0, slope, jnp.inf)
 
         # Without bounds the margin is linear in t, and a single step gives the solution.

@@ -152,7 +152,8 @@ def quadrature(method: str, steps: int, x: Array) -> tuple[Array, Array]:
         weights = np.full(steps, 1 / max(1, steps - 1))
         weights[[0, -1]] /= 2
     elif method == "gausslegendre":
-        # numpy's rule is for the interval from -1 to 1, which has twice the length.
+        # numpy's rule is for the interval from -1 to 1. The lines below move its points to the
+        # interval from 0 to 1, which is half as long.
         points, weights = np.polynomial.legendre.leggauss(steps)
         points = (points + 1) / 2
         weights = weights / 2

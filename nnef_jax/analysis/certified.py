@@ -136,6 +136,7 @@ def _bounds(question: Question, epsilon: Array, ends: Ends | None, *, method: Me
     """
     x = question.value()
     question = question.with_classes(x)
+    # The bounds are of the operations as the document has them, and not of optimised ones.
     question = replace(question, model=question.model.with_options(optimize=False))
     changed = _changed_inputs(x, epsilon, ends)
     batched_indices: list[int] = []
@@ -143,22 +144,24 @@ def _bounds(question: Question, epsilon: Array, ends: Ends | None, *, method: Me
         has_batch_axis = input.ndim > 0 and input.shape[0] == len(x)
         if has_batch_axis:
             batched_indices.append(index)
-    count = 1 if _takes_one(question, batched_indices) else len(x)
+    repetitions = 1 if _takes_one(question, batched_indices) else len(x)
 
     def bounds_of_item(item: tuple[Any, ...]) -> tuple[Any, Interval]:
         """Return intervals of the outputs and of the margins, from the arrays of one item."""
         item_inputs, item_low, item_high, item_class = item
         inputs = list(question.inputs)
         for index, item_input in zip(batched_indices, item_inputs, strict=True):
-            inputs[index] = jnp.repeat(item_input[None], count, 0)
-        classes = None if item_class is None else jnp.full(count, item_class)
+            inputs[index] = jnp.repeat(item_input[None], repetitions, 0)
+        classes = None if item_class is None else jnp.full(repetitions, item_class)
         item_question = replace(question, inputs=tuple(inputs), classes=classes)
-        return _item_bounds(item_question, Interval(item_low, item_high), count, method)
+        return _item_bounds(item_question, Interval(item_low, item_high), repetitions, method)
 
     batched_inputs = [question.inputs[index] for index in batched_indices]
-    # The ends of an item get a first axis, the batch of one.
+    # `bounds_of_item` takes the ends of an item's interval as a batch of one item. The new axis 1
+    # is the axis of this batch.
     items = batched_inputs, changed.low[:, None], changed.high[:, None], question.classes
     if method == "crown":
+        # "crown" makes many backward passes for an item, so only one item is computed at a time.
         outputs, margins = lax.map(bounds_of_item, items)
     else:
         outputs, margins = jax.vmap(bounds_of_item)(items)
@@ -198,17 +201,17 @@ def _changed_inputs(x: Array, epsilon: Array, ends: Ends | None) -> Interval:
 
 
 def _item_bounds(
-    question: Question, item: Interval, count: int, method: Method
+    question: Question, item: Interval, repetitions: int, method: Method
 ) -> tuple[Any, Interval]:
     """Return an interval for each output of an item, and the interval of its margins.
 
     If the target is a function, the second interval bounds its score. The network runs on a batch
-    in which the item is repeated `count` times.
+    in which the item is repeated `repetitions` times.
     """
 
     def outputs_and_margins(x: Array) -> tuple[Any, Array]:
         """Return the outputs and margins of the first item, each with a batch axis of extent 1."""
-        outputs, _ = question.run(jnp.repeat(x, count, 0))
+        outputs, _ = question.run(jnp.repeat(x, repetitions, 0))
         scores = question.scores(outputs)
         first_outputs = jax.tree.map(lambda y: y[:1], outputs)
         if question.classes is None:
@@ -243,7 +246,8 @@ def _takes_one(question: Question, batched_indices: Sequence[int]) -> bool:
         x = question.inputs[index]
         inputs[index] = jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype)
     try:
-        graph_for(question.model, types_of(question.model, inputs, {}))
+        # This raises an error if the network does not take a batch of one item.
+        graph_for(question.model, types_of(question.model, inputs, kwargs={}))
     except NnefError:
         return False
     return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,10 +24,10 @@ from nnef_jax.options import numpy_of, require, require_flags, shown, word_pairs
 from nnef_jax.results import Axes, Result, Table, axes, literally, table_of
 from nnef_jax.workings import arrays_read, cycle_of, graph_for, without_mesh
 
-# A model, a dict of recorded tensors by name, or a function of the inputs.
+# `compare` takes a model, a dict of recorded tensors by name, or a function of the inputs.
 Run = Model | Mapping[str, ArrayLike] | Callable[..., object]
 _NONE = float("nan")
-_MOST_LABELLED = 40  # the largest number of tensors whose names are shown in a picture
+_MOST_LABELLED = 40  # If a picture has more tensors, it does not show their names.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,10 +129,9 @@ class Comparison(Result):
         shape, _ = x.shapes
         row: list[Any] = [x.a, name_in_b, x.kind, show(shape), " ".join(distinct_dtypes)]
         row += [x.absolute, x.relative, x.snr, x.ulps, x.reason or "ok"]
-        if self.isolated and x.own is None:
-            row.append(None)
-        elif self.isolated:
-            row.append(x.own or "ok")
+        if self.isolated:
+            # None means that the layer was not run by itself, and "" that it does not differ.
+            row.append(None if x.own is None else x.own or "ok")
         return row
 
     def plot(self, ax: Axes | None = None) -> Axes:
@@ -149,10 +148,11 @@ class Comparison(Result):
         lower_end = min(drawable_errors, default=1e-8) / 3
         positions = np.arange(len(rows))
         if self.isolated:
-            bar_heights = np.fmax(own_errors, lower_end)  # NaN becomes the lower end.
+            bar_heights = np.fmax(own_errors, lower_end)  # `fmax` replaces NaN.
             colours = ["#e8b4ad" if x.own else "#c9d3df" for x in rows]
             ax.bar(positions, bar_heights, color=colours, label="made here", width=0.8)
-        heights = [max(error, lower_end) for error in errors]  # NaN stays NaN, which is not drawn.
+        # An error of NaN stays NaN. matplotlib draws no point for NaN.
+        heights = [max(error, lower_end) for error in errors]
         style: Any = {"color": "#1f4e79", "marker": "o", "markersize": 3, "lw": 1.2}
         ax.plot(positions, heights, label="error", **style)
         first = self.first
@@ -303,22 +303,37 @@ def _tensors(
         except NnefError as error:
             error.message = f"{side}: {error.message}"
             raise
-    returned: Any = source
     output_names: list[str] = []
     if isinstance(other, Model):
         output_names = [spec.name for spec in other.outputs]
+    recorded: Any = source
     if not isinstance(source, Mapping):
         if not callable(source):
             expected = "a model, a dict of arrays by name or a function of the inputs"
             raise TypeError(f"{side} must be {expected}, it is {shown(source)}")
         args, kwargs = arguments_of(inputs)
-        returned = source(*args, **kwargs)
-    if not isinstance(returned, Mapping):
-        returned = _outputs_by_name(returned, output_names)
-        output_names = list(returned)
+        recorded = source(*args, **kwargs)
+    if not isinstance(recorded, Mapping):
+        recorded = _outputs_by_name(recorded, output_names)
+        output_names = list(recorded)
+    arrays = _recorded_arrays(side, recorded)
+    positions = {name: position for position, name in enumerate(output_names)}
+    kinds: dict[str, TensorKind] = {}
+    for name, array in arrays.items():
+        # The kind of the operation is not recorded.
+        kinds[name] = TensorKind(kind="", shape=array.shape, output=positions.get(name))
+    return arrays, kinds
+
+
+def _recorded_arrays(side: str, recorded: Mapping[Any, Any]) -> dict[str, Array]:
+    """Return the arrays in a dict of recorded tensors, after checking that they hold numbers.
+
+    `side` is "a" or "b", the name of the network in errors.
+    """
     try:
-        values_by_name: dict[Any, Any] = dict(returned)
-    except Exception as reason:  # A .npz is read here, which may raise any exception.
+        values_by_name: dict[Any, Any] = dict(recorded)
+    except Exception as reason:
+        # If the dict is a .npz file, `dict` reads the file, and numpy may raise any exception.
         raise InputError(f"{side}: its arrays cannot be read: {reason}") from None
     arrays: dict[str, Array] = {}
     for name, value in values_by_name.items():
@@ -326,11 +341,7 @@ def _tensors(
         if kind_of(array) not in "bifc":
             raise InputError(f"{side}: '{name}' holds no numbers, its dtype is {array.dtype}")
         arrays[str(name)] = array
-    positions = {name: position for position, name in enumerate(output_names)}
-    kinds: dict[str, TensorKind] = {}
-    for name, array in arrays.items():
-        kinds[name] = TensorKind("", array.shape, positions.get(name))
-    return arrays, kinds
+    return arrays
 
 
 def _outputs_by_name(returned: Any, names: list[str]) -> dict[str, Any]:
@@ -391,7 +402,7 @@ def _isolated(
     cycle = cycle_of(model)
 
     @jax.jit
-    def run(
+    def run_with_replacements(
         params: Params, state: State, values: list[jax.Array], replacements: Mapping[str, jax.Array]
     ) -> dict[str, jax.Array]:
         """Return the tensors of one run, each computed from replaced operands."""
@@ -404,13 +415,17 @@ def _isolated(
         edits: dict[str, Callable[[Any], Any]] = {}
         for name in replacements:
             edits[name] = partial(record_and_replace, name)
-        probe = Probe.of(edits, list(replacements))
-        cycle(params, state, values, Probe(probe.edits, {}, probe.capture, results=False))
+        # The results of the network are not needed. Only the replaced tensors, and the tensors from
+        # which they are computed, are evaluated.
+        probe = replace(Probe.of(edits, list(replacements)), results=False)
+        cycle(params, state, values, probe)
         return computed
 
-    probe = Probe(capture=tuple(replacements), results=False)
     values = bound(model, inputs)
-    computed = run(*arrays_read(model, values, probe), values, replacements)
+    # The run reads the parameters on which the captured tensors depend.
+    captures = Probe(capture=tuple(replacements), results=False)
+    params, state = arrays_read(model, values, captures)
+    computed = run_with_replacements(params, state, values, replacements)
     return {name: np.asarray(x) for name, x in computed.items()}
 
 
@@ -418,7 +433,7 @@ def _count(test: Callable[[Array], Array], x: Array) -> int:
     """Return the number of items for which a test, `np.isnan` or `np.isinf`, is true."""
     if kind_of(x) in "bi":
         return 0
-    if x.dtype.kind == "V":  # numpy's kind of bfloat16 and float8
+    if x.dtype.kind == "V":  # numpy gives bfloat16 and float8 the kind "V".
         x = x.astype(np.float64)
     return int(test(x).sum())
 

@@ -45,6 +45,7 @@ def difference(
     x = _in_64_bits(array)
     y = _in_64_bits(reference)
     with np.errstate(all="ignore"):
+        # An item that is not finite in one of the arrays gets the error 0 and the size 0.
         is_finite = np.isfinite(x) & np.isfinite(y)
         errors = np.where(is_finite, np.abs(x - y), 0.0)
         sizes = np.where(is_finite, np.abs(y), 0.0)
@@ -91,7 +92,8 @@ def kind_of(x: Array) -> str:
         return "i"
     if kind in "bifc":
         return kind
-    # numpy has the kind "V" for dtypes such as bfloat16, float8 and int4.
+    # numpy gives dtypes such as bfloat16, float8 and int4 the kind "V". Only for the
+    # floating-point dtypes among them, `ml_dtypes.finfo` raises no error.
     try:
         ml_dtypes.finfo(x.dtype)
     except ValueError:
@@ -152,7 +154,8 @@ def _ranks(x: Array) -> Array:
     """Return the rank of each item among all numbers of its dtype. 0 and -0 have rank 0."""
     bits = x.dtype.itemsize * 8
     codes = np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
-    # The first bit is the sign. The remaining bits increase with the magnitude.
+    # In a floating-point number, the first bit is the sign. The remaining bits, read as an integer,
+    # are the rank of the magnitude.
     is_negative = (codes >> (bits - 1)).astype(bool)
     magnitudes = codes & (2 ** (bits - 1) - 1)
     wide_dtype = np.float64 if bits == 64 else np.int64

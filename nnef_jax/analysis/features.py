@@ -21,10 +21,10 @@ from nnef_jax.calls.arguments import Input
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 
-Sampled = tuple[Array, int] | None  # a key of `jax.random`, and the number of samples
-# the largest number of features whose coalitions are all computed; 16 features have 65536
+Sampled = tuple[Array, int] | None  # This is a key of `jax.random`, and the number of samples.
+# Exact Shapley values are computed for at most 16 features, which have 65536 coalitions.
 _MOST_FEATURES = 16
-_SWEEPS = 200  # the number of rounds of coordinate descent, each over all coefficients
+_SWEEPS = 200  # Coordinate descent visits each coefficient 200 times.
 
 
 class FeatureOptions(QuestionOptions, total=False):
@@ -106,7 +106,7 @@ def feature_ablation(
     All other arguments, and the errors, are as in `saliency`.
     """
     keywords = {"mask": mask, "baseline": baseline, **options}
-    return _ablation(_features("feature_ablation", model, inputs, keywords), None)
+    return _ablation(_features("feature_ablation", model, inputs, keywords), key=None)
 
 
 def feature_permutation(
@@ -126,7 +126,7 @@ def feature_permutation(
     """
     require_key(key)
     keywords = {"mask": mask, **options}
-    return _ablation(_features("feature_permutation", model, inputs, keywords), key)
+    return _ablation(_features("feature_permutation", model, inputs, keywords), key=key)
 
 
 def shapley_values(
@@ -146,12 +146,12 @@ def shapley_values(
     features = _features("shapley_values", model, inputs, options)
     if sampled is not None:
         key, samples = _key_and_count(sampled)
-        return _orders(features, key, samples=samples)
+        return _sampled_shapley_values(features, key, samples=samples)
     if features.count > _MOST_FEATURES:
         message = f"{features.count} features have too many coalitions to compute all"
         hint = "give sampled=(jax.random.key(0), 25), or a mask with fewer features"
         raise InputError(message, hint=hint)
-    return _exact(features)
+    return _exact_shapley_values(features)
 
 
 def kernel_shap(
@@ -216,7 +216,8 @@ def _features(
         return _Features(question, baseline, jnp.arange(count).reshape(shape), count)
     mask_array = np.asarray(array_of("mask", mask))
     try:
-        # The mask may have an axis of extent 1 for the batch.
+        # A user's mask may have a first axis of extent 1, the batch. The shape with a batch of one
+        # item accepts masks with and without this axis.
         batch_of_one = np.broadcast_to(mask_array, (1, *shape))
     except ValueError:
         message = f"mask is {show(mask_array.shape)}, an item of '{question.wrt}' is {show(shape)}"
@@ -262,30 +263,35 @@ def _ablation(features: _Features, key: Array | None) -> Attribution:
 
 
 @jax.jit
-def _exact(features: _Features) -> Attribution:
+def _exact_shapley_values(features: _Features) -> Attribution:
     """Return exact Shapley values, computed from the scores of all coalitions."""
     x, question, _, score = features.line_and_score()
     count = features.count
-    # Row i of `coalitions`, [coalition, feature], has the features whose bit is set in i.
+    # `coalitions` has the axes [coalition, feature]. In row 5, the features 0 and 2 are True,
+    # because 5 has the bits 0 and 2.
     rows = np.arange(2**count)[:, None]
     bits = (rows >> np.arange(count)) & 1
     coalitions = bits.astype(bool)
     sizes = coalitions.sum(1)
-    # A feature of a coalition is its last feature in this share of all orders. A feature outside
-    # the coalition is the next feature to join it in the second share.
+    # The features join one after the other, in any order. `share_last` is the share of all orders
+    # in which the features of the coalition come first, and a certain one of them comes last among
+    # them. `share_next` is the share of all orders in which the features of the coalition come
+    # first, and a certain feature outside the coalition comes next.
     factorials = np.cumprod([1.0, *range(1, count + 1)])
+    # In rows where an index below is -1, `where` selects the share in which it does not occur.
     share_last = factorials[sizes - 1] * factorials[count - sizes] / factorials[count]
     share_next = factorials[sizes] * factorials[count - sizes - 1] / factorials[count]
     weights = np.where(coalitions, share_last[:, None], -share_next[:, None]).astype(x.dtype)
     scores = lax.map(score, jnp.asarray(coalitions))
-    # (coalition, feature) and (coalition, batch) become (batch, feature).
+    # The weights are (coalition, feature), the scores (coalition, batch), and the values
+    # (batch, feature).
     values = jnp.einsum("cf,cb->bf", weights, scores, precision="highest")
     full_scores = scores[-1]
     return features.attributed(question, "Shapley values", values, full_scores, x)
 
 
 @partial(jax.jit, static_argnames="samples")
-def _orders(features: _Features, key: Array, *, samples: int) -> Attribution:
+def _sampled_shapley_values(features: _Features, key: Array, *, samples: int) -> Attribution:
     """Return mean gains over random orders of the features, an estimate of Shapley values."""
     x, question, _, score = features.line_and_score()
     empty_coalition = jnp.zeros(features.count, bool)
@@ -321,18 +327,22 @@ def _kernel_shap(features: _Features, key: Array, *, samples: int) -> Attributio
     empty_score = score(jnp.full(count, False))
     change = full_score - empty_score
     if count <= 1:
+        # A single feature has the change of the score as its value.
         return features.attributed(question, "kernel SHAP", change[:, None], full_score, x)
     size_key, rank_key = jax.random.split(key)
     all_sizes = np.arange(1, count)
-    # `choice` normalises the probabilities.
+    # In the kernel of the paper, a coalition has s of n features with a probability proportional to
+    # 1 / (s * (n - s)). `choice` divides the numbers by their sum.
     probabilities = jnp.asarray(1 / (all_sizes * (count - all_sizes)))
     sizes = jax.random.choice(size_key, all_sizes, (samples,), p=probabilities)
-    # Each row of `ranks` is a random permutation. Features of low rank form the coalition.
+    # Each row of `ranks` is a random permutation. The features of the lowest ranks form the
+    # coalition.
     ranks = jax.random.uniform(rank_key, (samples, count)).argsort(1).argsort(1)
     coalitions = ranks < sizes[:, None]
     gains = lax.map(score, coalitions) - empty_score[None]  # (sample, batch)
     rows = coalitions.astype(x.dtype)
-    # The sum of all values is the change of the score. This equation eliminates the last feature.
+    # All values together are the change of the score. The last value is therefore the change minus
+    # all other values, and the regression is solved for the other values only.
     has_last = rows[:, -1:]
     coefficients = rows[:, :-1] - has_last
     solution, *_ = jnp.linalg.lstsq(coefficients, gains - has_last * change[None])
@@ -372,6 +382,7 @@ def _lasso(rows: Array, penalty: Array, y: Array, weights: Array) -> Array:
         weights: the weight of each sample, [sample].
     """
     shares = weights / weights.sum()
+    # The weighted means are subtracted, so that the regression needs no constant.
     centred_rows = rows - (shares @ rows)[None]
     centred_y = y - shares @ y
     weighted = centred_rows.T * shares[None]
@@ -382,7 +393,10 @@ def _lasso(rows: Array, penalty: Array, y: Array, weights: Array) -> Array:
         """Replace one coefficient by its best value for the present other coefficients."""
         i = step % len(coefficients)
         square = squares[i, i]
+        # `residual` is the covariance of feature i with the part of y that the other coefficients
+        # do not explain. The last term leaves coefficient i out of the prediction.
         residual = products[i] - squares[i] @ coefficients + square * coefficients[i]
+        # The penalty moves the best coefficient towards 0.
         magnitude = jnp.maximum(jnp.abs(residual) - penalty, 0)
         divisor = jnp.where(square > 0, square, 1)
         return coefficients.at[i].set(jnp.sign(residual) * magnitude / divisor)

@@ -111,7 +111,8 @@ class HessianEigenvalues(Result):
 
         The line shows the parameter that has the largest share of the eigenvector's squared norm.
         """
-        shares: dict[str, Any] = {}  # by label, the share of each eigenvector
+        # For each label, this is an array with the parameter's share of each eigenvector.
+        shares: dict[str, Any] = {}
         for label, vectors in self.vectors.items():
             squares = np.square(np.asarray(vectors))
             shares[label] = np.sum(squares.reshape(len(squares), -1), 1)
@@ -213,7 +214,7 @@ def _arguments(
         key = jax.random.key(0)
     model, values = on_one_device(model, inputs, params)
     chosen = chosen_params(model.params, labels)
-    require_gradients(model, graph_for(model, values), {}, chosen)
+    require_gradients(model, graph_for(model, values), layers={}, labels=chosen)
     return model, chosen, values, key
 
 
@@ -224,7 +225,7 @@ def _gradient(
 
     def loss_at(chosen: Params) -> Array:
         params = {**model.params, **chosen}
-        value, _ = loss_of(model, params, inputs, loss, {})
+        value, _ = loss_of(model, params, inputs, loss, added={})
         return value
 
     return jax.grad(loss_at)
@@ -283,7 +284,8 @@ def _eigenvalues(
         return flat_products
 
     def block_product(block: Array) -> Array:
-        # A block is (1, size, columns).
+        # `eigenpairs` passes blocks of the shape (1, size, columns). The product is computed for
+        # each column.
         product = jax.vmap(vector_product, in_axes=1, out_axes=1)(block[0])
         return product[None]
 

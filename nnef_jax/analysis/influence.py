@@ -30,7 +30,9 @@ from nnef_jax.options import names_of, require
 from nnef_jax.results import Axes, Result, Table, axes, result, static, table_of
 from nnef_jax.workings import without_mesh
 
-_RIDGE = 1e-3  # The strength of the ridge regression, relative to the mean square of activations.
+# The penalty of the ridge regression is 0.001 times the mean over examples of the squared norm of
+# the activations.
+_RIDGE = 1e-3
 
 
 @result
@@ -124,7 +126,7 @@ def tracin(
     for params, rate in zip(params_by_checkpoint, rate_list, strict=True):
         trained = without_mesh(model.with_params(params))
         chosen_labels = tuple(chosen_params(trained.params, patterns))
-        require_gradients(trained, trained.graph, {}, chosen_labels)
+        require_gradients(trained, trained.graph, layers={}, labels=chosen_labels)
         data_inputs, data_answers = _items("data", data)
         data_gradients = _gradients(trained, data_inputs, data_answers, loss, chosen_labels)
         test_inputs, test_answers = _items("test", test)
@@ -268,8 +270,8 @@ def _tcav(question: Question, concept: Array, counterexamples: Array) -> Concept
     signs = jnp.concatenate([jnp.ones(len(concept)), -jnp.ones(len(counterexamples))])
     signs = signs.astype(activations.dtype)
     rows = activations - activations.mean(0, keepdims=True)
-    # The equations have a weight for each example. There are usually fewer examples than
-    # activations.
+    # The regression is solved in its dual form, whose unknowns are a weight for each example. There
+    # are usually fewer examples than activations, so the dual form has fewer equations.
     products = jnp.matmul(rows, rows.T, precision="highest")
     ridge = _RIDGE * jnp.trace(products) / len(rows) + jnp.finfo(rows.dtype).tiny
     matrix = products + ridge * jnp.eye(len(rows))

@@ -35,9 +35,10 @@ from nnef_jax.analysis.intervals import (
     widened,
 )
 
-# Monotone primitives, with 1 for each operand in which they rise, and -1 for each operand in which
-# they fall. The primitives of _SIGNS do not round, those of _ROUNDED round once, and those of
-# _FUNCTIONS have the errors of library functions.
+# These tables have the monotone primitives. A primitive has the sign 1 for each operand in which it
+# rises, and the sign -1 for each operand in which it falls. The primitives of _SIGNS do not round.
+# The primitives of _ROUNDED round once. The primitives of _FUNCTIONS have the errors of library
+# functions.
 _SIGNS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("max", "min", "clamp", "sign", "floor", "ceil", "round", "sort"), (1, 1, 1)),
     **dict.fromkeys(("cummax", "cummin", "reduce_max", "reduce_min"), (1,)),
@@ -61,7 +62,7 @@ _FUNCTIONS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("acos", "rsqrt", "erfc"), (-1,)),
 }
 _POSITIVE = {"exp", "exp2", "logistic", "sqrt", "rsqrt"}
-_ULPS = 16  # the largest error of a library function, in epsilons
+_ULPS = 16  # A library function has a relative error of at most 16 epsilons.
 
 
 def bounded(equation: Equation, operands: Sequence[Bounded]) -> list[Interval]:
@@ -72,15 +73,12 @@ def bounded(equation: Equation, operands: Sequence[Bounded]) -> list[Interval]:
     if has_indices(equation, varying_operands(operands)):
         raise NoBounds
     if name == "top_k":
-        values, _ = _between(equation, operands, (1,))
-        low = interval(operands[0]).low
-        _, indices = jaxprs.bind(equation, [low])
-        first = jnp.zeros_like(indices)
-        last_index = low.shape[equation.params["axis"]] - 1
-        return [values, Interval(first, first + max(0, last_index))]
+        return _top_k(equation, operands[0])
     if name in SUMS:
+        # A sum rises in each operand that varies. A scatter has 3 operands.
         (result,) = _between(equation, operands, (1, 1, 1))
         count, _ = term_counts(equation)
+        # The sum rounds once for each term. The number 4 is an upper bound for other roundings.
         relative_error = (count + 4) * epsilon(result.low)
         error = relative_error * magnitude(equation, operands) if relative_error else 0
         return [widened(result, error)]
@@ -96,6 +94,7 @@ def bounded(equation: Equation, operands: Sequence[Bounded]) -> list[Interval]:
     is_bool = all(variable.aval.dtype == bool for variable in equation.invars)
     if name == "not" and is_bool:
         return _between(equation, operands, (-1,))
+    # A sort by keys also moves items of further operands, which do not rise with the keys.
     sorts_by_keys = name == "sort" and len(operands) > 1
     if name in _SIGNS and not sorts_by_keys:
         return _between(equation, operands, _SIGNS[name])
@@ -113,7 +112,8 @@ def _between(
     `signs` has 1 for an operand in which the results rise, and -1 for an operand in which they
     fall.
     """
-    for_lows: list[Array] = []  # the operands for which the results are lowest
+    # At the operands `for_lows` the results are lowest, and at `for_highs` they are highest.
+    for_lows: list[Array] = []
     for_highs: list[Array] = []
     for x, sign in zip(operands, signs, strict=False):  # There may be more signs than operands.
         low, high = ends(x)
@@ -124,6 +124,16 @@ def _between(
     lows = apply(equation, for_lows)
     highs = apply(equation, for_highs)
     return [Interval(low, high) for low, high in zip(lows, highs, strict=True)]
+
+
+def _top_k(equation: Equation, x: Bounded) -> list[Interval]:
+    """Bound the values and the indices of the largest items. Any index of the axis is possible."""
+    values, _ = _between(equation, [x], (1,))
+    low, _ = ends(x)
+    _, indices = jaxprs.bind(equation, [low])
+    first_index = jnp.zeros_like(indices)
+    last_index = max(0, low.shape[equation.params["axis"]] - 1)
+    return [values, Interval(first_index, first_index + last_index)]
 
 
 def _hull(values: Sequence[Array]) -> Interval:
@@ -170,7 +180,8 @@ def related_bounds(equation: Equation, x: Interval, y: Interval, result: Interva
     """
     if primitive(equation) == "sub":
         return Interval(result.low, jnp.minimum(result.high, 0))
-    # Besides the terms of the sum, a few more operations are rounded.
+    # The sum y rounds once for each of its `count` terms. The number 8 is an upper bound for the
+    # other operations that round.
     count, _ = term_counts(equation)
     error = (count + 8) * epsilon(y.low) * y.size
     z_low = jnp.maximum(y.low - x.low - error, 0)
@@ -212,10 +223,11 @@ def _product(equation: Equation, x: Bounded, y: Bounded) -> Interval:
     if not epsilon(result):
         raise NoBounds
     count, _ = term_counts(equation)
-    rounding = (count + 4) * epsilon(result)  # relative to the sum of the terms' magnitudes
+    # This is the rounding error, as a share of the sum of the terms' magnitudes.
+    rounding = (count + 4) * epsilon(result)
     centre = times(centre_x, centre_y)
     if radius_x is not None and radius_y is not None:
-        # With centres a, b and radii p, q, the radius of the product is |a| q + p |b| + p q.
+        # The product of the intervals a +- p and b +- q is a b +- (|a| q + p (|b| + q)).
         radius = times(size_x, radius_y) + times(radius_x, size_y + radius_y)
         radius = radius + rounding * times(size_x + radius_x, size_y + radius_y)
     elif radius_x is not None:
@@ -279,6 +291,7 @@ def _waves(shift: float) -> Callable[[Equation, Interval], Interval]:
 
         def contains(angle: float) -> Array:
             """Tell whether the interval x contains shift + angle plus a multiple of 2 pi."""
+            # `first_angle` is the smallest such number that is not below the interval.
             rounds = jnp.ceil((x.low - margin - shift - angle) / (2 * np.pi))
             first_angle = rounds * (2 * np.pi) + shift + angle
             return first_angle <= x.high + margin
@@ -298,6 +311,7 @@ def _tan(equation: Equation, x: Interval) -> Interval:
     first_branch = jnp.floor((outer.low + np.pi / 2) / np.pi)
     last_branch = jnp.floor((outer.high + np.pi / 2) / np.pi)
     (result,) = _between(equation, [x], (1,))
+    # The derivative of the tangent is tan(x)^2 + 1.
     slopes = jnp.square(result.size) + 1
     return _bounded_where(first_branch == last_branch, widened(result, margin * slopes))
 
@@ -369,14 +383,14 @@ def _reduce_prod(equation: Equation, x: Interval) -> Interval:
     shape = equation.outvars[0].aval.shape
     if not axes:
         return x
-    count = math.prod(x.low.shape[axis] for axis in axes)  # the number of multiplied items
-    if count == 0:
+    factor_count = math.prod(x.low.shape[axis] for axis in axes)
+    if factor_count == 0:
         return interval(value_of(equation, x.low))
 
     def flattened(array: Array) -> Array:
         """Move the reduced axes to the end, and merge them into one axis."""
         moved = jnp.moveaxis(array, axes, range(-len(axes), 0))
-        return moved.reshape(*shape, count)
+        return moved.reshape(*shape, factor_count)
 
     flat = Interval(flattened(x.low), flattened(x.high))
     running = _running_product(flat, len(shape))

@@ -111,7 +111,8 @@ def widened(x: Interval, error: Array | float) -> Interval:
     """
     if not epsilon(x.low):
         return x
-    margin = error + jnp.finfo(x.low.dtype).tiny  # Smaller numbers may be flushed to 0.
+    # Processors may replace numbers below `tiny` by 0. The margin covers this error too.
+    margin = error + jnp.finfo(x.low.dtype).tiny
     low = x.low - margin
     high = x.high + margin
     low = jnp.where(jnp.isnan(low), -jnp.inf, low)

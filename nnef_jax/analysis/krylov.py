@@ -57,14 +57,18 @@ def singular_triplets(
     """
     rows, columns = sizes
     is_wide = rows < columns
-    # The basis consists of vectors of the smaller size.
+    # The basis consists of vectors with `rows` or `columns` entries, whichever is fewer. If these
+    # are the rows, the map and its transpose change places.
     product, back = (adjoint, forward) if is_wide else (forward, adjoint)
-    basis, images = _krylov(product, back, key, batch, min(sizes), k, steps)
+    basis, images = _krylov(
+        product, back=back, key=key, batch=batch, size=min(sizes), width=k, steps=steps
+    )
     all_image_vectors, all_values, coordinates = jnp.linalg.svd(images, full_matrices=False)
     image_vectors = all_image_vectors[..., :k]
     values = all_values[..., :k]
-    # The rows of `coordinates` are singular vectors in the coordinates of the basis.
-    basis_vectors = _product(basis, jnp.swapaxes(coordinates, 1, 2)[..., :k])
+    # Each row of `coordinates` is a singular vector, as a combination of the basis's columns.
+    first_coordinates = jnp.swapaxes(coordinates, 1, 2)[..., :k]
+    basis_vectors = _product(basis, first_coordinates)
     errors = back(image_vectors) - basis_vectors * values[:, None]
     residuals = jnp.linalg.norm(errors, axis=1)
     right_vectors = image_vectors if is_wide else basis_vectors
@@ -85,10 +89,13 @@ def eigenpairs(product: Map, key: Array, size: int, k: int, steps: int) -> Eigen
         k: the number of eigenvalues, at most `size`.
         steps: the number of blocks of k vectors in the Krylov space.
     """
-    bases, images_of_bases = _krylov(product, None, key, 1, size, k, steps)
+    bases, images_of_bases = _krylov(
+        product, back=None, key=key, batch=1, size=size, width=k, steps=steps
+    )
     basis = bases[0]
     images = images_of_bases[0]
     projected = jnp.matmul(basis.T, images, precision=_HIGHEST)
+    # The matrix is symmetric up to rounding errors, which this mean removes.
     symmetric = (projected + projected.T) / 2
     all_values, all_coordinates = jnp.linalg.eigh(symmetric)
     largest = jnp.argsort(-jnp.abs(all_values))[:k]
@@ -111,6 +118,7 @@ def _krylov(
     """
     is_full_space = size <= width * steps
     if is_full_space:
+        # The unit vectors are a basis of the space of all vectors.
         basis = jnp.broadcast_to(jnp.eye(size, dtype=jnp.float32), (batch, size, size))
         return basis, product(basis)
     random = jax.random.normal(key, (steps, batch, size, width), jnp.float32)
@@ -150,6 +158,7 @@ def _orthonormal(basis: Array, block: Array, spare: Array) -> Array:
         remainder = block - _product(basis, coordinates)
         orthonormal, triangle = jnp.linalg.qr(remainder)
         sizes = jnp.abs(jnp.diagonal(triangle, axis1=1, axis2=2))
+        # A column is dependent if only rounding errors remain of it.
         is_dependent = sizes <= 4 * jnp.finfo(jnp.float32).eps * largest_norm
         block = jnp.where(is_dependent[:, None], spare, orthonormal)
     return block

@@ -72,7 +72,8 @@ def _grad_cam(question: Question, *, layer: str, upsample: bool) -> Attribution:
     """Return the rectified sum of a layer's maps, weighted by mean gradients."""
     x = question.value()
     question = question.with_classes(x)
-    scores, maps, gradient = question.layer_gradient(x, layer)  # maps (batch, channel, *positions)
+    # The maps are an array (batch, channel, *positions).
+    scores, maps, gradient = question.layer_gradient(x, layer)
     position_axes = tuple(range(2, maps.ndim))
     weights = gradient.mean(axis=position_axes, keepdims=True)
     values = jax.nn.relu((weights * maps).sum(axis=1))

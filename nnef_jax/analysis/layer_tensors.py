@@ -25,7 +25,7 @@ from nnef_jax.options import names_of, shown
 from nnef_jax.wording.similar import did_you_mean
 from nnef_jax.workings import graph_for, without_mesh
 
-Arrays = Mapping[str, Any]  # by name or label
+Arrays = Mapping[str, Any]  # The keys are names of tensors, or labels of parameters.
 Loss = Callable[..., ArrayLike]
 
 
@@ -131,7 +131,8 @@ def _parameters(
     """
     rule = operation.rule or rules[operation.kind]
     has_weights = rule.work is not None
-    params: dict[str, None] = {}  # The keys are an ordered set.
+    # The keys of both dicts are labels. A dict keeps their order, which a set does not.
+    params: dict[str, None] = {}
     weights: dict[str, None] = {}
     for name, operand in operation.operands:
         for value in values_of(operand):
@@ -159,6 +160,7 @@ def _unit_axis(operation: Operation, value: Value, axes: Mapping[Value, int | No
     if rank < 2:
         return None
     if "conv" in operation.kind:
+        # The results of convolutions are [batch, channel, *positions].
         return 1
     rule = operation.rule or rules[operation.kind]
     creates_channels = rule.work is not None and "resample" not in operation.kind
@@ -172,6 +174,8 @@ def _unit_axis(operation: Operation, value: Value, axes: Mapping[Value, int | No
         order: Any = dict(operation.attributes)["axes"]
         return order.index(axis) if axis < len(order) else axis
     source_shape = source.type.shape
+    # An operation that keeps the number of axes, or the extent of the axis, keeps the axis. Any
+    # other operation, such as a flattening, makes features along the last axis.
     keeps_rank = rank == len(source_shape)
     keeps_extent = axis < rank and shape[axis] == source_shape[axis]
     return axis if keeps_rank or keeps_extent else last_axis
@@ -201,8 +205,12 @@ def chosen_params(params: Mapping[str, Array], labels: Iterable[str] | None) -> 
     if labels is not None:
         matching: set[str] = set()
         for pattern in names_of("labels", labels, "labels of parameters"):
-            # A label may contain characters that have a meaning in patterns.
-            matches = [label for label in real if label == pattern or fnmatchcase(label, pattern)]
+            # A label that contains characters such as "[" or "*" may not match itself as a pattern.
+            # The label itself is therefore accepted too.
+            matches: list[str] = []
+            for label in real:
+                if label == pattern or fnmatchcase(label, pattern):
+                    matches.append(label)
             if not matches:
                 hint = did_you_mean(pattern, real) or "model.params has the labels"
                 raise InputError(f"no real parameter has the label '{pattern}'", hint=hint)

@@ -33,11 +33,13 @@ from nnef_jax.analysis.intervals import (
 )
 from nnef_jax.analysis.relaxations import BackwardStep, ThresholdSelection, lines_of
 
-_PASSES = 512  # the number of backward passes that are computed together
-_DEPTH = 12  # the largest number of operations between the condition of a `select` and its cases
-# The reduction that computes the second operand: x minus its maximum, or x divided by its sum.
+_PASSES = 512  # So many backward passes are computed together.
+_DEPTH = 12  # Between the compared variable and a case of a `select` are at most 12 equations.
+# A softmax subtracts from x the maximum of x, and divides x by the sum of x. For each of the two
+# primitives, this is the reduction that computes the second operand.
 _RELATED = {"sub": "reduce_max", "div": "reduce_sum"}
-_COMPARISONS = {"lt": True, "le": True, "gt": False, "ge": False}  # True means `x < limit`.
+# The value is True if the comparison holds below a limit, as in `x < limit`.
+_COMPARISONS = {"lt": True, "le": True, "gt": False, "ge": False}
 Read = Callable[[Atom], Bounded]
 
 
@@ -114,6 +116,7 @@ class Walk:
             return _loop_bounds(equation, operands)
         if name == "cond":
             return _branch_bounds(equation, operands)
+        # An equation that calls a function is bounded by the bounds of the function.
         checkpoint = jaxprs.recomputed(equation)
         functions = jaxprs.function_params(equation) if checkpoint is None else [checkpoint]
         if len(functions) == 1 and name != "while":
@@ -145,7 +148,7 @@ class Walk:
             return self._source(first)
         is_minus_infinity = is_literal(first) and first.val == -jnp.inf
         if name == "max" and is_minus_infinity:
-            # The maximum of -inf and a tensor is the tensor.
+            # jax takes the maximum of -inf and the tensor, which is the tensor itself.
             return self._source(further_operands[0])
         return name, first
 
@@ -185,7 +188,8 @@ class Walk:
         variable, limit = comparison.invars
         selects_second_below = _COMPARISONS[name]
         is_reversed = is_literal(variable) or varies(self.read(limit))
-        if is_reversed:  # The threshold is the left operand, as in `threshold > x`.
+        if is_reversed:
+            # The threshold is the left operand, as in `threshold > x`.
             variable, limit = limit, variable
             selects_second_below = not selects_second_below
         threshold = self.read(limit)
@@ -231,7 +235,7 @@ class Walk:
             below = Interval(x.low, jnp.minimum(x.high, threshold))
             above = Interval(jnp.maximum(x.low, threshold), x.high)
             for index, variable in enumerate(case_variables):
-                # the values of x at which this case is selected
+                # `part` has the values of x at which this case is selected.
                 part = below if index == case_below else above
                 case_on_part = interval(self.at(variable, {compared: part}))
                 cases[index] = cases[index].within(case_on_part)
@@ -323,7 +327,8 @@ class Walk:
             return self._lower_bound(variable, coefficients)
 
         pass_indices = jnp.arange(2 * count)
-        if 2 * count <= _PASSES:  # A loop with a single iteration would be a longer program.
+        if 2 * count <= _PASSES:
+            # `lax.map` would make a loop with a single iteration, which is a longer program.
             lower_bounds = jax.vmap(bound)(pass_indices)
         else:
             lower_bounds = lax.map(bound, pass_indices, batch_size=_PASSES)
@@ -356,7 +361,9 @@ class Walk:
         the results of its equation by the operands, until only arguments are left.
         """
         dtype = coefficients.dtype
-        remaining: dict[Atom, Array] = {variable: coefficients}  # coefficients by variable
+        # The sum is at least the sum of `least_values`, plus for each variable in `remaining` the
+        # sum of its coefficients times the variable.
+        remaining: dict[Atom, Array] = {variable: coefficients}
         least_values: list[Array] = []
 
         def add_least_value(factors: Array, lows: Array, highs: Array) -> None:
@@ -374,6 +381,9 @@ class Walk:
                 zeros = jnp.zeros(result.aval.shape, dtype)
                 factors.append(remaining.pop(result, zeros))
                 add_least_value(factors[-1], low, high)
+            # The upper function replaces results with negative coefficients, and the lower function
+            # all others. If both functions have the same linear part, there is a single pull. If
+            # both are constant, there is none.
             pulled: list[Sequence[Array]] = []
             if len(step.pulls) == 1:
                 (pull,) = step.pulls
@@ -394,7 +404,9 @@ class Walk:
         rounding_error = bound
         for terms in least_values:
             bound += terms.sum()
-            # Rounding changes a sum of n terms by at most n / 2 * epsilon * sum(|terms|).
+            # Rounding changes a sum of n terms by at most n / 2 * epsilon * sum(|terms|). Each
+            # backward step counts as one more term. Each
+            # backward step counts as one more term.
             term_count = terms.size + len(self._steps) + 2
             rounding_error += term_count / 2 * epsilon(terms) * jnp.abs(terms).sum()
         safe_bound = bound - rounding_error
@@ -419,7 +431,8 @@ def _branch_bounds(equation: Equation, operands: Sequence[Bounded]) -> list[Inte
         results_of_branches.append(list(map(interval, results)))
     if not varies(index):
         choices = [lambda _, results=results: tuple(results) for results in results_of_branches]
-        return list(lax.switch(index, choices, 0))
+        unused_operand = 0
+        return list(lax.switch(index, choices, unused_operand))
     hulls: list[Interval] = []
     for intervals in zip(*results_of_branches, strict=True):
         low = jnp.stack([x.low for x in intervals]).min(0)
@@ -438,7 +451,9 @@ def _loop_bounds(equation: Equation, operands: Sequence[Bounded]) -> list[Bounde
     is_varying: list[bool] = [varies(x) for x in operands]
     carry_offset = len(constants)
     carry_count = len(start)
-    for _ in start:  # Each iteration may make one more carry vary.
+    # A carry may depend on another carry that varies only after an iteration. In each round at
+    # least one more carry begins to vary, so as many rounds as carries suffice.
+    for _ in start:
         for index, depends in enumerate(jaxprs.depending(closed, is_varying)[:carry_count]):
             if depends:
                 is_varying[carry_offset + index] = True
@@ -449,7 +464,8 @@ def _loop_bounds(equation: Equation, operands: Sequence[Bounded]) -> list[Bounde
     def step(*arguments: Any) -> list[Any]:
         return _intervals_where(is_varying_result, Walk(closed, arguments).results)
 
-    scanned: Any = jaxprs.scanned  # Its arrays may be pytrees, such as intervals.
+    # `jaxprs.scanned` is declared for arrays. It also takes pytrees of arrays, such as intervals.
+    scanned: Any = jaxprs.scanned
     return scanned(equation, step, constants, start, stacks)
 
 

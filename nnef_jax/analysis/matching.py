@@ -12,7 +12,8 @@ import numpy as np
 from nnef_jax.errors import InputError
 from nnef_jax.wording.similar import did_you_mean
 
-# the largest number of entries in the table for a longest common sequence, which are 0.4 GB
+# The table for a longest common sequence has at most so many entries, which take 0.4 GB. Longer
+# sequences are not paired.
 _MOST_ENTRIES = 10**8
 
 
@@ -38,7 +39,7 @@ class Pair:
 
     a: str
     b: str
-    by: str  # "given", "name", "output" or "position"
+    by: str  # The reason is "given", "name", "output" or "position".
 
 
 def match(
@@ -74,11 +75,13 @@ def match(
                 pairs[name_a] = Pair(name_a, name_b, by)
                 paired_b.add(name_b)
 
+    # `str` leaves a name as it is, so equal names are paired first.
     for spelling in (str, _letters_and_digits):
         unpaired_a = {name: tensor for name, tensor in a.items() if name not in pairs}
         unpaired_b = {name: tensor for name, tensor in b.items() if name not in paired_b}
         add_unpaired(_with_same_spelling(unpaired_a, unpaired_b, spelling), "name")
     add_unpaired(_outputs(a, b), "output")
+    # `_between` yields candidates while `add_unpaired` adds to `pairs`, so it gets a copy.
     add_unpaired(_between(a, b, dict(pairs)), "position")
     return [pairs[name] for name in a if name in pairs]
 
@@ -120,7 +123,7 @@ def _by_spelling(names: Iterable[str], spelling: Callable[[str], str]) -> dict[s
 
 
 def _letters_and_digits(name: str) -> str:
-    # "/conv1/Conv" becomes "conv1_conv".
+    # For example, "/conv1/Conv" becomes "conv1_conv".
     return re.sub(r"[\W_]+", "_", name).strip("_").lower()
 
 
@@ -187,13 +190,13 @@ def _common(
 
     codes_a = np.array([code_of(a[name]) for name in names_a])
     codes_b = np.array([code_of(b[name]) for name in names_b])
-    # lengths[i, j] is the length of a longest common sequence of codes_a[:i] and codes_b[:j].
+    # lengths[i, j] is the length of the longest common sequence of codes_a[:i] and codes_b[:j].
     lengths = np.zeros((len(codes_a) + 1, len(codes_b) + 1), np.int32)
     for i, code in enumerate(codes_a):
         without_code = lengths[i, 1:]
         with_code = lengths[i, :-1] + (codes_b == code)
         lengths[i + 1, 1:] = np.maximum.accumulate(np.maximum(without_code, with_code))
-    # The pairs are collected from the last to the first.
+    # This loop follows the table from its end to its start, so it adds the last pair first.
     pairs: list[tuple[str, str]] = []
     i = len(codes_a)
     j = len(codes_b)

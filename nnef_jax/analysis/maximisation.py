@@ -133,13 +133,13 @@ def _maximised(
 ) -> Maximised:
     """Add noise to the start, and climb by gradients of the scores minus the costs."""
     start = question.value()
-    number = partial(jnp.asarray, dtype=start.dtype)
-    step_length = number(rates["step"])
-    l2_weight = number(rates["l2"])
-    variation_weight = number(rates["total_variation"])
-    low, high = map(number, bounds or (-inf, inf))
-    middle = (low + high) / 2 if bounds else number(0)
-    scale = high - low if bounds else number(1)
+    in_dtype = partial(jnp.asarray, dtype=start.dtype)
+    step_length = in_dtype(rates["step"])
+    l2_weight = in_dtype(rates["l2"])
+    variation_weight = in_dtype(rates["total_variation"])
+    low, high = map(in_dtype, bounds or (-inf, inf))
+    middle = (low + high) / 2 if bounds else in_dtype(0)
+    scale = high - low if bounds else in_dtype(1)
     axes = tuple(range(1, start.ndim))
 
     def objective(x: Array) -> tuple[Array, Array]:
@@ -155,8 +155,8 @@ def _maximised(
     def climb(x: Array, decay: Array) -> tuple[Array, Array]:
         """Return the tensor after a step, and the scores before the step."""
         gradient, scores = jax.grad(objective, has_aux=True)(x)
-        length = jnp.sqrt(jnp.square(gradient).mean(axes, keepdims=True))
-        direction = gradient / jnp.where(length > 0, length, 1)
+        root_mean_square = jnp.sqrt(jnp.square(gradient).mean(axes, keepdims=True))
+        direction = gradient / jnp.where(root_mean_square > 0, root_mean_square, 1)
         moved = x + step_length * decay * scale * direction
         return jnp.clip(moved, low, high), scores
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from inspect import signature
-from typing import Unpack
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ from nnef_jax.model import Model
 from nnef_jax.options import require, require_keywords, shown
 from nnef_jax.results import Result, Table, result, static, table_of
 
-Method = Callable[..., Attribution]  # a function from a model and the inputs of a call
+Method = Callable[..., Attribution]  # The function takes a model and the inputs of a call.
 _KINDS = ("mean", "square", "variance")
 
 
@@ -190,7 +190,7 @@ def max_sensitivity(
     for copy in copies.attributed(samples, uniform_noise):
         changes.append(norms(copy.values - first.values))
     largest = jnp.stack(changes).max(0)
-    # 0 / 0 becomes 0, and NaN stays.
+    # If the attributions did not change, the value is 0, even if their norm is 0. A NaN stays NaN.
     values = jnp.where(largest > 0, largest / norms(first.values), largest)
     return MaxSensitivity(values=values, method=first.method, of=first.of, output=first.output)
 
@@ -330,27 +330,24 @@ class _Copies:
         if not takes_all_keywords:
             require_keywords(function, options, parameters, KEYWORDS)
         key_parameter = parameters.get("key")
-        if key_parameter is not None and key_parameter.default is key_parameter.empty:
+        needs_key = key_parameter is not None and key_parameter.default is key_parameter.empty
+        if needs_key:
             key, method_key = jax.random.split(key)
             options = {**options, "key": method_key}
         self._key = key
         self.first = method(model, *inputs, **options)
         require("the result of method", self.first, Attribution, "an Attribution")
-        question_options = {
-            name: options[name] for name in QuestionOptions.__annotations__ if name in options
-        }
-        input_names = [value.name for value in model.graph.inputs]
-        wrt_is_input = question_options.get("wrt") in input_names
-        if not wrt_is_input:  # `wrt` is a tensor inside, or the default.
-            real = [value.name for value in model.graph.inputs if is_float(value.type.dtype)]
-            if not real:
-                raise InputError("no input is real", hint="noise is added to an input")
-            question_options["wrt"] = real[0]
+        question_options: dict[str, Any] = {}
+        for name in QuestionOptions.__annotations__:
+            if name in options:
+                question_options[name] = options[name]
+        question_options["wrt"] = _noisy_input(model, question_options.get("wrt"))
         self.question: Question = ask("", model, inputs, question_options)
         assert self.question.position is not None
         self._inputs = self.question.inputs
         self._position = self.question.position
         if self.first.classes is not None:
+            # Noise may change the class of an item. The classes without noise are explained.
             options = {**options, "target": self.first.classes}
         self._attribute = partial(method, model, **options)
 
@@ -372,6 +369,21 @@ class _Copies:
             inputs = list(self._inputs)
             inputs[self._position] = copy
             yield self._attribute(*inputs)
+
+
+def _noisy_input(model: Model, wrt: object) -> object:
+    """Return the name of the input to which noise is added.
+
+    It is `wrt` if this is the name of an input, and otherwise the first floating-point input.
+    Raises InputError if there is no such input.
+    """
+    inputs = model.graph.inputs
+    if wrt in [value.name for value in inputs]:
+        return wrt
+    for value in inputs:
+        if is_float(value.type.dtype):
+            return value.name
+    raise InputError("no input is real", hint="noise is added to an input")
 
 
 def _require_order(function: str, model: object, method: object) -> None:

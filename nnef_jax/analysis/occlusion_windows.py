@@ -75,17 +75,20 @@ def _occlusion(
     """
     x, question, cover = line_from(question, baseline)
     extents = x.shape[x.ndim - len(windows) :]
-    counts: list[int] = []  # the number of windows along each axis
+    window_counts_of_axes: list[int] = []
     for extent, window, stride in zip(extents, windows, strides, strict=True):
         strides_to_end = ceil((extent - window) / stride)
-        counts.append(max(0, strides_to_end) + 1)
+        window_counts_of_axes.append(max(0, strides_to_end) + 1)
     scores = question.scores_at(x)
 
     def covered_by(index: Array) -> Array:
         """Return the mask of the positions that a window covers, bool [*positions]."""
         is_covered = jnp.ones(extents, bool)
-        for axis, axis_index in enumerate(jnp.unravel_index(index, counts)):
-            start = axis_index * strides[axis]
+        # With 2 windows along axis 0 and 3 along axis 1, the window with index 5 has the indices 1
+        # and 2 along the axes.
+        indices_of_axes = jnp.unravel_index(index, window_counts_of_axes)
+        for axis, index_along_axis in enumerate(indices_of_axes):
+            start = index_along_axis * strides[axis]
             offset = lax.broadcasted_iota(jnp.int32, extents, axis) - start
             is_covered &= (offset >= 0) & (offset < windows[axis])
         return is_covered
@@ -97,14 +100,14 @@ def _occlusion(
         first_axes = [1] * (x.ndim - len(extents))
         mask = is_covered.reshape(*first_axes, *extents)
         fall = scores - question.scores_at(jnp.where(mask, cover, x))
-        # The falls [batch] become [batch, 1, ...].
+        # The array [batch] becomes [batch, 1, ...], so that it broadcasts to the positions.
         fall_by_item = fall.astype(total.dtype).reshape(-1, *[1] * len(extents))
         total += jnp.where(is_covered[None], fall_by_item, 0)
         return (total, window_counts + is_covered.astype(jnp.int32)), None
 
     no_falls = jnp.zeros((x.shape[0], *extents), zeros(x).dtype)
     no_windows = jnp.zeros(extents, jnp.int32)
-    indices = jnp.arange(int(np.prod(counts)))
+    indices = jnp.arange(int(np.prod(window_counts_of_axes)))
     (total, window_counts), _ = lax.scan(add_window, (no_falls, no_windows), indices)
     values = total / window_counts[None].astype(total.dtype)
     return attributed(question, "occlusion", values, scores, x)

@@ -17,7 +17,7 @@ from nnef_jax.workings import Evaluation, evaluation, packed, stored
 
 Tensors = Mapping[Value, Any]
 
-# Elementwise operations that are not affine in an operand.
+# These elementwise operations are not affine in all of their operands.
 _CURVES = BY_ITEM - {"add", "cast", "copy", "mul", "neg", "select", "sub"}
 
 
@@ -49,7 +49,8 @@ class OperationStep:
             return False
         _, first_operand = self.operation.operands[0]
         is_numerator = self.operation.kind == "div" and first_operand in self.reads
-        if is_numerator:  # A division is affine in its numerator.
+        if is_numerator:
+            # A division is affine in its numerator, and therefore no curve.
             return False
         (operand,) = self.reads
         (result,) = self.writes
@@ -64,7 +65,10 @@ class OperationStep:
         values = dict(tensors)
         values.update(zip(self.reads, reads, strict=True))
         inputs = [values[value] for value in self.graph.inputs]
-        results = self.evaluate(self.graph, {}, {}, inputs)
+        # The operands are inputs of the graph, which has neither parameters nor states.
+        params: dict[str, Any] = {}
+        state: dict[str, Any] = {}
+        results = self.evaluate(self.graph, params, state, inputs)
         return [jnp.asarray(results[value]) for value in self.writes]
 
     def pull(self, tensors: Tensors, scores: Sequence[Array]) -> list[Array]:
@@ -78,7 +82,7 @@ class OperationStep:
         return list(pull_back(list(scores)))
 
 
-# A function from a step and the relevances of its `writes` to the relevances of its `reads`.
+# A rule takes a step and the relevances of its `writes`, and returns the relevances of its `reads`.
 Rule = Callable[[OperationStep, list[Array]], list[Array]]
 
 

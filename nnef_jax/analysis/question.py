@@ -26,9 +26,12 @@ from nnef_jax.model import Model
 from nnef_jax.options import numpy_of, require, require_keywords, shown
 from nnef_jax.workings import bind, graph_for
 
-# A class, classes [batch], or a function of the outputs. None is the class with the highest score.
+# A target is a class, an array of classes [batch], or a function of the outputs. None stands for
+# the class with the highest score.
 Target = ArrayLike | Callable[..., ArrayLike] | None
+# The derivatives of these kinds of operations vanish where the network is certain.
 _SATURATES = ("softmax", "log_softmax", "sigmoid")
+# Operations of these kinds may be between a softmax or sigmoid and the output.
 _PASSES = ("copy", "log", "reshape", "squeeze", "unsqueeze", *QUANTIZES)
 
 
@@ -118,7 +121,7 @@ class Question:
         inputs = list(self.inputs)
         edits = dict(edit or {})
         if self.position is None:
-            # An edit of `wrt` is applied to `x`.
+            # `x` replaces the tensor `wrt`. An edit of `wrt` therefore changes `x`.
             change: Any = edits.get(self.wrt)
             edits[self.wrt] = x if change is None else change(x)
         else:
@@ -185,7 +188,9 @@ class Question:
         type = self.graph.values[layer].type
         self.require_derivative(layer)
 
-        # The derivative by an array that is added to the tensor is the derivative by the tensor.
+        # jax differentiates by arguments, and the tensor is not an argument. An array of zeros,
+        # which is an argument, is therefore added to the tensor. The derivative by the array is
+        # the derivative by the tensor.
         def sum_and_tensors(added: Array) -> tuple[Array, tuple[Array, Array]]:
             edits: Edits = {layer: lambda tensor: tensor + added}
             outputs, captured = self.run(x, edits, [layer])
@@ -269,6 +274,7 @@ def ask(
     _require_real(graph, "wrt", source)
     output_by_name = dict(zip(graph.output_names, graph.outputs, strict=True))
     if output is None:
+        # "" stands for all outputs, from which only a function can compute scores.
         output = ""
         if len(output_by_name) == 1:
             (output,) = output_by_name
@@ -278,7 +284,7 @@ def ask(
     if scored is None and output:
         scored = tensor_named(graph, "output", output)
     if callable(target):
-        return Question(model, arrays, None, source.name, output, target)
+        return Question(model, arrays, classes=None, wrt=source.name, output=output, score=target)
     if scored is None:
         message = f"the network has outputs {', '.join(output_by_name)}"
         raise InputError(message, hint="name one by output=, or give a function of all as target")
@@ -289,7 +295,7 @@ def ask(
         hint = "the first axis of both is the batch; a function as target may return [batch] scores"
         raise InputError(message, hint=hint)
     classes = _classes(target, batch, _classes_of(scored), output)
-    return Question(model, arrays, classes, source.name, output, None)
+    return Question(model, arrays, classes=classes, wrt=source.name, output=output, score=None)
 
 
 def bound(model: Model, inputs: Sequence[Sample]) -> list[Any]:
@@ -299,6 +305,8 @@ def bound(model: Model, inputs: Sequence[Sample]) -> list[Any]:
     among the inputs.
     """
     args, kwargs = arguments_of(inputs)
+    # An input is no string, and there are no more inputs than the model has. A string, or a surplus
+    # integer, is therefore an option without its name, such as a target.
     texts = [argument for argument in args if isinstance(argument, str)]
     surplus = args[len(model.inputs) :]
     surplus_integers = [argument for argument in surplus if isinstance(argument, int)]
@@ -339,13 +347,15 @@ def _logits(graph: Graph, output: str) -> str:
     Warns if the output is a softmax or sigmoid, but the graph has no logits with an entry for each
     class of the output.
     """
-    makers: dict[Value, Operation] = {}  # the operation that computes each tensor
+    # For each tensor, the maker is the operation that computes the tensor.
+    makers: dict[Value, Operation] = {}
     for operation in graph.operations:
         makers.update(dict.fromkeys(operation.writes(), operation))
     output_by_name = dict(zip(graph.output_names, graph.outputs, strict=True))
     output_value = output_by_name[output]
     saturated = output_value
     maker = makers.get(saturated)
+    # Operations such as a reshape may follow the softmax or sigmoid.
     while maker is not None and maker.kind in _PASSES:
         saturated = next(maker.reads())
         maker = makers.get(saturated)
@@ -393,7 +403,7 @@ def _operand_of_saturation(operation: Operation, makers: dict[Value, Operation])
     exponent = next(numerator_maker.reads())
     exponent_maker = makers.get(exponent)
     if exponent_maker is not None and exponent_maker.kind == "sub":
-        # The maximum is subtracted from the logits.
+        # The exponent is the logits minus their maximum, so the logits are its first operand.
         return next(exponent_maker.reads())
     return exponent
 
@@ -425,7 +435,8 @@ def _require_real(graph: Graph, argument: str, value: Value) -> None:
 def _inside(graph: Graph) -> str:
     """Return a hint that names a tensor inside: embeddings, or the first floating-point tensor."""
     varying = set(graph.inputs)
-    first_by_kind: dict[str, str] = {}  # the first tensor of each kind of operation
+    # For each kind of operation, this is the name of the first tensor that such an operation makes.
+    first_by_kind: dict[str, str] = {}
     for operation in graph.operations:
         if varying.isdisjoint(operation.reads()):
             continue
@@ -437,8 +448,9 @@ def _inside(graph: Graph) -> str:
     if not first_by_kind:
         return "no tensor inside is real either"
     first_kind = next(iter(first_by_kind))
-    # Embeddings are results of "gather".
-    name = first_by_kind["gather" if "gather" in first_by_kind else first_kind]
+    # Operations of the kind "gather" look up embeddings.
+    kind = "gather" if "gather" in first_by_kind else first_kind
+    name = first_by_kind[kind]
     return f"explain a tensor inside: wrt='{name}'"
 
 

@@ -11,7 +11,7 @@ from jax import Array, lax
 from numpy.typing import ArrayLike
 
 from lowering.extents import show
-from nnef_jax.analysis.attribution import Attribution, array_of, attributed, line_from, sums, zeros
+from nnef_jax.analysis.attribution import Attribution, array_of, attributed, sums, zeros
 from nnef_jax.analysis.propagation import (
     OperationStep,
     Rule,
@@ -25,7 +25,7 @@ from nnef_jax.calls.arguments import Input
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 
-_SMALL = 1e-10  # Differences below this number are not used as divisors.
+_SMALL = 1e-10  # No number is divided by a difference below this limit.
 _EXTREMES = {
     **dict.fromkeys(("max", "max_pool", "max_reduce", "adaptive_max_pool"), jnp.maximum),
     **dict.fromkeys(("min", "min_reduce"), jnp.minimum),
@@ -92,7 +92,8 @@ def several(name: str, value: object) -> Any:
 @partial(jax.jit, static_argnums=2)
 def _deep_lift(question: Question, baselines: Array, method: str) -> Attribution:
     """Return the mean of DeepLift's attributions over baselines, [baseline, ...]."""
-    x, question, _ = line_from(question, baselines[0])
+    x = question.value()
+    question = question.with_classes(x)
     values = tensors_at(question, x)
     scores = score_of(question, values)
 
@@ -139,7 +140,8 @@ def _rescaled(values: Tensors, start: Tensors, middle: Tensors) -> Rule:
         """Return the multipliers of a step's operands from the multipliers of its results."""
         extreme = _EXTREMES.get(step.operation.kind)
         if not step.is_curve and extreme is None:
-            # This is exact for functions that are affine in each of two operands.
+            # For a function that is affine in each of two operands, the derivative in the middle
+            # gives exactly the change of the result.
             return step.pull(middle, pulled)
         result = step.writes[0]
         result_multiplier = pulled[0]
@@ -148,7 +150,8 @@ def _rescaled(values: Tensors, start: Tensors, middle: Tensors) -> Rule:
         if extreme is None or step.is_curve:
             shares = [result_multiplier * (y - y0)]
         else:
-            # The result changes from y0 to the extreme of both, and from there to y.
+            # The change of the result from y0 to y is divided into two steps: from y0 to the
+            # extreme of y0 and y, and from this extreme to y.
             top = extreme(y, y0)
             share_to_top = result_multiplier * (top - y0)
             share_from_top = result_multiplier * (y - top)

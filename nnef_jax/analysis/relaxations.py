@@ -13,9 +13,9 @@ from jax import Array, lax
 from lowering.jaxprs import Atom, Equation, primitive
 from nnef_jax.analysis.intervals import Bounded, Interval, apply, ends, epsilon, interval, varies
 
-_ULPS = 32  # The rounding error of lines that bound a library function, in epsilons.
-_FEW_ULPS = 4  # The rounding error of lines that bound any other function, in epsilons.
-_HALVINGS = 24
+_ULPS = 32  # A line that bounds a library function has a rounding error of at most 32 epsilons.
+_FEW_ULPS = 4  # A line that bounds any other function has a rounding error of at most 4 epsilons.
+_HALVINGS = 24  # A bisection halves its interval so many times.
 
 Pull = Callable[[Sequence[Array]], Sequence[Array]]
 
@@ -127,7 +127,7 @@ def lines_of(
         return result
 
     below, above = _CURVES[name](curve, *intervals)
-    return _step(variables, intervals, below, above, out, _ULPS)
+    return _step(variables, intervals, below, above, out, ulps=_ULPS)
 
 
 def _step(
@@ -204,7 +204,8 @@ def _kink(walk: Values, equation: Equation, operands: Sequence[Bounded]) -> _Kin
     out = equation.outvars[0].aval
     if name == "select_n":
         return _selection_kink(walk, equation) if varies(operands[0]) else None
-    slopes_by_name = {"max": (0, 1), "min": (1, 0), "abs": (-1, 1)}  # before and after the kink
+    # For each primitive, these are the slopes before and after the kink.
+    slopes_by_name = {"max": (0, 1), "min": (1, 0), "abs": (-1, 1)}
     varying = [position for position, x in enumerate(operands) if varies(x)]
     if name not in slopes_by_name or len(varying) != 1:
         return None
@@ -212,12 +213,23 @@ def _kink(walk: Values, equation: Equation, operands: Sequence[Bounded]) -> _Kin
     if interval(operands[position]).low.shape != out.shape:
         return None
     place = jnp.zeros((), out.dtype)
-    if name != "abs":  # The parts of a maximum meet at the other operand, which is an array.
+    if name != "abs":
+        # The parts of a maximum or minimum meet at the other operand, which is an array. Both ends
+        # of an array are the array.
         place, _ = ends(operands[1 - position])
     slope_before, slope_after = slopes_by_name[name]
     before = jnp.full(out.shape, slope_before, out.dtype)
     after = jnp.full(out.shape, slope_after, out.dtype)
-    return _Kink(equation.invars[position], place, place, before, after, True)
+    # At its kink, a maximum or minimum with a limit is equal to the limit, and |x| is 0 at 0. The
+    # value is therefore the same number as the place.
+    return _Kink(
+        variable=equation.invars[position],
+        place=place,
+        value=place,
+        before=before,
+        after=after,
+        is_continuous=True,
+    )
 
 
 def _selection_kink(walk: Values, equation: Equation) -> _Kink | None:
@@ -245,14 +257,23 @@ def _selection_kink(walk: Values, equation: Equation) -> _Kink | None:
     ]
     arrays: list[Array] = []
     for value in values:
-        if isinstance(value, Interval):  # Too many equations are between x and the case.
+        if isinstance(value, Interval):
+            # There are too many equations between x and the case, so `walk.at` did not evaluate
+            # them again.
             return None
         arrays.append(value)
     below_at_place, above_at_place, left, right = arrays
     slope_before = (below_at_place - left) / distance
     slope_after = (right - above_at_place) / distance
     is_continuous = below_at_place == above_at_place
-    return _Kink(x, place, below_at_place, slope_before, slope_after, is_continuous)
+    return _Kink(
+        variable=x,
+        place=place,
+        value=below_at_place,
+        before=slope_before,
+        after=slope_after,
+        is_continuous=is_continuous,
+    )
 
 
 def _kink_step(x: Interval, kink: _Kink) -> tuple[Line, Line]:
@@ -265,7 +286,8 @@ def _kink_step(x: Interval, kink: _Kink) -> tuple[Line, Line]:
     is_after = x.low >= place
     is_before = x.high <= place
     is_straight = is_after | is_before
-    # The values of the function at both ends. Each term is 0 outside its own part.
+    # `low` and `high` are the values of the function at the ends of the interval. The terms with
+    # `before` are 0 at or above the place, and the terms with `after` are 0 at or below it.
     low_before = before * (jnp.minimum(x.low, place) - place)
     low_after = after * jnp.maximum(x.low - place, 0)
     low = value + low_before + low_after
@@ -312,11 +334,12 @@ def _maximum(equation: Equation, x: Interval, out: Interval) -> BackwardStep:
     The lower bound is the operand's item whose lower end is highest. The upper bound is the upper
     end of `out`, the interval of the result.
     """
-    # The barrier ensures that `low` is rounded only once, since the maximum must equal one of its
-    # items.
+    # The gradient goes to the items that are equal to the maximum. The barrier keeps the compiler
+    # from computing `low` twice with different rounding, after which no item might be equal to it.
     low = lax.optimization_barrier(lax.stop_gradient(x.low))
     _, pull_to_highest = jax.vjp(lambda operand: apply(equation, [operand])[0], low)
-    # The factor 2 is needed because windows may overlap.
+    # Windows may overlap, and then the gradients of several windows are added up. The factor 2
+    # covers the rounding of these sums.
     slack = 2 * _ULPS * epsilon(out.low) * out.size
 
     def pull_below(coefficients: Sequence[Array]) -> Sequence[Array]:
@@ -324,7 +347,7 @@ def _maximum(equation: Equation, x: Interval, out: Interval) -> BackwardStep:
         return pull_to_highest(of_result)
 
     def pull_above(coefficients: Sequence[Array]) -> Sequence[Array]:
-        # The upper bound is a constant, which does not depend on the operand.
+        # The upper bound is a constant, so its coefficients for the operand are 0.
         return [jnp.zeros_like(low)]
 
     return BackwardStep([equation.invars[0]], (pull_below, pull_above), [-slack], [out.high])
@@ -389,7 +412,8 @@ def _sigmoidal(curve: Curve, x: Interval) -> tuple[Line, Line]:
     slope_above, constant_above = _line_above(curve, x)
     above = Line([slope_above], constant_above)
 
-    # If the curve is rotated by 180 degrees, a line below it becomes a line above it.
+    # If the curve is rotated by 180 degrees around the origin, a line below the curve becomes a
+    # line above the rotated curve.
     def rotated_curve(t: Array) -> Array:
         return -curve(-t)
 
@@ -412,8 +436,9 @@ def _line_above(curve: Curve, x: Interval) -> tuple[Array, Array]:
     middle = (x.low + x.high) / 2
     point = jnp.where(is_concave, middle, jnp.clip(point, 0, jnp.maximum(x.high, 0)))
     tangent_slope, _ = _tangent(curve, point)
-    # The constant is chosen such that, even after rounding, the line is above the curve at all
-    # three points.
+    # `curve(place) - tangent_slope * place` is the constant of the line through the point of the
+    # curve at `place`. With the largest of the three constants, the line is not below the curve at
+    # any of the three points, even after rounding.
     constants = [curve(place) - tangent_slope * place for place in (x.low, point, x.high)]
     tangent_constant = reduce(jnp.maximum, constants)
     is_convex = x.high <= 0
@@ -448,8 +473,8 @@ def _point_of_tangent(curve: Curve, x: Interval) -> Array:
 
     start = jnp.zeros_like(fixed.low), jnp.maximum(fixed.high, 0)
     _, point = lax.fori_loop(0, _HALVINGS, halve, start)
-    # The bisection has no derivative. A Newton step from its result has the derivative of the
-    # solution.
+    # The bisection has no derivative. A Newton step that starts at the result of the bisection has
+    # the derivative of the exact solution.
     slope_of_gap, _ = _tangent(gap_at_lower_end, point)
     fixed_slope = lax.stop_gradient(slope_of_gap)
     return point - gap_at_lower_end(point) / jnp.where(fixed_slope < -1e-12, fixed_slope, -jnp.inf)

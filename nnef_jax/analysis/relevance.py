@@ -27,7 +27,7 @@ from nnef_jax.options import require
 _RULES = ("epsilon", "gamma", "alpha1_beta0")
 _RECTIFIERS = ("relu", "clamp")
 _PRODUCTS = ("mul", "matmul", "linear", "einsum", "conv", "deconv")
-RuleNames = tuple[tuple[str, str], ...]  # pairs of a pattern and the name of a rule
+RuleNames = tuple[tuple[str, str], ...]  # A pair is a pattern and the name of a rule.
 
 
 def lrp(
@@ -89,7 +89,8 @@ def _lrp(question: Question, numbers: Array, *, rules_by_pattern: RuleNames) -> 
             positive = jnp.maximum(weight, 0)
             if rule == "gamma":
                 changed[value] = weight + gamma * positive
-            else:  # "alpha1_beta0"
+            else:
+                # The rule is "alpha1_beta0".
                 changed[value] = positive
         return changed
 

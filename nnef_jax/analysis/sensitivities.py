@@ -72,7 +72,8 @@ class Sensitivity(Result):
         if sort is not None:
             if sort not in columns:
                 raise ValueError(f"sort must be one of {', '.join(columns)}, it is {sort!r}")
-            magnitudes = np.nan_to_num(np.abs(columns[sort]), nan=-1)  # NaN comes last.
+            # Layers with NaN come last, because -1 is below all magnitudes.
+            magnitudes = np.nan_to_num(np.abs(columns[sort]), nan=-1)
             layer_indices = np.argsort(-magnitudes, kind="stable")
         rows: list[list[Any]] = []
         for layer in layer_indices:
@@ -214,25 +215,35 @@ def _sensitivity(
     if bits is not None:
         roundings[f"values {bits} bits"] = partial(_to_levels, bits=bits, per_channel=False)
     roundings |= {dtype: partial(_to_dtype, dtype=dtype) for dtype in dtypes}
-    count = len(names)
-    weights = [_weights(layer, params) for layer in layers.values()]
+    layer_count = len(names)
+    weight_labels = [_weights(layer, params) for layer in layers.values()]
 
-    first_weight_run = len(roundings) * count
+    first_weight_run = len(roundings) * layer_count
 
-    # Run i * count + j applies rounding i to the tensor of layer j. The runs from
-    # `first_weight_run` on round the weights of each layer.
+    # With 3 layers and 2 kinds of rounding, the runs 0, 1 and 2 apply the first kind to the tensors
+    # of layers 0, 1 and 2. The runs 3, 4 and 5 apply the second kind. `first_weight_run` is 6, and
+    # the runs 6, 7 and 8 round the weights of layers 0, 1 and 2.
     def rounded_loss(run: Array) -> Array:
+        """Return the loss of the run with the index `run`."""
+
         def round_tensor(layer: int, x: Array) -> Array:
+            """Round the tensor of a layer if this run rounds the tensor."""
             no_rounding = len(roundings)
-            index = jnp.where(run % count == layer, run // count, no_rounding)
+            is_for_layer = run % layer_count == layer
+            index = jnp.where(is_for_layer, run // layer_count, no_rounding)
             branches = [*roundings.values(), _unchanged]
+            # In runs that round weights, the index is too large. It is clipped to `no_rounding`.
             return jax.lax.switch(jnp.clip(index, 0, no_rounding), branches, x)
 
         rounded_params = dict(params)
         if bits is not None:
             round_weight = partial(_to_levels, bits=bits, per_channel=per_channel)
-            for label in dict.fromkeys(chain.from_iterable(weights)):
-                readers = [layer for layer, labels in enumerate(weights) if label in labels]
+            for label in dict.fromkeys(chain.from_iterable(weight_labels)):
+                # Several layers may read the same weight.
+                readers: list[int] = []
+                for layer, labels in enumerate(weight_labels):
+                    if label in labels:
+                        readers.append(layer)
                 is_rounded = jnp.any(run == first_weight_run + jnp.array(readers))
                 weight = params[label]
                 rounded_params[label] = jax.lax.cond(is_rounded, round_weight, _unchanged, weight)
@@ -245,20 +256,20 @@ def _sensitivity(
     kinds = list(roundings)
     if bits is not None:
         kinds.append(f"weights {bits} bits")
-    # The last run rounds nothing. It is computed by the same program as the others, so differences
-    # of the losses are only due to rounding.
-    unrounded_run = first_weight_run + count
-    runs = jnp.array([*range(len(kinds) * count), unrounded_run])
+    # The last run rounds nothing. The same program computes all runs, so the losses of two runs
+    # differ only because of the values that are rounded.
+    unrounded_run = first_weight_run + layer_count
+    runs = jnp.array([*range(len(kinds) * layer_count), unrounded_run])
     losses = jax.lax.map(rounded_loss, runs)
     unrounded_loss = losses[-1]
     increases: dict[str, Array] = {}
     for index, kind in enumerate(kinds):
-        start = index * count
-        increases[kind] = losses[start : start + count] - unrounded_loss
+        start = index * layer_count
+        increases[kind] = losses[start : start + layer_count] - unrounded_loss
     if bits is not None:
-        # The increases by rounded weights come first.
+        # The result has the increases by rounded weights before all other increases.
         kind = f"weights {bits} bits"
-        has_weights = jnp.array([bool(labels) for labels in weights])
+        has_weights = jnp.array([bool(labels) for labels in weight_labels])
         of_weights = jnp.where(has_weights, increases.pop(kind), jnp.nan)
         increases = {kind: of_weights, **increases}
     return _Measured(unrounded_loss, scores, increases)
@@ -345,5 +356,5 @@ def _to_levels(x: Array, *, bits: int, per_channel: bool) -> Array:
 
 
 def _to_dtype(x: Array, *, dtype: str) -> Array:
-    # Without the barrier a compiler may remove a cast to a dtype and back.
+    # A compiler may remove a cast to a dtype and back. The barrier prevents this.
     return jax.lax.optimization_barrier(x.astype(dtype)).astype(x.dtype)

@@ -25,8 +25,8 @@ from nnef_jax.errors import InputError
 from nnef_jax.options import require_flags
 from nnef_jax.results import Axes, Result, Table, axes, literally, result, static, table_of
 
-_MOST_IN_LEGEND = 10  # the largest number of items that are named in a picture
-_LEAST_ROUNDING = 1e-4  # Differences below this share of a number are regarded as rounding.
+_MOST_IN_LEGEND = 10  # A picture of more items has no legend.
+_LEAST_ROUNDING = 1e-4  # A difference below this share of the largest result counts as rounding.
 
 
 @result
@@ -222,7 +222,8 @@ def _spectrum(question: Question, key: Array, *, k: int, steps: int, batched: bo
     mixed = _has_mixed_items(forward, random_vectors, rounding)
     right_vectors = jnp.moveaxis(triplets.right_vectors, 2, 1)
     directions = right_vectors.reshape(batch, k, *item_shape)
-    # The outputs are checked too, because the derivative of a ReLU is finite at NaN.
+    # At an output of NaN the derivative may be finite, for example the derivative of a ReLU. The
+    # outputs are therefore checked, and not only the derivatives.
     is_finite = jnp.isfinite(y.reshape(batch, -1))
     is_valid = jnp.all(is_finite, axis=1, keepdims=True) & ~mixed
     values = jnp.where(is_valid, triplets.values, jnp.nan)

@@ -105,6 +105,8 @@ def measure(x: Array, *, axis: int | None) -> tuple[dict[str, Array], Array | No
 
     The second result is bool [units]. It is None if `axis`, the axis of units, is None.
     """
+    # Moments are computed in at least 32 bits. Integers become float32, because their mean need not
+    # be an integer. bfloat16, whose kind is not "f", becomes float32 too.
     dtype = np.promote_types(x.dtype, np.float32) if x.dtype.kind == "f" else np.float32
     x = x.astype(dtype)
     is_finite = jnp.isfinite(x)
@@ -143,7 +145,8 @@ def products(x: Array, axis: int) -> Any:
 
 def _sum(x: Array) -> Array:
     """Return the sum of all items, added axis by axis."""
-    # Rounding errors grow with the length of an axis, and not with the number of all items.
+    # The rounding error of a sum grows with its number of terms. Sums along one axis after the
+    # other have as many terms as the axis is long, which is fewer than the number of all items.
     for _ in range(x.ndim):
         x = jnp.sum(x, axis=-1)
     return x

@@ -12,18 +12,19 @@ from numpy.typing import ArrayLike, NDArray
 
 from nnef_jax.results import Axes, axes, plotting
 
-Tile = NDArray[np.float64]  # (height, width, RGB), with values from 0 to 1
+Tile = NDArray[np.float64]  # A tile is (height, width, RGB), with values from 0 to 1.
 
-_GAP = 0.12  # in widths of a tile
+_GAP = 0.12  # The gap between two tiles is 0.12 times as wide as a tile.
 _MAP = "RdBu_r"
-_CHANNELS = (1, 3, 4)  # numbers of channels of pictures
+_CHANNELS = (1, 3, 4)  # Pictures have so many channels.
 
 
 def heat_maps(ax: Axes | None, values: Array, x: Array, titles: Sequence[str]) -> Axes:
     """Draw maps of values as tiles in rows, each over an item of `x`. Return the axes."""
     backgrounds = [grey(item) for item in x]
     is_mostly_black = len(backgrounds) > 0 and np.quantile(backgrounds, 0.25) < 0.02
-    if is_mostly_black:  # Dark ink on white paper shows the map better.
+    if is_mostly_black:
+        # The colours of the map show better on a light background.
         backgrounds = [1 - tile for tile in backgrounds]
     tiles = [heat(value, tile) for value, tile in zip(values, backgrounds, strict=True)]
     ax = in_rows(ax, tiles, titles)
@@ -58,7 +59,7 @@ def montage(
     ax: Axes | None, rows: Sequence[Sequence[Tile]], titles: Sequence[Sequence[str]]
 ) -> Axes:
     """Draw rows of tiles, with a title above each tile. Return the axes."""
-    # The unit of the axes is the width of a tile.
+    # Lengths on the axes are in units of a tile's width.
     height, width = 1, 1
     if rows and rows[0]:
         first_tile = rows[0][0]
@@ -67,9 +68,9 @@ def montage(
     row_gap = 2.2 * _GAP
     row_count = len(rows)
     column_count = max(map(len, rows), default=1)
-    tile_width = 1.6 + 1.4 / max(column_count, row_count)  # in inches
-    figure_width = column_count * tile_width * 1.1 + 0.9
-    figure_height = row_count * tile_width * (ratio + 0.25) + 0.1
+    tile_width_in_inches = 1.6 + 1.4 / max(column_count, row_count)
+    figure_width = column_count * tile_width_in_inches * 1.1 + 0.9
+    figure_height = row_count * tile_width_in_inches * (ratio + 0.25) + 0.1
     ax = axes(ax, (figure_width, figure_height))
     for row, (tiles, names) in enumerate(zip(rows, titles, strict=True)):
         top = row * (ratio + row_gap)
@@ -95,8 +96,9 @@ def heat(values: ArrayLike, background: Tile) -> Tile:
     """
     plane = _plane(np.asarray(values, np.float64))
     limit = np.abs(plane).max(initial=0) or 1.0
-    shares = plane / limit  # from -1 to 1
-    lighter_background = 0.55 + 0.45 * background  # Colours stand out on a lighter tile.
+    shares = plane / limit  # The shares are from -1 to 1.
+    # The colours of the map show better on a lighter background.
+    lighter_background = 0.55 + 0.45 * background
     if background.shape[:2] != plane.shape:
         lighter_background = np.ones((*plane.shape, 3))
     opacity = np.abs(shares)[..., None] ** 0.6
