@@ -5,6 +5,7 @@ Which inputs and outputs have which role? `roles`
 How does a model with growing caches run on caches of fixed size? `decoder_network`
 How are prompts read and tokens generated? `decoder.Decoder`
 Which program generates tokens? `token_loop`
+Has a network the window that a user names? `windows`
 How is the next token chosen? `token_sampling`
 How does a beam search work? `beams`
 How do texts become tokens, and tokens pieces of text? `tokenizing`
@@ -26,6 +27,7 @@ from nnef_jax.generation.decoder import Decoder, Generated
 from nnef_jax.generation.decoder_network import DecoderFrontend, DecoderStep
 from nnef_jax.generation.roles import Cache, Roles, recognised
 from nnef_jax.generation.token_sampling import Sampling
+from nnef_jax.generation.windows import require_window
 from nnef_jax.model import Model
 from nnef_jax.options import require
 from nnef_jax.reading.network import Network
@@ -34,7 +36,12 @@ __all__ = ["Cache", "Decoder", "Generated", "Roles", "Sampling", "decoder"]
 
 
 def decoder(
-    model: Model, places: int = 1024, *, roles: Roles | None = None, **names: str | Sequence[str]
+    model: Model,
+    places: int = 1024,
+    *,
+    roles: Roles | None = None,
+    window: int | None = None,
+    **names: str | Sequence[str],
 ) -> Decoder:
     """Return a decoder of a language model, which generates text with caches of fixed size.
 
@@ -47,12 +54,17 @@ def decoder(
     Args:
         model: the model, loaded without shapes for its lengths.
         places: the positions of a cache: the most tokens of a prompt and its continuation.
+        window: the number of positions to which a token of the network attends, itself included,
+            as `sliding_window` in configurations. The caches then have only `window` - 1
+            positions, those of the last tokens. The network must have the positions as an input,
+            and its own masks must hide earlier positions.
         roles: the roles of inputs and outputs. By default they are recognised; `print(decoder)`
             shows them.
         names: names for single roles: `tokens`, `logits`, `mask`, `positions`, `length`,
             `total_length`, `context`.
 
-    Raises InputError if a role is not recognised. When a step is traced, UnsupportedError is
+    Raises InputError if a role is not recognised, or if a network does not have the window. When
+    a step is traced, UnsupportedError is
     raised if an operation cannot take a padded cache.
 
     >>> decoder = nnef_jax.decoder(nnef_jax.load("net.nnef.tgz"), places=512)
@@ -63,7 +75,12 @@ def decoder(
     execution = execution_of(model)
     network = execution.network
     roles = recognised(network.graph, names) if roles is None else roles
-    step = DecoderStep(execution.definition, roles, places)
+    if window is not None:
+        require("window", window, int, "a number of positions")
+    step = DecoderStep(execution.definition, roles, places, window or 0)
+    if window is not None:
+        arrays = execution.arrays
+        require_window(step, None if arrays.are_types else arrays.parameters())
     frontend = DecoderFrontend(step)
     options = replace(network.options, input_shapes={}, values={}, extents={})
     graph = frontend.flatten(options)
@@ -74,4 +91,4 @@ def decoder(
         make = jax.ShapeDtypeStruct if are_types else np.zeros
         data[state.label] = make(shape, state.value.type.dtype)
     network = Network(frontend, options, graph, graph, data, {}, None, False)
-    return Decoder(Model(execution.with_network(network)), roles, places)
+    return Decoder(Model(execution.with_network(network)), roles, places, window or 0)

@@ -19,6 +19,7 @@ from nnef_jax.execution.run_options import Prepared
 from nnef_jax.execution.runnable import execution_of
 from nnef_jax.generation.beams import BeamSearch
 from nnef_jax.generation.decoder_network import LENGTH, with_tokens
+from nnef_jax.generation.prompts import in_turn, overlapping
 from nnef_jax.generation.roles import Roles
 from nnef_jax.generation.token_loop import LoopState, Prompts, TokenLoop
 from nnef_jax.generation.token_sampling import GREEDY, Sampling
@@ -68,12 +69,15 @@ class Decoder:
             them. It is a `Model` as any other: it can be sharded, and `nnef_jax.cost` estimates
             it.
         roles: the roles of the network's inputs and outputs.
-        places: the largest number of tokens whose keys and values a cache can hold.
+        places: the largest number of tokens that a text can have.
+        window: the number of positions to which a token attends, of which the caches hold only
+            the last ones; 0 if the caches hold all positions.
     """
 
     model: Model
     roles: Roles
     places: int
+    window: int = 0
 
     def __repr__(self) -> str:
         return f"decoder of '{self.model.graph.name}', {self.places} places\n{self.roles}"
@@ -84,7 +88,7 @@ class Decoder:
         The other model may be sharded, or have trained parameters.
         """
         require("model", model, Model, "a nnef_jax.Model")
-        return Decoder(model, self.roles, self.places)
+        return Decoder(model, self.roles, self.places, self.window)
 
     def model_of(self, tokens: int = 1) -> Model:
         """Return the model of a step that reads `tokens` tokens of each row.
@@ -177,22 +181,16 @@ class Decoder:
 
         At least one size must be positive.
         """
-        rows = len(sizes)
-        chunks = self._chunks()
-        chunk_of_row = np.array([next((x for x in chunks if x <= n), 0) for n in sizes])
-        state: Any = self.init_state(rows)
+        state: Any = self.init_state(len(sizes))
         logits: Any = None
-        for chunk in chunks:
-            is_read = chunk_of_row == chunk
-            longest = max(sizes[is_read], default=0)
-            for begin in range(0, longest, chunk):
-                starts = np.where(is_read, np.minimum(begin, sizes - chunk), 0).astype(np.int32)
-                part = _taken(tokens, starts[:, None] + np.arange(chunk))
-                before = {**state, LENGTH: starts}
-                chunk_logits, after = self._read(params, before, part, context)
-                state = _chosen(is_read, after, state)
-                last = _last(chunk_logits)
-                logits = last if logits is None else _chosen(is_read, last, logits)
+        plan = in_turn if self.window else overlapping
+        for chunk, is_read, starts in plan(sizes, self._chunks()):
+            part = _taken(tokens, starts[:, None] + np.arange(chunk))
+            before = {**state, LENGTH: starts}
+            chunk_logits, after = self._read(params, before, part, context)
+            state = _chosen(is_read, after, state)
+            last = _last(chunk_logits)
+            logits = last if logits is None else _chosen(is_read, last, logits)
         return logits, {**state, LENGTH: jnp.asarray(sizes)}
 
     def _chunks(self) -> Sequence[int]:
@@ -375,7 +373,7 @@ class Decoder:
             return
         context = self._bound_context(request.context, len(request.prompts))
         start, prompts = self._start(request)
-        loop = TokenLoop(size, request.sample, request.stop, LENGTH)
+        loop = TokenLoop(size, request.sample, request.stop, LENGTH, self.window > 0)
         execution = execution_of(self.model)
         for begin in range(0, request.steps, size):
             count = min(size, request.steps - begin)
@@ -396,21 +394,22 @@ class Decoder:
     def _start(self, request: _Request) -> tuple[LoopState, Prompts]:
         """Return the loop's state before the first token, and the prompts that the loop reads.
 
-        The loop reads prompts that are shorter than all chunks of several tokens. Others have been
-        read.
+        The loop reads what does not fill a chunk of several tokens. With overlapping chunks these
+        are the prompts that are shorter than a chunk.
         """
         lengths = request.lengths
         rows = len(lengths)
         least = min((x for x in self._chunks() if x > 1), default=1)
         type = self.model.graph.outputs[0].type
         has_words = type.shape[-1] is not UNKNOWN
-        is_short = (lengths < least) & has_words
+        by_loop = lengths % least if self.window else np.where(lengths < least, lengths, 0)
+        by_loop = by_loop * has_words
         logits: Any = None
-        if is_short.all():
+        if np.all(by_loop == lengths):
             logits = jnp.zeros((rows, type.shape[-1]), type.dtype)
             state = self.init_state(rows)
         else:
-            sizes = np.where(is_short, 0, lengths)
+            sizes = lengths - by_loop
             logits, state = self._read_prompts(None, request.prompts, sizes, request.context)
         words = logits.shape[-1]
         highest = request.prompts.max()
@@ -421,12 +420,12 @@ class Decoder:
         for row, length in enumerate(lengths):
             text = request.prompts[row, :length]
             seen[row, text] = True
-            if is_short[row]:
-                short[row, -length:] = text
+            if by_loop[row]:
+                short[row, -by_loop[row] :] = text[-by_loop[row] :]
         last, is_done = jnp.zeros(rows, jnp.int32), jnp.zeros(rows, bool)
-        start = LoopState(logits, state, request.key, jnp.asarray(seen), last, is_done)
-        read_lengths = jnp.asarray(np.where(is_short, lengths, 0), jnp.int32)
-        return start, Prompts(jnp.asarray(short), read_lengths)
+        key = jnp.copy(request.key)  # the loop takes over the memory of its arguments
+        start = LoopState(logits, state, key, jnp.asarray(seen), last, is_done)
+        return start, Prompts(jnp.asarray(short), jnp.asarray(by_loop, jnp.int32))
 
 
 def _checked_tokens(tokens: ArrayLike) -> NDArray[np.int32]:

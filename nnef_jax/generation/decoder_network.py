@@ -39,18 +39,24 @@ class DecoderStep:
 
     The network is traced with the number of positions in use as a symbolic extent, and evaluated on
     padded caches. Rows of a batch may have different lengths.
+
+    If a token attends only to the last `window` positions, itself included, a cache has only the
+    last `window` - 1 positions. Otherwise `window` is 0.
     """
 
     definition: Definition
     roles: Roles
     places: int
+    window: int = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return DecoderStep, (
-            self.definition,
-            self.roles,
-            self.places,
-        )  # traced functions do not pickle
+        # Traced functions do not pickle.
+        return DecoderStep, (self.definition, self.roles, self.places, self.window)
+
+    @property
+    def cache_places(self) -> int:
+        """Return the number of positions of a cache."""
+        return min(self.window - 1, self.places) if self.window else self.places
 
     @cached_property
     def _functions(self) -> Once:
@@ -64,7 +70,7 @@ class DecoderStep:
         It is an attribute of the step's operation, so that keys of caches tell apart decoders
         whose parameters have equal labels and shapes.
         """
-        text = repr((self.definition.content, self.roles, self.places))
+        text = repr((self.definition.content, self.roles, self.places, self.window))
         return hashlib.sha256(text.encode()).hexdigest()
 
     @cached_property
@@ -81,7 +87,7 @@ class DecoderStep:
         for cache in self.roles.caches:
             shape = list(values[cache.before].type.shape)
             shape[0] = UNKNOWN
-            shape[cache.axis] = self.places
+            shape[cache.axis] = self.cache_places
             types.append(TensorType(tuple(shape), values[cache.before].type.dtype))
         return types
 
@@ -164,7 +170,7 @@ class DecoderStep:
     ) -> list[Array]:  # fmt: skip
         """Compute a step of one row by a network that writes into its caches."""
         mask = jnp.arange(self.places)[None] < length + tokens.shape[1]
-        return self._cycle(params, caches, tokens, context, length, mask)
+        return self.cycle(params, caches, tokens, context, length, mask)
 
     def _padded(
         self, params: Mapping[str, Array], tokens: Array, caches: Sequence[Array],
@@ -172,6 +178,7 @@ class DecoderStep:
     ) -> _RowStep:  # fmt: skip
         """Return the function that computes a step of one row by a network with growing caches."""
         count = tokens.shape[1]
+        most = self._most_before(count)
         types = _types((dict(params), list(caches), list(context)))
         shapes = tuple((x.shape, x.dtype) for x in jax.tree.leaves(types))
         grow = self._functions.get((count, shapes), lambda: self._traced(count, *types))
@@ -181,15 +188,17 @@ class DecoderStep:
             params: Mapping[str, Array], caches: list[Array], tokens: Array,
             context: list[Array], length: Array,
         ) -> list[Array]:  # fmt: skip
-            symbols = SymbolValues({_SYMBOL: self.places - count}, {_SYMBOL: length})
+            used = jnp.minimum(length, most)
+            symbols = SymbolValues({_SYMBOL: most}, {_SYMBOL: used})
             try:
-                results = grow(symbols, params, caches, tokens, context, finite=finite)
+                results = grow(symbols, params, caches, tokens, context, length, finite=finite)
             except NotPaddableError as error:
                 raise _refusal(error) from None
             logits, *after = results
             for i, (cache, x) in enumerate(zip(self.roles.caches, after, strict=True)):
-                if x.shape[cache.axis] != self.places:  # it has the keys of the new tokens only
-                    after[i] = lax.dynamic_update_slice_in_dim(caches[i], x, length, cache.axis)
+                if x.shape[cache.axis] != most + count:  # it has the keys of the new tokens only
+                    x = _written(caches[i], x, used, most + count, cache.axis)
+                after[i] = _last_places(x, used + count, self.cache_places, cache.axis)
             return [logits, *after]
 
         return compute
@@ -198,30 +207,51 @@ class DecoderStep:
         self, count: int, params: Mapping[str, Any], caches: Sequence[Any], context: Sequence[Any]
     ) -> PaddedFunction:
         """Trace the network for one row of `count` tokens, with a symbol for the tokens before."""
-        constraints = [f"{_SYMBOL} <= {self.places - count}"]
-        (length,) = jax.export.symbolic_shape(_SYMBOL, constraints=constraints)
+        constraints = [f"{_SYMBOL} <= {self._most_before(count)}"]
+        (used,) = jax.export.symbolic_shape(_SYMBOL, constraints=constraints)
         cache_types: list[jax.ShapeDtypeStruct] = []
         for cache, x in zip(self.roles.caches, caches, strict=True):
             shape: list[Any] = [1, *x.shape[1:]]
-            shape[cache.axis] = length
+            shape[cache.axis] = used
             cache_types.append(jax.ShapeDtypeStruct(shape, x.dtype))
         one_row = [jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype) for x in context]
-        tokens = jax.ShapeDtypeStruct((1, count), self._input(self.roles.tokens).type.dtype)
+        tokens = jax.ShapeDtypeStruct((1, count), self.tokens_dtype)
 
-        def grow(params: Any, caches: list[Array], tokens: Array, context: list[Array]) -> Any:
-            mask = jnp.ones((1, length + count), bool)
-            return self._cycle(params, caches, tokens, context, jnp.asarray(length), mask)
+        def grow(
+            params: Any, caches: list[Array], tokens: Array, context: list[Array], length: Array
+        ) -> Any:
+            mask = jnp.ones((1, used + count), bool)
+            return self.cycle(params, caches, tokens, context, length, mask)
 
-        return PaddedFunction(grow, params, cache_types, tokens, one_row)
+        length = jax.ShapeDtypeStruct((), jnp.int32)
+        return PaddedFunction(grow, params, cache_types, tokens, one_row, length)
+
+    def _most_before(self, count: int) -> int:
+        """Return the most positions of a cache that are in use before `count` tokens are read."""
+        return self.cache_places if self.window else self.places - count
+
+    @property
+    def tokens_dtype(self) -> str:
+        """Return the dtype of token numbers."""
+        return self._input(self.roles.tokens).type.dtype
 
     def _input(self, name: str) -> Value:
         return next(x for x in self.graph.inputs if x.name == name)
 
-    def _cycle(
+    def cycle(
         self, params: Mapping[str, Array], caches: list[Array], tokens: Array,
         context: list[Array], length: Array, mask: Array,
     ) -> list[Array]:  # fmt: skip
-        """Compute logits and the next caches by the network."""
+        """Compute logits and the next caches of one row by the network.
+
+        Args:
+            params: arrays by label.
+            caches: arrays without padding.
+            tokens: the tokens (1, tokens).
+            context: the network's further inputs.
+            length: the position of the first token.
+            mask: the positions that are attended to, bool (1, positions).
+        """
         roles = self.roles
         arrays: dict[str, Any] = {roles.tokens: tokens}
         arrays |= dict(zip(roles.context, context, strict=True))
@@ -322,7 +352,26 @@ class DecoderFrontend(Frontend):
     def content(self) -> Iterable[object]:
         """Return the content of the model, the roles and the number of positions."""
         network = self.step.definition.network
-        return [*network.frontend.content(), repr((self.step.roles, self.step.places))]
+        return [
+            *network.frontend.content(),
+            repr((self.step.roles, self.step.places, self.step.window)),
+        ]
+
+
+def _written(cache: Array, new: Array, used: Array, places: int, axis: int) -> Array:
+    """Return a cache of `places` positions, with new keys after the `used` positions in use."""
+    widths = [(0, 0)] * cache.ndim
+    widths[axis] = (0, places - cache.shape[axis])
+    wide = jnp.pad(cache, widths) if places > cache.shape[axis] else cache
+    return lax.dynamic_update_slice_in_dim(wide, new, used, axis)
+
+
+def _last_places(cache: Array, used: Array, places: int, axis: int) -> Array:
+    """Return the last `places` of the `used` positions of a cache, at the front of the axis."""
+    if cache.shape[axis] == places:
+        return cache
+    begin = jnp.maximum(used - places, 0)
+    return lax.dynamic_slice_in_dim(cache, begin, places, axis)
 
 
 def with_tokens(model: Model, name: str, tokens: int) -> Model:

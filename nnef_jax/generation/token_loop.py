@@ -48,12 +48,14 @@ class TokenLoop:
         sample: how a token is chosen.
         stop: the tokens after which a row stops.
         length: the label of the state with the number of positions in use.
+        rolls: whether caches drop their first position for each token, if they are full.
     """
 
     size: int
     sample: Sampling
     stop: tuple[int, ...]
     length: str
+    rolls: bool = False
     title: str = field(default="generate", init=False)
     # The loop's state, whose caches would otherwise be copied in each run.
     donates: tuple[int, ...] = field(default=(0,), init=False)
@@ -86,17 +88,16 @@ class TokenLoop:
             key = jnp.where(is_prompt, loop.key, next_key)  # draws do not depend on the prompt
             prompt_token = lax.dynamic_index_in_dim(prompts.tokens, i, axis=1, keepdims=False)
             token = jnp.where(is_prompt, prompt_token, self._chosen(loop, drawn))
-            # A row whose prompt begins later reads a token too, but its position is not used up.
+            # A row whose prompt begins later reads a token too, but does not keep it.
             is_read = i >= width - prompts.lengths
             logits, after = step(loop.state, [token[:, None], *context])
             logits = logits if logits.ndim == 2 else logits[:, -1]
-            length = jnp.where(is_read, after[self.length], loop.state[self.length])
+            after = self._unless_read(is_read, loop.state, after)
             logits = jnp.where(is_read[:, None], logits, loop.logits)
             is_stop = jnp.isin(token, jnp.asarray(self.stop, jnp.int32)) & ~is_prompt
             index = jnp.arange(rows), token
             seen = loop.seen.at[index].set(loop.seen[index] | is_read)
             last = jnp.where(is_prompt, loop.last, token)
-            after = {**after, self.length: length}
             position = jnp.maximum(i - width, 0)  # the first token overwrites those of prompts
             tokens = lax.dynamic_update_slice_in_dim(tokens, token[:, None], position, 1)
             return i + 1, tokens, LoopState(logits, after, key, seen, last, loop.is_done | is_stop)
@@ -105,6 +106,20 @@ class TokenLoop:
         i, tokens, loop = lax.while_loop(has_more, turn, (first, empty, start))
         is_generated = jnp.arange(self.size) < i - width
         return jnp.where(is_generated, tokens, loop.last[:, None]), loop
+
+    def _unless_read(
+        self, is_read: Array, before: Mapping[str, Array], after: Mapping[str, Array]
+    ) -> dict[str, Array]:
+        """Return a state with the rows of `before` where `is_read` is false.
+
+        If caches do not roll, the number of positions in use is enough: the next token overwrites
+        the position of the one that does not count.
+        """
+        state = dict(after)
+        for label in after if self.rolls else [self.length]:
+            rows = is_read.reshape(-1, *[1] * (after[label].ndim - 1))
+            state[label] = jnp.where(rows, after[label], before[label])
+        return state
 
     def _chosen(self, loop: LoopState, key: Array) -> Array:
         """Return the next token of each row (batch,), which is the last one if the row is done."""

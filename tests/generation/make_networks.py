@@ -26,6 +26,7 @@ from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
     LlamaConfig,
+    MistralConfig,
     PreTrainedTokenizerFast,
     Qwen3Config,
     WhisperConfig,
@@ -66,6 +67,12 @@ def configuration(kind: str, words: int) -> Any:
             num_hidden_layers=LAYERS, num_attention_heads=8, num_key_value_heads=8,
             initializer_range=0.3,
         )  # fmt: skip
+    if kind == "mistral":
+        return MistralConfig(
+            vocab_size=words, hidden_size=WIDTH, intermediate_size=2 * WIDTH, head_dim=4,
+            num_hidden_layers=LAYERS, num_attention_heads=HEADS, num_key_value_heads=2,
+            initializer_range=0.3, sliding_window=8,
+        )  # fmt: skip
     make = {"llama": LlamaConfig, "qwen3": Qwen3Config}[kind]
     return make(
         vocab_size=words, hidden_size=WIDTH, intermediate_size=2 * WIDTH, head_dim=WIDTH // HEADS,
@@ -101,8 +108,8 @@ def make(kind: str, folder: Path, out: Path) -> None:
             do_validation=False, no_post_process=True,
         )  # fmt: skip
         shutil.copy(folder / f"{kind}-onnx" / "model.onnx", out / f"{kind}.onnx")
-    if kind == "gpt2":
-        return  # torch_to_nnef's command does not take its configuration
+    if kind in ("gpt2", "mistral"):
+        return  # torch_to_nnef's command does not take gpt2's configuration, or drops the window
     if kind == "llama":
         genai = folder / f"{kind}-genai"
         builder = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", source]
@@ -206,6 +213,6 @@ def make_chats(out: Path) -> None:
 
 if __name__ == "__main__":
     make_chats(Path(__file__).parent / "networks")
-    for name in ("llama", "llama8", "qwen3", "gpt2"):
+    for name in ("llama", "llama8", "qwen3", "gpt2", "mistral"):
         make(name, Path(sys.argv[1]), Path(__file__).parent / "networks")
     make_whisper(Path(sys.argv[1]), Path(__file__).parent / "networks")

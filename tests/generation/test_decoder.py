@@ -129,6 +129,14 @@ def test_a_stream_has_the_same_tokens(llama: Decoder) -> None:
     assert streamed == llama.generate(prompt, 20, sample=sample, key=5).tokens[0].tolist()
 
 
+def test_a_key_can_be_used_again(llama: Decoder) -> None:
+    sample = Sampling(temperature=1.0)
+    key = jax.random.key(5)
+    first, second = (llama.generate([1, 2], 20, sample=sample, key=key).tokens for _ in range(2))
+    assert first.tolist() == second.tolist()
+    assert llama.generate([1, 2], 20, sample=sample, key=6).tokens.tolist() != first.tolist()
+
+
 def test_beams_are_those_of_torch(llama: Decoder) -> None:
     with np.load(NETWORKS / "llama.npz") as arrays:
         prompt, tokens = arrays["prompt"], arrays["tokens"]
