@@ -16,6 +16,7 @@ import codeop
 import contextlib
 import glob
 import io
+import os
 import re
 import shlex
 import subprocess
@@ -113,7 +114,7 @@ def run_line(block: Block, line: str, *, programs: bool) -> None:
     program, *arguments = words
     if program == "pip":
         known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-        extras = set(re.findall(r"[\w-]+", "".join(re.findall(r"\[(.*?)\]", line))))
+        extras = set(re.findall(r"[\w-]+", "".join(re.findall(r"[ \"]\.\[(.*?)\]", line))))
         assert extras <= known["optional-dependencies"].keys(), f"{block}: no such extra"
     elif program == "nnef-jax":
         target = None
@@ -130,6 +131,7 @@ def run_line(block: Block, line: str, *, programs: bool) -> None:
             Path(target).write_text(out.getvalue(), encoding="utf-8")
     elif program == "python":
         if programs:
+            arguments = [x.replace("$PWD", os.getcwd()) for x in arguments]
             subprocess.run([sys.executable, *arguments], check=True, timeout=300)
     else:
         assert program in INSTALLS | DEVELOPS, f"{block}: nothing runs {line!r}"

@@ -22,7 +22,10 @@ from nnef_jax.formats.openvino import layers
 from tests.pages import LANGUAGES, PAGES, ROOT, Block, blocks, session, unpasteable
 from tests.quickly import optimised
 
-ELSEWHERE = {"docs/devices.md"}  # test_sharding runs it, by a program that has eight devices
+ELSEWHERE = {
+    "docs/devices.md",  # test_sharding runs it, by a program that has eight devices
+    "docs/language_model_recipes.md",  # tests/generation/test_recipes.py runs it with exporters
+}
 COMPUTES = "proven = analysis.bounds("  # for minutes where nothing is optimised
 LONG_LINES = (  # tests/cli has shorter ones
     "nnef-jax batch examples/digits/model examples/digits/scans --out shards",
