@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import jax
@@ -29,18 +29,21 @@ from lowering.targets.target import Target
 # (..., keys, size) and masks. The first equation of the function computes the scores.
 ATTENTION = jaxprs.call_primitive("attention")
 
-FEW = 32  # fewer queries or keys than this do not fill vectors
+# An attention has few queries, or few keys, if their number is below this one. Few queries or keys
+# do not fill vectors.
+FEW = 32
 
-# With few queries, keys that masks hide are skipped only if the keys have at least _MANY bytes in
-# all, and each item has at most _NARROW bytes. The table has the milliseconds of a step of GPT-2
-# with 1024 positions, measured with all keys and with only the visible keys:
+# If an attention has few queries, it skips the keys that masks hide only under two conditions: all
+# keys together have at least _FEWEST_KEY_BYTES bytes, and an item of a key has at most
+# _MOST_ITEM_BYTES bytes. The table has the milliseconds of a step of GPT-2 with 1024 positions. A
+# step was measured with all keys and with only the visible keys:
 #   dtype     position  all keys  visible keys
 #   bfloat16       128      21.6          18.2
 #   bfloat16       900      21.6          21.6
 #   float32        128      24.7          24.9
 #   float32        900      24.8          26.6
-_MANY = 1 << 20
-_NARROW = 2
+_FEWEST_KEY_BYTES = 1 << 20
+_MOST_ITEM_BYTES = 2
 
 
 @in_loops
@@ -63,7 +66,7 @@ def run(program: Program, target: Target) -> Program:
     previous_end = -1
     for start, end in pairwise(products):
         if start == previous_end:
-            continue
+            continue  # this product is the end of the previous attention
         attention = _attention(program, equations[start : end + 1], division_of)
         if attention is not None:
             attentions.append(attention)
@@ -100,12 +103,7 @@ def _attention(
     ((weight_keys_axis,), (value_keys_axis,)), _ = last.params["dimension_numbers"]
     if scores in program.early or scores.aval.shape[-1] < FEW:
         return None
-    dependent = {scores}  # the variables that depend on the scores
-    between: list[Equation] = []
-    for equation in inner:
-        if not dependent.isdisjoint(variables(equation.invars)):
-            between.append(equation)
-            dependent.update(equation.outvars)
+    between, dependent = _dependent_on(scores, inner)
     depends_by_weights = not is_literal(weights) and weights in dependent
     if not depends_by_weights or values in dependent:
         return None
@@ -119,12 +117,12 @@ def _attention(
         end = division
         dependent.add(result)
         between.append(end)
-    read_counts = Counter(variables([weights]))
+    reads_inside = Counter(variables([weights]))
     for equation in between:
-        read_counts.update(variables(equation.invars))
-    if any(read_counts[v] != program.uses[v] for v in dependent):
-        return None  # an equation outside of the attention reads one of them
-    masks = [v for v in read_counts if v not in dependent]
+        reads_inside.update(variables(equation.invars))
+    if any(reads_inside[v] != program.uses[v] for v in dependent):
+        return None  # an equation outside of the attention reads a dependent variable
+    masks = [v for v in reads_inside if v not in dependent]
     operands = [*first.invars, values, *masks]
 
     def laid_out(queries: Array, keys: Array, values: Array, *masks: Array) -> list[Array]:
@@ -145,9 +143,10 @@ def _attention(
     attended = part.with_closed(closed).pruned()
     has_few_queries = scores.aval.shape[-2] < FEW
     if has_few_queries:
+        # Few queries gain only if keys are skipped.
         keys = first.invars[1].aval
-        is_large = math.prod(keys.shape) * keys.dtype.itemsize >= _MANY
-        is_narrow = keys.dtype.itemsize <= _NARROW
+        is_large = math.prod(keys.shape) * keys.dtype.itemsize >= _FEWEST_KEY_BYTES
+        is_narrow = keys.dtype.itemsize <= _MOST_ITEM_BYTES
         skips_keys = is_large and is_narrow and hidden_keys(attended) is not None
         if not skips_keys:
             return None
@@ -156,6 +155,22 @@ def _attention(
         return ATTENTION.bind(*laid_out(*operands), jaxpr=attended.closed)
 
     return Computed(attend, operands, end.outvars, at=end)
+
+
+def _dependent_on(
+    scores: Variable, equations: Iterable[Equation]
+) -> tuple[list[Equation], set[Atom]]:
+    """Return the equations that depend on `scores`, and the variables that depend on it.
+
+    The variables include `scores` itself.
+    """
+    dependent_equations: list[Equation] = []
+    dependent_variables: set[Atom] = {scores}
+    for equation in equations:
+        if not dependent_variables.isdisjoint(variables(equation.invars)):
+            dependent_equations.append(equation)
+            dependent_variables.update(equation.outvars)
+    return dependent_equations, dependent_variables
 
 
 def _function(
@@ -176,13 +191,16 @@ def _function(
     def evaluate(
         queries: Array, keys: Array, values: Array, *arrays_of_masks: Array
     ) -> list[Array]:
-        divisors: list[Array] = []  # the divisor of the result, after the equation `repeated`
+        # The equation `repeated` appends the divisor of the result. Without this equation the list
+        # stays empty.
+        divisors: list[Array] = []
 
         def compute(equation: Equation, operands: list[Array]) -> Sequence[Array]:
             if equation is first:
-                return [_product(equation, queries, keys, -1)]
+                return [_product(equation, queries, keys, right_axis=-1)]
             if equation is last:
-                result = _product(equation, operands[0], values, -2)
+                weights, _ = operands
+                result = _product(equation, weights, values, right_axis=-2)
                 for divisor in divisors:
                     result = result / divisor.astype(result.dtype)
                 return [result]
@@ -202,7 +220,7 @@ def _function(
     return evaluate
 
 
-def _product(equation: Equation, left: Array, right: Array, right_axis: int) -> Array:
+def _product(equation: Equation, left: Array, right: Array, *, right_axis: int) -> Array:
     """Multiply, and sum over the last axis of `left` and the axis `right_axis` of `right`.
 
     `right_axis` is -1 or -2. If `left` has many rows, the rows are the last axis of the result in
@@ -213,8 +231,10 @@ def _product(equation: Equation, left: Array, right: Array, right_axis: int) -> 
     batch = tuple(range(batch_rank)), tuple(range(batch_rank))
     left_sums = (left.ndim - 1,)
     right_sums = (right.ndim + right_axis,)
-    if max(left.shape[batch_rank:-1]) < FEW:
+    has_few_rows = max(left.shape[batch_rank:-1]) < FEW
+    if has_few_rows:
         return lax.dot_general(left, right, ((left_sums, right_sums), batch), **kind)
+    # The exchanged operands give a result whose last axis are the rows of `left`.
     transposed = lax.dot_general(right, left, ((right_sums, left_sums), batch), **kind)
     return jnp.moveaxis(transposed, batch_rank, -1)
 
@@ -230,6 +250,7 @@ def _division(
     """
     weights = last.invars[0]
     makers = program.makers
+    # Go back from the weights to the result of the division, before it was converted.
     while primitive(makers[weights]) == "convert_element_type" and program.uses[weights] == 1:
         (weights,) = makers[weights].invars
     division = makers[weights]
@@ -242,9 +263,9 @@ def _division(
     if primitive(repeated) != "broadcast_in_dim":
         return None, None
     axes = repeated.params["broadcast_dimensions"]
-    extents = dict(zip(axes, repeated.invars[0].aval.shape, strict=True))
+    extent_by_axis = dict(zip(axes, repeated.invars[0].aval.shape, strict=True))
     key_axis = len(divisor.aval.shape) - 1
-    is_same_for_keys = extents.get(key_axis, 1) == 1
+    is_same_for_keys = extent_by_axis.get(key_axis, 1) == 1
     is_wide = last.outvars[0].aval.dtype.itemsize >= 4  # 32 bits or more
     if is_same_for_keys and is_wide:
         return division, repeated

@@ -22,27 +22,27 @@ from lowering.extents import ceil_div
 from lowering.jaxpr_types import Variable
 from lowering.program import Program
 
-# The numbers of quarters of the keys that a program can read. A call reads the least of these
-# numbers of quarters that has all visible keys. Each number is a branch of the program. A loop over
-# blocks compiles each branch once. With few queries, as in a step of a GPT, there is no loop, and
-# each branch takes 0.1 s to compile for each layer, so that there are fewer branches.
+# A call of a program reads the first one, two, three or four quarters of the keys: the least of
+# these numbers for which all visible keys are read. Each number is a branch of the program. A loop
+# over blocks compiles each branch once. With few queries, as in a step of a GPT, there is no loop.
+# Then each branch takes 0.1 s to compile for each layer, so that there are fewer branches.
 _QUARTERS = (1, 2, 3, 4)
 _QUARTERS_OF_FEW = (1, 2, 4)
 
-# At most this many bytes of scores are computed at once. Larger scores are computed in blocks. The
-# measured milliseconds of 12 heads of 64 items:
+# If scores have at most this number of bytes, they are computed at once. Larger scores are computed
+# in blocks. The measured milliseconds of 12 heads of 64 items:
 #   tokens  as written  this module
 #      512         8.5          7.1
 #     1024        68           29
 #     2048       275          112
 #     4096      1030          426
-# In blocks 512 tokens would take 6.5 ms.
-_AT_ONCE = 16 << 20
-_BLOCK = 9 << 20  # bytes of a block's scores
+# This module computes 512 tokens at once. In blocks they would take 6.5 ms.
+_MOST_BYTES_AT_ONCE = 16 << 20
+_MOST_BYTES_OF_BLOCK = 9 << 20  # the most bytes that the scores of a block have
 
-# The most queries in a block. With 512 queries in a block, 12 heads at 1024 tokens take 44 ms; with
-# 256 queries they take 24 ms.
-_QUERIES = 256
+# The most queries in a block. With 512 queries in a block, 12 heads at 1024 tokens take 44 ms. With
+# 256 queries in a block, they take 24 ms.
+_MOST_QUERIES = 256
 
 Evaluate = Callable[[Program, Sequence[View]], list[View]]
 
@@ -114,13 +114,15 @@ def _loops(program: Program) -> list[_Loop]:
     queries, keys, values, *_ = program.arguments
     shape = queries.aval.shape
     scores = program.equations[0].outvars[0].aval
-    if scores.size * scores.dtype.itemsize <= _AT_ONCE:
+    if scores.size * scores.dtype.itemsize <= _MOST_BYTES_AT_ONCE:
         return []
     head_rank = len(keys.aval.shape) - 2 if program.is_alone else 0  # axes of heads with loops
     row_items = math.prod((*shape[head_rank:-2], keys.aval.shape[-2]))
-    rows = max(1, _BLOCK // (row_items * scores.dtype.itemsize))  # rows of scores in a block
-    # The axes of each possible loop, and the most items of a block along this axis.
-    candidates = [({queries: len(shape) - 2}, _QUERIES)]
+    row_bytes = row_items * scores.dtype.itemsize
+    rows = max(1, _MOST_BYTES_OF_BLOCK // row_bytes)  # the most rows of scores in a block
+    # A candidate is a possible loop: the axis of the loop by operand, and the most items of a block
+    # along this axis. The first candidate divides the queries, and the others divide the heads.
+    candidates = [({queries: len(shape) - 2}, _MOST_QUERIES)]
     for axis in reversed(range(head_rank)):
         candidates.append((dict.fromkeys((queries, keys, values), axis), rows))
     loops: list[_Loop] = []
@@ -132,7 +134,7 @@ def _loops(program: Program) -> list[_Loop]:
         except NotSeparableError:
             continue
         size = ceil_div(extent, block_count)
-        rows = max(1, rows // size)
+        rows = max(1, rows // size)  # the rows that remain for the later loops
         if block_count > 1:
             loops.append(_Loop(axes, extent, size))
     return loops
@@ -181,6 +183,8 @@ class _Block:
 
             return attend
 
+        # The index of the first size that is not below `count`: for the sizes (4, 8, 16) and the
+        # count 6 it is 1.
         index = sum((count > size).astype(np.int32) for size in sizes[:-1])
         return lax.switch(index, list(map(branch, sizes)), views)
 
@@ -193,17 +197,19 @@ class _Block:
             return None
         scores, masked = self.hidden.scores, self.hidden.masked
         key_axis = self.hidden.axes[masked]
-        # The masks are evaluated for scores of 0.
+        # The masks are evaluated for scores of 0, since a mask hides a key from any finite score.
         masks = self.program.part([scores, *self.program.arguments], [masked])
-        masks = resized(masks, *((loop.axes, loop.size) for loop in self.loops))
-        shape = masks.arguments[0].aval.shape
-        zero = jnp.zeros([1] * len(shape), scores.aval.dtype)
-        zeros = View(zero, tuple(range(len(shape))), shape, True)
-        (view,) = self.evaluate(masks, [zeros, *views])
+        masks_of_block = resized(masks, *((loop.axes, loop.size) for loop in self.loops))
+        shape = masks_of_block.arguments[0].aval.shape
+        rank = len(shape)
+        zero = jnp.zeros((1,) * rank, scores.aval.dtype)
+        zeros = View(zero, tuple(range(rank)), shape, is_early=True)
+        (view,) = self.evaluate(masks_of_block, [zeros, *views])
         key_position = view.position(key_axis)
         is_visible = view.array != -jnp.inf
         other_positions = [i for i in range(is_visible.ndim) if i != key_position]
         is_key_visible = is_visible.any(other_positions)
+        # Keys are numbered from 1 on, so that the number of the last visible key is the count.
         numbers = jnp.arange(1, view.shape[key_axis] + 1, dtype=np.int32)
         return jnp.max(jnp.where(is_key_visible, numbers, 0))
 

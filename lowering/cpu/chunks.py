@@ -17,21 +17,23 @@ from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive, variables
 from lowering.program import Computed, Program, replaced
 from lowering.targets.target import Target
 
-# The most bytes that one operation reads and writes. With 32 MB a U-Net with a batch of 8 takes 5
-# to 10 % longer. With 16 MB ResNet-50 with a batch of 8 takes 4 % longer.
-_MEMORY = 24 << 20
+# The most bytes that one operation reads and writes. With a limit of 32 MB a U-Net with a batch of
+# 8 takes 5 to 10 % longer than with this limit. With a limit of 16 MB ResNet-50 with a batch of 8
+# takes 4 % longer than with this limit.
+_MOST_BYTES = 24 << 20
 
 # A stage of light operations takes more items at a time than the heaviest operation of the program
-# allows, since products gain from more rows. Each operation of the stage then reads and writes at
-# most _LIGHT bytes. With a limit of 24 MB the tensors between stages would be allocated again in
-# each call. The measured times with batches of 8: ResNet-18 takes 222 ms in one stage and 196 ms in
-# up to three stages. MobileNetV2 takes 76 ms and 61 ms.
-_LIGHT = 5 << 20
-# The number of equations by which a stage may be longer, so that it ends where it hands on the
-# fewest bytes.
-_NEAR = 16
+# allows, since products gain from more rows. Each operation of such a stage reads and writes at
+# most this number of bytes. With a limit of 24 MB the tensors between stages would be allocated
+# again in each call. The measured times with batches of 8: ResNet-18 takes 222 ms in one stage, and
+# 196 ms in up to three stages. MobileNetV2 takes 76 ms in one stage, and 61 ms in up to three.
+_MOST_BYTES_OF_LIGHT_STAGE = 5 << 20
+# A stage may have this number of additional equations, so that it ends where it hands on the fewest
+# bytes.
+_ADDITIONAL_EQUATIONS = 16
 
-# A stage that has none of these primitives is not worth the copies at its ends.
+# If a stage has none of these primitives, it is joined to the stage before it, since it is not
+# worth the copies at its ends.
 _PRODUCTS = (CONVOLUTION, PRODUCT)
 
 
@@ -57,6 +59,7 @@ def run(program: Program, target: Target) -> Program:
     if len(stages) > 1:
         last_size, _ = stages[-1]
         if last_size < batch:
+            # One loop has all equations. The pass then divides the body of this loop into stages.
             stages = [(last_size, equations)]
     loops: list[Computed] = []
     for size, stage in stages:
@@ -149,7 +152,7 @@ def _stages(
     divisors = [n for n in range(1, batch + 1) if batch % n == 0]
     traffic = [_traffic(equation, axes) for equation in equations]
 
-    def most(nbytes: int, limit: int) -> int:
+    def most_items(nbytes: int, limit: int) -> int:
         """Return the largest divisor of the batch whose items need at most `limit` bytes.
 
         The whole batch needs `nbytes`. If a single item needs more than the limit, the result
@@ -157,12 +160,14 @@ def _stages(
         """
         return max((n for n in divisors if n * nbytes <= limit * batch), default=1)
 
-    least = most(max(traffic, default=0), _MEMORY)
+    least = most_items(max(traffic, default=0), _MOST_BYTES)
     if not is_enabled("stages"):
         return [(least, equations)]
-    allowed = [max(least, most(nbytes, _LIGHT)) for nbytes in traffic]
-    # An equation takes no more items than any later equation.
-    allowed = list(itertools.accumulate(reversed(allowed), min))
+    allowed_alone = [
+        max(least, most_items(nbytes, _MOST_BYTES_OF_LIGHT_STAGE)) for nbytes in traffic
+    ]
+    # An equation takes no more items than any later equation: (8, 4, 2, 4) becomes (2, 2, 2, 4).
+    allowed = list(itertools.accumulate(reversed(allowed_alone), min))
     allowed.reverse()
     groups: list[tuple[int, Sequence[Equation]]] = []
     start = 0
@@ -185,7 +190,7 @@ def _stages(
 def _narrowest(equations: Sequence[Equation], start: int) -> int:
     """Return the index before which to end a stage, so that it hands on the fewest bytes.
 
-    The index is at least `start` and at most `start` + `_NEAR`.
+    The index is at least `start` and at most `start` + `_ADDITIONAL_EQUATIONS`.
     """
     computed_at: dict[Atom, int] = {}
     last_read_at: dict[Atom, int] = {}
@@ -201,7 +206,7 @@ def _narrowest(equations: Sequence[Equation], start: int) -> int:
                 nbytes += _bytes(variable)
         return nbytes
 
-    latest = min(start + _NEAR, len(equations))
+    latest = min(start + _ADDITIONAL_EQUATIONS, len(equations))
     return min(range(start, latest + 1), key=bytes_handed_on)
 
 

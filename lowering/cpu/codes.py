@@ -30,13 +30,15 @@ from lowering.jaxprs import bind, primitive
 from lowering.kernels.broadcast import broadcast_shapes
 from lowering.kernels.levels import Levels
 
-BYTE, _WIDE, FLOAT = np.dtype(np.int8), np.dtype(np.int32), np.dtype(np.float32)
-_LOW, _HIGH = -128, 127
+BYTE = np.dtype(np.int8)  # of codes
+_SUM = np.dtype(np.int32)  # of sums of codes, and of sums of their products
+FLOAT = np.dtype(np.float32)
+_LOWEST, _HIGHEST = -128, 127  # codes
 Operand = Array | np.float32  # a scalar of numpy is a literal of the program
 
-# The numbers of summed items, and of a window's channels, for which integers are used. With fewer
-# items float32 is as fast. A product of two codes, less their zero points, is at most 255**2, so
-# that the sum of more items may not fit an int32.
+# Integers are used only if the number of summed items, and the number of a window's channels, are
+# in this range. With fewer items float32 is as fast. With more items a sum may not fit an int32,
+# since a product of two codes, less their zero points, may be 255**2.
 _DEPTHS = range(16, (1 << 15) + 1)
 
 
@@ -50,7 +52,8 @@ class Codes:
     0.
     """
 
-    # `codes`, `step` and `start` are arrays. While a program is rewritten, they are variables.
+    # The fields `codes`, `step` and `start` are arrays. While a program is rewritten, the fields
+    # are variables of the program.
     codes: Any
     step: Any
     zero: int = 0
@@ -95,7 +98,7 @@ def of_levels(level: Array, step: Array, start: Array, levels: Levels) -> Codes:
     """
 
     def fits(shift: int) -> bool:
-        return levels.lowest - shift >= _LOW and levels.highest - shift <= _HIGH
+        return levels.lowest - shift >= _LOWEST and levels.highest - shift <= _HIGHEST
 
     zero_level = levels.zero
     if zero_level is not None and fits(zero_level):
@@ -103,20 +106,22 @@ def of_levels(level: Array, step: Array, start: Array, levels: Levels) -> Codes:
     elif fits(0):
         shift = 0
     else:
-        shift = levels.lowest - _LOW
-    codes = materialised((level - np.float32(shift)).astype(_WIDE).astype(BYTE))
+        shift = levels.lowest - _LOWEST
+    codes = materialised((level - np.float32(shift)).astype(_SUM).astype(BYTE))
     if zero_level is not None:
-        return Codes(codes, step, zero_level - shift)
-    return Codes(codes, step, 0, start + np.float32(shift) * step)
+        return Codes(codes, step, zero=zero_level - shift)
+    # level * step + start = (level - shift) * step + (start + shift * step)
+    return Codes(codes, step, start=start + np.float32(shift) * step)
 
 
 def of_bytes(x: Array) -> Codes:
     """Return an array of int8 or uint8 as codes with the step 1."""
     if x.dtype == BYTE:
         return Codes(x, np.float32(1))
-    # The exclusive or subtracts 128.
-    codes = lax.bitcast_convert_type(x ^ np.uint8(_HIGH + 1), BYTE)
-    return Codes(codes, np.float32(1), _LOW)
+    # The exclusive or with 128 subtracts 128: the bits of 130 become the bits of 2, and the bits of
+    # 3 become the bits of -125.
+    codes = lax.bitcast_convert_type(x ^ np.uint8(_HIGHEST + 1), BYTE)
+    return Codes(codes, np.float32(1), zero=_LOWEST)
 
 
 def moved(equation: Equation, x: Codes) -> Codes | None:
@@ -161,8 +166,8 @@ def product(left: Codes, right: Codes, params: Params) -> Array | None:
         return None
     if any(batch) or depth not in _DEPTHS:
         return None
-    # The numbers of axes that the result has from the left and from the right operand. The axes of
-    # the left operand come first.
+    # The result has `left_rank` axes of the left operand, and then `right_rank` axes of the right
+    # operand.
     left_rank = left.codes.ndim - len(left_sums)
     right_rank = right.codes.ndim - len(right_sums)
 
@@ -183,15 +188,15 @@ def product(left: Codes, right: Codes, params: Params) -> Array | None:
         return lax.expand_dims(x, range(left_rank))
 
     code_sums = [
-        jnp.sum(left.codes, tuple(left_sums), dtype=_WIDE),
-        jnp.sum(right.codes, tuple(right_sums), dtype=_WIDE),
+        jnp.sum(left.codes, tuple(left_sums), dtype=_SUM),
+        jnp.sum(right.codes, tuple(right_sums), dtype=_SUM),
     ]
-    kind: dict[str, Any] = {"preferred_element_type": _WIDE}
+    kind: dict[str, Any] = {"preferred_element_type": _SUM}
     is_row = left.codes.size == depth
     is_matrix = right_rank == 1 and len(right_sums) == 1
     if is_row and is_matrix:
         matrix = jnp.moveaxis(right.codes, right_sums[0], 1)
-        total = row_twice(left.codes.reshape(-1), matrix, 1, kind)
+        total = row_twice(left.codes.reshape(-1), matrix, axis=1, params=kind)
         total = total.reshape((1,) * left_rank + total.shape)
     else:
         total = lax.dot_general(left.codes, right.codes, numbers, **kind)
@@ -219,7 +224,7 @@ def convolution(x: Codes, filter: Codes, params: Params) -> Array | None:
     channel_count = filter_shape[summed_axes[0]]
     if depth not in _DEPTHS or channel_count not in _DEPTHS:
         return None
-    # The padding stands for 0, which has no code if there is a start.
+    # An item of the padding is 0. If the input has a start, no code stands for 0.
     is_padded = any(map(any, padding))
     if is_padded and x.start is not None:
         return None
@@ -228,7 +233,8 @@ def convolution(x: Codes, filter: Codes, params: Params) -> Array | None:
     if input_step_varies or filter_step_varies:
         return None
     codes = x.codes
-    if is_padded and x.zero:  # the convolution itself would pad with the code 0
+    if is_padded and x.zero:
+        # The convolution would pad with the code 0. Here `x.zero` is the code of the item 0.
         edges = [(0, 0, 0)] * codes.ndim
         for axis, (before, after) in zip(spatial_axes, padding, strict=True):
             edges[axis] = before, after, 0
@@ -236,8 +242,8 @@ def convolution(x: Codes, filter: Codes, params: Params) -> Array | None:
         padding = [(0, 0)] * len(padding)
     filters = [filter.codes]
     if filter.zero or filter.start is not None:
-        # An additional output channel, whose filter is ones, computes the sums of the covered
-        # codes.
+        # The formula needs the sums of the codes that the windows cover. An additional output
+        # channel, whose filter is ones, computes these sums.
         filters.append(jnp.ones(with_extent(filter_shape, output_axis, 1), BYTE))
     total = lax.conv_general_dilated(
         codes,
@@ -246,11 +252,12 @@ def convolution(x: Codes, filter: Codes, params: Params) -> Array | None:
         padding,
         rhs_dilation=params["rhs_dilation"],
         dimension_numbers=numbers,
-        preferred_element_type=_WIDE,
+        preferred_element_type=_SUM,
     )
     result = lax.slice_in_dim(total, 0, output_count, axis=channel_axis)
+    # Without the additional channel this array is empty, and `_joined` does not need it.
     covered_sums = lax.slice_in_dim(total, output_count, None, axis=channel_axis)
-    filter_sums = jnp.sum(filter.codes, tuple(summed_axes), dtype=_WIDE)
+    filter_sums = jnp.sum(filter.codes, tuple(summed_axes), dtype=_SUM)
 
     def along_channels(operand: Operand) -> Operand:
         """Return an operand's step, start or sums, in a shape along the result's channels."""
@@ -288,8 +295,10 @@ def _joined(
         code_sums: the sums of codes of the left and of the right operand.
         depth: the number of summed items.
     """
-    # The names are those of the formula: a * c * P + a * d * (sum p - n y) + b * c * (sum q - n z)
-    # + n b d, where P is total - z * p - y * (q - n * z).
+    # The names are those of the formula at the top of this module, except that p and q stand for
+    # the sums of codes. The result is
+    # a * c * P + a * d * (p - n * y) + b * c * (q - n * z) + n * b * d,
+    # where P is total - z * p - y * (q - n * z).
     left, right = operands
     along_left, along_right = aligned
     left_sums, right_sums = code_sums

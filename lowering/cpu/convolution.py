@@ -62,7 +62,7 @@ def kernel_for(x: Array, filter: Array, window: Window, *, varies: bool = False)
     cell_count = math.prod(filter.shape[:-2])
     input_positions = math.prod(x.shape[1:-1])
     is_bordered = cell_count > input_positions and window.groups == 1
-    xla = "bordered" if is_bordered else None
+    xla = "bordered" if is_bordered else None  # the name of the kernel by XLA's convolution
     is_strided = any(stride != 1 for stride in window.stride)
     if window.is_spread and is_strided:
         return xla
@@ -85,13 +85,17 @@ def kernel_for(x: Array, filter: Array, window: Window, *, varies: bool = False)
     if window.is_single(x) and not keeps_filter:
         if is_winograd(filter, window):
             cost_of["winograd"] = costs.winograd
-        # In training, for example, the filter varies from call to call. This kernel would then take
-        # 1.1 times as long.
+        # The kernel `stacked` is only for filters that are equal in all calls. For filters that
+        # vary, as in training, `stacked` would take 1.1 times as long as XLA's convolution.
         if not varies and fits(x, filter, window):
             cost_of["stacked"] = costs.stacked
     candidates = [name for name in cost_of if name is None or is_enabled(name)]
     extents = costs.extents(x, filter, window)
-    return min(candidates, key=lambda name: cost_of[name](extents), default=None)
+
+    def estimated_seconds(name: str | None) -> float:
+        return cost_of[name](extents)
+
+    return min(candidates, key=estimated_seconds, default=None)
 
 
 def direct(
@@ -125,6 +129,7 @@ def padded_first(x: Array, filter: Array, window: Window) -> Array:
     ms.
     """
     extended = lax.pad(x, np.array(0, x.dtype), window.edges)
+    # Without the barrier XLA would merge the padding into the convolution.
     return direct(lax.optimization_barrier(extended), filter, window.bare)
 
 
@@ -145,7 +150,8 @@ def pointwise(x: Array, matrix: Array, summed: int, window: Window) -> Array:
     one_cell = (1,) * (x.ndim - 2)
     ((_, covered),) = cells(x, one_cell, window)
     *positions, depth = covered.shape
-    result = product(covered.reshape(-1, depth), 1, matrix, summed, window.kind)
+    rows = covered.reshape(-1, depth)
+    result = product(rows, 1, matrix, summed, window.kind)
     return result.reshape(*positions, -1)
 
 
@@ -157,10 +163,10 @@ def patches(x: Array, matrix: Array, size: Sequence[int], window: Window) -> Arr
     """
     parts = [part for _, part in cells(x, size, window)]
     *positions, depth = parts[0].shape
-    # (channels, cells, batch * positions)
-    covered = jnp.stack([part.reshape(-1, depth).T for part in parts], axis=1)
-    covered = covered.reshape(depth * len(parts), -1)
-    result = product(covered, 0, matrix, 1, window.kind, columns_first=True)
+    # The items have the shape (channels, cells, batch * positions).
+    items = jnp.stack([part.reshape(-1, depth).T for part in parts], axis=1)
+    columns = items.reshape(depth * len(parts), -1)
+    result = product(columns, 0, matrix, 1, window.kind, columns_first=True)
     # Without the barrier XLA transposes an operand instead of the result, which may take four times
     # as long. A product of 98 rows and 1024x2048 items takes 12.9 ms without the barrier, and 3.3
     # ms with it.
@@ -179,7 +185,7 @@ def by_product(x: Array, filter: Array, window: Window) -> Array:
     return lax.pad(result, np.array(0, result.dtype), window.edges)
 
 
-_TERMS = 32  # the most terms of a sum that one loop computes
+_MOST_TERMS = 32  # the most terms of the sum that `summed` computes in one loop
 
 
 def is_summed(x: Array, filter: Array, window: Window) -> bool:
@@ -188,8 +194,8 @@ def is_summed(x: Array, filter: Array, window: Window) -> bool:
     A window must cover at most 32 items of the input, and numbers must be float32. The first
     layer of a network is often such a convolution.
     """
-    covered_items = math.prod(filter.shape[:-1])
-    return covered_items <= _TERMS and window.is_single(x)
+    covered_items = math.prod(filter.shape[:-1])  # the sum has a term for each of them
+    return covered_items <= _MOST_TERMS and window.is_single(x)
 
 
 def summed(x: Array, filter: Array, window: Window) -> Array:
@@ -199,12 +205,12 @@ def summed(x: Array, filter: Array, window: Window) -> Array:
     cell.
     """
     *size, depth, count = filter.shape
+    ones = (1,) * (x.ndim - 1)  # the extents of batch and positions, to broadcast the weights
     terms: list[Array] = []
     for cell, part in cells(x, size, window):
         for channel in range(depth):
             items = part[..., channel : channel + 1]
             weights = filter[(*cell, channel)]
-            ones = (1,) * (x.ndim - 1)
             terms.append(items * weights.reshape(*ones, count))
     return materialised(functools.reduce(lax.add, terms))
 
@@ -213,6 +219,7 @@ def grouped(x: Array, filter: Array, window: Window) -> Array:
     """Compute the convolutions of all groups one after another. Narrow groups are joined first."""
     if is_by_depthwise(filter, window.groups):
         return by_depthwise(x, filter, window)
+    # Groups that `summed` computes are not joined, since it would also add the zeros between them.
     covers_few = is_summed(x, filter, window)
     joined_count = 1 if covers_few else joined_at_a_time(filter.shape[-2], window.groups)
     filter = joined(filter, window.groups, joined_count)
@@ -222,8 +229,10 @@ def grouped(x: Array, filter: Array, window: Window) -> Array:
     inputs = x.reshape(*x.shape[:-1], groups, -1)
     filters = filter.reshape(*filter.shape[:-1], groups, -1)
     if groups <= UNROLLED_GROUPS:
-        parts = [convolution(inputs[..., i, :], filters[..., i, :], single) for i in range(groups)]
-        return jnp.concatenate(parts, axis=-1)
+        results_of_groups: list[Array] = []
+        for i in range(groups):
+            results_of_groups.append(convolution(inputs[..., i, :], filters[..., i, :], single))
+        return jnp.concatenate(results_of_groups, axis=-1)
 
     def convolve_group(input_and_filter: tuple[Array, Array]) -> Array:
         return convolution(*input_and_filter, single)
@@ -239,13 +248,14 @@ def by_depthwise(x: Array, filter: Array, window: Window) -> Array:
     Convolution i takes channel i of each group.
     """
     *_, depth, count = filter.shape
-    single = replace(window, groups=count)
+    depthwise_window = replace(window, groups=count)
     results_per_group = count // window.groups
     terms: list[Array] = []
     for i in range(depth):
+        # Channel i of each group, once for each result of the group.
         channels = jnp.repeat(x[..., i::depth], results_per_group, axis=-1)
         channels = lax.optimization_barrier(channels)
-        terms.append(depthwise(channels, filter[..., i : i + 1, :], single))
+        terms.append(depthwise(channels, filter[..., i : i + 1, :], depthwise_window))
     return functools.reduce(lax.add, terms)
 
 
@@ -262,12 +272,14 @@ def sliced(x: Array, filter: Array, window: Window) -> Array:
         128 to 128      8x8x8     6          3
     """
     first_size, *size, depth, count = filter.shape
+    first_padding, *_ = window.padding
     no_padding = [(0, 0)] * len(size)
-    padded_along_first = replace(window, padding=[window.padding[0], *no_padding])
+    padded_along_first = replace(window, padding=[first_padding, *no_padding])
     position_count, *_ = window.positions(x, filter.shape[:-2])
     x = padded(x, padded_along_first)
-    dilation = window.dilation[0]
-    stride = window.stride[0]
+    # The dilation and the stride along the first axis.
+    dilation, *_ = window.dilation
+    stride, *_ = window.stride
     length = (position_count - 1) * stride + 1
     slices: list[Array] = []
     for cell in range(first_size):
@@ -301,16 +313,19 @@ def tiled(x: Array, filter: Array, window: Window) -> Array:
     matrix = jnp.moveaxis(reversed_filter, -2, 0).reshape(depth, -1)
     result = product(x.reshape(-1, depth), 1, matrix, 0, window.kind)
     result = result.reshape(batch, *extents, *size, count)
-    # Put the axis of cells behind each axis of positions, and join the two.
+    # Put the axis of cells behind each axis of positions, and join the two axes. For images the
+    # order (batch, rows, columns, cell rows, cell columns, outputs) becomes (batch, rows, cell
+    # rows, columns, cell columns, outputs), which is (0, 1, 3, 2, 4, 5).
     order = [0]
     joined_extents: list[int] = []
     for i in range(rank):
         order += [1 + i, 1 + rank + i]
         joined_extents.append(extents[i] * size[i])
-    result = result.transpose(*order, 1 + 2 * rank)
+    order.append(1 + 2 * rank)
+    result = result.transpose(*order)
     result = result.reshape(batch, *joined_extents, count)
-    # If the padding before or after is less than k - 1, for a window of k cells, the result is cut
-    # there by a negative padding.
+    # The result belongs to a padding of k - 1 before and after, for a window of k cells. If the
+    # window has less padding, the result is cut by a negative padding.
     edges = [(0, 0, 0)]
     for (before, after), cell_count in zip(window.padding, size, strict=True):
         edges.append((before + 1 - cell_count, after + 1 - cell_count, 0))
@@ -354,5 +369,5 @@ _KERNELS: dict[str, Callable[[Array, Array, Window], Array]] = {
     "sliced": sliced,
 }
 
-# Kernels that multiply in 16 bits.
+# These kernels multiply in 16 bits if the operands are bfloat16.
 _NARROW = ("tiled", "pointwise", "grouped", "narrow", "sliced")

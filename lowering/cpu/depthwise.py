@@ -23,20 +23,21 @@ from lowering.cpu.products import sums_of_channels
 from lowering.cpu.sliding_filter import Window, cells, padded
 from lowering.kernels.precision import accumulator
 
-# If a window has more cells than this, its sums are computed once, and kept in memory for the loops
-# that read them. XLA may compute sums of fewer cells again in each loop that reads them.
-# ConvNeXt-T, where a layer norm follows windows of 7x7 cells, takes 59 ms with this rule and 69 ms
-# without it.
-_CELLS = 25
+# If a window has more cells than this, the sums over its cells are computed once, and kept in
+# memory for the loops that read the sums. XLA may compute sums of fewer cells again in each loop
+# that reads the sums. ConvNeXt-T, where a layer norm follows windows of 7x7 cells, takes 59 ms with
+# this rule and 69 ms without it.
+_MANY_CELLS = 25
 
-# The number of channels in a vector of 512 bits. If a window has more than _CELLS cells along an
-# axis, the input is laid out vector by vector, so that the items of a window stay in the first
-# cache. The measured times on two cores, at 8x200 positions: 75 cells of 512 channels take 2.7 ms
-# instead of 5.7 ms, and 33 cells of 256 channels take 0.75 ms instead of 1.3 ms. QuartzNet takes
-# 0.8 to 0.98 of the time, and its training step 0.94 to 0.99. Windows of 7x7 cells keep their
-# layout. On their own they would take 0.7 to 0.9 of the time, but ConvNeXt-T would take 0.97 of the
-# time, and its training step 1.08.
-_VECTOR = 16
+# The number of float32 channels in a vector of 512 bits. If a window has more than _MANY_CELLS
+# cells along an axis, the input is laid out vector by vector, so that the items of a window stay in
+# the first cache. The measured times on two cores, at 8x200 positions: 75 cells of 512 channels
+# take 2.7 ms in this layout and 5.7 ms without it. 33 cells of 256 channels take 0.75 ms in this
+# layout and 1.3 ms without it. QuartzNet takes 0.8 to 0.98 of the time that it takes without this
+# layout, and its training step takes 0.94 to 0.99 of the time. Windows of 7x7 cells are not laid
+# out in this way. On their own they would take 0.7 to 0.9 of the time, but ConvNeXt-T would take
+# 0.97 of the time, and its training step would take 1.08 of the time.
+_VECTOR_CHANNELS = 16
 
 
 def depthwise(x: Array, filter: Array, window: Window) -> Array:
@@ -50,8 +51,8 @@ def depthwise(x: Array, filter: Array, window: Window) -> Array:
     *size, _, count = filter.shape
     sum_dtype = _accumulator(x, window)
     result_dtype = window.accumulator or x.dtype
-    has_full_vectors = count > _VECTOR and count % _VECTOR == 0
-    if max(size) > _CELLS and has_full_vectors:
+    has_full_vectors = count > _VECTOR_CHANNELS and count % _VECTOR_CHANNELS == 0
+    if max(size) > _MANY_CELLS and has_full_vectors:
         wide_input = _repeated(x, count).astype(sum_dtype)
         total = _by_vectors(wide_input, filter.astype(sum_dtype), window)
         return total.astype(result_dtype)
@@ -62,7 +63,7 @@ def depthwise(x: Array, filter: Array, window: Window) -> Array:
             yield items * _factors(filter, cell, sum_dtype)
 
     total = reduce(add, terms())
-    if math.prod(size) > _CELLS:
+    if math.prod(size) > _MANY_CELLS:
         total = materialised(total)
     return total.astype(result_dtype)
 
@@ -76,7 +77,7 @@ def _by_vectors(x: Array, filter: Array, window: Window) -> Array:
 
     def split_channels(array: Array) -> Array:
         """Split the last axis into vectors of 16 channels, and move their number to axis 0."""
-        vectors = array.reshape(*array.shape[:-1], -1, _VECTOR)
+        vectors = array.reshape(*array.shape[:-1], -1, _VECTOR_CHANNELS)
         return jnp.moveaxis(vectors, -2, 0)
 
     def sums(inputs: Array, filters: Array) -> Array:
@@ -85,10 +86,10 @@ def _by_vectors(x: Array, filter: Array, window: Window) -> Array:
         terms: list[Array] = []
         for cell, part in cells(inputs.reshape(-1, *extents), size, window.bare):
             ones = (1,) * (len(size) + 1)
-            factor = filters[:, *cell].reshape(vector_count, *ones, _VECTOR)
+            factor = filters[:, *cell].reshape(vector_count, *ones, _VECTOR_CHANNELS)
             terms.append(part.reshape(vector_count, batch, *part.shape[1:]) * factor)
-        # Each addition waits for the addition before it. Two sums of half of the terms therefore
-        # take half the time of one sum.
+        # An addition of a sum waits for the sum's previous addition. Two sums, of half of the terms
+        # each, are added up at the same time, and take half the time of one sum.
         return reduce(lax.add, terms[::2]) + reduce(lax.add, terms[1::2])
 
     x = padded(x, window)
@@ -105,10 +106,11 @@ def _spread_out(x: Array, filter: Array, window: Window) -> Array:
     *size, _, count = filter.shape
     sum_dtype = _accumulator(x, window)
     repeated = _repeated(x, count)
-    # The windows of the strided convolution that is differentiated.
+    # The padding of the strided convolution that is differentiated.
     original_padding: list[tuple[int, int]] = []
-    for k, dilation, (before, after) in zip(size, window.dilation, window.padding, strict=True):
-        reach = (k - 1) * dilation  # from the first to the last cell of a window
+    axes = zip(size, window.dilation, window.padding, strict=True)
+    for cell_count, dilation, (before, after) in axes:
+        reach = (cell_count - 1) * dilation  # from the first to the last cell of a window
         original_padding.append((reach - before, reach - after))
     original = replace(window, padding=original_padding, stride=window.input_dilation)
     positions = window.positions(repeated, size)
@@ -166,9 +168,10 @@ def filter_gradient(gradient: Array, x: Array, size: Sequence[int], window: Wind
     return jnp.stack(sums).reshape(*size, 1, count).astype(window.accumulator or x.dtype)
 
 
-# The least number of boxes. If a loop reads at most 15 slices of an array, XLA computes the array
-# again in each such loop: for nine cells it computes the array nine times.
-_PARTS = 16
+# The fewest boxes into which `filter_gradient` divides its arrays, if possible. If a loop reads at
+# most 15 slices of an array, XLA computes the array in this loop again. For a window of nine cells
+# there are nine loops, so that XLA would compute the array nine times.
+_FEWEST_BOXES = 16
 
 
 def _boxes(extents: Sequence[int]) -> list[tuple[slice, ...]]:
@@ -183,16 +186,17 @@ def _boxes(extents: Sequence[int]) -> list[tuple[slice, ...]]:
     def missing_and_boxes(counts: tuple[int, ...]) -> tuple[int, int]:
         """Return how many boxes are missing to the least number, and the number of boxes."""
         box_count = math.prod(counts)
-        return max(_PARTS - box_count, 0), box_count
+        return max(_FEWEST_BOXES - box_count, 0), box_count
 
+    # A division has the number of parts along each axis.
     divisions = itertools.product(*map(divisors, extents))
-    possible = [counts for counts in divisions if math.prod(counts) <= 2 * _PARTS]
+    possible = [counts for counts in divisions if math.prod(counts) <= 2 * _FEWEST_BOXES]
     best = min(possible, key=missing_and_boxes)
     sizes = [extent // count for extent, count in zip(extents, best, strict=True)]
     boxes: list[tuple[slice, ...]] = []
-    for numbers in np.ndindex(*best):
+    for box_index in np.ndindex(*best):
         box: list[slice] = []
-        for number, size in zip(numbers, sizes, strict=True):
-            box.append(slice(number * size, (number + 1) * size))
+        for part, size in zip(box_index, sizes, strict=True):
+            box.append(slice(part * size, (part + 1) * size))
         boxes.append(tuple(box))
     return boxes

@@ -47,18 +47,21 @@ def filter_gradient(
     groups = params["batch_group_count"]
     is_early = input.is_early and gradient.is_early
     if groups == 1:
+        # The equation counts as a gradient by a filter if its window, the gradient of the result,
+        # has more cells than its own result has.
         gradient_positions = math.prod(gradient.shape[axis] for axis in gradient_spatial)
         is_gradient = gradient_positions > math.prod(size) and window.groups == 1
         if not is_gradient or not is_enabled("gradients"):
             return None
     elif window.is_spread or 0 in input.shape or not is_enabled("gradients"):
+        # No kernel takes this equation. It is evaluated as it is.
         (result,) = bind(equation, [tensor(input), tensor(gradient)])
         return plain(result, is_early)
     x = full_array(input, (input_channel, *input_spatial, input_batch))
     gradient_order = (gradient_inputs, *gradient_spatial, gradient_outputs)
     gradient_array = full_array(gradient, gradient_order)
-    # The strides of the gradient are the dilations of the convolution that is differentiated, and
-    # the dilations of the gradient are its strides.
+    # The strides of the gradient are the dilations of the convolution that is differentiated. The
+    # dilations of the gradient are the strides of that convolution.
     original = replace(window, stride=window.dilation, dilation=window.stride, groups=groups)
     has_one_cell = math.prod(size) == 1 and not window.is_spread
     if groups > 1 and groups == x.shape[-1]:
@@ -143,8 +146,9 @@ def _of_narrow_groups(gradient: Array, x: Array, size: Sequence[int], window: Wi
     start = jnp.zeros((math.prod(size), blocks, depth * joined, count // blocks), x.dtype)
     items = [array.reshape(-1, batch, *array.shape[1:]) for array in (x, gradient)]
     total, _ = lax.scan(add_items, start, tuple(items))
-    # (cells, blocks, input groups, input channels, output groups, output channels)
+    # The axes are (cells, blocks, input groups, input channels, output groups, output channels).
     pairs = total.reshape(*start.shape[:2], joined, depth, joined, count // groups)
     diagonal = np.eye(joined, dtype=bool).reshape(1, 1, joined, 1, joined, 1)
+    # Products of two different groups are replaced by 0, so that the sum has one product.
     within = jnp.sum(jnp.where(diagonal, pairs, np.array(0, x.dtype)), axis=-2)
     return jnp.moveaxis(within, 3, 1).reshape(*size, depth, count)

@@ -12,14 +12,15 @@ import numpy as np
 from jax import Array
 
 # The most groups whose convolutions are unrolled. Each convolution takes 0.03 s to compile. A loop
-# over the groups takes up to twice as long to run: two items with 10 groups of 24 channels at 28x28
-# positions take 6.8 ms in a loop, and 3.1 ms if it is unrolled.
+# over the groups takes up to twice as long to run as unrolled convolutions: two items with 10
+# groups of 24 channels at 28x28 positions take 6.8 ms in a loop, and 3.1 ms by unrolled
+# convolutions.
 UNROLLED_GROUPS = 16
 
-# A group with at least _WIDE channels has a convolution of its own. Narrower groups are joined, to
-# at most WIDEST channels. The table has the measured milliseconds of 3x3 windows: for groups that
-# are not joined, for 2, 4 or 8 groups that are joined to one, and by oneDNN. More than 16 groups
-# that are not joined are computed in a loop.
+# A group with at least _WIDE channels has a convolution of its own. Narrower groups are joined to
+# groups of at most WIDEST channels. The table has the measured milliseconds of 3x3 windows: without
+# joining, with 2, 4 or 8 groups joined to one, and by oneDNN. More than 16 groups that are not
+# joined are computed in a loop.
 #   groups  channels  positions   not joined     2     4     8   oneDNN
 #       32         4      56x56          4.6         2.0   2.2      0.5
 #       32         8      28x28          1.7   1.0   1.2   2.0      0.3
@@ -28,8 +29,9 @@ UNROLLED_GROUPS = 16
 #       16        24      14x14          0.7   0.9   1.3            0.3
 _WIDE, WIDEST = 16, 32
 
-# If a group has fewer channels than this, a sum of depthwise convolutions, one for each channel of
-# a group, is faster than joined groups. The measured milliseconds:
+# If a group has fewer channels than this, it is computed by a sum of depthwise convolutions, one
+# for each channel of a group. The table has the measured milliseconds of joined groups and of such
+# sums:
 #   groups  channels  positions  window  batch   joined    sum
 #       32         4      56x56     3x3      1     1.26   0.49
 #       24         4      28x28     5x5      1     0.63   0.30
@@ -38,17 +40,21 @@ _WIDE, WIDEST = 16, 32
 #      224         2        160       7      1     0.35   0.06
 #        8         8      56x56              1     0.45   0.46
 _NARROWEST = 8
-_TERMS = 128  # the most terms of such a sum; 343 terms take 0.87 s to compile
+# The most terms of such a sum, which has a term for each cell and channel of a group. A sum of 343
+# terms takes 0.87 s to compile.
+_MOST_TERMS = 128
 
-# The gradient by the filter takes items of at most this many bytes at a time, but at least two
-# items. The measured milliseconds of 3x3 windows, by the number of items at a time:
+# The gradient by the filter takes some items of the batch at a time. These items have at most this
+# number of bytes, unless there are only one or two of them. The table has the measured milliseconds
+# of 3x3 windows with all items, two items and four items at a time:
 #   groups  channels  positions  batch   all    2    4
 #       32         4      56x56      8    90   37   46
 #       32         8      28x28      8    38   19   30
 #       32        16      14x14      8    21   11   12
 #        4        24      28x28     16    24   18   11
-# Groups of 32 channels at 7x7 positions are not joined. They take 6 ms at once and 8 ms in parts.
-_ITEMS = 7 << 19
+# Groups of 32 channels at 7x7 positions are not joined. They take 6 ms with all items at a time,
+# and 8 ms in parts.
+_MOST_BYTES_AT_A_TIME = 7 << 19
 
 
 def is_by_depthwise(filter: Array, groups: int) -> bool:
@@ -59,7 +65,7 @@ def is_by_depthwise(filter: Array, groups: int) -> bool:
     ms by products, and 6.3 ms by depthwise convolutions.
     """
     *size, depth, count = filter.shape
-    is_small = depth < _NARROWEST and math.prod(size) * depth <= _TERMS
+    is_small = depth < _NARROWEST and math.prod(size) * depth <= _MOST_TERMS
     return is_small and count <= 2 * depth * groups
 
 
@@ -70,11 +76,12 @@ def joined_at_a_time(depth: int, groups: int) -> int:
         return 1
     wide_counts = [count for count in counts if count * depth >= _WIDE]
     if not wide_counts:
-        wide_counts = counts[-1:]
+        wide_counts = [max(counts)]
+    # The counts ascend. The first one is taken that leaves few enough groups to unroll.
     for count in wide_counts:
         if groups // count <= UNROLLED_GROUPS:
             return count
-    return wide_counts[-1]
+    return max(wide_counts)
 
 
 def joined(filter: Array, groups: int, count: int) -> Array:
@@ -87,7 +94,8 @@ def joined(filter: Array, groups: int, count: int) -> Array:
     if count == 1:
         return filter
     *size, depth, outputs = filter.shape
-    # (*window, input groups, channels, joined groups, output groups, outputs of a group)
+    # The axes are (*window, input groups, channels, joined groups, output groups, outputs of a
+    # group). The axis of input groups is broadcast below.
     parts = filter.reshape(*size, 1, depth, groups // count, count, outputs // groups)
     window_ones = (1,) * len(size)
     diagonal = np.eye(count, dtype=bool).reshape(*window_ones, count, 1, 1, count, 1)
@@ -112,4 +120,5 @@ def items_at_a_time(batch: int, size: int) -> int:
     An item has `size` bytes. Two items are allowed even if they have many bytes.
     """
     counts = [count for count in range(1, batch + 1) if batch % count == 0]
-    return max(count for count in counts if count <= 2 or count * size <= _ITEMS)
+    allowed = [n for n in counts if n <= 2 or n * size <= _MOST_BYTES_AT_A_TIME]
+    return max(allowed)

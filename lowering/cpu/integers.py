@@ -65,11 +65,13 @@ def _read(has_products: bool, matcher: Matcher, equation: Equation) -> Any:
     (result,) = equation.outvars
     uses = matcher.program.uses
     is_coded = level.aval.dtype == BYTE
-    saves_reading = uses[level] > 1 or (has_products and uses[result] > 1)
-    if not is_coded or not saves_reading:
+    # The note reads the codes too. If there is another reader, it is a product.
+    is_read_by_product = uses[level] > 1
+    is_read_repeatedly = has_products and uses[result] > 1
+    if not is_coded or not (is_read_by_product or is_read_repeatedly):
         return x
     zero = equation.params["levels"].zero
-    coded = Codes(level, step, 0, start) if zero is None else Codes(level, step, zero)
+    coded = Codes(level, step, start=start) if zero is None else Codes(level, step, zero)
     return matcher.trace(Codes.dequantised, coded)
 
 
@@ -85,13 +87,15 @@ def _coded(matcher: Matcher, equation: Equation) -> Equation | None:
     of_levels = partial(codes.of_levels, levels=levels)
     coded = matcher.trace(of_levels, level, step, start)
     matcher.notes[result] = coded
+    # Codes have either a start, or a code that stands for 0.
     if coded.start is None:
-        levels = replace(levels, zero=coded.zero)
+        new_start = start
+        new_levels = replace(levels, zero=coded.zero)
     else:
-        levels = replace(levels, zero=None)
-        start = coded.start
-    operands = [x, coded.codes, coded.step, start]
-    return equation.replace(invars=operands, params={"levels": levels})
+        new_start = coded.start
+        new_levels = replace(levels, zero=None)
+    operands = [x, coded.codes, coded.step, new_start]
+    return equation.replace(invars=operands, params={"levels": new_levels})
 
 
 @_RULES("convert_element_type")
@@ -128,7 +132,7 @@ def _changed(matcher: Matcher, equation: Equation) -> None:
         return
     if left_codes:
         coded, other = left_codes, right
-    elif right_codes and name in ("add", "mul"):
+    elif right_codes and name in ("add", "mul"):  # only here the operands may be exchanged
         coded, other = right_codes, left
     else:
         return

@@ -18,10 +18,10 @@ from lowering.cpu.sliding_filter import Window
 from lowering.extents import ceil_div, is_symbolic
 from lowering.machine import profile
 
-_LANES = 16  # the items of a vector; products compute full vectors
-_SHALLOW = 8  # a product with fewer channels takes as long as one with 8
-_ROWS = 16  # a product of fewer rows lays out only a part of the matrix
-_CACHED = 1 << 19  # the most items of inputs and results that stay in the caches
+_VECTOR_ITEMS = 16  # Products compute full vectors of this number of items.
+_FEWEST_CHANNELS = 8  # A product with fewer channels takes as long as one with this number.
+_FEWEST_ROWS = 16  # A product with fewer rows lays out only a part of the matrix.
+_CACHED_ITEMS = 1 << 19  # the most items of inputs and results that stay in the caches
 
 
 class Extents(NamedTuple):
@@ -30,12 +30,12 @@ class Extents(NamedTuple):
     Symbolic extents count as 1.
     """
 
-    positions: int
-    tiles: int  # a tile has two positions along each axis
-    padded: int
-    cells: int
-    depth: int
-    results: int
+    positions: int  # of the window, for all items of the batch
+    tiles: int  # for all items of the batch, where a tile has two positions along each axis
+    padded: int  # the positions of the padded input, for all items of the batch
+    cells: int  # of the window
+    depth: int  # the number of input channels
+    results: int  # the number of output channels
 
     @property
     def matrix(self) -> int:
@@ -91,7 +91,7 @@ def stacked(e: Extents) -> float:
     XLA's convolution is better in networks.
     """
     columns = e.cells * e.results
-    multiply_adds = e.padded * max(e.depth, _SHALLOW) * _vectors(columns)
+    multiply_adds = e.padded * max(e.depth, _FEWEST_CHANNELS) * _vectors(columns)
     matrix_items = _read(e.matrix, e.padded)
     moved_items = e.padded * (10.5 * e.depth + 3.05 * columns) + 6.9 * matrix_items
     return _seconds(0.63 * multiply_adds, moved_items, starts=1)
@@ -110,7 +110,7 @@ def winograd(e: Extents) -> float:
     moved_items = 8.0 * rows * channels + 6.2 * matrix_items
     multiply_adds = 0.56 * rows * e.depth * _vectors(e.results)
     seconds = _seconds(multiply_adds, moved_items, starts=28)
-    uncached_items = max(0, e.positions * channels - _CACHED)
+    uncached_items = max(0, e.positions * channels - _CACHED_ITEMS)
     nbytes = 2 * 4 * uncached_items  # items of 4 bytes, written and read
     return seconds + nbytes / profile().costs.memory
 
@@ -131,12 +131,12 @@ def _read(matrix: float, rows: int) -> float:
 
     `matrix` is the number of all items of the matrix.
     """
-    return matrix * min(1.0, rows / _ROWS)
+    return matrix * min(1.0, rows / _FEWEST_ROWS)
 
 
 def _vectors(channels: int) -> int:
     """Return the number of channels, rounded up to a multiple of 16, the items of a vector."""
-    return ceil_div(channels, _LANES) * _LANES
+    return ceil_div(channels, _VECTOR_ITEMS) * _VECTOR_ITEMS
 
 
 def _seconds(multiply_adds: float, moved_items: float, starts: float) -> float:

@@ -52,16 +52,17 @@ def _sum(program: Program, equation: Equation, view: View) -> View | list[View] 
     return view_of(equation, array, ranks(remaining_axes))
 
 
-_MANY = 16 << 10  # sums of fewer items are not worth products
+_FEWEST_ITEMS = 16 << 10  # A tensor with fewer items than this is not summed by products.
 
-# The most sums of one tensor that products compute. The measured microseconds of rows of 64 items:
+# If a tensor has more sums than this, they are not computed by products. The measured microseconds
+# of rows of 64 items:
 #    sums  rows  by reduction  by products
 #     128    16            87           43
 #     128    49            68           55
 #     512    49           212          323
 #    1024    16           182          302
 #    8192     8           543         1128
-_FEW = 128
+_MOST_SUMS = 128
 
 
 def _is_by_channel(x: Array, positions: Sequence[int]) -> bool:
@@ -74,8 +75,8 @@ def _is_by_channel(x: Array, positions: Sequence[int]) -> bool:
     are_before_last = tuple(positions) == tuple(range(leading, x.ndim - 1))
     if not positions or not are_before_last or x.dtype != jnp.float32:
         return False
-    has_many_items = at_least(math.prod(x.shape), _MANY)
-    has_few_sums = at_least(_FEW, math.prod(x.shape[:leading]))
+    has_many_items = at_least(math.prod(x.shape), _FEWEST_ITEMS)
+    has_few_sums = at_least(_MOST_SUMS, math.prod(x.shape[:leading]))
     return has_many_items and has_few_sums and is_enabled("gradients")
 
 
@@ -92,16 +93,19 @@ def _product(program: Program, equation: Equation, left: View, right: View) -> V
         order = (*left_batch, *left_free, *left_sums)
         array = left_operand(full_array(left, order), sum_dtype)
         left = View(array, order, left.shape, left.is_early)
-    view = _row(equation, left, right) or _rows(equation, left, right)
+    view = _row(equation, left, right)
+    if view is None:
+        view = _rows(equation, left, right)
     # On several devices the rows may be sharded, which `_matrix_gradient` does not allow.
     if view is None and program.is_alone:
         view = _matrix_gradient(equation, left, right)
     if view is not None:
         return view
-    numbers = renumbered(equation, [new_axes_in(left.order), new_axes_in(right.order)]) or {}
-    array = bind(equation, [full_array(left), full_array(right)], **numbers)
-    # The result has the axes of the batch first, then the free axes of the left operand, then those
-    # of the right operand.
+    params = renumbered(equation, [new_axes_in(left.order), new_axes_in(right.order)])
+    array = bind(equation, [full_array(left), full_array(right)], **(params or {}))
+    # The result has the axes of the batch first, then the free axes of the left operand, and then
+    # the free axes of the right operand. The free axes of the array are in the order of the views:
+    # if the left operand has the free axes 3 and 1 in memory, they are 1 and 0 among its free axes.
     left_start = len(left_batch)
     right_start = left_start + len(left_free)
     order = list(range(left_start))
@@ -131,16 +135,18 @@ def _layer(program: Program, equation: Equation, input: View, matrix: View) -> V
     depth = x.shape[axis]
     width = matrix.shape[matrix_free]
     rows = x.size // max(depth, 1)
+    # Programs for other shapes may read the same matrix.
     is_shared = matrix.is_early and program.is_open and not program.in_loop
     is_large = depth * width >= products.COPIED
     is_copied = matrix.is_early and not (is_shared and is_large)
+    # Decide whether to compute the transposed product, whose first axis are the columns.
     if program.in_loop and rows > 1:
         is_only_sliced = program.readers(result) == {"slice"}
         columns_first = is_only_sliced and is_transposed_faster(rows, depth, width)
     elif is_copied:
         narrow = is_narrow(x, kind["preferred_element_type"])
         columns_first = is_floating(x) and is_transposed_faster(rows, depth, width, narrow=narrow)
-    else:
+    else:  # the matrix keeps its layout, which decides
         has_few_rows = matrix.is_early or at_least(min(depth, width), rows)
         sums_last_axis = matrix.order[-1] == matrix_sum
         columns_first = sums_last_axis and has_few_rows and is_enabled("turned")
@@ -208,17 +214,19 @@ def _rows(equation: Equation, left: View, right: View) -> View | None:
     matrix = full_array(right)
     items = math.prod(left.shape[:batch_rank])
     depth = row.shape[-1]
-    # For two rows of bfloat16, XLA calls a library. For one row, it would compute a loop over
+    # For two equal rows of bfloat16, XLA calls a library. For one row, it would compute a loop over
     # widened copies.
     narrow = is_narrow(left.array, equation.params["preferred_element_type"])
     row_count = 2 if narrow else 1
     rows = jnp.broadcast_to(row.reshape(items, 1, depth), (items, row_count, depth))
     matrices = matrix.reshape(items, *matrix.shape[batch_rank:])
-    # The axes of the matrices are the batch, and then the axes of a matrix.
-    summed = right.position(right_sums[0]) - batch_rank + 1
+    # The batch axes of the matrices have become one axis.
+    (right_sum,) = right_sums
+    summed = right.position(right_sum) - batch_rank + 1
     numbers = ((2,), (summed,)), ((0,), (0,))
-    array = bind(equation, [rows, matrices], dimension_numbers=numbers)[:, :1]
-    return plain(array.reshape(equation.outvars[0].aval.shape))
+    products_of_rows = bind(equation, [rows, matrices], dimension_numbers=numbers)
+    first_rows = products_of_rows[:, :1]
+    return plain(first_rows.reshape(equation.outvars[0].aval.shape))
 
 
 def _matrix_gradient(equation: Equation, left: View, right: View) -> View | None:
@@ -245,7 +253,7 @@ def _matrix_gradient(equation: Equation, left: View, right: View) -> View | None
         return None
     x = full_array(left).reshape(-1, left.shape[left.order[-1]])
     y = full_array(right).reshape(-1, right.shape[right.order[-1]])
-    return plain(over_rows(x, y, precision, is_alone=True))
+    return plain(over_rows(x, y, precision, is_alone=True))  # the caller has checked `is_alone`
 
 
 @RULES("reduce_window_max", "reduce_window_sum")
@@ -258,6 +266,7 @@ def _window(program: Program, equation: Equation, *views: View) -> View | list[V
         return moved(program, equation, *operands)
     if not may_be_in_rows(program, view.array.shape):
         return view
+    # Loops over rows may read the result. XLA must not fuse them with the loops over windows.
     return replace(view, array=unfused(view.array))
 
 

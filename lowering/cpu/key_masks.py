@@ -71,7 +71,8 @@ def _masks(program: Program) -> tuple[Variable, Variable] | None:
         is_selection = name == "select_n" and equation.invars[0] is not masked
         if is_selection or name in ("add", "sub"):
             is_masked = True
-        elif not _is_moving(equation):  # masks before this equation are ignored
+        elif not _is_moving(equation):
+            # After this equation a masked score need not be -inf. Only later masks count.
             scores = result
             is_masked = False
         masked = result
@@ -93,20 +94,22 @@ def _is_neutral(program: Program, masked: Variable, axes: Axes) -> bool:
     `axes` maps each variable that has an axis of keys to this axis. `masked` is the variable of
     the masked scores.
     """
-    # Maps each variable to its item at such a key.
-    items: dict[Variable, float | None] = {masked: -math.inf}
+    # Maps each variable to the item that it has at a hidden key. The item is -inf or 0, or None if
+    # it may be another number.
+    item_of: dict[Variable, float | None] = {masked: -math.inf}
     for equation in program.equations:
         (result,) = equation.outvars
-        operands = [None if is_literal(v) else items.get(v) for v in equation.invars]
+        operand_items = [None if is_literal(v) else item_of.get(v) for v in equation.invars]
         if result in axes:
-            items.setdefault(result, _item(equation, operands))
+            item_of.setdefault(result, _item(equation, operand_items))
             continue
         reads_keys = any(v in axes for v in variables(equation.invars))
         if not reads_keys:
             continue
+        # This equation removes the axis of keys.
         name = primitive(equation)
-        is_neutral_maximum = name == "reduce_max" and -math.inf in operands
-        is_neutral_sum = name in ("reduce_sum", PRODUCT) and 0 in operands
+        is_neutral_maximum = name == "reduce_max" and -math.inf in operand_items
+        is_neutral_sum = name in ("reduce_sum", PRODUCT) and 0 in operand_items
         if not is_neutral_maximum and not is_neutral_sum:
             return False
     return masked in axes

@@ -58,16 +58,17 @@ def _orders(program: Program) -> dict[Variable, tuple[int, ...]]:
     arguments in the order of the forward pass, XLA drops the transpositions of both passes.
     """
     orders: dict[Variable, tuple[int, ...]] = {}
-    # A group has the variables of one equation that keeps axes. The map has the groups of each
-    # variable.
+    # An equation that keeps axes makes a group of all its variables. This map has, for each
+    # variable, the groups of which the variable is a member.
     groups_of: dict[Variable, list[Sequence[Variable]]] = defaultdict(list)
     pending: list[tuple[Atom, tuple[int, ...]]] = []  # variables with their orders
     for equation in program.equations:
         if primitive(equation) == jaxprs.CONVOLUTION:
             numbers = equation.params["dimension_numbers"]
             batch_axis, channel_axis, *spatial = numbers.lhs_spec
-            # The gradient by a filter sums over the batch. In this gradient batch and channels
-            # change places, and the gradient of the result is in the place of the filter.
+            # In the gradient by a filter, batch and channels change places, and the gradient of
+            # the result is in the place of the filter. This gradient is recognised by its channel
+            # axis, which comes before the batch axis.
             is_filter_gradient = batch_axis > channel_axis
             if is_filter_gradient:
                 order = (channel_axis, *spatial, batch_axis)
@@ -82,6 +83,7 @@ def _orders(program: Program) -> dict[Variable, tuple[int, ...]]:
             group = [v for v in variables if len(v.aval.shape) > 2]
             for variable in group:
                 groups_of[variable].append(group)
+    # Hand the orders on from variable to variable.
     while pending:
         variable, order = pending.pop()
         if is_literal(variable) or variable in orders:
@@ -117,10 +119,11 @@ def evaluated(
             results.append(replace(view, array=array, is_early=is_early))
         return results
 
+    def constant_view(constant: Array) -> View:
+        return plain(constant, is_early=True)
+
     # Early equations are moved to the front, so that rules for products have the matrices.
-    return program.early_first().evaluated(
-        arguments, compute, lambda constant: plain(constant, True)
-    )
+    return program.early_first().evaluated(arguments, compute, constant_view)
 
 
 @RULES("attention")
@@ -139,6 +142,7 @@ def _scan(program: Program, equation: Equation, *views: View) -> list[View] | No
     """
     constant_views, start_views, stack_views = jaxprs.scan_parts(equation, views)
     carried_count = len(start_views)
+    # Without a carried state, each iteration computes a part of a batch.
     recurs = program.in_loop or carried_count > 0
     if recurs and not is_enabled("scan"):
         return None
@@ -168,17 +172,18 @@ def _scan(program: Program, equation: Equation, *views: View) -> list[View] | No
     stacks = [laid_out(view, 0) for view in stack_views]
     items = [item_of(stack) for stack in stacks]
     closed, (_, item_views) = jaxprs.make_jaxpr_and_types(step, constants, start, items)
+    # `parts.prepare` computes the values that all iterations share.
     parts = split(body.with_closed(closed))
     prepared = parts.prepare(constants)
     options = {name: equation.params[name] for name in ("length", "reverse", "unroll")}
-    # For each stack, whether an iteration first reads the stack's item into memory.
+    # This list tells for each stack whether an iteration first reads the stack's item into memory.
     are_read_first = [False] * len(stacks)
     if recurs and options["length"]:
         are_read_first = _are_sliced(body, len(stacks))
-    scanned: list[Array | None] = [stack.array for stack in stacks]
-    for i, is_read_first in enumerate(are_read_first):
-        if is_read_first:
-            scanned[i] = None
+    # None stands for a stack whose items `iterate` reads itself.
+    scanned: list[Array | None] = []
+    for stack, is_read_first in zip(stacks, are_read_first, strict=True):
+        scanned.append(None if is_read_first else stack.array)
 
     def iterate(
         carry: list[Array], index_and_items: tuple[Any, list[Array | None]]
@@ -207,7 +212,7 @@ def _are_sliced(body: Program, count: int) -> list[bool]:
         return [False] * count
     first = len(body.arguments) - count
     arguments = body.arguments[first:]
-    # The arguments from which each variable is computed item by item.
+    # Maps each variable to the arguments from which it is computed item by item.
     origins_of = {variable: {variable} for variable in arguments}
     sliced: set[Variable] = set()
     for equation in body.equations:

@@ -30,7 +30,8 @@ def materialised(x: Array) -> Array:
         return x
     is_floating = jnp.issubdtype(x.dtype, jnp.floating)
     largest = np.inf if is_floating else np.iinfo(x.dtype).max
-    # No item is larger than the largest number, so that the divisor is always 1.
+    # No item is larger than `limit`, so that the divisor is always 1. XLA's simplifications do not
+    # see this, and would remove a division by a constant 1.
     limit = np.array(largest, x.dtype)
     one = np.array(1, x.dtype)
     two = np.array(2, x.dtype)

@@ -28,12 +28,15 @@ def covered(x: Array, windows: Windows) -> Iterator[Array]:
     padded = extend(x, windows.padding, "constant")
     phases: dict[Cell, Array] = {}
     for cell in np.ndindex(*windows.size):
-        # Along each axis: the first item of the phase, and the first and last index in the phase.
+        # The first item of the phase, along each axis.
         offsets: list[int] = []
+        # The cell covers the items of the phase from a start to a stop, along each axis. With the
+        # stride 2 and 4 positions, cell 3 covers the items 3, 5, 7 and 9 of the input. They are the
+        # items 1 to 4 of the phase with the offset 1, so that the start is 1 and the stop is 5.
         starts: list[int] = []
         stops: list[int] = []
-        for axis, number in enumerate(cell):
-            start, offset = divmod(number * windows.dilation[axis], windows.stride[axis])
+        for axis, cell_index in enumerate(cell):
+            start, offset = divmod(cell_index * windows.dilation[axis], windows.stride[axis])
             offsets.append(offset)
             starts.append(start)
             stops.append(start + windows.downscaled[axis])
@@ -58,10 +61,11 @@ def scattered_sums(
     size, stride, dilation = windows.size, windows.stride, windows.dilation
     axes = range(len(size))
     first_paddings = [before for before, _ in windows.padding]
-    # The numbers of items of a phase of the padded input, up to the input's last item.
+    # The number of items of a phase along each axis. The phase has items of the padded input up to
+    # the input's last item.
     lengths: list[int] = []
-    # A window begins up to this many positions before an item that it covers. Fills are added
-    # there.
+    # The number of positions that are added before the first position, along each axis. A window
+    # that covers an item begins at most this number of positions before the item.
     fronts: list[int] = []
     edges: list[tuple[int, int]] = []
     for axis in axes:
@@ -80,7 +84,8 @@ def scattered_sums(
         """
         total: Array | None = None
         for cell in np.ndindex(*size):
-            # The distances from the phase's first item to the cell, in the window at position 0.
+            # The distance from the phase's first item to the cell of the window at position 0,
+            # along each axis.
             distances = [cell[axis] * dilation[axis] - offsets[axis] for axis in axes]
             if any(distances[axis] % stride[axis] for axis in axes):
                 continue  # the cell covers items of another phase
@@ -95,7 +100,7 @@ def scattered_sums(
     example = next(total for total in sums if total is not None)
     phases = [jnp.zeros_like(example) if total is None else total for total in sums]
     result = _interleaved(phases, stride)
-    # Cut off the padding, and add zeros after the last covered item.
+    # Cut off the padding, and add zeros after the last covered item. A negative number cuts items.
     cuts: list[tuple[int, int, int]] = []
     for axis in axes:
         before = first_paddings[axis]
@@ -110,6 +115,8 @@ def _interleaved(phases: list[Array], stride: Sequence[int]) -> Array:
     Phase `offsets` has the items at `offsets` from multiples of the stride. The list has the
     phases in the row-major order of their offsets.
     """
+    # Join the phases along one axis after another, beginning with the last axis. Phases whose
+    # offsets differ only along the last axis are neighbours in the list.
     arrays = phases
     for axis in reversed(range(len(stride))):
         count = stride[axis]

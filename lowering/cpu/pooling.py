@@ -19,8 +19,9 @@ from lowering.kernels.windows import Windows, extend, lowest, window_max_and_ind
 
 T = TypeVar("T")
 
-# The most cells along an axis. For wider windows XLA's running maxima and sums are better.
-_LARGEST = 8
+# The most cells of a window along an axis. For wider windows XLA's running maxima and sums are
+# faster.
+_MOST_CELLS = 8
 
 
 def window_reduction(equation: Equation, views: Sequence[View]) -> View | None:
@@ -30,24 +31,26 @@ def window_reduction(equation: Equation, views: Sequence[View]) -> View | None:
     """
     (view,) = views
     params = equation.params
-    is_wide = max(params["window_dimensions"]) > _LARGEST
+    is_wide = max(params["window_dimensions"]) > _MOST_CELLS
     is_dilated = any(dilation != 1 for dilation in params["base_dilation"])
     if is_wide or is_dilated or not is_enabled("pooling"):
         return None
     x = jnp.asarray(full_array(view))
     shape = tuple(equation.outvars[0].aval.shape)
-    size, padding, stride, dilation = (_in_order(params[name], view.order) for name in _ATTRIBUTES)
     result_shape = _in_order(shape, view.order)
-    windows = Windows(size, padding, stride, dilation, x.shape, result_shape)
+    windows = Windows(
+        size=_in_order(params["window_dimensions"], view.order),
+        padding=_in_order(params["padding"], view.order),
+        stride=_in_order(params["window_strides"], view.order),
+        dilation=_in_order(params["window_dilation"], view.order),
+        upscaled=x.shape,
+        downscaled=result_shape,
+    )
     if primitive(equation) == "reduce_window_sum":
         result = _shifted(x, windows, lax.add, np.array(0, x.dtype))
     else:
         result = _shifted(x, windows, lax.max, lowest(x.dtype))
     return View(result, view.order, shape, view.is_early)
-
-
-# The first fields of `Windows`.
-_ATTRIBUTES = ("window_dimensions", "padding", "window_strides", "window_dilation")
 
 
 def _in_order(items: Sequence[T], order: Order) -> tuple[T, ...]:
@@ -64,22 +67,28 @@ def maximum_gradient(equation: Equation, views: Sequence[View]) -> View | None:
     source, operand = views
     params = equation.params
     order = operand.order
-    is_wide = max(params["window_dimensions"]) > _LARGEST
+    is_wide = max(params["window_dimensions"]) > _MOST_CELLS
     is_of_maxima = params["select_prim"].name == "ge"
     if is_wide or not is_of_maxima or not is_enabled("gradients"):
         return None
     x = jnp.asarray(full_array(operand))
     gradient = full_array(source, order)
-    size, padding, stride = (_in_order(params[name], order) for name in _ATTRIBUTES[:3])
-    no_dilation = (1,) * x.ndim
-    windows = Windows(size, padding, stride, no_dilation, x.shape, gradient.shape)
-    # For each position, the number of the window's cell that has the maximum.
+    windows = Windows(
+        size=_in_order(params["window_dimensions"], order),
+        padding=_in_order(params["padding"], order),
+        stride=_in_order(params["window_strides"], order),
+        dilation=(1,) * x.ndim,
+        upscaled=x.shape,
+        downscaled=gradient.shape,
+    )
+    # The index has, for each position, the number of the window's cell that has the maximum.
     _, index = window_max_and_index(x, windows, "ignore")
 
     def term(cell: tuple[int, ...], gradient: Array, index: Array) -> Array:
         cell_number = np.ravel_multi_index(cell, windows.size)
         return jnp.where(index == cell_number, gradient, np.array(0, gradient.dtype))
 
+    # Outside of the positions the gradient is 0, and the index -1 is the number of no cell.
     result = scattered_sums([(gradient, 0), (index, -1)], windows, term)
     return View(result, order, operand.shape, source.is_early and operand.is_early)
 
@@ -89,7 +98,8 @@ def _shifted(
 ) -> Array:
     """Combine the items of each window axis by axis. `fill` is the number in the padding."""
     x = extend(x, windows.padding, "constant", fill)
-    for axis, size in enumerate(windows.size):
-        if size > 1 or windows.stride[axis] > 1:
-            x = reduce(combine, (windows.cell(x, axis, number) for number in range(size)))
+    for axis, cell_count in enumerate(windows.size):
+        if cell_count > 1 or windows.stride[axis] > 1:
+            shifted = [windows.cell(x, axis, index) for index in range(cell_count)]
+            x = reduce(combine, shifted)
     return x

@@ -14,8 +14,8 @@ from lowering.jaxpr_types import Params
 from lowering.kernels.precision import left_operand
 from lowering.machine import profile
 
-# With this many rows, a product is computed transposed if it has many columns, since Eigen divides
-# the rows of the result among threads. The measured GFLOP/s:
+# If a product has _FEWEST to _MOST rows and many columns, its transpose is computed, since Eigen
+# divides the rows of the result among threads. The measured GFLOP/s:
 #   rows  depth  columns  as written  transposed
 #      4    256      256          82          31
 #      4   1024     1024          46          28
@@ -30,7 +30,7 @@ from lowering.machine import profile
 #    196    576       96         144          89
 #    197    384      384         117          95
 #
-# In a loop the result is transposed back in each iteration, by the gates that read it. The measured
+# In a loop the gates that read the result transpose it back in each iteration. The measured
 # milliseconds of 128 iterations:
 #   network      rows  as written  transposed
 #   LSTM of 128    32        10          12
@@ -42,30 +42,37 @@ from lowering.machine import profile
 #   GRU of 256      8         5.1         7.9
 #   GRU of 256     32        27          25.5
 _FEWEST, _MOST = 32, 160
-_LARGE = 128 << 10  # items; smaller matrices are worth neither the transpose nor parts
 
-_PARTS = 2  # a product of one row runs on one thread, but a batch of two parts on two
+# A matrix with fewer items than this is neither multiplied as a transpose nor in parts of columns.
+_FEWEST_ITEMS = 128 << 10
 
-# Matrices with this many items do not fit the caches, so that the product with one row takes as
-# long as reading the matrix. The following times are of products in a loop. As one product with
-# contiguous columns, 768x768 items take 0.032 ms and 512x2048 items take 0.050 ms. As two parts on
-# two threads with contiguous rows, they take 0.057 and 0.11 ms. Parts wake a thread for each
-# product. A network with two products by 472x472 items takes 0.14 to 0.15 ms with parts, and 0.13
-# ms without them. After a rest it takes 0.23 to 0.34 ms with parts, and 0.15 to 0.23 ms without
-# them.
-_STREAMED = 1 << 19
+# A product of one row runs on one thread. A batch of this number of products, each with a part of
+# the columns, runs on as many threads.
+_COLUMN_PARTS = 2
+
+# A matrix with at least this number of items does not fit the caches, so that a product of one row
+# takes as long as reading the matrix. The following times are of products in a loop. As one product
+# with contiguous columns, 768x768 items take 0.032 ms and 512x2048 items take 0.050 ms. As two
+# parts on two threads with contiguous rows, 768x768 items take 0.057 ms and 512x2048 items take
+# 0.11 ms. Parts wake a thread for each product. A network with two products by 472x472 items takes
+# 0.14 to 0.15 ms with parts, and 0.13 ms without parts. After a rest this network takes 0.23 to
+# 0.34 ms with parts, and 0.15 to 0.23 ms without parts.
+_STREAMED_ITEMS = 1 << 19
 
 # The number of parts of such a matrix. XLA divides a batch of parts among threads better than Eigen
 # divides one matrix: the 48 matrices of a GPT of 124 million parameters take 19.4 ms in parts, and
 # 22.6 ms undivided.
-_SHARES = 8
+_STREAMED_PARTS = 8
 
-# A matrix with this many items is not copied to another layout, which would cost too much memory.
-# If smaller matrices were not copied either, a GPT of 4 layers of 48 items would take 1.27 times as
-# long.
+# A matrix with at least this number of items is not copied to another layout if programs for other
+# shapes read the matrix too, since the copy would cost too much memory. Smaller matrices are
+# copied. Without these copies a GPT of 4 layers of 48 items would take 1.27 times as long as with
+# them.
 COPIED = 256 << 10
 
-_NARROW = 16 << 10  # items; smaller matrices of bfloat16 are not worth `row_twice`
+# A bfloat16 matrix with fewer items than this is not multiplied by `row_twice`, which would gain
+# nothing.
+_FEWEST_NARROW_ITEMS = 16 << 10
 
 
 def is_transposed_faster(rows: int, depth: int, columns: int, *, narrow: bool = False) -> bool:
@@ -75,11 +82,11 @@ def is_transposed_faster(rows: int, depth: int, columns: int, *, narrow: bool = 
     """
     items = depth * columns
     if rows == 1:
-        least_items = _NARROW if narrow else _STREAMED
-        is_faster = items >= least_items
+        fewest_items = _FEWEST_NARROW_ITEMS if narrow else _STREAMED_ITEMS
+        is_faster = items >= fewest_items
     else:
         has_some_rows = _FEWEST <= rows <= _MOST
-        is_faster = has_some_rows and columns >= 2 * rows and items >= _LARGE
+        is_faster = has_some_rows and columns >= 2 * rows and items >= _FEWEST_ITEMS
     return is_faster and is_enabled("turned")
 
 
@@ -90,11 +97,12 @@ def row_product(row: Array, matrix: Array, axis: int, params: Params) -> Array:
     """
     if is_narrow(row, params["preferred_element_type"]):
         return row_twice(row, matrix, axis, params)
-    if axis == 1 and matrix.shape[0] % _SHARES == 0:
-        # After the barrier the matrix depends on the row too, so that no copy of it is prepared.
+    if axis == 1 and matrix.shape[0] % _STREAMED_PARTS == 0:
+        # After the barrier the matrix depends on the row too, so that no copy of the matrix is
+        # prepared before calls.
         row, matrix = lax.optimization_barrier((row, matrix))
-        matrices = matrix.reshape(_SHARES, -1, row.size)
-        rows = jnp.broadcast_to(row, (_SHARES, row.size))
+        matrices = matrix.reshape(_STREAMED_PARTS, -1, row.size)
+        rows = jnp.broadcast_to(row, (_STREAMED_PARTS, row.size))
         numbers = ((2,), (1,)), ((0,), (0,))
         return lax.dot_general(matrices, rows, numbers, **params).reshape(-1)
     numbers = ((axis,), (0,)), ((), ())
@@ -110,13 +118,17 @@ def row_twice(row: Array, matrix: Array, axis: int, params: Params) -> Array:
     """
     sum_dtype = params["preferred_element_type"]
     two_rows = jnp.broadcast_to(row, (2, row.size))
+    # The matrix keeps its layout: it is the right operand if its first axis is summed, and
+    # otherwise the left operand. One of the two equal results is returned.
     if axis == 0:
         numbers = ((1,), (0,)), ((), ())
         left = left_operand(two_rows, sum_dtype)
-        return lax.dot_general(left, matrix, numbers, **params)[0]
+        results_as_rows = lax.dot_general(left, matrix, numbers, **params)
+        return results_as_rows[0]
     numbers = ((1,), (1,)), ((), ())
     left = left_operand(matrix, sum_dtype)
-    return lax.dot_general(left, two_rows, numbers, **params)[:, 0]
+    results_as_columns = lax.dot_general(left, two_rows, numbers, **params)
+    return results_as_columns[:, 0]
 
 
 def is_floating(x: Array) -> bool:
@@ -124,9 +136,9 @@ def is_floating(x: Array) -> bool:
     return jnp.issubdtype(x.dtype, jnp.floating)
 
 
-def is_narrow(x: Array, sums: np.dtype[np.generic] | None) -> bool:
-    """Tell whether x is bfloat16, and products with it are summed in float32."""
-    return x.dtype == jnp.bfloat16 and sums == jnp.float32
+def is_narrow(x: Array, sum_dtype: np.dtype[np.generic] | None) -> bool:
+    """Tell whether x is bfloat16, and products with x are summed in float32."""
+    return x.dtype == jnp.bfloat16 and sum_dtype == jnp.float32
 
 
 def product(
@@ -167,8 +179,8 @@ def is_by_depth_parts(x: Array, axis: int, columns: int) -> bool:
     """
     depth = x.shape[axis]
     is_row = x.size == depth and x.dtype == jnp.float32
-    is_divisible = depth % _SHARES == 0
-    is_streamed = depth * columns >= _STREAMED
+    is_divisible = depth % _STREAMED_PARTS == 0
+    is_streamed = depth * columns >= _STREAMED_ITEMS
     return is_row and is_divisible and is_streamed and is_enabled("turned")
 
 
@@ -179,8 +191,8 @@ def row_by_depth_parts(x: Array, axis: int, matrix: Array, params: Params) -> Ar
     parts divide its depth.
     """
     depth, columns = matrix.shape
-    row_parts = x.reshape(_SHARES, 1, depth // _SHARES)
-    matrix_parts = matrix.reshape(_SHARES, depth // _SHARES, columns)
+    row_parts = x.reshape(_STREAMED_PARTS, 1, depth // _STREAMED_PARTS)
+    matrix_parts = matrix.reshape(_STREAMED_PARTS, depth // _STREAMED_PARTS, columns)
     numbers = ((2,), (1,)), ((0,), (0,))
     products = lax.dot_general(row_parts, matrix_parts, numbers, **params)
     return _with_columns(products.sum(0), x, axis)
@@ -200,8 +212,8 @@ def is_paired(x: Array, axis: int, columns: int) -> bool:
     """
     depth = x.shape[axis]
     is_row = x.size == depth and is_floating(x)
-    is_large = depth * columns >= _LARGE
-    is_divisible = columns % _PARTS == 0
+    is_large = depth * columns >= _FEWEST_ITEMS
+    is_divisible = columns % _COLUMN_PARTS == 0
     is_faster = profile().pairs_rows and is_enabled("pairs")
     return is_row and is_large and is_divisible and is_faster
 
@@ -213,17 +225,18 @@ def row_by_column_parts(x: Array, axis: int, matrix: Array, params: Params) -> A
     parts divide its columns.
     """
     depth, columns = matrix.shape
-    parts = jnp.swapaxes(matrix.reshape(depth, _PARTS, columns // _PARTS), 0, 1)
+    parts = jnp.swapaxes(matrix.reshape(depth, _COLUMN_PARTS, columns // _COLUMN_PARTS), 0, 1)
     row = left_operand(x.reshape(1, 1, depth), params["preferred_element_type"])
-    rows = jnp.broadcast_to(row, (_PARTS, 1, depth))
+    rows = jnp.broadcast_to(row, (_COLUMN_PARTS, 1, depth))
     numbers = ((2,), (1,)), ((0,), (0,))
     products = lax.dot_general(rows, parts, numbers, **params)
     return _with_columns(products, x, axis)
 
 
-# Sums of outer products of rows occur in gradients of matrices. Eigen computes such a sum faster as
-# two products, each of half of the rows, and fastest if the narrower operand comes first. The
-# measured milliseconds, by the columns of the left and the right operand:
+# Gradients of matrices have sums of outer products of rows. Eigen computes such a sum faster as two
+# products, each of half of the rows, and fastest if also the narrower operand comes first. The
+# columns `left` and `right` have the numbers of columns of the two operands. The measured
+# milliseconds:
 #    rows  left  right  one product  two products  operands exchanged  torch
 #   25088   384     96         19.9          13.3                 8.6    8.0
 #   25088    96    384         11.3           8.5                13.7    7.3
@@ -233,9 +246,12 @@ def row_by_column_parts(x: Array, axis: int, matrix: Array, params: Params) -> A
 #    1568  1152    384          6.1           6.0                 6.1    4.8
 #    1568  1536    384          7.9           7.8                 9.8    6.5
 #     392  3072    768          6.6           7.3                        6.8
-_FEWEST_ROWS = 256
-_MANY_ROWS = 1024
-_SMALL = 256 << 10  # items; larger results are not worth transposing back
+_FEWEST_ROWS = 256  # A sum over fewer rows is computed as one product.
+_FEWEST_ROWS_TO_EXCHANGE = 1024  # With fewer rows the operands are not exchanged.
+# If the result has more items than this, the operands are not exchanged, since transposing the
+# result back would take too long.
+_MOST_ITEMS_TO_TRANSPOSE = 256 << 10
+# The numbers of products of which one computes a sum. The first that divides the rows is taken.
 _DIVISORS = (2, 3, 4, 5, 7)
 
 
@@ -253,8 +269,9 @@ def over_rows(x: Array, y: Array, precision: lax.PrecisionLike = None, *, is_alo
         return lax.dot_general(x, y, (((0,), (0,)), ((), ())), precision=precision)
     part_count = divisors[0]
     y_is_narrower = at_least(x_columns, y_columns + 1)
-    is_small = at_least(_SMALL, x_columns * y_columns)
-    is_exchanged = y_is_narrower and is_small and at_least(rows, _MANY_ROWS)
+    is_small = at_least(_MOST_ITEMS_TO_TRANSPOSE, x_columns * y_columns)
+    has_many_rows = at_least(rows, _FEWEST_ROWS_TO_EXCHANGE)
+    is_exchanged = y_is_narrower and is_small and has_many_rows
     left, right = (y, x) if is_exchanged else (x, y)
     left_parts = left.reshape(part_count, rows // part_count, -1)
     right_parts = right.reshape(part_count, rows // part_count, -1)

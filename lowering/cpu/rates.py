@@ -23,17 +23,20 @@ from lowering.cpu.xla_options import BFLOAT16, BYTES, CPU
 from lowering.kernels.precision import left_operand
 from lowering.machine import Costs, MachineProfile
 
-# Rates are rounded to powers of this step. If two rates are compared, their ratio is rounded, so
-# that rates that differ by less than a twelfth are equal.
+# Rates are rounded to powers of this number. If two rates are compared, their ratio is rounded to
+# such a power, so that rates that differ by less than a twelfth are equal.
 _STEP = 2**0.25
 
-_PLAIN = lax.Precision.DEFAULT  # the user's settings of jax may ask for another precision
+# The products ask for this precision, since the user's settings of jax may have another one.
+_PLAIN = lax.Precision.DEFAULT
 
-_WIDTH = "xla_cpu_prefer_vector_width"
+_WIDTH = "xla_cpu_prefer_vector_width"  # the compiler option for the bits of a vector
 
-_SECONDS = 0.01  # seconds for the calls of one program
-_CALLS = 3  # the fewest calls of a program
-_STEPS = 32  # iterations of a loop, so many that the time to call it is small
+_SECONDS_FOR_CALLS = 0.01  # the seconds in which one program is called repeatedly
+_FEWEST_CALLS = 3  # A program is called at least this number of times.
+# The number of iterations of a loop that is measured. With so many iterations, the time to call the
+# loop is small in comparison.
+_STEPS = 32
 
 
 class _Trial(NamedTuple):
@@ -56,13 +59,13 @@ def measured(threads: int) -> MachineProfile:
     products = _rates(
         _product(jnp.float32, CPU),
         _product(jnp.bfloat16, BFLOAT16),
-        _product(jnp.int8, BYTES, jnp.int32),
+        _product(jnp.int8, BYTES, sum_dtype=jnp.int32),
     )
     product, bfloat16, int8 = rounded(products)
     row, row_pairs = rounded(_rates(_row(1), _row(2)))
     loop, wide_loop = rounded(_rates(_loop("256"), _loop("512")))
-    cached = _nearest(*_rates(_sum(1 << 18, _STEPS)))
-    memory = _nearest(*_rates(_sum(1 << 23, 2)))
+    cached = _nearest(*_rates(_sum(items=1 << 18, steps=_STEPS)))  # 1 MB, which fits the caches
+    memory = _nearest(*_rates(_sum(items=1 << 23, steps=2)))  # 32 MB
     starts = _nearest(*_rates(_starts()))
     costs = Costs(product, cached, memory, _nearest(1 / starts))
     return MachineProfile(threads, bfloat16, int8, row, row_pairs, loop, wide_loop, costs)
@@ -71,17 +74,18 @@ def measured(threads: int) -> MachineProfile:
 def _rates(*trials: _Trial) -> list[float]:
     """Return the rate of each trial, in units of work per second."""
     with ThreadPoolExecutor(len(trials)) as pool:
-        runs = list(pool.map(_compiled, trials))
-    shortest = [math.inf] * len(runs)  # the seconds of the shortest call of each trial
-    calls = 0
-    end = time.perf_counter() + _SECONDS * len(runs)
-    while calls < _CALLS or time.perf_counter() < end:
-        for index, run in enumerate(runs):
+        compiled_trials = list(pool.map(_compiled, trials))
+    shortest = [math.inf] * len(trials)  # the seconds of the shortest call of each trial
+    rounds = 0
+    end = time.perf_counter() + _SECONDS_FOR_CALLS * len(trials)
+    # A round calls each trial once, so that the trials take turns.
+    while rounds < _FEWEST_CALLS or time.perf_counter() < end:
+        for index, call_trial in enumerate(compiled_trials):
             start = time.perf_counter()
-            run()
+            call_trial()
             seconds = time.perf_counter() - start
             shortest[index] = min(shortest[index], seconds)
-        calls += 1
+        rounds += 1
     return [trial.work / seconds for trial, seconds in zip(trials, shortest, strict=True)]
 
 
@@ -132,14 +136,17 @@ def _placed(array: NDArray[np.generic]) -> Array:
     return jax.device_put(array, first_device)
 
 
-def _product(dtype: Any, options: dict[str, str], sums: Any = jnp.float32) -> _Trial:
-    """Return a benchmark of a product of matrices of the dtype `dtype`, with sums of `sums`."""
+def _product(dtype: Any, options: dict[str, str], sum_dtype: Any = jnp.float32) -> _Trial:
+    """Return a benchmark of a product of matrices of the dtype `dtype`, with sums of `sum_dtype`.
+
+    `options` are the compiler's options.
+    """
     rows, depth, columns = 784, 512, 256
 
     def multiply(x: Array, y: Array) -> Array:
-        left = left_operand(x, sums)
+        left = left_operand(x, sum_dtype)
         numbers = ((1,), (0,)), ((), ())
-        return lax.dot_general(left, y, numbers, _PLAIN, preferred_element_type=sums)
+        return lax.dot_general(left, y, numbers, _PLAIN, preferred_element_type=sum_dtype)
 
     arrays = _items(rows, depth, dtype=dtype), _items(depth, columns, dtype=dtype)
     return _Trial(multiply, arrays, rows * depth * columns, options)
@@ -154,14 +161,15 @@ def _row(parts: int) -> _Trial:
     extent = 512
     numbers = ((2,), (1,)), ((0,), (0,))
 
-    def step(row: Array, matrices: Array) -> Array:
+    def product(row: Array, matrices: Array) -> Array:
         if parts == 1:
             return lax.dot(row, matrices[0], precision=_PLAIN)
         rows = jnp.broadcast_to(row[None], (parts, 1, extent))
         return lax.dot_general(rows, matrices, numbers, _PLAIN).reshape(1, extent)
 
     def run_steps(row: Array, matrices: Array) -> Array:
-        return lax.fori_loop(0, _STEPS, lambda _, row: step(row, matrices) * 0.01, row)
+        # The factor keeps the numbers from overflowing.
+        return lax.fori_loop(0, _STEPS, lambda _, row: product(row, matrices) * 0.01, row)
 
     arrays = _items(1, extent), _items(parts, extent, extent // parts)
     return _Trial(run_steps, arrays, _STEPS * extent**2)

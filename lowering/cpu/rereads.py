@@ -14,9 +14,9 @@ from lowering.jaxpr_types import Variable
 from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive, variables
 from lowering.program import Program
 
-# Arrays with fewer items than this are computed again for each reader. If larger arrays were
-# computed again too, an encoder whose 128x384 items are rounded to 256 levels would take 29 ms
-# instead of 21 ms, since XLA would compute the sum of each layer again, from the first layer on.
+# An array with fewer items than this is computed again for each reader. If larger arrays were
+# computed again too, an encoder whose 128x384 items are rounded to 256 levels would take 29 ms. It
+# takes 21 ms. XLA would compute the sum of each layer again, from the first layer on.
 _FEWEST_ITEMS = 16 << 10
 
 

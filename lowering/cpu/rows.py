@@ -20,17 +20,18 @@ from lowering.extents import is_symbolic
 from lowering.kernels.windows import extend
 from lowering.program import Program
 
-# At least _WIDE channels, if they are a multiple of _VECTOR, are full vectors. LLVM does not unroll
-# a loop over them.
-_WIDE, _VECTOR = 32, 16
+# LLVM does not unroll a loop over channels that fill vectors: at least _FEWEST_WIDE_CHANNELS
+# channels, whose number is a multiple of _VECTOR_CHANNELS.
+_FEWEST_WIDE_CHANNELS, _VECTOR_CHANNELS = 32, 16
 
-# The fewest and the most items of a row. Loops over fewer items are unrolled too. The factors of
-# more items leave the first cache.
-_FEWEST, _MOST = 128, 8 << 10
+# The fewest and the most items of a row. LLVM unrolls loops over fewer items too. If there are more
+# items, the factors of a window leave the first cache.
+_FEWEST_ROW_ITEMS, _MOST_ROW_ITEMS = 128, 8 << 10
 
-_MANY = 16 << 10  # items; a separate loop over a smaller array gains nothing
+# An array with fewer items than this is not computed by a separate loop, which would gain nothing.
+_FEWEST_ITEMS = 16 << 10
 
-_FACTORS = 1 << 20  # the most bytes of a window's factors, repeated to rows
+_MOST_FACTOR_BYTES = 1 << 20  # the most bytes that a window's factors have, repeated to rows
 
 
 def positions_in_row(shape: tuple[int, ...]) -> int:
@@ -41,14 +42,14 @@ def positions_in_row(shape: tuple[int, ...]) -> int:
     if len(shape) < 3 or any(map(is_symbolic, shape)) or not is_enabled("rows"):
         return 0
     *_, positions, channels = shape
-    if channels == 0 or channels > _MOST or math.prod(shape) < _MANY:
+    if channels == 0 or channels > _MOST_ROW_ITEMS or math.prod(shape) < _FEWEST_ITEMS:
         return 0
-    fills_vectors = channels >= _WIDE and channels % _VECTOR == 0
+    fills_vectors = channels >= _FEWEST_WIDE_CHANNELS and channels % _VECTOR_CHANNELS == 0
     if fills_vectors:
         return 0
     counts = [count for count in range(1, positions + 1) if positions % count == 0]
-    count = max([count for count in counts if count * channels <= _MOST], default=0)
-    has_enough_items = count * channels >= _FEWEST
+    count = max([count for count in counts if count * channels <= _MOST_ROW_ITEMS], default=0)
+    has_enough_items = count * channels >= _FEWEST_ROW_ITEMS
     return count if count > 1 and has_enough_items else 0
 
 
@@ -100,7 +101,7 @@ def is_faster_in_rows(x: Array, filter: Array, window: Window) -> bool:
     *size, depth, count = filter.shape
     *_, width = window.positions(x, size)
     factor_bytes = filter.size * filter.dtype.itemsize * width
-    if width * count < _FEWEST or factor_bytes > _FACTORS:
+    if width * count < _FEWEST_ROW_ITEMS or factor_bytes > _MOST_FACTOR_BYTES:
         return False
     is_depthwise = depth == 1 and count == window.groups == x.shape[-1]
     has_adjacent_windows = window.stride[-1] == 1 and not window.is_spread
@@ -125,7 +126,8 @@ def depthwise_rows(x: Array, filter: Array, window: Window) -> Array:
     outer_strides = window.stride[:-1]
     terms: list[Array] = []
     for cell in np.ndindex(*size):
-        *starts, column = [n * step for n, step in zip(cell, window.dilation, strict=True)]
+        offsets = [index * step for index, step in zip(cell, window.dilation, strict=True)]
+        *starts, column = offsets
         stops: list[int] = []
         for start, count, stride in zip(starts, outer_positions, outer_strides, strict=True):
             stops.append(start + (count - 1) * stride + 1)

@@ -14,12 +14,12 @@ from lowering.cpu.products import product
 from lowering.cpu.sliding_filter import Window, cells, padded
 
 # The most bytes that the result of one product for all cells may have. Other kernels are faster if
-# the result does not fit the caches. Measured times in bfloat16, in milliseconds:
+# the result does not fit the caches. The measured milliseconds in bfloat16:
 #   channels  positions  batch  one product  a product for each cell   XLA
 #         64      56x56      1         0.56                     1.35  1.25
 #         64      56x56      8        22.6                     22.4   7.5
 #        256      14x14      1         0.45                     0.61  1.44
-_BYTES = 8 << 20
+_MOST_BYTES = 8 << 20
 
 
 def fits(x: Array, filter: Array, window: Window) -> bool:
@@ -34,7 +34,7 @@ def fits(x: Array, filter: Array, window: Window) -> bool:
         padded_positions.append(before + extent + after)
     items = math.prod((batch, *padded_positions, *size, count))
     itemsize = np.dtype(window.accumulator or x.dtype).itemsize
-    is_small = items * itemsize <= _BYTES
+    is_small = items * itemsize <= _MOST_BYTES
     return is_small and all(stride == 1 for stride in window.stride)
 
 
@@ -49,15 +49,17 @@ def stacked(x: Array, filter: Array, window: Window) -> Array:
     products = _product(x, matrix, window)
 
     def terms() -> Iterator[Array]:
+        # The product has the results of all cells side by side, as channels. At the positions of a
+        # cell only this cell's own channels are read.
         for cell_number, (_, part) in enumerate(cells(products, size, window.bare)):
-            first_channel = cell_number * count  # of the results of this cell
+            first_channel = cell_number * count
             yield part[..., first_channel:][..., :count]
 
     return functools.reduce(lax.add, terms())
 
 
-# The fewest channels that a product sums. With fewer channels, rounding the operands to 16 bits
-# takes longer than the 16-bit product saves.
+# A product in 16 bits sums at least this number of channels. With fewer channels, rounding the
+# operands to 16 bits takes longer than the 16-bit product saves.
 DEPTH = 16
 
 

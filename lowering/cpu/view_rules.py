@@ -46,11 +46,8 @@ def _elementwise(program: Program, equation: Equation, *views: View) -> View:
     """
     order = common_order(views)
     arrays = _in_order(views, order)
-    shapes = [array.shape for array in arrays if array.ndim]
-    # These primitives need operands of one shape, or scalars.
-    if primitive(equation) in ("add_any", "select_n", "clamp") and shapes:
-        widest = tuple(map(max, zip(*shapes, strict=True)))
-        arrays = [jnp.broadcast_to(array, widest) if array.ndim else array for array in arrays]
+    if primitive(equation) in ("add_any", "select_n", "clamp"):
+        arrays = _in_one_shape(arrays)
     are_early = [view.is_early for view in views]
     shape = max(map(jnp.shape, arrays), key=math.prod)
     is_transposed = order != tuple(sorted(order))
@@ -69,6 +66,18 @@ def _in_order(
     `array_of(view, order)` transposes an array.
     """
     return [array_of(view, order) if view.order else view.array for view in views]
+
+
+def _in_one_shape(arrays: Sequence[Array]) -> list[Array]:
+    """Broadcast arrays of one rank to their common shape. Scalars stay unchanged.
+
+    Some primitives need operands of one shape, or scalars.
+    """
+    shapes = [array.shape for array in arrays if array.ndim]
+    if not shapes:
+        return list(arrays)
+    widest = tuple(map(max, zip(*shapes, strict=True)))
+    return [jnp.broadcast_to(array, widest) if array.ndim else array for array in arrays]
 
 
 def in_any_loop(view: View) -> View:
@@ -152,6 +161,7 @@ def moved(program: Program, equation: Equation, *views: View) -> list[View] | No
     if params is None:
         return None
     if properties.reduces and properties.removes:
+        # The loop of a reduction does not go over rows.
         views = tuple(map(in_any_loop, views))
     # If the equation only moves items, broadcast arrays keep extent 1.
     array_of = arranged if properties.shapes else full_array
@@ -175,9 +185,9 @@ def new_axes_in(order: Order) -> list[tuple[int]]:
 
 def ranks(axes: Iterable[int]) -> Order:
     """Number axes again from 0 on, without gaps: (5, 2, 3) becomes (2, 0, 1)."""
-    axes = list(axes)
-    ascending = sorted(axes)
-    return tuple(ascending.index(axis) for axis in axes)
+    in_order = list(axes)
+    ascending = sorted(in_order)
+    return tuple(ascending.index(axis) for axis in in_order)
 
 
 @RULES("reshape")
@@ -186,6 +196,7 @@ def _reshape(program: Program, equation: Equation, view: View, *extents: View) -
     shape = tuple(equation.params["new_sizes"])
     if extents or equation.params["dimensions"] is not None:
         return None
+    # A group has old axes, and the new axes that replace them.
     groups = None if view.is_plain else runs_of(view.shape, shape)
     if groups is None:
         return plain(lax.reshape(tensor(view), shape))
@@ -208,8 +219,8 @@ def _reshape(program: Program, equation: Equation, view: View, *extents: View) -
     return View(new_array, tuple(order), shape)
 
 
-# These rules evaluate an equation unchanged if all its operands have their own layout. An equation
-# without a rule is evaluated unchanged too. None stands for this case.
+# These rules evaluate an equation unchanged if all its operands have their own layout. None stands
+# for the case that an equation has no rule. Such an equation is evaluated unchanged too.
 _UNCHANGING = None, _elementwise, _broadcast_in_dim, moved, _reshape
 
 

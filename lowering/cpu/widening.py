@@ -50,6 +50,8 @@ def run(program: Program, target: Target) -> Program:
     ends = program.results if is_backward else program.arguments
     floating = [v for v in ends if jnp.issubdtype(v.aval.dtype, jnp.floating)]
     all_narrow = len(floating) > 0 and all(map(_is_narrow, floating))
+    # A program that rounds to 16 bits on purpose keeps its roundings. Only its products are
+    # rewritten.
     rules = _RULES if all_narrow else Rules({PRODUCT: _product}, only=is_of_bfloat16)
 
     def widened(program: Program) -> Program:
@@ -67,10 +69,10 @@ def _rounded(program: Program) -> Program:
     XLA computes bfloat16 numbers in 32 bits, and leaves out conversions to bfloat16 and back.
     """
 
-    def rounded(_: Equation, closed: ClosedJaxpr) -> ClosedJaxpr:
+    def rounded_inner(_: Equation, closed: ClosedJaxpr) -> ClosedJaxpr:
         return _rounded(replace(program, closed=closed)).closed
 
-    return rewritten(program, _FROM_BFLOAT16).with_inner(rounded, SCAN, "cond", "while")
+    return rewritten(program, _FROM_BFLOAT16).with_inner(rounded_inner, SCAN, "cond", "while")
 
 
 def _from_bfloat16(matcher: Matcher, equation: Equation) -> Any:
@@ -80,8 +82,8 @@ def _from_bfloat16(matcher: Matcher, equation: Equation) -> Any:
         return None
 
     def round_to_bfloat16(x: Array) -> list[Array]:
-        bits = jnp.finfo(jnp.bfloat16)
-        return [lax.reduce_precision(_wide(x), bits.nexp, bits.nmant)]
+        bfloat16 = jnp.finfo(jnp.bfloat16)
+        return [lax.reduce_precision(_wide(x), bfloat16.nexp, bfloat16.nmant)]
 
     return _computed(matcher, equation, round_to_bfloat16, operand)
 
@@ -100,9 +102,12 @@ def _is_computed(matcher: Matcher, operand: Atom) -> bool:
     """
     maker = matcher.maker(operand)
     while maker and _only_moves(maker):
-        maker = matcher.maker(maker.invars[0])
+        (moved_operand,) = maker.invars
+        maker = matcher.maker(moved_operand)
     if maker and primitive(maker) == "convert_element_type":
-        return matcher.maker(maker.invars[0], "reduce_precision") is None
+        (converted_operand,) = maker.invars
+        is_rounded = matcher.maker(converted_operand, "reduce_precision") is not None
+        return not is_rounded
     return maker is not None
 
 
@@ -227,7 +232,9 @@ def _converted(matcher: Matcher, equation: Equation) -> Any:
     (result,) = equation.outvars
     are_narrow = _is_narrow(operand) and _is_narrow(result)
     if are_narrow and operand.aval.dtype != result.aval.dtype:
-        return None  # the other 16-bit format has a smaller range or fewer digits
+        # The operand's format has fewer digits or a smaller range than the result's format, so that
+        # its rounding may not be left out.
+        return None
     source = _source(matcher, operand)
     if source.aval.dtype == result.aval.dtype:
         return source

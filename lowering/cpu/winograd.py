@@ -24,18 +24,19 @@ from lowering.cpu.sliding_filter import Window, padded
 from lowering.extents import ceil_div
 from lowering.kernels.windows import extend
 
-# The most bytes of transformed inputs and products in a part. More bytes leave the caches. 3x3
-# windows of 64 to 64 channels on 128x128 positions take 24 ms in one part, 6.0 ms in four parts,
-# and 8.0 ms by `direct`.
-_BLOCK = 8 << 20
+# The most bytes of transformed inputs and products in a block of rows of tiles. More bytes leave
+# the caches. 3x3 windows of 64 to 64 channels on 128x128 positions take 24 ms in one block, 6.0 ms
+# in four blocks, and 8.0 ms by the kernel `direct`.
+_MOST_BYTES_OF_BLOCK = 8 << 20
 
-# Sums of rows with more bytes than this are stored in memory. The sums of columns then share
-# kernels: XLA compiles 8 kernels instead of 16, and each kernel reads less. ResNet-18 with a batch
-# of 8 takes 2.1 s instead of 2.85 s to compile, and 105 ms instead of 107 ms to run. U-Net with a
-# batch of 8 takes 1.8 s instead of 2.8 s to compile, and 148 ms instead of 151 ms to run. If all
-# sums were stored, ResNet-50 with a batch of 1 would take 1.0 s instead of 1.25 s to compile, but
-# 44.5 ms instead of 43.2 ms to run.
-_STORED = 180_000
+# If a sum of rows has more bytes than this, it is stored in memory. The sums of columns then share
+# kernels: XLA compiles 8 kernels instead of 16, and each kernel reads less. With this rule,
+# ResNet-18 with a batch of 8 takes 2.1 s to compile and 105 ms to run. If no sum is stored, it
+# takes 2.85 s to compile and 107 ms to run. U-Net with a batch of 8 takes 1.8 s to compile and 148
+# ms to run with this rule, and 2.8 s and 151 ms if no sum is stored. ResNet-50 with a batch of 1
+# takes 1.25 s to compile and 43.2 ms to run with this rule, and 1.0 s and 44.5 ms if all sums are
+# stored.
+_MOST_BYTES_UNSTORED = 180_000
 
 
 def is_winograd(filter: Array, window: Window) -> bool:
@@ -63,15 +64,20 @@ def winograd(x: Array, filter: Array, window: Window) -> Array:
     x = extend(x, ((0, 0), (0, rows_beyond), (0, columns_beyond), (0, 0)), "constant")
     transformed = _filter_transform(filter)
     outputs = filter.shape[3]
+    # The items of all transformed tiles and of all products. They are float32.
     items = 16 * batch * height * width * (depth + outputs)
     nbytes = 4 * items
-    count = min(height, ceil_div(nbytes, _BLOCK))  # blocks of rows of tiles
-    ends = [height * i // count for i in range(count + 1)]
+    block_count = min(height, ceil_div(nbytes, _MOST_BYTES_OF_BLOCK))
+    # A block has the rows of tiles from one bound to the next: 7 rows in 3 blocks have the bounds
+    # 0, 2, 4 and 7.
+    bounds = [height * i // block_count for i in range(block_count + 1)]
     blocks: list[Array] = []
-    for start, end in itertools.pairwise(ends):
+    for start, end in itertools.pairwise(bounds):
+        # Tiles are two rows apart and have four rows, so that neighbours share two rows.
         block_rows = x[:, 2 * start : 2 * end + 2]
         blocks.append(_block(block_rows, transformed, window.precision))
-    result = jnp.concatenate(blocks, axis=1) if count > 1 else blocks[0]
+    result = jnp.concatenate(blocks, axis=1) if block_count > 1 else blocks[0]
+    # Cut off the positions of tiles that reach beyond the input.
     return result[:, : rows - 2, : columns - 2]
 
 
@@ -132,7 +138,7 @@ def _input_transform(x: Array, height: int, width: int) -> list[Array]:
         return sub(a, c), add(b, c), sub(c, b), sub(b, d)
 
     transformed_rows = transform(*(rows(i) for i in range(4)))
-    if transformed_rows[0].nbytes > _STORED:
+    if transformed_rows[0].nbytes > _MOST_BYTES_UNSTORED:
         transformed_rows = map(materialised, transformed_rows)
     matrices: list[Array] = []
     for row in transformed_rows:
@@ -153,7 +159,8 @@ def _output_transform(products: Sequence[Array]) -> Array:
         """Return A^T (a, b, c, d)."""
         return add(add(a, b), c), sub(sub(b, c), d)
 
-    # For each column of m, its two transformed items.
+    # Each column of m becomes two items. The products are in row-major order, so that every fourth
+    # product belongs to one column.
     transformed_columns = [transform(*products[column::4]) for column in range(4)]
     batch, height, width, count = products[0].shape
     rows: list[Array] = []  # (batch, height, width, 2, outputs)

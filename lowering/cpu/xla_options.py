@@ -17,52 +17,54 @@ from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive
 from lowering.machine import profile
 from lowering.program import Program
 
-# With this option Eigen computes products and convolutions, instead of YNNPACK, XLA's other library
-# for them. If YNNPACK computed the products, single products of 32 to 800 rows would be faster:
-# 196x384x1536 items reach 342 GFLOP/s by YNNPACK and 270 by Eigen. But ten networks drawn at
-# random, with batches of 1 and 8, would take 0.91 to 1.15 of the time, and 1.04 in the mean.
+# With this option Eigen computes products and convolutions, instead of YNNPACK, which is XLA's
+# other library for them. Single products of 32 to 800 rows are faster by YNNPACK: 196x384x1536
+# items reach 342 GFLOP/s by YNNPACK and 270 GFLOP/s by Eigen. But ten networks drawn at random,
+# with batches of 1 and 8, take 0.91 to 1.15 times as long with products by YNNPACK as with products
+# by Eigen, and 1.04 times as long in the mean.
 CPU = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
 # With this option YNNPACK computes products. YNNPACK uses the processor's units for bfloat16, while
 # Eigen computes products of bfloat16 in float32. A product of 6272x512x128 items takes 0.52 ms by
 # YNNPACK, and 5.4 ms by Eigen. In float32 it takes 3 ms by either library. Without any option
-# YNNPACK computes everything that it supports. A transformer then takes as long, but ResNet-50
-# takes 177 ms instead of 159 ms.
+# YNNPACK computes everything that it supports. A transformer takes as long without any option as
+# with this option, but ResNet-50 takes 177 ms without any option, and 159 ms with this option.
 BFLOAT16 = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 
-# To write into an array of bfloat16, XLA widens the array and rounds all of it again, which takes 1
-# ms for 12 heads of 1024 keys of 64 items. Without the XLA pass that does so, the keys of a token
-# are written in place, in 2 us. But XLA then computes nothing in 16 bits. Therefore this option is
-# only for functions that have no operation in 16 bits after `widening`, and never for functions
-# that users write.
+# This option disables one of XLA's passes. With this pass, XLA writes into an array of bfloat16 by
+# widening the array and rounding all its items again, which takes 1 ms for 12 heads of 1024 keys of
+# 64 items. Without the pass, XLA writes the keys of a token in place, in 2 us, but cannot compute
+# in 16 bits. Therefore this option is only for functions that have no operation in 16 bits after
+# the pass `widening`, and never for functions that users write.
 _IN_PLACE = {"xla_disable_hlo_passes": "float-normalization-bf16"}
 
 # With this option YNNPACK computes products and convolutions of 8 bits, which Eigen computes by
-# plain loops. A product of 6272x512x128 items takes 0.4 ms instead of 19.5 ms. 3x3 windows on 64
-# channels at 56x56 positions take 0.23 ms. By Eigen in float32 they take 1.1 ms.
+# plain loops. A product of 6272x512x128 items takes 0.4 ms by YNNPACK and 19.5 ms by Eigen. 3x3
+# windows on 64 channels at 56x56 positions take 0.23 ms by YNNPACK in 8 bits, and 1.1 ms by Eigen
+# in float32.
 BYTES = {
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,"
     "LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION"
 }
 
 # With this option loops use vectors of 512 bits instead of LLVM's 256 bits. The option is chosen if
-# the wider vectors are no slower. EfficientNet-B0 takes 0.94 (batch 1) and 0.91 (batch 8) of the
-# time, MobileNetV2 takes 0.95 and 0.94, ConvNeXt-T takes 0.94, an LSTM takes 0.97, an encoder takes
-# 0.98, and training steps take 0.94 to 1.00. Processors without vectors of 512 bits use their
-# widest vectors.
+# the wider vectors are no slower. Compared with vectors of 256 bits, EfficientNet-B0 takes 0.94
+# (batch 1) and 0.91 (batch 8) of the time, MobileNetV2 takes 0.95 (batch 1) and 0.94 (batch 8),
+# ConvNeXt-T takes 0.94, an LSTM takes 0.97, an encoder takes 0.98, and training steps take 0.94 to
+# 1.00. Processors without vectors of 512 bits use their widest vectors.
 _WIDTH = {"xla_cpu_prefer_vector_width": "512"}
 
-# With this option XLA runs operations in the order that needs the least memory, instead of as many
-# as possible at once. An array is gathered from devices just before it is read, instead of at the
-# start of the call.
+# With this option XLA runs operations in the order that needs the least memory. Without the option
+# it runs as many operations as possible at once. With the option an array is gathered from devices
+# just before it is read, and without the option it is gathered at the start of the call.
 _LEAST_MEMORY = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
-# Functions with fewer multiply-adds use YNNPACK, which starts faster: 100 products of 8 rows by 8x8
-# items take 0.20 ms by YNNPACK, and 0.30 ms by Eigen.
-_TINY = 1 << 20
+# A function with fewer multiply-adds than this uses YNNPACK, which starts faster: 100 products of 8
+# rows by 8x8 items take 0.20 ms by YNNPACK, and 0.30 ms by Eigen.
+_FEWEST_MULTIPLY_ADDS = 1 << 20
 
 _PRODUCTS = (PRODUCT, CONVOLUTION)
-_BYTES = {np.dtype(np.int8), np.dtype(np.uint8)}
+_BYTE_DTYPES = {np.dtype(np.int8), np.dtype(np.uint8)}
 
 
 def candidates() -> list[dict[str, str]]:
@@ -88,12 +90,12 @@ def compiler_options(
         return {}
     if in_bytes:
         return _widest(BYTES)
-    if multiply_adds < _TINY and not bfloat16:
+    if multiply_adds < _FEWEST_MULTIPLY_ADDS and not bfloat16:
         return _widest({})
     options = BFLOAT16 if bfloat16 and profile().multiplies_bfloat16 else CPU
-    # With these options each weight is widened just before it is read, instead of all weights at
-    # the start.
     if bfloat16 and options is CPU:
+        # Eigen reads widened weights. With this schedule each weight is widened just before it is
+        # read, and without the schedule all weights are widened at the start.
         options = CPU | least_memory()
     if in_place and _knows(_IN_PLACE):
         options = options | _IN_PLACE
@@ -116,11 +118,12 @@ def of_program(program: Program, call: ClosedJaxpr, is_alone: bool) -> dict[str,
         if jnp.bfloat16 in operand_dtypes or is_of_bfloat16(equation):
             narrow_work += multiply_adds
     is_narrow = 2 * narrow_work > total_work
+    # Unlike the work, the following facts are those of the call, since passes have changed dtypes.
     in_bytes = False
     writes_bfloat16 = False
     for equation in jaxprs.innermost(call.jaxpr):
         name = primitive(equation)
-        if name in _PRODUCTS and {v.aval.dtype for v in equation.invars} <= _BYTES:
+        if name in _PRODUCTS and {v.aval.dtype for v in equation.invars} <= _BYTE_DTYPES:
             in_bytes = True
         elif name.startswith(("scatter", "dynamic_update")):
             (result,) = equation.outvars

@@ -144,7 +144,7 @@ def _bounded(x: Any, *bounds: tuple[Callable[..., Array], float]) -> Array:
         zero = np.array(0, x.dtype)
         inside = [is_inside(x, compute, bound) for compute, bound in array_bounds]
         at_bound = [x == bound for _, bound in array_bounds]
-        # The derivative is 1 between the bounds, 1/2 at a bound, and 0 beyond.
+        # The derivative is 1 between the bounds, 1/2 at a bound, and 0 beyond the bounds.
         outer_factor = jnp.where(reduce(operator.or_, at_bound), half, zero)
         factor = jnp.where(reduce(operator.and_, inside), one, outer_factor)
         return apply_bounds(x), tangent * factor

@@ -20,8 +20,9 @@ from jax import Array, lax
 from lowering.kernels import contraction
 from lowering.kernels.correlation import Slide
 
-_CELLS = 32  # cells of a window that are multiplied at a time; each is a copy of the input
-_BYTE, _SUM = np.dtype(np.int8), np.dtype(np.int32)
+# The most cells of a window that are multiplied at a time. For each of them the input is copied.
+_CELLS_AT_A_TIME = 32
+_CODE_DTYPE, _SUM_DTYPE = np.dtype(np.int8), np.dtype(np.int32)
 
 
 def is_byte(*arrays: Array) -> bool:
@@ -43,11 +44,11 @@ def contract(
     q, z = _signed(right, right_zero)
 
     def total(left: Array, right: Array) -> Array:
-        return contraction.contract((left, right), terms, result, _SUM, None)
+        return contraction.contract((left, right), terms, result, _SUM_DTYPE, None)
 
     products = total(p, q)
-    left_term = total(_aligned(y, p), q.astype(_SUM) - z)
-    right_term = total(p.astype(_SUM), _aligned(z, q))
+    left_term = total(_aligned(y, p), q.astype(_SUM_DTYPE) - z)
+    right_term = total(p.astype(_SUM_DTYPE), _aligned(z, q))
     return products - left_term - right_term
 
 
@@ -62,9 +63,9 @@ def correlate(x: Array, filter: Array, zero_points: Sequence[Array], slide: Slid
     input_zero, filter_zero = zero_points
     p, y = _signed(x, input_zero)  # the names are those of the formula of this module
     q, z = _signed(filter, filter_zero)
-    edges = [(0, 0, 0), (0, 0, 0)]
+    edges = [(0, 0, 0), (0, 0, 0)]  # batch and channels
     edges += [(before, after, 0) for before, after in slide.padding]
-    p = lax.pad(p, y.astype(_BYTE), edges)
+    p = lax.pad(p, y.astype(_CODE_DTYPE), edges)
     groups = slide.groups
     count, depth, *size = q.shape
     batch, _, *extents = p.shape
@@ -73,22 +74,22 @@ def correlate(x: Array, filter: Array, zero_points: Sequence[Array], slide: Slid
     p = p.reshape(batch, groups, depth, *extents)
     q = q.reshape(groups, -1, depth, *size)
     cells = list(np.ndindex(*size))
-    total = jnp.zeros((batch, count, *positions), _SUM)
-    for start in range(0, len(cells), _CELLS):
-        chosen = cells[start : start + _CELLS]
-        items = [p[:, :, :, *slide.items(cell, positions)] for cell in chosen]
-        weights = [q[:, :, :, *cell] for cell in chosen]
+    total = jnp.zeros((batch, count, *positions), _SUM_DTYPE)
+    for start in range(0, len(cells), _CELLS_AT_A_TIME):
+        cells_of_product = cells[start : start + _CELLS_AT_A_TIME]
+        items = [p[:, :, :, *without_padding.items(cell, positions)] for cell in cells_of_product]
+        weights = [q[:, :, :, *cell] for cell in cells_of_product]
         columns = jnp.concatenate(items, 2)  # (batch, groups, cells * depth, *positions)
         matrix = jnp.concatenate(weights, 2)  # (groups, outputs of a group, cells * depth)
-        sums = jnp.einsum("bgk...,gnk->bgn...", columns, matrix, preferred_element_type=_SUM)
+        sums = jnp.einsum("bgk...,gnk->bgn...", columns, matrix, preferred_element_type=_SUM_DTYPE)
         total += sums.reshape(total.shape)
-    channel_shape = (1, -1, *[1] * len(size))
-    # The sums of q - z over a filter.
+    channel_shape = (1, -1, *[1] * len(size))  # the channels are axis 1 of the result
+    # These are the sums of q - z over the filter of each output.
     item_count = depth * len(cells)
-    filter_sums = q.astype(_SUM).reshape(count, -1).sum(1) - item_count * z.reshape(-1)
-    # The sums of p over a window.
+    filter_sums = q.astype(_SUM_DTYPE).reshape(count, -1).sum(1) - item_count * z.reshape(-1)
+    # These are the sums of p over each window and the channels of a group.
     input_sums = lax.reduce_window(
-        p.astype(_SUM).sum(2),
+        p.astype(_SUM_DTYPE).sum(2),
         np.int32(0),
         lax.add,
         (1, 1, *size),
@@ -108,10 +109,11 @@ def _signed(x: Array, zero: Array) -> tuple[Array, Array]:
     128.
     """
     x = jnp.asarray(x)
-    if x.dtype == _BYTE:
+    if x.dtype == _CODE_DTYPE:
         return x, zero
-    # The exclusive or subtracts 128.
-    codes = lax.bitcast_convert_type(x ^ np.uint8(128), _BYTE)
+    # The exclusive or with 128 subtracts 128: the bits of 130 become the bits of 2, and the bits of
+    # 3 become the bits of -125.
+    codes = lax.bitcast_convert_type(x ^ np.uint8(128), _CODE_DTYPE)
     return codes, zero - 128
 
 

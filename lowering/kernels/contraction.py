@@ -35,7 +35,7 @@ def parse(expr: str, ranks: Sequence[int]) -> tuple[list[str], str]:
     terms = left.split(",")
     if "..." not in expr or len(terms) != len(ranks):
         return terms, output
-    # The number of axes that `...` stands for in each term.
+    # This list has, for each term, the number of axes that `...` stands for.
     counts: list[int] = []
     for term, rank in zip(terms, ranks, strict=True):
         count = 0
@@ -45,6 +45,7 @@ def parse(expr: str, ranks: Sequence[int]) -> tuple[list[str], str]:
         counts.append(count)
     unused = [letter for letter in string.ascii_letters if letter not in expr]
     letters = "".join(unused[: max(counts)])
+    # A term in which `...` stands for fewer axes gets the last letters, as numpy aligns axes.
     expanded_terms: list[str] = []
     for term, count in zip(terms, counts, strict=True):
         last_letters = letters[len(letters) - count :]
@@ -97,16 +98,18 @@ def multiply_adds(shapes: Sequence[Shape], terms: Sequence[str], output: str) ->
     product. Such sums are not counted.
     """
     extents = _extents(shapes, terms)
-    # The letters of each remaining operand, without the axes along which it is broadcast.
+    # This list has a set for each remaining operand: the letters of the axes along which the
+    # operand is not broadcast.
     remaining: list[set[str]] = []
     for term, shape in zip(terms, shapes, strict=True):
         pairs = zip(term, shape, strict=True)
         remaining.append({letter for letter, extent in pairs if extent == extents[letter]})
     total = 0
     for indices in _order(remaining, output, extents):
+        # The operands are popped from the last to the first, so that the other indices stay valid.
         operands = [remaining.pop(index) for index in sorted(indices, reverse=True)]
         needed_later = set(output).union(*remaining)
-        product_letters = set[str]()  # those that are not summed before the product
+        product_letters = set[str]()  # letters that are not summed before the product
         for index, operand in enumerate(operands):
             other_operands = operands[:index] + operands[index + 1 :]
             product_letters |= operand & needed_later.union(*other_operands)
@@ -172,8 +175,10 @@ def contract(
                 broadcast_axes.append(axis)
         arrays[index] = jnp.squeeze(array, tuple(broadcast_axes))
         letters.append(remaining_letters)
+    # Letters that no operand has are axes of extent 1, which are added to the result.
     added_axes = tuple(axis for axis, letter in enumerate(output) if letter not in extents)
     if not _is_product(letters, output):
+        # `jnp.einsum` also sums outside of products, and such sums need the dtype of sums.
         arrays = [array.astype(accumulator) for array in arrays]
     elif arrays[0].dtype == jnp.bfloat16:
         result = _product(arrays, letters, output, accumulator, precision)
@@ -197,11 +202,13 @@ def _product(
     """
     left, right = terms
     x, y = arrays
+    # The lists have letters of axes.
     shared = [letter for letter in left if letter in right]
     batch = [letter for letter in shared if letter in output]
     sums = [letter for letter in shared if letter not in output]
     left_free = [letter for letter in left if letter not in right]
     right_free = [letter for letter in right if letter not in left]
+    # The left operand is transposed before the barrier, so that the product needs no transposition.
     order = [*batch, *left_free, *sums]
     x = x.transpose([left.index(letter) for letter in order])
     x = left_operand_anywhere(x, accumulator)

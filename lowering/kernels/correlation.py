@@ -126,7 +126,8 @@ def conv(
     the border does not consist of zeros, the input is extended first.
     """
     x, padding = bordered(x, windows)
-    slide = Slide(windows.stride, padding, (1,) * len(padding), windows.dilation, groups)
+    no_spread = (1,) * len(padding)
+    slide = Slide(windows.stride, padding, no_spread, windows.dilation, groups)
     if jnp.issubdtype(wide, jnp.integer):
         return by_cells(x, filter, slide, wide)
     return correlate(x, filter, slide, precision, wide)
@@ -159,7 +160,9 @@ def deconv(
     `transposed_filter`, and the result has the shape (batch, output channels, *extents).
     """
     x, padding = spread(x, windows)
-    slide = Slide((1,) * len(padding), padding, windows.stride, windows.dilation, groups)
+    # The stride of a deconvolution is the distance between the items of its input.
+    unit_stride = (1,) * len(padding)
+    slide = Slide(unit_stride, padding, windows.stride, windows.dilation, groups)
     return correlate(x, filter, slide, precision, wide)
 
 
@@ -194,6 +197,8 @@ def spread(x: Array, windows: Windows) -> tuple[Array, Padding]:
         stride = windows.stride[axis]
         reach_before, _ = reach[axis]
         padding_before, _ = windows.padding[axis]
+        # With a padding of span - 1 before the input, where span is the extent of a window with its
+        # gaps, the output would begin `cut` items too early.
         cut = padding_before + reach_before * stride
         spread_extent = (extent - 1) * stride + 1
         before = windows.dilated[axis] - 1 - cut

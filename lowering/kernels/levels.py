@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from lowering.jaxprs import function_primitive
 
 NOTE = "levels"
-MOST = 256  # levels; a tensor with more levels has no 8-bit codes
+MOST = 256  # the most levels of a tensor that has 8-bit codes
 
 _levels = function_primitive(NOTE)
 
@@ -60,9 +60,9 @@ def noted(
     return result
 
 
-# A level that is at most this number of steps away from 0 still stands for 0. The standard's
+# A level stands for 0 if its number is at most this number of steps away from 0. The standard's
 # formula in float32 has an error of this size.
-_NEAR = 3e-5
+_LARGEST_ERROR = 3e-5
 
 
 def _level_of_zero(step: ArrayLike, start: ArrayLike, lowest: int, highest: int) -> int | None:
@@ -81,7 +81,7 @@ def _level_of_zero(step: ArrayLike, start: ArrayLike, lowest: int, highest: int)
     zeros = -starts / steps
     nearest_level = np.rint(zeros.ravel()[0])
     level = int(np.clip(nearest_level, lowest, highest))
-    return level if np.all(np.abs(zeros - level) <= _NEAR) else None
+    return level if np.all(np.abs(zeros - level) <= _LARGEST_ERROR) else None
 
 
 @_levels.def_impl
@@ -122,8 +122,10 @@ def _batched(
             return jnp.broadcast_to(operand, (size, *operand.shape))
         return operand[None] if operand.ndim else operand
 
-    # x and level have the shape of the tensor, while step and start broadcast to it.
-    batched = map(with_batch_first, operands, axes, (True, True, False, False))
+    # The operands are x, level, step and start. x and level have the shape of the tensor, so that
+    # they are repeated. step and start broadcast to this shape.
+    repeats_operand = (True, True, False, False)
+    batched = map(with_batch_first, operands, axes, repeats_operand)
     return _levels.bind(*batched, **params), [0]
 
 

@@ -49,33 +49,36 @@ COORDINATES = (
     CROP,
 )
 INTERPOLATORS = ("nearest", "linear", "cubic")
-# Functions that round a place to the index of the nearest item. Their arguments are numpy or
-# `jax.numpy`, the place, and the largest error `t` of the place.
+# These functions round a place to the index of the nearest item. The arguments are the module numpy
+# or `jax.numpy`, the place, and the largest error of the place.
 _ROUND: dict[str, Callable[[Any, Any, Any], Any]] = {
-    "floor": lambda xp, place, t: xp.floor(place + t),
-    "ceil": lambda xp, place, t: xp.ceil(place - t),
-    "round_prefer_floor": lambda xp, place, t: xp.ceil(place - 0.5 - t),
-    "round_prefer_ceil": lambda xp, place, t: xp.floor(place + 0.5 + t),
+    "floor": lambda xp, place, error: xp.floor(place + error),
+    "ceil": lambda xp, place, error: xp.ceil(place - error),
+    "round_prefer_floor": lambda xp, place, error: xp.ceil(place - 0.5 - error),
+    "round_prefer_ceil": lambda xp, place, error: xp.floor(place + 0.5 + error),
 }
 SIMPLE = "simple"  # "ceil" along axes that shrink, "floor" along others
 ROUNDINGS = (*_ROUND, SIMPLE)
 CUBIC = -0.75  # the coefficient of torch's and tract's cubic kernel
 
-# The number of multiply-adds of a matrix product that take as long as gathering an item. On CPUs
-# this is about 25, and 200 in a backward pass, where the gather becomes a scatter.
-_PRODUCTS = 32
+# A matrix product replaces gathers if it has at most this number of multiply-adds for each gathered
+# item. On CPUs gathering an item takes as long as about 25 multiply-adds, or 200 in a backward
+# pass, where the gather becomes a scatter.
+_MULTIPLY_ADDS_OF_GATHER = 32
 
-# The host computes with this many arrays of 64-bit items at a time.
-_WORK = 8
+# The host computes with this number of arrays of 64-bit items at a time.
+_ARRAYS_AT_A_TIME = 8
 # Upsampling by a factor has as many phases as the factor. Up to this number of phases are computed
 # one by one. More phases are computed by one operation.
-_UNROLLED = 32
-# Offsets of the three input items from which `upsample_linear` computes an output, by `shift`.
+_UNROLLED_PHASES = 32
+# `upsample_linear` computes an output from three input items. This dict maps the argument `shift`
+# to the offsets of these items.
 _OFFSETS = {False: (0, 0, 1), True: (-1, 0, 1)}
-# The argument `shift` of `upsample_linear`, by coordinates.
+# This dict maps coordinates to the argument `shift` of `upsample_linear`.
 _SHIFTED = {"half_pixel": True, "pytorch_half_pixel": True, "asymmetric": False}
 
-# Scales have single precision. For example, 1.7 is rounded up, so that 17 / 1.7 is less than 10.
+# This is the relative precision of scales, which are float32. For example, 1.7 is rounded up, so
+# that 17 / 1.7 is less than 10.
 _PRECISION = 2.0**-23
 
 
@@ -205,11 +208,11 @@ def host_work(extent: int, length: float, method: Method) -> tuple[int, int]:
     """
     count = int(length)
     if method.interpolator == "nearest":
-        return _WORK * count, 1
+        return _ARRAYS_AT_A_TIME * count, 1
     taps = len(_taps(length / extent, method))
-    if extent <= _PRODUCTS * taps:  # the weights become a matrix
-        return _WORK * count * (taps + extent), 1
-    return _WORK * count * taps, taps
+    if extent <= _MULTIPLY_ADDS_OF_GATHER * taps:  # the weights become a matrix
+        return _ARRAYS_AT_A_TIME * count * (taps + extent), 1
+    return _ARRAYS_AT_A_TIME * count * taps, taps
 
 
 def _nearest(x: Array, axis: int, where: AnyArray, mode: str) -> Array:
@@ -224,13 +227,15 @@ def _nearest(x: Array, axis: int, where: AnyArray, mode: str) -> Array:
     items = _ROUND[mode](xp, where, error)
     items = xp.clip(items, 0, extent - 1).astype(np.int32)
     if isinstance(items, np.ndarray):
-        # The gradients of a repetition and of a slice are faster than that of a gather.
+        # The gradient of a repetition or of a slice is faster than the gradient of a gather.
         count = len(items)
         times = count // extent
-        if count % extent == 0 and np.array_equal(items, np.arange(count) // times):
+        is_repetition = count % extent == 0 and np.array_equal(items, np.arange(count) // times)
+        if is_repetition:
             return jnp.repeat(x, times, axis)
         step = int(items[1] - items[0]) if count > 1 else 1
-        if step > 0 and np.array_equal(items, items[0] + step * np.arange(count)):
+        is_slice = step > 0 and np.array_equal(items, items[0] + step * np.arange(count))
+        if is_slice:
             return lax.slice_in_dim(x, int(items[0]), int(items[-1]) + 1, step, axis)
     return jnp.take(x, items, axis, mode="clip")
 
@@ -288,10 +293,10 @@ def cubic_kernel(distance: AnyArray, a: float) -> Any:
     """
     xp = distance.__array_namespace__()  # numpy, or `jax.numpy` in a trace
     t = distance
-    near = ((a + 2) * t - (a + 3)) * t * t + 1
-    far = ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
-    at_least_1 = xp.where(t < 2, far, 0.0)
-    return xp.where(t <= 1, near, at_least_1)
+    up_to_1 = ((a + 2) * t - (a + 3)) * t * t + 1
+    from_1_to_2 = ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
+    above_1 = xp.where(t < 2, from_1_to_2, 0.0)
+    return xp.where(t <= 1, up_to_1, above_1)
 
 
 def _weighted(x: Array, axis: int, items: AnyArray, weights: AnyArray) -> Array:
@@ -303,7 +308,7 @@ def _weighted(x: Array, axis: int, items: AnyArray, weights: AnyArray) -> Array:
     """
     extent = x.shape[axis]
     place_count, tap_count = items.shape
-    if extent <= _PRODUCTS * tap_count:
+    if extent <= _MULTIPLY_ADDS_OF_GATHER * tap_count:
         rows = np.arange(place_count, dtype=np.int32)[:, None]
         if isinstance(weights, np.ndarray):
             matrix: Any = np.zeros((place_count, extent))
@@ -315,6 +320,7 @@ def _weighted(x: Array, axis: int, items: AnyArray, weights: AnyArray) -> Array:
         result = lax.dot_general(x, matrix, numbers, precision="highest")
         return jnp.moveaxis(result, -1, axis)
     total = jnp.zeros((), x.dtype)
+    # A tap reads one of the items that contribute to each place.
     for tap in range(tap_count):
         weight = jnp.asarray(weights[:, tap], x.dtype).reshape(along(axis, x.ndim))
         total = total + jnp.take(x, items[:, tap], axis, mode="clip") * weight
@@ -345,29 +351,32 @@ def upsample_linear(x: Array, axis: int, factor: int, shift: bool, border: str) 
         return lax.slice_in_dim(extended, start, start + extent, 1, axis)
 
     # Output k * factor + r has the same weights for every k.
-    if factor > _UNROLLED:
+    if factor > _UNROLLED_PHASES:
         place = lax.iota(np.float32, factor)
         if shift:
             place = place - (factor - 1) / 2
         place = place / factor  # relative to item k
         place = place.astype(x.dtype).reshape(along(axis + 1, x.ndim + 1))
-        neighbours = [jnp.expand_dims(neighbour(offset), axis + 1) for offset in _OFFSETS[shift]]
-        before, here, after = neighbours
-        left = jnp.where(place < 0, before, here)
-        right = jnp.where(place < 0, here, after)
-        weight = jnp.where(place < 0, place + 1, place)
+        three_items = [jnp.expand_dims(neighbour(offset), axis + 1) for offset in _OFFSETS[shift]]
+        before, here, after = three_items
+        # The output lies between the items `left` and `right`. The weight belongs to `right`.
+        is_before_item = place < 0
+        left = jnp.where(is_before_item, before, here)
+        right = jnp.where(is_before_item, here, after)
+        weight = jnp.where(is_before_item, place + 1, place)
         return merged(left * (1 - weight) + right * weight, axis)
     phases: list[Array] = []
     for r in range(factor):
-        # The place is k + doubled / (2 * factor).
-        doubled = 2 * r - (factor - 1) if shift else 2 * r
-        offset, remainder = divmod(doubled, 2 * factor)
-        left = neighbour(offset)
+        # Output k * factor + r lies at the place k + numerator / (2 * factor), between the items
+        # k + offset and k + offset + 1.
+        numerator = 2 * r - (factor - 1) if shift else 2 * r
+        offset, remainder = divmod(numerator, 2 * factor)
+        phase = neighbour(offset)
         right = neighbour(offset + 1)
         weight = remainder / (2 * factor)
         if weight:
-            left = left * (1 - weight) + right * weight
-        phases.append(left)
+            phase = phase * (1 - weight) + right * weight
+        phases.append(phase)
     return merged(jnp.stack(phases, axis + 1), axis)
 
 
@@ -380,8 +389,8 @@ def upsample_aligned(x: Array, axis: int, factor: int, fold: Callable[[int], Non
     """
     extent = x.shape[axis]
     count = extent * factor
-    fold(_WORK * count)
-    # Output i is at place i * (extent - 1) / divisor.
+    fold(_ARRAYS_AT_A_TIME * count)
+    # Output i is at the place i * (extent - 1) / divisor, between the items `before` and `after`.
     divisor = max(count - 1, 1)
     before, remainder = np.divmod(np.arange(count) * (extent - 1), divisor)
     after = np.minimum(before + 1, extent - 1)

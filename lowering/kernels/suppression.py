@@ -10,12 +10,13 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jax import Array, lax
 
-_State = tuple[Array, ...]
-# A function that returns the overlaps (n,) of a box (k, 1) with boxes (k, n), where k numbers
-# describe a box. The overlap is -inf if two boxes do not overlap. The boxes are on the last axis,
+_State = tuple[Array, ...]  # the values that a loop carries from one selection to the next
+
+# A function of this type returns the overlaps (n,) of a box (k, 1) with boxes (k, n), where k
+# numbers describe a box. The overlap of two disjoint boxes is -inf. The boxes are on the last axis,
 # since TPUs pad the last axis of an array to 128 items. By the compiler's estimate for 3,000 boxes
 # and 20 classes, a step of `suppressed` takes 49,000 cycles of a v5e. With boxes (n, k) that are
-# sorted for each class, it takes 458,000 cycles.
+# sorted for each class, a step takes 458,000 cycles.
 Overlap = Callable[[Array, Array], Array]
 
 
@@ -81,18 +82,21 @@ def rotated_overlap(box: Array, boxes: Array) -> Array:
     # The positions, from 0 to 1 along each side, at which the side crosses the four edge lines.
     is_parallel = side == 0
     crossings: list[Array] = []
+    divisor = jnp.where(is_parallel, 1, side)
     for edge in (-half[None], half[None]):
-        position = (edge - polygon) / jnp.where(is_parallel, 1, side)
+        position = (edge - polygon) / divisor
         crossings.append(jnp.where(is_parallel, 0, position))
-    bends = jnp.concatenate(crossings, axis=1)
-    bends = jnp.sort(jnp.clip(bends, 0, 1), axis=1)
-    bends = jnp.pad(bends, ((0, 0), (1, 0), (0, 0)))  # a corner, then four points of its side
-    path = polygon[:, None] + side[:, None] * bends[:, :, None]
+    positions = jnp.sort(jnp.clip(jnp.concatenate(crossings, axis=1), 0, 1), axis=1)
+    # The position 0 of the corner comes before the four positions of the corner's side.
+    positions = jnp.pad(positions, ((0, 0), (1, 0), (0, 0)))
+    path = polygon[:, None] + side[:, None] * positions[:, :, None]
     limit = half[None, None]
-    path = jnp.clip(path, -limit, limit).reshape(-1, *half.shape)  # (vertices, 2, n)
-    following = jnp.roll(path, -1, axis=0)
+    vertices = jnp.clip(path, -limit, limit).reshape(-1, *half.shape)  # (vertices, 2, n)
+    next_vertices = jnp.roll(vertices, -1, axis=0)
     # The area is half the sum of the cross products of consecutive vertices.
-    products = path[:, 0] * following[:, 1] - path[:, 1] * following[:, 0]
+    x, y = vertices[:, 0], vertices[:, 1]
+    next_x, next_y = next_vertices[:, 0], next_vertices[:, 1]
+    products = x * next_y - y * next_x
     intersection = jnp.maximum(jnp.sum(products, axis=0) / 2, 0)
     union = box[2] * box[3] + boxes[2] * boxes[3] - intersection
     return _ratio(intersection, union)
@@ -121,6 +125,9 @@ def suppressed(
     lowest = jnp.finfo(scores.dtype).min
     finite_scores = jnp.where(scores > lowest, scores, lowest)  # -inf and NaN come last
 
+    # The state of the loop has the number of selected boxes, the boxes that may still be selected
+    # as logical values, the largest overlap of each box with any selected box, the threshold, and
+    # the indices of the selected boxes.
     def has_more(state: _State) -> Array:
         count, remaining, *_ = state
         return (count < most) & jnp.any(remaining)
@@ -135,7 +142,6 @@ def suppressed(
         remaining = remaining & ~(largest > limit) & is_other
         return count + 1, remaining, largest, limit, chosen.at[count].set(best)
 
-    # The largest overlap of each box with any selected box.
     largest = jnp.full(scores.shape, -jnp.inf, boxes.dtype)
     limit = jnp.asarray(threshold, boxes.dtype)
     start = (jnp.int32(0), eligible, largest, limit, jnp.full(most, -1, jnp.int32))
@@ -161,28 +167,29 @@ def softened(
     """
     coordinates = boxes.T  # (k, n)
 
+    # The state of the loop has the number of selected boxes, the scores of the boxes that may still
+    # be selected (-inf for other boxes), and the indices and scores of the selected boxes.
     def has_more(state: _State) -> Array:
-        count, remaining, *_ = state
-        return (count < most) & jnp.any(remaining > -jnp.inf)
+        count, remaining_scores, *_ = state
+        return (count < most) & jnp.any(remaining_scores > -jnp.inf)
 
     def take_best(state: _State) -> _State:
-        count, remaining, chosen, chosen_scores = state
-        best = jnp.argmax(remaining)
+        count, remaining_scores, chosen, chosen_scores = state
+        best = jnp.argmax(remaining_scores)
         overlaps = jnp.maximum(overlap(coordinates[:, best, None], coordinates), 0)
-        softer = remaining * jnp.exp(-0.5 / sigma * overlaps**2)
+        softer = remaining_scores * jnp.exp(-0.5 / sigma * overlaps**2)
         is_other = jnp.arange(len(scores)) != best
         stays = (softer > least) & is_other
         chosen = chosen.at[count].set(best.astype(jnp.int32))
-        chosen_scores = chosen_scores.at[count].set(remaining[best])
+        chosen_scores = chosen_scores.at[count].set(remaining_scores[best])
         return count + 1, jnp.where(stays, softer, -jnp.inf), chosen, chosen_scores
 
-    # The scores of boxes that may still be selected, and -inf for all other boxes.
-    remaining = jnp.where(eligible, scores, -jnp.inf)
+    remaining_scores = jnp.where(eligible, scores, -jnp.inf)
     chosen = jnp.full(most, -1, jnp.int32)
     chosen_scores = jnp.full(most, -jnp.inf, scores.dtype)
     if not len(scores) or not most:
         return chosen, chosen_scores
-    start = (jnp.int32(0), remaining, chosen, chosen_scores)
+    start = (jnp.int32(0), remaining_scores, chosen, chosen_scores)
     *_, chosen, chosen_scores = lax.while_loop(has_more, take_best, start)
     return chosen, chosen_scores
 

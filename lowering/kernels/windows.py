@@ -37,9 +37,12 @@ POOL_BORDERS = ("ignore", *BORDERS)
 # The modes of `numpy.pad` by border.
 PAD_MODES = {"replicate": "edge", "reflect": "reflect", "reflect-even": "symmetric"}
 
-# To count cells along an axis, the host computes with this many arrays of 64-bit items at a time.
-_WORK = 8
-_UNROLLED = 64  # cells along an axis; a loop searches the maximum of more cells
+# To count cells along an axis, the host computes with this number of arrays of 64-bit items at a
+# time.
+_ARRAYS_AT_A_TIME = 8
+# If a window has at most this number of cells along an axis, their maximum is searched by unrolled
+# operations. For more cells it is searched by a loop.
+_UNROLLED_CELLS = 64
 
 
 class Sliding(TypedDict):
@@ -91,10 +94,11 @@ class Windows:
         operations are deconvolutions and deboxes.
         """
         reach: list[tuple[int, int]] = []
-        for axis, (padding, _) in enumerate(self.padding):
+        for axis, (padding_before, _) in enumerate(self.padding):
             stride = self.stride[axis]
-            before = (self.dilated[axis] - 1 - padding) // stride
-            last = (self.upscaled[axis] - 1 + padding) // stride
+            before = (self.dilated[axis] - 1 - padding_before) // stride
+            # The position of the last window that covers the last item of the up-scaled shape.
+            last = (self.upscaled[axis] - 1 + padding_before) // stride
             after = last - (self.downscaled[axis] - 1)
             reach.append((max(before, 0), max(after, 0)))
         return tuple(reach)
@@ -106,10 +110,11 @@ class Windows:
         """
         dilation = self.dilation[axis]
         stride = self.stride[axis]
-        span = (self.downscaled[axis] - 1) * stride + 1
+        span = (self.downscaled[axis] - 1) * stride + 1  # from the first to the last item
         if isinstance(index, int):
             start = index * dilation
         else:
+            # The index is traced. The slice with this start has no stride.
             start = 0
             x = lax.dynamic_slice_in_dim(x, index * dilation, span, axis)
         return lax.slice_in_dim(x, start, start + span, stride, axis)
@@ -128,8 +133,8 @@ def basic(
     stride = padded(stride, rank)
     dilation = padded(dilation, rank)
     dilated = spans(size, dilation)
-    # The numbers of positions along each axis. With automatic padding they are the extent divided
-    # by the stride, rounded up. With explicit padding they follow from the padding.
+    # Both lists have a number of positions for each axis. With automatic padding it is the extent
+    # divided by the stride, rounded up. With explicit padding it follows from the padding.
     automatic: list[int] = []
     downscaled: list[int] = []
     for axis, extent in enumerate(shape):
@@ -213,10 +218,12 @@ def _mirrored(x: Array, axis: int, before: int, after: int, border: str) -> Arra
         pads[axis] = before, after
         return jnp.pad(x, pads, mode=PAD_MODES[border])
     # jnp.pad would trace an operation for each reflection from edge to edge.
-    edge = 0 if border == "reflect" else 1  # 'reflect-even' repeats the edge
-    period = 2 * (extent - 1 + edge)
-    index = (lax.iota(np.int32, before + extent + after) - before) % period
-    index = jnp.where(index < extent, index, period - edge - index)
+    # The index of the item goes up to the end of the axis and back. With 3 items, 'reflect' repeats
+    # the indices 0 1 2 1, and 'reflect-even', which repeats the edges, 0 1 2 2 1 0.
+    edge_repeats = 0 if border == "reflect" else 1
+    period = 2 * (extent - 1 + edge_repeats)
+    phase = (lax.iota(np.int32, before + extent + after) - before) % period
+    index = jnp.where(phase < extent, phase, period - edge_repeats - phase)
     return jnp.take(x, index, axis, mode="clip")
 
 
@@ -233,7 +240,7 @@ def valid_counts(windows: Windows, fold: Callable[[int], None]) -> Any:
         if before == 0 and after == 0:
             counts = counts * cell_count
             continue
-        fold(_WORK * windows.downscaled[axis] * counts.size)
+        fold(_ARRAYS_AT_A_TIME * windows.downscaled[axis] * counts.size)
         dilation = windows.dilation[axis]
         start = np.arange(windows.downscaled[axis]) * windows.stride[axis] - before
         # Cell k of a window lies at start + k * dilation. The cells from `first` to `stop` lie on
@@ -262,15 +269,15 @@ def window_max_and_index(x: Array, windows: Windows, border: str) -> tuple[Array
     counts. NaN counts as the greatest number.
     """
     fill = lowest(x.dtype) if border == "ignore" else 0.0
-    x = extend(x, windows.padding, border, fill)
-    index = jnp.zeros(x.shape, jnp.int32)
-    volume = 1
+    maximum = extend(x, windows.padding, border, fill)
+    index = jnp.zeros(maximum.shape, jnp.int32)
+    volume = 1  # the number of cells along the axes that are reduced already
     # The axes are reduced one by one, from the last to the first, so that of equal maxima the first
-    # is selected.
+    # one is selected.
     for axis in reversed(range(x.ndim)):
-        x, index = _first_of_cells(x, index, windows, axis, volume)
+        maximum, index = _first_of_cells(maximum, index, windows, axis, volume)
         volume *= windows.size[axis]
-    return x, index
+    return maximum, index
 
 
 def _first_of_cells(
@@ -297,7 +304,7 @@ def _first_of_cells(
 
     best = windows.cell(x, axis, 0), windows.cell(index, axis, 0)
     size = windows.size[axis]
-    if size > _UNROLLED:
+    if size > _UNROLLED_CELLS:
         best, _ = lax.scan(take_better, best, lax.iota(np.int32, size - 1) + 1)
         return best
     for cell in range(1, size):
@@ -357,6 +364,7 @@ def require_basic(windows: Windows, first_axis: int = 0) -> None:
     """
     axes = zip(windows.upscaled, windows.dilated, windows.padding, strict=True)
     for axis, (extent, span, (before, after)) in enumerate(axes, first_axis):
+        # A batch without items is allowed.
         is_empty_batch = extent == before == after == 0 and span == 1
         if before + extent + after < span and not is_empty_batch:
             hint = "give more padding, or leave 'padding' empty to have it computed"
@@ -411,6 +419,7 @@ def _require_countable(windows: Windows) -> None:
     """Raise InvalidShape if a window or a padded input has more items than 32 bits can count."""
     counts = [windows.volume, *windows.dilated, *windows.stride, *windows.dilation]
     for axis, (before, after) in enumerate(windows.padding):
+        # The items from the first position to the last one.
         span = (windows.downscaled[axis] - 1) * windows.stride[axis] + 1
         counts.append(before + span + after)
         counts.append(before + windows.upscaled[axis] + after)

@@ -64,8 +64,8 @@ def _keeps_items(equation: Equation) -> bool:
     name = primitive(equation)
     if name == "transpose":
         return False
-    # A reshape with `dimensions` permutes axes first. The `dimensions` of a squeeze are the axes
-    # that it removes.
+    # A reshape with the parameter `dimensions` permutes axes first. The parameter `dimensions` of a
+    # squeeze has the axes that the squeeze removes.
     if name != "squeeze" and equation.params.get("dimensions") is not None:
         return False
     if name != "reduce_sum" and not facts(equation).shapes:
@@ -115,8 +115,9 @@ def _broadcast(matcher: Matcher, equation: Equation) -> Rewrite:
     result_axes = equation.params["broadcast_dimensions"]
     pairs = zip(result_axes, reshaped_shape, strict=True)
     long_result_axes = [axis for axis, extent in pairs if extent != 1]
-    # The axis of the result for each axis of the source. An axis of extent 1 gets the axis of the
-    # result that follows the previous one.
+    # This list has the axis of the result for each axis of the source. An axis of extent 1 gets the
+    # axis of the result after the previous one. If the source has the extents (3, 1, 4), and the
+    # result has the extents 3 and 4 along the axes 1 and 3, the list is [1, 2, 3].
     new_axes: list[int] = []
     next_axis = 0
     for extent in source_shape:
@@ -125,7 +126,8 @@ def _broadcast(matcher: Matcher, equation: Equation) -> Rewrite:
         next_axis = axis + 1
     rank = len(equation.params["shape"])
     is_increasing = sorted(set(new_axes)) == new_axes
-    if not is_increasing or next_axis > rank:
+    is_within_rank = next_axis <= rank
+    if not is_increasing or not is_within_rank:
         return None
     params = {**equation.params, "broadcast_dimensions": tuple(new_axes)}
     return equation.replace(invars=[maker.invars[0]], params=params)
@@ -190,10 +192,11 @@ def _narrow(matcher: Matcher, equation: Equation) -> Rewrite:
         if is_literal(source) or not _widens(source.aval.dtype, result.aval.dtype):
             return equation
         sources.append(source)
+    # Other precisions are algorithms, which ask for certain dtypes of operands.
     precision = equation.params["precision"]
-    is_plain = precision is None or isinstance(precision, tuple | lax.Precision)
+    is_plain_precision = precision is None or isinstance(precision, tuple | lax.Precision)
     dtypes = {source.aval.dtype for source in sources}
-    if len(dtypes) > 1 or not is_plain:
+    if len(dtypes) > 1 or not is_plain_precision:
         return equation
     params = {**equation.params, "preferred_element_type": result.aval.dtype}
     return equation.replace(invars=sources, params=params)
@@ -208,9 +211,11 @@ def _product(matcher: Matcher, equation: Equation) -> Rewrite:
         transposition = matcher.maker(operand, "transpose")
         if transposition is None:
             continue
+        # `source_axes[axis]` is the axis of the source that becomes the axis `axis` of the operand.
         source_axes = transposition.params["permutation"]
         numbered_axes = (*summed_axes[index], *batch_axes[index])
         free = [source for axis, source in enumerate(source_axes) if axis not in numbered_axes]
+        # The result has the free axes in the order of the operand, which must not change.
         is_order_unchanged = free == sorted(free)
         if is_order_unchanged:
             operands[index] = transposition.invars[0]
@@ -237,4 +242,5 @@ def _transposed(matcher: Matcher, equation: Equation) -> Rewrite:
         return None
     if conversion is None:
         return earlier.invars[0]
+    # The operand of the first transposition is converted directly.
     return conversion.replace(invars=earlier.invars, outvars=equation.outvars)

@@ -24,8 +24,9 @@ from lowering.program import Computed, Matcher, Program, Rewrite, Rules, rewritt
 from lowering.targets.target import Target
 
 _RULES = Rules()
-_NARROW = (jnp.bfloat16, jnp.float16)
-# The primitive that replaces a choice between x and a bound, by the comparison of x with the bound.
+_NARROW_DTYPES = (jnp.bfloat16, jnp.float16)
+# A choice between x and a bound becomes a maximum or a minimum. This dict maps the comparison of x
+# with the bound to the primitive of the maximum or minimum.
 _BOUNDED_BY: dict[str, Any] = {"le": lax.max_p, "lt": lax.max_p, "ge": lax.min_p, "gt": lax.min_p}
 
 
@@ -43,8 +44,8 @@ def _bounded(matcher: Matcher, equation: Equation) -> Rewrite:
         return None
     x, bound = cases  # the case of a false condition comes first
     left, right = comparison.invars
-    number = matcher.number(bound)
-    if left is not x or number is None or matcher.number(right) != number:
+    bound_number = matcher.number(bound)
+    if left is not x or bound_number is None or matcher.number(right) != bound_number:
         return None
     maximum_or_minimum = _BOUNDED_BY[primitive(comparison)]
     return equation.replace(primitive=maximum_or_minimum, invars=[x, bound], params={})
@@ -63,7 +64,7 @@ def _narrow(matcher: Matcher, equation: Equation) -> Rewrite:
     addition = matcher.maker(operand, "add")
     sums, *biases = addition.invars if addition else [operand]
     convolution = matcher.maker(sums, CONVOLUTION)
-    if convolution is None or dtype not in _NARROW:
+    if convolution is None or dtype not in _NARROW_DTYPES:
         return None
     if not matcher.is_read_once(sums) or not matcher.is_read_once(operand):
         return None

@@ -23,8 +23,9 @@ from lowering.targets.target import Target
 @in_loops
 def run(program: Program, target: Target) -> Program:
     """Fold scales after a convolution into its filter, and merge its offsets into one."""
-    # A filter that is rounded to quantised levels would be rounded to other levels after the scale.
-    if any(primitive(equation) == NOTE for equation in program.equations):
+    has_levels = any(primitive(equation) == NOTE for equation in program.equations)
+    if has_levels:
+        # A filter that is rounded to few levels would not have these levels after the scale.
         return program
 
     return rewritten(program, {"add": _shifted, "sub": _shifted, "mul": _scaled, "div": _scaled})

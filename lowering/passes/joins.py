@@ -50,6 +50,7 @@ def run(program: Program, target: Target) -> Program:
     This requires that all slices of the tensor are added to slices of one other tensor, or that
     all of them are added to vectors.
     """
+    # A group has the sums of slices of one tensor with slices of one other tensor, or with vectors.
     groups: defaultdict[object, list[_SumOfSlice]] = defaultdict(list)
     for equation in program.equations:
         sum = _sum(program, equation)
@@ -57,12 +58,16 @@ def run(program: Program, target: Target) -> Program:
             other_source = sum.other.source if isinstance(sum.other, _Slice) else None
             dtype = equation.outvars[0].aval.dtype
             groups[sum.slice.source, other_source, dtype].append(sum)
-    group_by_first = {id(group[0].equation): group for group in groups.values() if _cover(group)}
-    if not group_by_first:
+    # The first equation of a group is replaced by a computation of all its sums.
+    group_by_first_equation: dict[int, list[_SumOfSlice]] = {}
+    for group in groups.values():
+        if _cover(group):
+            group_by_first_equation[id(group[0].equation)] = group
+    if not group_by_first_equation:
         return program
 
     def join_sums(matcher: Matcher, equation: Equation) -> Computed | None:
-        group = group_by_first.get(id(matcher.original))
+        group = group_by_first_equation.get(id(matcher.original))
         return None if group is None else _joined(group)
 
     # Early equations are moved to the front, since all vectors must be computed before the first
@@ -79,6 +84,7 @@ def _sum(program: Program, equation: Equation) -> _SumOfSlice | None:
     left_slice = _slice(program, left) if _has_type_of(result, left) else None
     right_slice = _slice(program, right) if _has_type_of(result, right) else None
     if left_slice and right_slice:
+        # The whole tensors can be added if both slices have the same place in them.
         has_same_start = left_slice.start == right_slice.start
         has_same_stop = left_slice.stop == right_slice.stop
         has_same_shape = left_slice.source.aval.shape == right_slice.source.aval.shape
@@ -169,6 +175,7 @@ def _joined(sums: Sequence[_SumOfSlice]) -> Computed:
     dtype = results[0].aval.dtype
 
     def add_and_slice(x: Array, *summands: Array) -> list[Array]:
+        """Return the slices of x plus a summand: a tensor, or the vectors joined to one vector."""
         summand = summands[0]
         if len(summands) > 1:
             shape = along(x.ndim - 1, x.ndim)

@@ -22,8 +22,9 @@ def run(program: Program, target: Target) -> Program:
     A program that has floating-point arguments of 32 bits is returned unchanged.
     """
     dtypes = {v.aval.dtype for v in program.arguments}
-    is_narrow = all(x.itemsize == 2 for x in dtypes if jnp.issubdtype(x, jnp.floating))
-    return _removed(program) if is_narrow else program
+    floating = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)]
+    are_narrow = all(dtype.itemsize == 2 for dtype in floating)  # 16 bits
+    return _removed(program) if are_narrow else program
 
 
 def _removed(program: Program) -> Program:

@@ -55,19 +55,21 @@ def _read_by_loops(program: Program) -> set[Atom]:
 def _merged(program: Program, is_chosen: Callable[[Equation], bool]) -> Program:
     """Merge products of one input. Only products for which `is_chosen` is true are merged."""
     first_equal = _first_equal(program)
+    # A group has products of one input, over the same axes of the input and of the same kind.
     groups: dict[object, list[Equation]] = defaultdict(list)
     for equation in program.equations:
         if is_layer(equation, program.early) and is_chosen(equation):
             (input_axes, _), _ = equation.params["dimension_numbers"]
-            input = equation.invars[0]
+            input, _ = equation.invars
             kind = str(sorted(kind_of(equation).items()))
             groups[first_equal.get(input, input), input_axes, kind].append(equation)
-    group_by_first = {id(group[0]): group for group in groups.values() if len(group) > 1}
-    if not group_by_first:
+    # The first product of a group is replaced by a computation of all its products.
+    group_by_first_product = {id(group[0]): group for group in groups.values() if len(group) > 1}
+    if not group_by_first_product:
         return program
 
     def join_group(matcher: Matcher, equation: Equation) -> Computed | None:
-        group = group_by_first.get(id(matcher.original))
+        group = group_by_first_product.get(id(matcher.original))
         return None if group is None else _joined(equation, group)
 
     # Early equations are moved to the front, since all matrices must be computed before the first
@@ -106,6 +108,7 @@ def _first_equal(program: Program) -> dict[Atom, Variable]:
     first_equal: dict[Atom, Variable] = {}
 
     def operand_key(operand: Atom) -> object:
+        # A literal is equal only to itself.
         return id(operand) if is_literal(operand) else first_equal.get(operand, operand)
 
     for equation in program.equations:

@@ -29,9 +29,9 @@ from lowering.targets.target import Target
 
 _FREE = PartitionSpec.UNCONSTRAINED
 Names = Any  # an item of a PartitionSpec: a name, a tuple of names, None or UNCONSTRAINED
-# For each axis of a variable, the extents of the axes into which it is split.
+# This type has a list for each axis of a variable: the extents of the axes into which it is split.
 Groups = list[list[int]]
-Results = Sequence[Array] | None  # a rule's results; None if it cannot evaluate split operands
+Results = Sequence[Array] | None  # None if a rule cannot evaluate operands with split axes
 
 
 def run(program: Program, target: Target) -> Program:
@@ -44,11 +44,13 @@ def run(program: Program, target: Target) -> Program:
         return program
     parameter_divisions = plan.parameters.divisions
     walk = FactorWalk(program)
+    # Factorise the axes of parameters that are not divided along their first factor.
     for i, division in parameter_divisions.items():
         if division.before > 1:
             axis = walk.operand_axes(program.arguments[i])[division.axis]
             unite(axis, [Factor(division.before), Factor(_extent(axis) // division.before)])
     walk.follow_all()
+    # Collect the divided factors. XLA chooses the sharding along factors of the batch.
     spec_items: dict[Factor, Names] = {}
     parameter_item = _spec_item(plan.parameters.names)
     for divided_arguments, item in ((plan.batch, _FREE), (plan.parameters, parameter_item)):
@@ -157,8 +159,8 @@ class _Spread:
                 item = self.divided.get(factors[0]) if factors else None
                 if item is None and axis not in fixed:
                     item = _FREE
-                elif item is not _FREE and item in items:  # a mesh axis may divide only one axis
-                    item = None
+                elif item is not _FREE and item in items:
+                    item = None  # an axis of the mesh may divide only one axis of an array
                 items.append(item)
         sharding = NamedSharding(self.mesh, PartitionSpec(*items))
         return lax.with_sharding_constraint(self.split(x, variable), sharding)
@@ -178,13 +180,15 @@ class _Spread:
         split axes.
         """
         arrays = self._all_split(operands, equation.invars)
-        for result in equation.outvars[:1]:
+        first_result = equation.outvars[0] if equation.outvars else None
+        summed_axes = {} if first_result is None else self.walk.summed.get(first_result, {})
+        for i, axes in summed_axes.items():
             # Without this constraint, a matrix that is sharded only along its rows would shard the
-            # tensors before the product too. Each mean over their last axis would be a collective.
-            for i, axes in self.walk.summed.get(result, {}).items():
-                operand = equation.invars[i]
-                if not is_literal(operand):
-                    arrays[i] = self.sharded(operand, arrays[i], axes)
+            # tensors before the product too. Each mean over the last axis of such a tensor would be
+            # a collective.
+            operand = equation.invars[i]
+            if not is_literal(operand):
+                arrays[i] = self.sharded(operand, arrays[i], axes)
         if primitive(equation) == SCAN:
             (body,) = self.walk.inner_walks[id(equation)]
             results = self._scanned(equation, body, arrays)
@@ -193,9 +197,11 @@ class _Spread:
         else:
             results = jaxprs.bind(equation, arrays)
         results = self._all_split(results, equation.outvars)
-        if equation.outvars and equation.outvars[0] in self.walk.columns:
-            (result,) = equation.outvars
-            return [self.sharded(result, results[0], self.walk.columns[result])]
+        if first_result is not None and first_result in self.walk.columns:
+            # This is the only result, of a product with a parameter. Other shardings follow from
+            # its constraint.
+            (result,) = results
+            return [self.sharded(first_result, result, self.walk.columns[first_result])]
         return results
 
     def _is_split(self, operand: Atom) -> bool:
@@ -272,11 +278,12 @@ def _renumbered(spread: _Spread, equation: Equation, arrays: Sequence[Array]) ->
     Return None if operands split the axes that the equation links in different ways.
     """
     groups = list(map(spread.groups, equation.invars))
-    # How many axes each axis of an operand becomes. Scalars have no axes.
+    # For each operand with axes: the number of axes that each of its axes becomes.
     axis_counts = {tuple(map(len, operand_groups)) for operand_groups in groups if operand_groups}
     if len(axis_counts) > 1 and primitive(equation) != PRODUCT:
         return None
     for link in (axes_of(equation) or UNLINKED).links:
+        # For each operand of the link: the extents into which its linked axes are split.
         linked_extents: list[list[list[int]]] = []
         for index, linked_axes in link.operands.items():
             linked_extents.append([groups[index][axis_number(axis)] for axis in linked_axes])
@@ -372,12 +379,14 @@ def _slice(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Resu
         for extents, result_extents, start in zip(groups, result_groups, starts, strict=True):
             size = math.prod(result_extents)
             if size < math.prod(extents):
-                # The number of items for each index of the first axis.
-                inner = math.prod(extents[1:])
-                if start is None or start % inner or size % inner:
+                # The number of items for each index of the first axis. If an axis of 12 items is
+                # split into (3, 4), the slice from 4 to 12 becomes the slice from 1 to 3 of the
+                # axis of 3.
+                inner_size = math.prod(extents[1:])
+                if start is None or start % inner_size or size % inner_size:
                     return None
-                first = start // inner
-                x = lax.slice_in_dim(x, first, first + size // inner, axis=first_axis)
+                first = start // inner_size
+                x = lax.slice_in_dim(x, first, first + size // inner_size, axis=first_axis)
             first_axis += len(extents)
         results.append(spread.split(x, result))
     return results

@@ -40,6 +40,7 @@ def run(program: Program, target: Target) -> Program:
     is_backward_loop = program.in_loop and program.role == "backward"
     if not is_backward_loop:
         return program
+    # Maps the id of a sum's last addition to the computation that replaces this addition.
     computed_by_addition = {id(sum.last_addition): sum.computed() for sum in _sums(program)}
     if not computed_by_addition:
         return program
@@ -146,31 +147,28 @@ def _without_totals(equation: Equation, body: Program) -> Computed | None:
     if not totals:
         return None
     total_numbers = {total.number for total in totals}
+    # The numbers of the carried values that the new scan still carries.
     remaining = [number for number in range(carried_count) if number not in total_numbers]
     argument_variables = jaxprs.scan_parts(equation, body.arguments)
     constant_variables, carried_variables, item_variables = argument_variables
     product_operands: list[Atom] = []
     for total in totals:
         product_operands += total.product.invars
-    # The operands of products that are not stacked already, each of them once.
+    # The new scan stacks these variables: the operands of products that are no items of stacks
+    # already, each of them once.
     factors = list(dict.fromkeys(v for v in product_operands if v not in item_variables))
     remaining_arguments = [
         *constant_variables,
         *(carried_variables[number] for number in remaining),
         *item_variables,
     ]
-    remaining_results = [
-        *(body.results[number] for number in remaining),
-        *body.results[carried_count:],
-    ]
-    evaluate = jaxprs.as_function(
-        jaxprs.of_equations(
-            body.closed,
-            body.equations,
-            [*remaining_results, *factors],
-            arguments=remaining_arguments,
-        )
+    # The results of an iteration are the remaining carried values, the outputs and the factors.
+    outputs_of_body = body.results[carried_count:]
+    new_results = [*(body.results[number] for number in remaining), *outputs_of_body, *factors]
+    new_body = jaxprs.of_equations(
+        body.closed, body.equations, new_results, arguments=remaining_arguments
     )
+    evaluate = jaxprs.as_function(new_body)
     options = {name: equation.params[name] for name in ("length", "reverse", "unroll")}
 
     def scan_and_multiply(*operands: Array) -> list[Array]:
@@ -181,17 +179,18 @@ def _without_totals(equation: Equation, body: Program) -> Computed | None:
             return results[: len(remaining)], results[len(remaining) :]
 
         remaining_start = [start[number] for number in remaining]
-        last, collected = lax.scan(iterate, remaining_start, list(stacks), **options)
-        output_count = len(collected) - len(factors)
-        outputs = collected[:output_count]
+        last, stacked = lax.scan(iterate, remaining_start, list(stacks), **options)
+        output_stacks = stacked[: len(outputs_of_body)]
+        factor_stacks = stacked[len(outputs_of_body) :]
         stack_by_variable = dict[Atom, Array](zip(item_variables, stacks, strict=True))
-        stack_by_variable.update(zip(factors, collected[output_count:], strict=True))
-        final_values = dict(zip(remaining, last, strict=True))
+        stack_by_variable.update(zip(factors, factor_stacks, strict=True))
+        final_value_by_number = dict(zip(remaining, last, strict=True))
         for total in totals:
             left, right = (stack_by_variable[operand] for operand in total.product.invars)
             initial = start[total.number]
-            final_values[total.number] = total.final_value(initial, left, right)
-        return [*(final_values[number] for number in range(carried_count)), *outputs]
+            final_value_by_number[total.number] = total.final_value(initial, left, right)
+        final_values = [final_value_by_number[number] for number in range(carried_count)]
+        return [*final_values, *output_stacks]
 
     return Computed(scan_and_multiply, equation.invars)
 
@@ -250,8 +249,10 @@ def _sums(program: Program) -> Iterator[_Sum]:
         products: list[Equation] = []
         terms: list[Atom] = []
         reshapes_of_products: list[list[Equation]] = []
-        kinds: set[str] = set()  # of products with their reshapes
-        pending = list(equation.invars)
+        # The products are joined only if they are of one kind: equal parameters, types and
+        # reshapes.
+        kinds: set[str] = set()
+        pending = list(equation.invars)  # the terms that are not examined yet
         while pending:
             variable = pending.pop()
             maker, reshapes = _chain(program, variable)

@@ -26,8 +26,8 @@ from lowering.program import Computed, Matcher, Program, in_loops, rewritten
 from lowering.recipe import by_numpy
 from lowering.targets.target import Target
 
-_LARGEST = 4096  # the most items of indices that are examined
-_NUMBERS = (bool, int, float)
+_MOST_ITEMS = 4096  # Tensors with more items than this are not examined.
+_NUMBER_TYPES = (bool, int, float)
 
 
 class _SliceOfUpdates(NamedTuple):
@@ -73,14 +73,17 @@ def run(program: Program, target: Target) -> Program:
 
 def _updated(overwritten_slice: _SliceOfUpdates, x: Array, indices: Array, updates: Array) -> Array:
     """Return x with `updates` written to a slice. A slice that is out of bounds is not written."""
+    # The coordinates along axes on which the slice has one item are equal for all indices.
     coordinates = indices.reshape(-1, indices.shape[-1])[0]
     starts = [jnp.zeros((), coordinates.dtype)] * x.ndim
     is_inside = jnp.array(True)
-    for axis, i in overwritten_slice.coordinates.items():
-        starts[axis] = coordinates[i]
-        is_inside &= (coordinates[i] >= 0) & (coordinates[i] < x.shape[axis])
+    for axis, coordinate_number in overwritten_slice.coordinates.items():
+        start = coordinates[coordinate_number]
+        starts[axis] = start
+        is_inside &= (start >= 0) & (start < x.shape[axis])
     covered_axes = sorted(overwritten_slice.axes)
     update_axes = [overwritten_slice.axes[axis] for axis in covered_axes]
+    # The other axes of the updates have extent 1.
     single_axes = [axis for axis in range(updates.ndim) if axis not in update_axes]
     shape = [n if axis in covered_axes else 1 for axis, n in enumerate(x.shape)]
     new_items = updates.transpose(*single_axes, *update_axes).reshape(shape)
@@ -95,10 +98,10 @@ def _overwritten_slice(items: _Items, equation: Equation) -> _SliceOfUpdates | N
     tensor_shape = tensor.aval.shape
     update_shape = updates.aval.shape
     indexed_axes = numbers.scatter_dims_to_operand_dims
-    # Whether each coordinate selects a single index of its axis.
+    # Each coordinate selects a single index of its axis if the windows lack the indexed axes.
     is_by_index = sorted(indexed_axes) == [*numbers.inserted_window_dims]
-    drops = equation.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
-    if not is_by_index or not drops:
+    drops_outside = equation.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
+    if not is_by_index or not drops_outside:
         return None
     if numbers.operand_batching_dims or updates.aval.size == 0:
         return None
@@ -110,13 +113,15 @@ def _overwritten_slice(items: _Items, equation: Equation) -> _SliceOfUpdates | N
     update_axes = dict(zip(window_axes, numbers.update_window_dims, strict=True))
     # The axes of the updates that come from the axes of the indices, in order.
     scatter_axes = [i for i in range(len(update_shape)) if i not in numbers.update_window_dims]
-    coordinates: dict[int, int] = {}
-    for i, axis in enumerate(indexed_axes):
-        coordinate = coordinates_of_items[..., i]
+    # Maps each axis along which the slice has only one item to the number of the coordinate.
+    coordinate_numbers: dict[int, int] = {}
+    for number, axis in enumerate(indexed_axes):
+        coordinate = coordinates_of_items[..., number]
         is_constant = len({*coordinate.flat}) == 1
         if is_constant:
-            coordinates[axis] = i
+            coordinate_numbers[axis] = number
             continue
+        # A coordinate that counts all indices of its axis covers this axis.
         counted_axis = _counted(coordinate, tensor_shape[axis])
         if counted_axis is None or scatter_axes[counted_axis] in update_axes.values():
             return None
@@ -125,7 +130,7 @@ def _overwritten_slice(items: _Items, equation: Equation) -> _SliceOfUpdates | N
     update_extents = [update_shape[axis] for axis in update_axes.values()]
     if extents != update_extents or math.prod(extents) != updates.aval.size:
         return None
-    return _SliceOfUpdates(coordinates, update_axes)
+    return _SliceOfUpdates(coordinate_numbers, update_axes)
 
 
 def _counted(coordinate: NDArray[Any], extent: int) -> int | None:
@@ -156,17 +161,18 @@ class _Items:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._determined: dict[Atom, NDArray[Any] | None] = {}
-        # Maps a primitive, its parameters and its operands to the result.
+        # Maps a computation of one item to its result. The key has the primitive, the primitive's
+        # parameters, and the items of the operands.
         self._computed: dict[object, _Item] = {}
         constants = zip(program.constants, program.closed.consts, strict=True)
         for variable, value in constants:
-            if variable.aval.size <= _LARGEST:
+            if variable.aval.size <= _MOST_ITEMS:
                 self._determined[variable] = np.asarray(value).astype(object)
 
     def items_of(self, operand: Atom) -> NDArray[Any] | None:
         """Return the items of a tensor as an array of objects, or None if they are unknown.
 
-        The items of tensors with more than `_LARGEST` items are not determined.
+        The items of tensors with more than `_MOST_ITEMS` items are not determined.
         """
         if is_literal(operand):
             return np.asarray(operand.val).astype(object)
@@ -176,7 +182,7 @@ class _Items:
 
     def _items(self, variable: Atom) -> NDArray[Any] | None:
         """Return the items of a variable, or None if they are unknown or too many."""
-        if variable.aval.size > _LARGEST:
+        if variable.aval.size > _MOST_ITEMS:
             return None
         equation = self._program.makers.get(variable)
         if equation and len(equation.outvars) == 1:
@@ -204,17 +210,19 @@ class _Items:
         if not facts(equation).by_item:
             is_moved = facts(equation).moves or primitive(equation) == "iota"
             return by_numpy(equation, operands) if is_moved else None
-        if all(isinstance(item, _NUMBERS) for x in operands for item in x.flat):
+        are_numbers = all(isinstance(item, _NUMBER_TYPES) for x in operands for item in x.flat)
+        if are_numbers:
             dtypes = [v.aval.dtype for v in equation.invars]
             numbers = [x.astype(dtype) for x, dtype in zip(operands, dtypes, strict=True)]
             result = by_numpy(equation, numbers)
             return None if result is None else result.astype(object)
+        # Some items are no numbers. An item of the result is identified by its computation.
         (result,) = equation.outvars
         items = np.empty(result.aval.shape, object)
         for index in np.ndindex(items.shape):
-            operand_items = [
-                operand[index] if operand.ndim else operand[()] for operand in operands
-            ]
+            operand_items: list[object] = []
+            for operand in operands:
+                operand_items.append(operand[index] if operand.ndim else operand[()])
             key = primitive(equation), str(equation.params), *operand_items
             items[index] = self._computed.setdefault(key, _Item())
         return items

@@ -144,7 +144,7 @@ def test_equals_what_is_written(
     name: str, by_blocks: bool, is_slow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if by_blocks:
-        for limit in ("_AT_ONCE", "_BLOCK"):
+        for limit in ("_MOST_BYTES_AT_ONCE", "_MOST_BYTES_OF_BLOCK"):
             monkeypatch.setattr(blocks, limit, 40_000)
     function, *arguments = CASES[name]
     traced = jax.make_jaxpr(optimised(function, alone=by_blocks))(*arguments)

@@ -130,7 +130,7 @@ def test_what_several_products_read_is_computed_once() -> None:
 def test_gradients_of_groups(
     shape: tuple[int, ...], filter: tuple[int, ...], groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lowering.cpu.groups._ITEMS", 1)
+    monkeypatch.setattr("lowering.cpu.groups._MOST_BYTES_AT_A_TIME", 1)
 
     def function(filter: Any, x: Any) -> Any:
         return lax.conv_general_dilated(

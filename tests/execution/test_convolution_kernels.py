@@ -167,7 +167,7 @@ def assert_equal_the_general_one(name: str, left_out: Collection[str]) -> None:
     with disabled(*others if len(others) == 2 else ()), pytest.MonkeyPatch.context() as patch:
         patch.setattr(costs, "direct", lambda extents: math.inf)
         if "long" in name:  # few cells are, so that few are compiled
-            patch.setattr(depthwise, "_CELLS", 4)
+            patch.setattr(depthwise, "_MANY_CELLS", 4)
         made = jax.make_jaxpr(lambda x, f: convolution(x, f, window))(x, filter)
         assert "conv_general_dilated" not in {e.primitive.name for e in equations(made.jaxpr)}
         assert_same(*jax.jit(function)(x, filter))

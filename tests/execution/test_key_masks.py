@@ -59,8 +59,8 @@ def capped(_: Any, x: Sequence[Array]) -> Array:
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pass_, "_MANY", 1)
-    monkeypatch.setattr(pass_, "_NARROW", 4)
+    monkeypatch.setattr(pass_, "_FEWEST_KEY_BYTES", 1)
+    monkeypatch.setattr(pass_, "_MOST_ITEM_BYTES", 4)
 
 
 def branches(function: Attend, x: Sequence[Array]) -> int:
@@ -138,7 +138,7 @@ def test_gradients_and_batches() -> None:
 
 
 def test_causal_blocks_read_what_comes_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_AT_ONCE", "_BLOCK"):
+    for name in ("_MOST_BYTES_AT_ONCE", "_MOST_BYTES_OF_BLOCK"):
         monkeypatch.setattr(blocks, name, 40_000)
     draw = np.random.default_rng(0).standard_normal
     x = [jnp.asarray(draw((1, 2, 600, 8)), jnp.float32) for _ in range(3)]

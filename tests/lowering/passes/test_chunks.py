@@ -19,9 +19,9 @@ X, MATRIX = random(8, 64, 32), random(32, 16, seed=1)
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Caches of two items of X, and one for a stage of its own."""
-    monkeypatch.setattr(chunks, "_MEMORY", 40_000)
-    monkeypatch.setattr(chunks, "_LIGHT", 10_000)
-    monkeypatch.setattr(chunks, "_NEAR", 0)
+    monkeypatch.setattr(chunks, "_MOST_BYTES", 40_000)
+    monkeypatch.setattr(chunks, "_MOST_BYTES_OF_LIGHT_STAGE", 10_000)
+    monkeypatch.setattr(chunks, "_ADDITIONAL_EQUATIONS", 0)
 
 
 def loops(program: Program) -> list[int]:
