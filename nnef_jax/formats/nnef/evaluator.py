@@ -26,10 +26,12 @@ from nnef_jax.limits import EVALUATION_STEPS, RESULT_STEPS
 
 # The number of items of an array, or of letters of a string, that count as one step.
 ITEMS_PER_STEP = 16
-# Attributes that only kinds, and not documents, allow to have the item 0.
-_POSITIVE = {"constant": "shape", "tile": "repeats"}
+# Maps a kind to its attribute whose items must be positive in a document. The kind itself also
+# allows the item 0.
+_POSITIVE_ATTRIBUTES = {"constant": "shape", "tile": "repeats"}
 
-
+# A generator that evaluates an expression. It yields generators for the parts of the expression, is
+# sent their values, and returns the value of the expression.
 Step = Generator["Step", Any, Any]
 
 
@@ -53,14 +55,14 @@ class Evaluator(Emitter, ABC):
     ) -> tuple[Any, ...]:
         """Add an operation to the graph and return its results.
 
-        For some kinds, `_POSITIVE` has the name of an attribute whose items must be at least
-        `least`. Raises ExtentNeeded if an extent among the operands is unknown.
+        For some kinds, `_POSITIVE_ATTRIBUTES` has the name of an attribute whose items must be at
+        least `least`. Raises ExtentNeeded if an extent among the operands is unknown.
         """
         steps = RESULT_STEPS * result_count(kind, operands, attributes)
         self.spend(steps, place.node, place.frame)
         plain_values.require_known(operands.values(), self.meter)
         rule = self.options.rules.get(kind)
-        positive_attribute = _POSITIVE.get(kind)
+        positive_attribute = _POSITIVE_ATTRIBUTES.get(kind)
         if positive_attribute is not None and rule is None:
             items = list(attributes[positive_attribute])
             if any([item < least for item in items]):
@@ -98,9 +100,11 @@ class Evaluator(Emitter, ABC):
         A generator is returned if evaluating the expression takes several steps. `names` are the
         names of the tensors that are added to the graph for the expression.
         """
+        # `spend` is only called if the limit is exceeded, since a call for each literal and name
+        # would take time.
         self.meter.steps += 1
         if self.meter.steps > self.limits.steps:
-            self.spend(0, node, frame)
+            self.spend(0, node, frame)  # raises LimitError
         match node:
             case tree.Literal(value=value):
                 return value
@@ -140,7 +144,8 @@ class Evaluator(Emitter, ABC):
         if items and self.meter.steps > self.limits.steps:
             self.spend(0, items[0], frame)  # raises LimitError
         for item in pending:
-            if isinstance(item, tree.Literal):  # most items are literals or names
+            # Most items are literals or names of tensors, which need no call of `_evaluate`.
+            if isinstance(item, tree.Literal):
                 values.append(item.value)
             elif isinstance(item, tree.Identifier) and isinstance(value_by_name[item.name], Value):
                 values.append(value_by_name[item.name])
@@ -190,7 +195,8 @@ class Evaluator(Emitter, ABC):
                 if isinstance(value, Value):
                     kind = library.UNARY_OPERATORS[operator]
                     place = CallPlace(node, frame, names)
-                    return self._emit(kind, {"x": value}, {}, place)[0]
+                    result, *_ = self._emit(kind, {"x": value}, {}, place)
+                    return result
                 return plain_values.UNARY[operator](value)
             case tree.Subscript(sequence=sequence, index=index):
                 values = yield self._evaluate(sequence, frame)
@@ -203,7 +209,8 @@ class Evaluator(Emitter, ABC):
                 return self._value(node, frame, lambda: plain_values.subrange(values, first, last))
             case tree.Builtin(function=function, argument=argument):
                 value = yield self._evaluate(argument, frame)
-                if function == "range_of":  # each integer is an object
+                if function == "range_of":
+                    # Each integer of the range is an object of its own, which takes memory.
                     self.spend(len(value) // 2, node, frame)
                 return self._value(
                     node, frame, lambda: plain_values.builtin(function, value), value
@@ -264,7 +271,8 @@ class Evaluator(Emitter, ABC):
             right = self._declared(node, frame, right, Tensor("scalar"))
             kind = library.OPERATORS[operator]
             place = CallPlace(node, frame, names)
-            return self._emit(kind, {"x": left, "y": right}, {}, place)[0]
+            result, *_ = self._emit(kind, {"x": left, "y": right}, {}, place)
+            return result
 
         def compute() -> Any:
             return plain_values.binary(operator, left, right, self.meter)

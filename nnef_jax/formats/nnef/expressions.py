@@ -24,7 +24,8 @@ _LARGEST_TUPLE = 1000  # the largest number of items of a tuple, with the items 
 _NUMBERS = {t.INTEGER, t.SCALAR}
 
 
-Calls = Mapping[str, Sequence[tree.Invocation]]  # invocations by the name of the operation
+# Invocations, by the name of the operation.
+Calls = Mapping[str, Sequence[tree.Invocation]]
 
 
 @dataclass
@@ -47,8 +48,8 @@ class ExpressionTypes:
         self.calls: defaultdict[str, list[tree.Invocation]] = defaultdict(list)
         self._loops: dict[str, t.Type] = {}
         self._undefined: set[str] = set()
-        # Result types of invocations without errors. The keys consist of the operation and the
-        # types of its arguments.
+        # The result types of invocations without errors. A key has the operation, the generic
+        # argument, and the types of the arguments.
         self._results: dict[object, t.Type] = {}
         self._tuples: dict[tuple[t.Type, ...], t.TupleOf] = {}
 
@@ -116,7 +117,8 @@ class ExpressionTypes:
         if type is None:
             type = t.TupleOf(types)
             self._tuples[types] = type
-        if type.size <= _LARGEST_TUPLE:  # tuples of names can grow exponentially
+        # Each tuple may contain an earlier tuple twice, so the sizes can grow exponentially.
+        if type.size <= _LARGEST_TUPLE:
             return type
         message = f"tuples within tuples have over {_LARGEST_TUPLE} items here"
         return self._report_error(message, expression)
@@ -198,7 +200,7 @@ class ExpressionTypes:
         """Return the type of an array, whose items must have a common type."""
         item_type: t.Type = t.ANY
         for position, item in enumerate(items):
-            if isinstance(item, tree.Literal):  # most items are literals
+            if isinstance(item, tree.Literal):  # the usual case, which needs no call
                 type = t.LITERALS[item.value.__class__]
             else:
                 type = self.type_of(item)

@@ -34,7 +34,7 @@ from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.syntax.standard import GENERIC_RESULT, INTRODUCING, standard
 from nnef_jax.limits import CALL_STEPS, CALLS_PER_STEP, ERROR_STEPS, EVALUATION_STEPS, within_memory
 
-_LONGEST_PREFIX = 200  # the largest number of characters of a prefix
+_LONGEST_PREFIX = 200  # the largest number of characters of the prefix of a frame
 
 
 def flatten(
@@ -59,8 +59,8 @@ def evaluate(expression: tree.Expression, source: Source, scope: Scope, options:
     Raises SemanticError if the expression has no value or invokes an operation, ExtentNeeded if it
     reads a name, and LimitError if its value is too large.
     """
-    flattener = _Flattener(scope, options, {})
-    frame = Frame(None, source, {})
+    flattener = _Flattener(scope, options, quantizers={})
+    frame = Frame(fragment=None, source=source, values={})
     invocation = next(tree.invocations([expression]), None)
     if invocation is not None:
         message = "an expression here must not call operations"
@@ -68,7 +68,7 @@ def evaluate(expression: tree.Expression, source: Source, scope: Scope, options:
         raise flattener.error(message, invocation, frame, hint)
     try:
         return flattener.run(expression, frame)
-    except KeyError:
+    except KeyError:  # the expression reads a name, for which `frame` has no value
         raise ExtentNeeded from None
 
 
@@ -101,7 +101,7 @@ class _Flattener(Evaluator):
         graph = self.document.graph
         source = self.document.source
         refused = self._refused([*self._entry_calls(), (calls, source)])
-        frame = Frame(None, source, {})
+        frame = Frame(fragment=None, source=source, values={})
         for assignment in graph.body:
             self.builder.reserve(_names(assignment))
         for assignment in graph.body:
@@ -110,7 +110,7 @@ class _Flattener(Evaluator):
             try:
                 self._assign(assignment, frame)
             except Poisoned:
-                pass  # an earlier error is the reason
+                pass  # the assignment reads a name whose error is already in `errors`
             except LimitError as error:
                 error.span = error.span or tree.span_in(source, assignment.value)
                 raise
@@ -118,7 +118,8 @@ class _Flattener(Evaluator):
                 self.meter.steps += ERROR_STEPS
                 self.errors += without_frames(error)
             for name in _names(assignment):
-                frame.values.setdefault(name, Poisoned)  # if the assignment failed
+                # If the assignment has failed, its names have no value.
+                frame.values.setdefault(name, Poisoned)
         raise_all(self.errors)
         input_names = [parameter.name for parameter in graph.parameters]
         output_names = [result.name for result in graph.results]
@@ -165,7 +166,7 @@ class _Flattener(Evaluator):
         """
         if not isinstance(item, Value):
             try:
-                item = self._constant(item, 1, CallPlace(node, frame, [name]))
+                item = self._constant(item, rank=1, place=CallPlace(node, frame, [name]))
             except InvalidOperation as error:
                 raise self.error(error.message, node, frame) from None
         if item.name != name:
@@ -179,7 +180,8 @@ class _Flattener(Evaluator):
         """
         dtype = self.builder.literal_type(value).dtype
         attributes = {"shape": [1] * rank, "value": [value], "dtype": dtype}
-        return self.emit("constant", {}, attributes, place)[0]
+        (constant,) = self.emit("constant", {}, attributes, place)
+        return constant
 
     def _quantized(self, name: str, value: Value) -> Value:
         """Return the tensor that expressions read for `name`, which is assigned to `value`.
@@ -191,7 +193,12 @@ class _Flattener(Evaluator):
         if quantizer is None:
             return value
         result_name = self.builder.unreserved(f"{name}_quantized")
-        frame = Frame(None, quantizer.source, {name: value}, f"{result_name}_")
+        frame = Frame(
+            fragment=None,
+            source=quantizer.source,
+            values={name: value},
+            prefix=f"{result_name}_",
+        )
         node = quantizer.invocation(name, value.type, variable=value in self.variables)
         result = self._run(self._invoke(node, frame, [result_name]))
         self.builder.aliases[name] = result
@@ -273,7 +280,8 @@ class _Flattener(Evaluator):
         name_by_result = dict(zip(declared_names, names, strict=False))
         call_name = names[0] if names else frame.prefix + fragment.name
         prefix = f"{call_name}_"
-        if len(prefix) > _LONGEST_PREFIX:  # the prefixes of recursive calls would fill the memory
+        if len(prefix) > _LONGEST_PREFIX:
+            # The prefixes of nested calls grow with each call, and would fill the memory.
             prefix = f"{fragment.name[:_LONGEST_PREFIX]}_"
         inner = Frame(fragment, fragment.source, arguments, prefix, calls, generic)
         assert fragment.body is not None
@@ -281,7 +289,9 @@ class _Flattener(Evaluator):
             targets = _names(assignment)
             is_only_result = len(declared_names) == 1 and targets == declared_names
             if names and is_only_result:
-                tensor_names = names  # several names if the result is an array
+                # The tensors of the result get the names of the call. These are several names if
+                # the result is an array.
+                tensor_names = names
             else:
                 tensor_names = [name_by_result.get(x) or self.local(prefix + x) for x in targets]
             value = yield self._evaluate(assignment.value, inner, tensor_names)
@@ -317,7 +327,8 @@ class _Flattener(Evaluator):
         except NnefError:
             raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            # The document declares the operation, so the types of its arguments were not checked.
+            # The document declares the operation itself, so nothing has checked that the arguments
+            # have the types that the kind takes.
             message = f"'{kind}' does not take its arguments: {error}"
             raise self.error(message, place.node, place.frame) from error
 
@@ -344,13 +355,13 @@ class _Flattener(Evaluator):
         The graph is the flattened body of the fragment.
         """
         fragment_name = value[0]
-        fragment = self.scope.lookup(fragment_name, None)
+        fragment = self.scope.lookup(fragment_name, caller=None)
         types = types_of(value, self.options.real)
         if fragment is None or fragment.body is None or len(fragment.parameters) != len(types):
             raise ValueError(f"there is no fragment '{fragment_name}' with {len(types)} parameters")
         if fragment_name in self.bodies:
             raise ValueError(f"fragment '{fragment_name}' contains itself")
-        inner = _Flattener(self.scope, self.options, {})
+        inner = _Flattener(self.scope, self.options, quantizers={})
         inner.bodies = {*self.bodies, fragment_name}
         calls = calls_of(assignment.value for assignment in fragment.body)
         refuse_unsupported([(calls, fragment.source)], self.scope, self._has_rule, self._is_atomic)
@@ -358,7 +369,7 @@ class _Flattener(Evaluator):
         inputs: dict[str, Any] = {}
         for name, type in zip(input_names, types, strict=True):
             inputs[name] = inner.builder.input(name, type)
-        step = inner._call(fragment, inputs, None, place._replace(names=()))
+        step = inner._call(fragment, inputs, generic=None, place=place._replace(names=()))
         values = inner._run(step)
         outputs = list(values) if isinstance(values, tuple) else [values]
         output_names = [result.name for result in fragment.results]
@@ -388,13 +399,15 @@ class _Flattener(Evaluator):
 
     def _external(self, name: str, shape: Sequence[int], dtype: str, place: CallPlace) -> Value:
         """Add an input to the graph, or a constant if the user fixes the value of the input."""
-        # An extent of 0 is open in the document (spec 4.1.1), but an empty axis in a call.
+        # In a document, the extent 0 is open (spec 4.1.1). In the options of a load, None is open,
+        # and 0 is an empty axis.
         declared = [extent or None for extent in shape]
         if name in self.options.values:
             array = self.options.value(name, declared, dtype)
             items = array.ravel().tolist()
             constant = {"shape": array.shape, "value": items, "dtype": dtype}
-            return self.emit("constant", {}, constant, place)[0]
+            (result,) = self.emit("constant", {}, constant, place)
+            return result
         input_shape = self.options.input_shapes.get(name, declared)
         type = external_type(input_shape, dtype, self.options.open_extent)
         return self.bound(self.builder.input(name, type), place.node, place.frame)
@@ -445,7 +458,7 @@ class _Flattener(Evaluator):
             return True
         name = fragment.name
         is_in_document = fragment.source is self.document.source
-        final_fragment = standard().get(name)  # of 1.0 final
+        final_fragment = standard().get(name)  # the declaration in 1.0 final
         is_final = fragment is final_fragment
         if name in self.options.rules:
             return is_in_document or is_final or final_fragment is None

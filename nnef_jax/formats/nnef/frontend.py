@@ -53,7 +53,7 @@ class StandardFrontend(TextFrontend):
         suffix = " provisional" if document.provisional else ""
         self.dialect: str = f"NNEF {document.version}{suffix}"
         self._rounding: Mapping[str, Quantizer] = {}
-        self._labels = frozenset[str]()  # labels of variables that have data
+        self._labels = frozenset[str]()  # the labels of the variables whose data were read
 
     def quantizers(self, source: Source) -> Mapping[str, Quantizer]:
         """Read a graph.quant; return its entries by the name of the tensor."""
@@ -85,7 +85,8 @@ class StandardFrontend(TextFrontend):
         """
         graph = flatten(self.scope, self._calls, options, self._rounding)
         if self._rounding:
-            # Variables without data are those that an algorithm of graph.quant introduces.
+            # All variables of the document have data. A variable without data belongs to a fragment
+            # that graph.quant calls.
             message = "a quantisation algorithm must not have variables"
             errors: list[NnefError] = []
             for variable in (*graph.parameters, *graph.states):
@@ -158,7 +159,8 @@ class StandardFrontend(TextFrontend):
                     "or another algorithm into graph.quant",
                 )
             array = dequantize(file, self._entries[name], member, meter)
-            # Later values of a state are rounded, so its entry remains.
+            # A parameter keeps the decoded values, which rounding does not change. A state gets new
+            # values in a run, so the entry of a state remains.
             if isinstance(variable, Parameter):
                 rounding.pop(name, None)
         return convert(array.reshape(declared.shape), jnp.dtype(declared.dtype), member, meter)
@@ -198,9 +200,10 @@ class StandardFrontend(TextFrontend):
             members[member] = file
             if not file.quantization:
                 continue
-            # A header of 1.0 final cannot name the algorithm. If the variable has an identifier,
-            # the algorithm becomes an entry of graph.quant. A run then rounds the parameter, which
-            # does not change it.
+            # The file is quantised, and a header of 1.0 final cannot name the algorithm. The
+            # algorithm becomes an entry of graph.quant if the variable is a parameter that has an
+            # identifier and no entry. A run then rounds the parameter, which does not change it.
+            # Otherwise the file gets the real numbers.
             quantizer = self.reader.header(file.quantization, member)
             name = names.get(variable.value)
             can_have_entry = isinstance(variable, Parameter) and name not in self._entries

@@ -18,7 +18,8 @@ from nnef_jax.formats.syntax.parsing import STANDARD
 from nnef_jax.formats.syntax.tokens import TOKEN, count_tokens
 from nnef_jax.limits import TOKEN_STEPS, Meter
 
-# For each feature: its name in errors, and what the other dialect has in its place.
+# Features that only one dialect has. For each feature: how errors name it, and a hint what the
+# other dialect has in its place.
 FINAL_FEATURES = {
     "extension": ("'extension'", ""),
     "typed tensor": ("a tensor type with an item type", ""),
@@ -43,8 +44,8 @@ PROVISIONAL_FEATURES = {
 
 _FRAGMENTS = "KHR_enable_fragment_definitions"
 _OPERATORS = "KHR_enable_operator_expressions"
-# For each feature of a text in 1.0 final: the extension that it needs, and the error if the
-# document does not have the extension.
+# For each feature that needs an extension in 1.0 final: the extension, and the message of the error
+# if the document does not declare it.
 EXTENDED = {
     "operator in graph": (_OPERATORS, "an expression is not allowed here"),
     "fragment": (_FRAGMENTS, "fragment definitions need an extension"),
@@ -101,6 +102,7 @@ def _check_extensions(document: tree.Document, features: Sequence[tuple[str, int
                     "move expressions into a fragment",
                 )
         return
+    # The pairs are reversed, so that the first offset of a feature replaces its later offsets.
     first_offsets = dict(reversed(features))
     for feature, (extension, message) in EXTENDED.items():
         if feature in first_offsets and extension not in document.extensions:
@@ -135,7 +137,9 @@ def check_features(source: Source, provisional: bool, features: Sequence[tuple[s
         title, hint = foreign_features[name]
         message = f"{title} is not part of NNEF {dialect}"
         errors.append(NnefSyntaxError(message, span=Span(source, offset), hint=hint))
-    if provisional and errors:  # probably the text is in 1.0 final, and the semicolon is missing
+    if provisional and errors:
+        # Probably the text is in 1.0 final, and only lacks the semicolon after the version. The
+        # remaining errors would then only distract from the first one.
         semicolon = "begin it with 'version 1.0;', with the semicolon"
         errors[0].hint = f"if this is a text of 1.0 final, {semicolon}"
         del errors[1:]
@@ -149,6 +153,8 @@ def end_statements(text: str) -> tuple[str, str]:
     the second result, the first character of this space, or of a comment in its place, is a
     semicolon. All other characters have the same offsets in both results. A statement begins with
     the identifiers, arrays and tuples before a single `=` that is outside of brackets.
+
+    For example, the second result for `a = f(x) b = g(a)` is `a = f(x);b = g(a)`.
     """
     tokens = _tokens(text)
     without_comments = TOKEN.sub(_blank_comment, text)
@@ -156,10 +162,11 @@ def end_statements(text: str) -> tuple[str, str]:
     with_semicolons = ""
     offset = 0  # the end of the part of the text that both results already have
     for index in _statement_ends(tokens):
-        # The space between two statements.
+        # The space between two statements, or " " if there is none, as in "f(x)b = g(a)".
         begin = tokens[index - 1].end
         end = tokens[index].start
         space = text[begin:end] or " "
+        # The semicolon takes the place of the first character of the space.
         spaced += text[offset:begin] + space
         with_semicolons += without_comments[offset:begin] + ";" + without_comments[begin + 1 : end]
         offset = end
@@ -175,7 +182,7 @@ def _blank_comment(token: re.Match[str]) -> str:
 class _Token(NamedTuple):
     """A token of a text, with the offsets of its start and its end."""
 
-    text: str  # '' in the place of a string
+    text: str  # two single quotes if the token is a string
     start: int
     end: int
 
@@ -215,6 +222,7 @@ def _statement_ends(tokens: Sequence[_Token]) -> Iterator[int]:
             is_in_body = False
             end = index
         elif token.text == "=" and is_in_body and depth == 0 and not follows_comma:
+            # The statement before ends where the target of this statement begins.
             end = target if _TARGET.match(tokens[target].text) else 0
         if begins_target:
             target = index
@@ -223,4 +231,4 @@ def _statement_ends(tokens: Sequence[_Token]) -> Iterator[int]:
             yield end
 
 
-_TARGET = re.compile(r"[A-Za-z_0-9(\[]")
+_TARGET = re.compile(r"[A-Za-z_0-9(\[]")  # matches the first letter of a target

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lowering.extents import MAX_RANK, show, volume
 from lowering.location import Source, Span
@@ -27,11 +28,12 @@ from nnef_jax.formats.syntax.types import SCALAR, ArrayOf, Tensor, TupleOf, Type
 from nnef_jax.limits import Meter, raising
 from nnef_jax.wording.similar import did_you_mean
 
-# The key is the name that chapter 7 of the provisional text has.
+# Maps a name in chapter 7 of the provisional text to the name of the same operation elsewhere.
 _ALIASES = {"quantize_linear": "linear_quantize"}
 _SCALARS = (Tensor("scalar"), Tensor("?"), Tensor(None))
 _REAL = (SCALAR, Tensor("scalar"))
-_TENSOR = ""  # stands for the tensor itself in an entry, since no argument can have this name
+# In the invocation of an entry, this name stands for the tensor. No argument can have this name.
+_TENSOR = ""
 _NAMES = "an entry must name a tensor that the body of the graph itself assigns"
 
 
@@ -86,8 +88,8 @@ class QuantizationReader:
         labels = _labels(values)
         for key, node in parse_quantization(source, self.meter):
             name = str(key.value)
-            quotes = 2
-            span = Span(source, key.offset, len(name) + quotes)
+            quote_count = 2
+            span = Span(source, key.offset, len(name) + quote_count)
             try:
                 if name not in values:
                     raise self._unknown_tensor(name, values, labels, span)
@@ -134,19 +136,12 @@ class QuantizationReader:
         fragment = self._algorithm(node, source)
         assert isinstance(node, tree.Invocation)
         tensor, *parameters = fragment.parameters
-        for argument in node.arguments:
-            is_tensor = argument.name == tensor.name
-            if is_tensor or argument.name is None:
-                rule = "the tensor must not be given" if is_tensor else "arguments must be named"
-                span = tree.span_in(source, argument)
-                named = ", ".join(f"{parameter.name} = ..." for parameter in parameters)
-                hint = f"write {named}"
-                raise SemanticError(f"in a quantisation entry {rule}", span=span, hint=hint)
+        _check_names(node, source, fragment)
         tensor_argument = tree.Argument(node.offset, None, tree.Identifier(node.offset, _TENSOR))
         call = replace(node, operation=fragment.name, arguments=(tensor_argument, *node.arguments))
         errors: list[NnefError] = []
         argument_types = _ArgumentTypes(
-            self._scope, source, provisional, errors, None, {_TENSOR: tensor.type}
+            self._scope, source, provisional, errors, fragment=None, types={_TENSOR: tensor.type}
         )
         argument_types.type_of(call)
         raise_all(errors)
@@ -174,7 +169,7 @@ class QuantizationReader:
         name = _ALIASES.get(operation, operation)
         span = tree.span_in(source, node)
         algorithms = [*ALGORITHMS, *(fragment.name for fragment in self._document.fragments)]
-        fragment = self._scope.lookup(name, None)
+        fragment = self._scope.lookup(name, caller=None)
         if fragment is None or name not in algorithms:
             message = f"'{operation}' is not a quantisation algorithm"
             hint = did_you_mean(name, algorithms, meter=self.meter, most=2)
@@ -193,6 +188,14 @@ class QuantizationReader:
         """Return the value of an argument: a number, a list, or the array of a `constant`."""
         if not isinstance(expression, tree.Invocation) or expression.operation != "constant":
             return evaluate(expression, source, self._scope, self._options)
+        return self._constant(expression, source)
+
+    def _constant(self, expression: tree.Invocation, source: Source) -> NDArray[Any]:
+        """Return the array of a `constant`, an argument whose names are checked already.
+
+        Raises ShapeError if the values do not fit the shape, and LimitError if the array would be
+        too large.
+        """
         arguments: dict[str | None, Any] = {}
         for argument in expression.arguments:
             arguments[argument.name] = self._value(argument.value, source)
@@ -211,6 +214,22 @@ class QuantizationReader:
             message = f"a constant of {size} items is too large"
             raise LimitError(message, span=span, hint=raising("array_items"))
         return np.broadcast_to(items.ravel(), size).reshape(shape)
+
+
+def _check_names(node: tree.Invocation, source: Source, fragment: tree.Fragment) -> None:
+    """Raise SemanticError unless all arguments of an entry are named, and none is the tensor.
+
+    `node` is the invocation in the entry, and `fragment` is the declaration of its operation.
+    """
+    tensor, *parameters = fragment.parameters
+    for argument in node.arguments:
+        is_tensor = argument.name == tensor.name
+        if is_tensor or argument.name is None:
+            rule = "the tensor must not be given" if is_tensor else "arguments must be named"
+            span = tree.span_in(source, argument)
+            named = ", ".join(f"{parameter.name} = ..." for parameter in parameters)
+            hint = f"write {named}"
+            raise SemanticError(f"in a quantisation entry {rule}", span=span, hint=hint)
 
 
 def _labels(values: dict[str, tree.Expression]) -> dict[Any, str]:

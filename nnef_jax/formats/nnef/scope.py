@@ -20,7 +20,8 @@ def provisional() -> Mapping[str, Fragment]:
     return dict(standard()) | read_package("nnef_jax.formats.nnef", "provisional.nnef")
 
 
-# Operations that only 1.0 final has. A provisional document may define fragments with these names.
+# The names of operations that 1.0 final has, and 1.0 provisional lacks. A provisional document may
+# define fragments with these names.
 FINAL_ONLY = {
     "slice", "squeeze", "unsqueeze", "stack", "unstack", "tile", "pad", "gather", "cast",
     "sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh",
@@ -46,7 +47,7 @@ class Scope:
         self._forms: dict[tuple[int, tuple[str | None, ...]], Form] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Keys of `_forms` are ids of fragments, which a copy does not share.
+        # The keys of `_forms` have ids of fragments. The fragments of a copy have other ids.
         return Scope, (self.document, self.meter)
 
     def is_taken(self, name: str) -> bool:

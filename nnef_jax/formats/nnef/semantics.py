@@ -117,7 +117,7 @@ class _Checker:
             self._report(f"the default of '{parameter.name}' is not a literal", default)
             return
         declared = parameter.type
-        expressions = self.types(fragment, {})
+        expressions = self.types(fragment=fragment, types={})
         actual = expressions.type_of(default)
         formal = t.substitute(declared, fragment.generic_default)
         if not expressions.fits(actual, formal):
@@ -204,7 +204,7 @@ class _Checker:
                 other = f"write y = copy({result.name}); and return y"
                 self._report(message, result, f"names are unique in a declaration: {other}")
         types: dict[str, t.Type] = {}
-        calls = self._body(graph.body, types, {}, None)
+        calls = self._body(graph.body, types, results={}, fragment=None)
         for parameter in graph.parameters:
             if parameter.name not in types:
                 hint = f"write {parameter.name} = external(shape = [...]);"
@@ -225,7 +225,8 @@ class _Checker:
         and `external` must not assign any other name.
         """
         parameters = {parameter.name for parameter in graph.parameters}
-        # The ids of `external` invocations that are valid, or whose error is reported.
+        # The ids of the `external` invocations that are valid, and of those whose error is already
+        # reported.
         settled: set[int] = set()
         for assignment in graph.body:
             value = assignment.value
@@ -246,7 +247,7 @@ class _Checker:
                     hint = f"add it: graph {graph.name}( ..., {name} ) -> ..."
                     self._report(f"'{name}' {message}", identifier, hint)
                 elif is_parameter and not is_external:
-                    # An `external` inside the value needs no second report.
+                    # An `external` inside the value is not reported a second time.
                     settled.update(map(id, tree.invocations([value])))
                     message = f"graph parameter '{name}' must be assigned by 'external'"
                     self._report(message, identifier)
@@ -322,7 +323,9 @@ def unsupported(
     """
     uses: defaultdict[str, list[Span]] = defaultdict(list)
     visited: set[int] = set()
-    pending = [_Body(None, calls, source, None) for calls, source in bodies]
+    pending: list[_Body] = []
+    for calls, source in bodies:
+        pending.append(_Body(fragment=None, calls=calls, source=source, span=None))
     sources = {body.source for body in pending}
     while pending:
         body = pending.pop()

@@ -68,9 +68,9 @@ def _power(base: Known, exponent: Known) -> Known:
         return base**exponent
     try:
         return math.pow(base, exponent)
-    except ZeroDivisionError:
+    except ZeroDivisionError:  # 0 to a negative power
         return math.inf
-    except OverflowError:
+    except OverflowError:  # the power is too large for a float
         is_positive = base > 0 or exponent % 2 == 0
         return math.inf if is_positive else -math.inf
     except ValueError:
@@ -100,7 +100,8 @@ def binary(symbol: str, left: Known, right: Known, meter: Meter) -> Known:
         return _joined(symbol, left, right, meter.limits.array_items)
     if left is UNKNOWN or right is UNKNOWN:
         return UNKNOWN
-    are_mixed = isinstance(left, int) != isinstance(right, int)  # in a provisional text
+    # Only a text of 1.0 provisional may mix integers and real numbers.
+    are_mixed = isinstance(left, int) != isinstance(right, int)
     if are_mixed:
         left, right = float(left), float(right)
     result = _ARITHMETIC[symbol](left, right)
@@ -222,7 +223,7 @@ def _to_integer(value: Known) -> int:
     if isinstance(value, float):
         if not math.isfinite(value):
             raise InvalidValue(f"{value} has no integer value")
-        # The provisional text says that a number is "truncated to the closest smaller integer
+        # According to the provisional text, a number is "truncated to the closest smaller integer
         # value".
         return _checked(math.floor(value))
     return int(value)

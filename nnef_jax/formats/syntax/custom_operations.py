@@ -25,15 +25,15 @@ from lowering.ops import rules
 from nnef_jax.formats.syntax import tree
 from nnef_jax.formats.syntax import types as t
 from nnef_jax.formats.syntax.declared_tensors import item_of
-from nnef_jax.formats.syntax.flat_document import FlatWriter, Invoked
+from nnef_jax.formats.syntax.flat_document import NO_OFFSET, FlatWriter, Invoked
 from nnef_jax.limits import Meter
 
 EXTENSION = "KHR_enable_fragment_definitions"
 _PREFIX = "nnef_jax_"
 _BODY = f"{_PREFIX}body"
-REAL = "real"  # stands for the dtype that the reader of the document chooses
+REAL = "real"  # in a document, the name of the dtype that the reader of the document chooses
 _NUMBER = re.compile(r"_\d+$")
-# Maps former names of kinds to the names of today.
+# Maps former names of kinds to their present names. Old documents have the former names.
 _FORMER = {"tract.tree_ensemble": "tree_ensemble"}
 _Declared = Sequence[tuple[str, t.Type]]  # pairs (name, type)
 
@@ -168,11 +168,23 @@ def _fragment(
     body: tuple[tree.Assignment, ...] | None = None,
 ) -> tree.Fragment:
     """Make a fragment whose parameters have no defaults."""
-    formal_parameters = [tree.FormalParameter(0, name, type, None) for name, type in parameters]
-    declarations = [tree.ResultDeclaration(0, name, type) for name, type in results]
+    formal_parameters: list[tree.FormalParameter] = []
+    for parameter_name, type in parameters:
+        parameter = tree.FormalParameter(NO_OFFSET, parameter_name, type, default=None)
+        formal_parameters.append(parameter)
+    declarations: list[tree.ResultDeclaration] = []
+    for result_name, type in results:
+        declarations.append(tree.ResultDeclaration(NO_OFFSET, result_name, type))
     source = Source("graph.nnef", "")
     return tree.Fragment(
-        0, name, False, None, tuple(formal_parameters), tuple(declarations), body, source
+        NO_OFFSET,
+        name,
+        generic=False,
+        generic_default=None,
+        parameters=tuple(formal_parameters),
+        results=tuple(declarations),
+        body=body,
+        source=source,
     )
 
 
@@ -203,7 +215,7 @@ def _with_casts(graph: Graph, real: str) -> Graph:
     dtype. If only casts read the tensor, no cast is added.
     """
     nnef_dtypes = {real, "int32", "bool"}
-    read_values = set(graph.outputs)  # by anything but casts
+    read_values = set(graph.outputs)  # the values that are outputs, or that an operation reads
     for operation in graph.operations:
         if operation.kind != "cast":
             read_values.update(operation.reads())
@@ -217,7 +229,7 @@ def _with_casts(graph: Graph, real: str) -> Graph:
         result_by_source[source] = result
         operands = (("input", source),)
         attributes = (("dtype", dtype),)
-        casts.append(Operation("cast", operands, attributes, (result,), None, (), None))
+        casts.append(Operation("cast", operands, attributes, (result,)))
     if not casts:
         return graph
     operations = [operation.reading(result_by_source) for operation in graph.operations]

@@ -24,11 +24,13 @@ from nnef_jax.formats.syntax.types import ANY, LITERALS, ArrayOf, Tensor, Type, 
 from nnef_jax.limits import Meter
 from nnef_jax.storage.archive import Archive
 
+# How errors name the items of an array, by numpy's code for the kind of the dtype.
 _KINDS = {
     "f": "scalars", "i": "integers", "u": "integers", "b": "logical values",
     "c": "complex numbers", "O": "strings",
 }  # fmt: skip
-# For each kind of declared dtype, the kinds of stored items that convert to it.
+# For each kind of declared dtype, the kinds of stored items that are converted to it. All kinds are
+# numpy's codes.
 _CONVERTIBLE = {"f": "fiu", "i": "iu", "u": "iu", "b": "b", "c": "cfiu"}
 
 

@@ -69,6 +69,7 @@ class Emitter(Emission):
         """
         self.meter.steps += steps
         if self.meter.steps > self.limits.steps:
+            # The steps are already counted. This call raises LimitError.
             self.meter.spend(0, "the network", tree.span_in(frame.source, node), frame.calls)
 
     def local(self, name: str) -> str:

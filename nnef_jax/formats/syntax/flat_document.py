@@ -25,11 +25,12 @@ from nnef_jax.formats.syntax.standard_resampling import standard_resampling
 from nnef_jax.formats.syntax.tokens import KEYWORDS
 from nnef_jax.limits import Meter
 
+NO_OFFSET = 0  # the offset of a node that was not read from a text
 _ITEMS = ("scalar", "integer", "logical")
 _INTEGERS = ("int32", "int64")  # dtypes in which integers of the language are computed
 Number = Scalar | complex
-_EXPRESSION = 5  # steps of the meter to make and print an expression
-_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]")
+_STEPS_OF_EXPRESSION = 5  # steps of the meter to make and print an expression
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]")  # matches a letter that identifiers cannot have
 
 
 class Names:
@@ -88,7 +89,7 @@ class FlatWriter:
         self.errors: list[NnefError] = []
         self.names: dict[Value, str] = {}
         self._identifiers = Names(())
-        # The key tells whether the infinity is positive.
+        # The assignments that compute infinity (the key True) and -infinity (the key False).
         self._infinities: dict[bool, tree.Assignment] = {}
 
     def write(self) -> tree.Document:
@@ -117,7 +118,7 @@ class FlatWriter:
         operations: list[tree.Assignment] = []
         for operation in graph.operations:
             operations += self._operation(operation)
-        infinities = self._infinities.values()  # operations that others read
+        infinities = self._infinities.values()  # they come before the operations that read them
         updates = list(self._updates(names, copies))
         output_copies: list[tree.Assignment] = []
         for name, value in copies.items():
@@ -125,8 +126,15 @@ class FlatWriter:
         body = (*declarations, *infinities, *operations, *output_copies, *updates)
         raise_all(self.errors)
         graph_name = Names({*KEYWORDS, *standard()}).fresh(graph.name)
-        definition = tree.GraphDefinition(0, graph_name, inputs, results, body)
-        return tree.Document(Source("graph.nnef", ""), "1.0", False, (), (), definition)
+        definition = tree.GraphDefinition(NO_OFFSET, graph_name, inputs, results, body)
+        return tree.Document(
+            Source("graph.nnef", ""),
+            version="1.0",
+            provisional=False,
+            extensions=(),
+            fragments=(),
+            graph=definition,
+        )
 
     # Names
 
@@ -151,7 +159,7 @@ class FlatWriter:
         computed = set(self._computed())
         for output, value in zip(self.graph.output_names, self.graph.outputs, strict=True):
             name = names.fresh(output)
-            results.append(tree.Identifier(0, name))
+            results.append(tree.Identifier(NO_OFFSET, name))
             has_identifier = value in self.names
             if value not in computed and not has_identifier:
                 self.refuse(f"result '{output}' is not computed by the graph")
@@ -167,7 +175,7 @@ class FlatWriter:
         """Yield the statements that declare the parameters and the states."""
         for variable in (*self.graph.parameters, *self.graph.states):
             value = variable.value
-            label = tree.Literal(0, variable.label)
+            label = tree.Literal(NO_OFFSET, variable.label)
             shape = integers(value.type.shape)
             node = invocation("variable", generic=self._item(value), shape=shape, label=label)
             yield _assign(self.names[value], node)
@@ -179,7 +187,8 @@ class FlatWriter:
         the new value of a state, the update assigns this output instead of a new name, and the
         output is removed from `copies`.
         """
-        outputs_by_value: dict[Value, deque[str]] = {}  # the names of outputs that copy a value
+        # For each copied value, the names of the outputs that are copies of it.
+        outputs_by_value: dict[Value, deque[str]] = {}
         for name, value in copies.items():
             outputs_by_value.setdefault(value, deque()).append(name)
         for state in self.graph.states:
@@ -223,7 +232,8 @@ class FlatWriter:
         if declaration is None:
             self.refuse(f"'{kind}' is not an operation of the standard", operation)
             return None
-        # The standard's operation lacks some parameters of the kind, which must have their default.
+        # A kind may have more parameters than the standard's operation. An argument for such a
+        # parameter must be equal to the default.
         defaults = rules[kind].defaults if operation.rule is None else {}
         for name, value in arguments.items():
             default = defaults.get(name, value)
@@ -255,36 +265,37 @@ class FlatWriter:
         for parameter in declaration.parameters:
             type = t.substitute(parameter.type, generic)
             expression = self._expression(invoked.arguments[parameter.name], type, operation)
-            # Texts are compared instead of values, since 1 equals 1.0 and 0.0 equals -0.0.
+            # An argument that equals the default is left out. Texts are compared instead of values,
+            # since 1 equals 1.0 and 0.0 equals -0.0.
             has_default = parameter.default is not None
             if has_default and repr(expression) == repr(parameter.default):
-                is_positional = False  # the argument is left out, so later ones must be named
+                is_positional = False  # the arguments after a gap must be named
                 continue
             is_positional = is_positional and t.has_tensor(parameter.type)
             name = None if is_positional else parameter.name
-            arguments.append(tree.Argument(0, name, expression))
+            arguments.append(tree.Argument(NO_OFFSET, name, expression))
         if generic == declaration.generic_default:
             generic = None
-        invocation = tree.Invocation(0, declaration.name, generic, tuple(arguments))
+        call = tree.Invocation(NO_OFFSET, declaration.name, generic, tuple(arguments))
         targets: list[tree.Target] = []
         for result, declared in zip(operation.results, declaration.results, strict=True):
             if isinstance(result, tuple):
                 sequence = tree.Tuple if isinstance(declared.type, t.TupleOf) else tree.Array
-                targets.append(sequence(0, tuple(map(self._tensor, result))))
+                targets.append(sequence(NO_OFFSET, tuple(map(self._tensor, result))))
             else:
                 targets.append(self._tensor(result))
-        target = targets[0] if len(targets) == 1 else tree.Tuple(0, tuple(targets))
-        yield tree.Assignment(0, target, invocation)
+        target = targets[0] if len(targets) == 1 else tree.Tuple(NO_OFFSET, tuple(targets))
+        yield tree.Assignment(NO_OFFSET, target, call)
 
     # Expressions
 
     def _tensor(self, value: Value) -> tree.Identifier:
         """Return the identifier of a value as an expression."""
-        return tree.Identifier(0, self.names[value])
+        return tree.Identifier(NO_OFFSET, self.names[value])
 
     def _expression(self, value: Any, type: t.Type, operation: Operation) -> tree.Expression:
         """Return an operand or attribute as an expression for a parameter of a type."""
-        self.meter.spend(_EXPRESSION, "the flat document")
+        self.meter.spend(_STEPS_OF_EXPRESSION, "the flat document")
         if isinstance(value, Value):
             return self._tensor(value)
         if not isinstance(value, tuple | list):
@@ -301,14 +312,14 @@ class FlatWriter:
         for item, item_type in zip(items, types, strict=True):
             nodes.append(self._expression(item, item_type, operation))
         sequence = tree.Tuple if isinstance(type, t.TupleOf) else tree.Array
-        return sequence(0, tuple(nodes))
+        return sequence(NO_OFFSET, tuple(nodes))
 
     def literal(self, value: Number | str, type: t.Type, operation: Operation) -> tree.Expression:
         """Return a number, a string or a bool as an expression for a parameter of a type."""
         item: Any = value.item() if isinstance(value, np.generic) else value
         if isinstance(item, complex):
             self.refuse(f"an argument of '{operation.kind}' is complex", operation)
-            return tree.Literal(0, 0.0)
+            return tree.Literal(NO_OFFSET, 0.0)
         if item is UNKNOWN:
             self.refuse(
                 f"an argument of '{operation.kind}' depends on an extent that is left open",
@@ -320,7 +331,7 @@ class FlatWriter:
             item = float(item)
         has_literal = not isinstance(item, float) or math.isfinite(item)
         if has_literal:
-            return tree.Literal(0, item)
+            return tree.Literal(NO_OFFSET, item)
         if math.isinf(item) and isinstance(type, t.Tensor):
             return self._infinity(item > 0)
         self.refuse(
@@ -328,7 +339,7 @@ class FlatWriter:
             operation,
             hint="cut the network before it",
         )
-        return tree.Literal(0, item)
+        return tree.Literal(NO_OFFSET, item)
 
     def _infinity(self, is_positive: bool) -> tree.Identifier:
         """Return the identifier of a tensor that is infinity if `is_positive`, otherwise -infinity.
@@ -338,7 +349,7 @@ class FlatWriter:
         if is_positive not in self._infinities:
             name = "infinity" if is_positive else "minus_infinity"
             operation = "rcp" if is_positive else "log"
-            node = invocation(operation, tree.Literal(0, 0.0))
+            node = invocation(operation, tree.Literal(NO_OFFSET, 0.0))
             self._infinities[is_positive] = _assign(self._identifiers.fresh(name), node)
         target = self._infinities[is_positive].target
         assert isinstance(target, tree.Identifier)
@@ -385,7 +396,7 @@ def _is_exact_cast(dtype: str, operand: object) -> bool:
 
 def _assign(name: str, value: tree.Expression) -> tree.Assignment:
     """Make the statement `name = value;`."""
-    return tree.Assignment(0, tree.Identifier(0, name), value)
+    return tree.Assignment(NO_OFFSET, tree.Identifier(NO_OFFSET, name), value)
 
 
 def invocation(
@@ -395,13 +406,13 @@ def invocation(
     **attributes: tree.Expression,
 ) -> tree.Invocation:
     """Make an invocation. Tensors are positional arguments, and attributes are named."""
-    arguments = [tree.Argument(0, None, value) for value in tensors]
-    arguments += [tree.Argument(0, name, value) for name, value in attributes.items()]
+    arguments = [tree.Argument(NO_OFFSET, None, value) for value in tensors]
+    arguments += [tree.Argument(NO_OFFSET, name, value) for name, value in attributes.items()]
     if generic == "scalar":  # the default
         generic = None
-    return tree.Invocation(0, operation, generic, tuple(arguments))
+    return tree.Invocation(NO_OFFSET, operation, generic, tuple(arguments))
 
 
 def integers(values: tuple[int, ...]) -> tree.Array:
     """Return an array of integer literals."""
-    return tree.Array(0, tuple(tree.Literal(0, value) for value in values))
+    return tree.Array(NO_OFFSET, tuple(tree.Literal(NO_OFFSET, value) for value in values))

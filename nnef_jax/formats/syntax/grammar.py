@@ -16,12 +16,14 @@ from nnef_jax.errors import NnefSyntaxError
 from nnef_jax.formats.syntax.tokens import STRING
 from nnef_jax.formats.syntax.tree_builder import TreeBuilder
 
-# The largest number of allowed terminals that a message lists; if more are allowed, it lists none.
+# The largest number of allowed terminals that a message lists. If more terminals are allowed, the
+# message lists none.
 _MOST_SHOWN = 8
 _WORD = re.compile(r"[A-Za-z_0-9.]+|[=<>!]=|->|&&|\|\||[^A-Za-z_0-9]")
 _STRING = re.compile(STRING)
 _STATEMENT = re.compile(r"[A-Za-z_([}]")
 _UNCLOSED = re.compile(r"\b(graph|fragment)\s+$")
+# How messages show terminals of the grammar, by the name of the terminal.
 _SHOWN = {
     "NAME": "an identifier", "NUMBER": "a number", "STRING": "a string", "END": "';'",
     "BRACKET": "'['", "PARENTHESIS": "'('", "GENERIC": "'<type>'", "GENERIC_DECLARATION": "'<?>'",
@@ -39,7 +41,8 @@ class _Callbacks:
 
     def __getattr__(self, name: str) -> Callable[[list[Any]], Any]:
         """Return a function that calls the builder's method `name` with the items of a list."""
-        # For optional methods that the builder lacks, lark needs the AttributeError of this line.
+        # This line raises AttributeError if the builder lacks the method. Lark then knows that the
+        # method, which is optional, does not exist.
         getattr(self._kind, name)
 
         def call(items: list[Any]) -> Any:
@@ -86,10 +89,13 @@ def _syntax_error(
     """Convert lark's error to an error with a span, the expected tokens, and a hint."""
     source = builder.source
     offset, terminals = _offset_and_terminals(text, error)
+    # In 1.0 provisional, `text` has semicolons in places where the source has white space or a
+    # comment. If such a semicolon is unexpected, the error is at the next token.
     is_at_inserted_semicolon = text[offset : offset + 1] != source.text[offset : offset + 1]
     if is_at_inserted_semicolon:
-        remaining = text[offset + 1 :].lstrip()
-        offset = len(text) - len(remaining)
+        offset += 1
+        while text[offset : offset + 1].isspace():
+            offset += 1
     expected = _shown_terminals(lark, terminals)
     if builder.provisional:
         expected.discard("';'")
@@ -166,7 +172,8 @@ def _hint(text: str, offset: int, word: str, expected: set[str], is_token: bool)
     may_begin_statement = is_token and _STATEMENT.match(word) is not None
     if may_begin_statement and "';'" in expected:
         return "a semicolon may be missing before this"
-    # The words "graph" and "fragment" before a name are searched in the last 40 letters.
+    # The pattern finds the word "graph" or "fragment" before a name. It is searched only in the 40
+    # letters before the name, so that a long text takes no longer.
     if first_letter.isalpha() and _UNCLOSED.search(text, max(0, offset - 40), offset):
         return "the body before this may lack its '}'"
     return ""

@@ -24,8 +24,10 @@ from nnef_jax.limits import Limits
 from nnef_jax.storage.tensorfile import TensorFile
 from nnef_jax.storage.writer import Member
 
-Titles = Mapping[int, str]  # the titles of nodes in errors, by the node's offset in the text
-# For each dtype: numpy's dtype for the codes, and the number of bits of a code in tensor files.
+# The titles of nodes in errors, by the offset of the node in the text.
+Titles = Mapping[int, str]
+# For each dtype of packed integers: the dtype of numpy for an integer, and the number of bits of an
+# integer in tensor files.
 _INTEGERS = {
     "int4": (np.int8, 4), "uint4": (np.uint8, 4), "int2": (np.int8, 2), "uint2": (np.uint8, 2),
 }  # fmt: skip
@@ -33,8 +35,9 @@ _INTEGERS = {
 _HALVES = (
     "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float4_e2m1fn",
 )  # fmt: skip
-# The largest number of characters of a text whose steps, six for each, need not be counted.
-_SHORT = 1 << 20
+# The largest number of characters of a text that is certain to stay within the default limits. The
+# limits count at most six steps for each character.
+_LONGEST_SAFE_TEXT = 1 << 20
 _KEEP = "convert(..., keep=True), --keep, write it as a custom operation, which load reads again"
 
 
@@ -48,7 +51,8 @@ class GraphFrontend(Frontend):
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._data: dict[str, NDArray[Any]] = {}  # by label; `flatten` adds the arrays
+        # The arrays of variables by label. `flatten` adds them.
+        self._data: dict[str, NDArray[Any]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         # A pickled front end has no data.
@@ -120,7 +124,7 @@ class GraphFrontend(Frontend):
         arrays = data or {}
         if not keep:
             return self.flat_members(graph, options, lambda graph: (graph, {}), arrays, None)
-        document = KeepingWriter(graph, options.meter, options.real, None).write()
+        document = KeepingWriter(graph, options.meter, options.real, outer=None).write()
         return Written(_members(print_document(document), arrays))
 
 
@@ -140,7 +144,7 @@ def _loads_same_graph(graph: Graph, text: str, options: Options) -> bool:
     default limits, since the user's limits may be too small for the document.
     """
     has_default_limits = options.meter.limits == Limits()
-    if not has_default_limits or len(text) > _SHORT:
+    if not has_default_limits or len(text) > _LONGEST_SAFE_TEXT:
         return False
     types = {value.type for value in graph.inputs}
     types |= {variable.value.type for variable in (*graph.parameters, *graph.states)}
@@ -164,7 +168,8 @@ def _as_member(weights: NDArray[Any]) -> Member:
     if name in _INTEGERS:
         dtype, bits = _INTEGERS[name]
         is_signed = dtype is np.int8
-        return TensorFile(weights.astype(dtype), bits, is_signed, False)
+        array = weights.astype(dtype)
+        return TensorFile(array, bits, signed=is_signed, quantized=False)
     if name in _HALVES:
         return weights.astype(np.float16)
     is_numpy_dtype = weights.dtype.kind != "V"

@@ -8,7 +8,7 @@ from nnef_jax.formats.syntax import tree
 from nnef_jax.formats.syntax.types import ArrayOf, Primitive, Tensor, TupleOf, Type
 
 _INDENT = "    "
-_WIDTH = 100  # the number of characters from which a declaration is broken into lines
+_WIDTH = 100  # the largest number of characters of a declaration that is printed in one line
 
 # Precedence levels of expressions. The loosest level comes first, and the order is that of the
 # grammar's productions.
@@ -200,7 +200,8 @@ def _literal(value: float | int | bool | str) -> str:
         case bool():
             return "true" if value else "false"
         case str():
-            # Other readers have no escapes. If possible, the quotes are those that need no escape.
+            # Other readers of NNEF do not know escapes. If possible, the string gets quotes with
+            # which it needs no escape.
             quote = '"' if "'" in value and '"' not in value else "'"
             escaped = value.replace("\\", "\\\\").replace(quote, f"\\{quote}")
             return f"{quote}{escaped}{quote}"

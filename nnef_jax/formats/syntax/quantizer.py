@@ -38,12 +38,14 @@ ALGORITHMS = (
     "zero_point_linear_quantize",
     "logarithmic_quantize",
 )
-SCALARS = ("bits", "signed", "symmetric")  # arguments that have the same value for all channels
+# The names of arguments that have the same value for all channels.
+SCALARS = ("bits", "signed", "symmetric")
 _NUMBERS = ("min", "max", "zero_point", "scale")
 _LARGEST_SCALAR = float(np.finfo(np.float32).max)
 _LARGEST_INTEGER = 2**31 - 1
 _MOST_BITS = 64
-_BYTES = 24  # bytes of memory for each number: three arrays of float64
+# Bytes of memory for each number that codes stand for: an item in each of three arrays of float64.
+_BYTES_OF_NUMBER = 24
 
 # The value of an argument. A list has an item for each channel, and an array is a constant tensor.
 ArgumentValue = float | int | bool | str | list[Any] | NDArray[Any]
@@ -205,7 +207,9 @@ def _in_order(low: ArgumentValue, high: ArgumentValue) -> bool:
     try:
         return bool(np.all(lows < highs))
     except ValueError:
-        return True  # at least one of the two does not fit the tensor, which is an error later
+        # The numbers do not broadcast to each other, so `low` or `high` does not fit the tensor.
+        # Another check refuses it later.
+        return True
 
 
 # Codes
@@ -226,7 +230,7 @@ def dequantize(stored: TensorFile, quantizer: Quantizer, member: str, meter: Met
             span=quantizer.span(),
             hint=f"store real numbers, or use one of {', '.join(ALGORITHMS)}",
         )
-    meter.expand(_BYTES * codes.size, member)
+    meter.expand(_BYTES_OF_NUMBER * codes.size, member)
     arguments = {name: _argument(quantizer, name, codes.shape) for name in quantizer.arguments}
     bits = arguments["bits"]
     is_signed = bool(arguments.get("signed", stored.signed))
@@ -240,7 +244,7 @@ def dequantize(stored: TensorFile, quantizer: Quantizer, member: str, meter: Met
             greatest_exponent = np.ceil(np.log2(arguments["max"]))
             least_exponent = greatest_exponent - (2.0**magnitude_bits - 1)
             sign = np.sign(numbers) if is_signed else 1.0
-            # The results overwrite the array, which takes less memory.
+            # The results overwrite the array `numbers`, so that no further array takes memory.
             np.abs(numbers, out=numbers)
             np.add(numbers, least_exponent, out=numbers)
             np.exp2(numbers, out=numbers)
@@ -248,7 +252,8 @@ def dequantize(stored: TensorFile, quantizer: Quantizer, member: str, meter: Met
         case _:
             offset = 2.0 ** (bits - 1) if is_signed else 0.0  # makes signed codes unsigned
             code_range = 2.0**bits - 1
-            if is_signed and arguments.get("symmetric", False):  # the lowest code is not used
+            if is_signed and arguments.get("symmetric", False):
+                # The lowest code is not used: 8 bits have the codes -127 to 127.
                 offset -= 1
                 code_range -= 1
             low = arguments["min"]

@@ -21,17 +21,18 @@ def standard() -> Mapping[str, Fragment]:
 # operations, the generic argument is the attribute `dtype`.
 GENERIC_RESULT = ("constant", "cast")
 
-# For each operator, the operation on tensors (spec 3.3.3, table 1), or the comparison of other
-# values.
+# The operation on tensors for each binary operator (spec 3.3.3, table 1).
 OPERATORS = {
     "+": "add", "-": "sub", "*": "mul", "/": "div", "^": "pow",
     "<": "lt", ">": "gt", "<=": "le", ">=": "ge", "==": "eq", "!=": "ne",
     "&&": "and", "||": "or",
 }  # fmt: skip
+# The comparison of values that are not tensors, for each operator that compares.
 COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "<": operator.lt, ">": operator.gt, "<=": operator.le, ">=": operator.ge,
     "==": operator.eq, "!=": operator.ne,
 }  # fmt: skip
+# The operation on tensors for each unary operator.
 UNARY_OPERATORS = {"-": "neg", "+": "copy", "!": "not"}
 
 # Operations that introduce inputs, variables and updates. The flat graph has no operations for

@@ -10,10 +10,11 @@ from lowering import resampling
 from lowering.extents import UNKNOWN, is_known
 from lowering.graph import Operation, Value
 
-Resampling = tuple[str, dict[str, Any]]  # the kind, and the arguments by the name of the parameter
+# The kind of an operation, and its arguments by the name of the parameter.
+Resampling = tuple[str, dict[str, Any]]
 
-# For upsampling to the nearest item: the largest factor by which each item is repeated. The keys
-# are (`coordinate_transformation_mode`, `nearest_mode`).
+# For each pair (`coordinate_transformation_mode`, `nearest_mode`) of a resize that makes tensors
+# larger: the largest factor with which the resize repeats each item, as nearest_upsample does.
 _REPEATS = {
     ("asymmetric", "floor"): math.inf,
     ("asymmetric", "round_prefer_floor"): 2,
@@ -27,8 +28,9 @@ _REPEATS = {
     ("align_corners", "round_prefer_floor"): 2,
     ("align_corners", "round_prefer_ceil"): 2,
 }
-# For downsampling to the nearest item: the largest factor with which the first item of each block
-# is taken. The keys are (`coordinate_transformation_mode`, `nearest_mode`).
+# For each pair (`coordinate_transformation_mode`, `nearest_mode`) of a resize that makes tensors
+# smaller: the largest factor with which the resize takes the first item of each block, as
+# nearest_downsample does.
 _FIRSTS = {
     ("asymmetric", "floor"): math.inf,
     ("asymmetric", "ceil"): math.inf,
@@ -112,7 +114,9 @@ def _downsample(
     coordinates = attributes["coordinate_transformation_mode"]
     rounding = attributes["nearest_mode"]
     if rounding == "simple":
-        has_no_change = max(factors) == 1  # such a resize is also an upscaling
+        # An upscaling rounds down, and a downscaling rounds up. A resize by factors of 1 is both,
+        # and rounds down.
+        has_no_change = max(factors) == 1
         rounding = "floor" if has_no_change else "ceil"
     if mode == "nearest":
         takes_first = max(factors) <= _FIRSTS.get((coordinates, rounding), 0)

@@ -27,8 +27,8 @@ OPEN_STRING = _STRING.format(end="?")
 _TYPE = r"<\s*+(?:(?:\?|[A-Za-z_]++)\s*+)?(?:=\s*+[A-Za-z_]++\s*+)?>"
 _MARK = r"\[\]|->|&&|\|\||[<>=!]=|\S|\Z"
 _BLANK = r"[ \t]*+"
-# Three patterns: a number that certainly fits 64 bits, such a number with blanks, and a pair of
-# these.
+# `_SMALL` is a number that certainly fits 64 bits, `_ITEM` is such a number with blanks around it,
+# and `_PAIR` is a pair of items in parentheses.
 _SMALL = r"-?[0-9]{1,18}+(?:\.[0-9]*+)?(?:[eE][+-]?[0-9]{1,2}+)?"
 _ITEM = rf"{_BLANK}{_SMALL}{_BLANK}"
 _PAIR = rf"\({_ITEM},{_ITEM}\){_BLANK}"
@@ -90,9 +90,9 @@ class Language:
         self.token: re.Pattern[str] = re.compile(
             rf"{SPACE}(?:({name})|({NUMBER})|({STRING})|({_TYPE})|({_MARK}))"
         )
-        # A single match covers an argument and the mark after it. This takes 0.6 of the time of a
-        # match for each token. Items have no `*+`, since Python up to 3.11.4 would then keep the
-        # comma of an item that does not match.
+        # A single match covers an argument and the mark after it. An argument is read in 0.6 of the
+        # time that it takes with a match for each token. The lists of items have `*` instead of
+        # `*+`: with `*+`, Python up to 3.11.4 keeps the comma before an item that does not match.
         self.value: re.Pattern[str] = re.compile(
             rf"{SPACE}(?:({name}){SPACE}={SPACE})?(?:(\[{_ITEM}(?:,{_ITEM})*\]"
             rf"|\({_ITEM}(?:,{_ITEM})+\)|\[{_PAIR}(?:,{_BLANK}{_PAIR})*\])"

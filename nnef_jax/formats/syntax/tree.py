@@ -254,7 +254,7 @@ def _parts(expressions: Iterable[Expression]) -> Iterator[Invocation | Identifie
             pending += node.items
         elif kind is tuple:
             pending += node
-        else:
+        else:  # the fields of a node are its offset, its parts and tuples of parts
             pending += [getattr(node, name) for name in node.__match_args__]
 
 

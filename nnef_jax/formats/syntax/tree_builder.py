@@ -108,7 +108,8 @@ class TreeBuilder:
         *definitions, graph = items
         extensions: list[str] = []
         for definition in definitions:
-            if isinstance(definition, list):  # the names of extensions; fragments are nodes
+            # A list has the names of an extension line. Fragments are nodes.
+            if isinstance(definition, list):
                 extensions += cast("list[str]", definition)
         fragments = nodes_of(definitions)
         document = tree.Document(
@@ -140,7 +141,7 @@ class TreeBuilder:
 
     def fragment(self, name: Token, generic: Token | None, *items: Any) -> tree.Fragment:
         """Return a fragment. `generic` is a token such as `<?>` or `<? = scalar>`, or None."""
-        _, parameters, _, results, body = items
+        _, parameters, _, results, body = items  # without the opening parentheses
         default = None
         if generic:
             self._note("generic", generic.start_pos)
@@ -151,7 +152,7 @@ class TreeBuilder:
                 raise self._fail(message, generic, _GENERIC_HINT)
         self._note("fragment", name.start_pos)
         self._note_operators("fragment")
-        if isinstance(body, str):  # a semicolon is in the place of the body
+        if isinstance(body, str):  # the token is the semicolon in the place of a body
             body = None
         return tree.Fragment(
             name.start_pos, self.name(name), generic is not None, default, parameters, results,
@@ -176,7 +177,7 @@ class TreeBuilder:
 
     def graph(self, *items: Any) -> tree.GraphDefinition:
         """Return the graph of a document."""
-        name, _, parameters, _, results, body = items
+        name, _, parameters, _, results, body = items  # without the opening parentheses
         self._note_operators("graph")
         return tree.GraphDefinition(name.start_pos, self.name(name), parameters, results, body)
 
