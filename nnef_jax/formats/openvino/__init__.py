@@ -15,7 +15,8 @@ import os
 from nnef_jax.formats.base import Frontend, Options
 from nnef_jax.storage.archive import Archive
 
-# The frameworks whose networks are converted, by the ending of the graph's file name.
+# Maps the ending of a file's name to the framework of the network in the file. These networks are
+# converted.
 _CONVERTED = {".tflite": "TensorFlow Lite", ".pb": "TensorFlow", ".pdmodel": "PaddlePaddle"}
 GRAPHS = ("*.xml", "saved_model.pb", "*.pdmodel")
 ALONE = {
@@ -37,7 +38,8 @@ def read(archive: Archive, options: Options) -> Frontend:
     """Read the network of an archive and check it. Raises NnefError."""
     from nnef_jax.formats.openvino.frontend import OpenvinoFrontend
 
-    kind = _CONVERTED.get(os.path.splitext(archive.graph)[1])
+    _, ending = os.path.splitext(archive.graph)
+    kind = _CONVERTED.get(ending)
     if kind is None:
         return OpenvinoFrontend(archive, options)
     from nnef_jax.formats.openvino.converter import converted

@@ -24,11 +24,14 @@ from nnef_jax.storage import protected_files, temporaries
 from nnef_jax.storage.archive import Archive
 from nnef_jax.storage.folder import Folder
 
-# The default limits allow a minute; the conversion of a large network takes seconds.
+# The time limit of the converter is this number times the limit of steps. By default, it is a
+# minute. The conversion of a large network takes seconds.
 _SECONDS_PER_STEP = 6e-6
+# Names of files in the folder in which the converter runs.
 _LOG, _RESULT = "converted.log", "converted.xml"
-_SHOWN = 800  # the number of bytes at the end of the converter's log that errors show
-_VARIABLES = re.compile(r"variables/variables\.[\w.-]+")  # members of a SavedModel
+_SHOWN_BYTES = 800  # errors show at most this many bytes from the end of the converter's log
+# Matches the names of a SavedModel's members that have its weights.
+_VARIABLES = re.compile(r"variables/variables\.[\w.-]+")
 
 
 class _Result(Folder):
@@ -47,7 +50,7 @@ class _Result(Folder):
 
     def read(self, name: str) -> memoryview:
         data = super().read(name)
-        # Windows cannot delete a mapped file.
+        # Windows cannot delete a mapped file, so the data are copied there.
         return memoryview(bytes(data)) if os.name == "nt" else data
 
 
@@ -95,7 +98,7 @@ def _copy(archive: Archive, folder: str, meter: Meter) -> str:
     graph = archive.graph
     stem, ending = os.path.splitext(graph)
     source = f"source{ending}"
-    copies = {graph: source}  # the name of the copy of each member of the archive
+    copies = {graph: source}  # maps members of the archive to the names of their copies
     if graph == "saved_model.pb":
         source = "source"
         names = [graph, *filter(_VARIABLES.fullmatch, archive.names())]
@@ -130,7 +133,7 @@ def _run(source: str, folder: str, limits: Limits) -> str:
     if status == 0 and os.path.exists(os.path.join(folder, _RESULT)):
         return ""
     with open(log, "rb") as file:
-        shown_bytes = min(_SHOWN, os.path.getsize(log))
+        shown_bytes = min(_SHOWN_BYTES, os.path.getsize(log))
         file.seek(-shown_bytes, os.SEEK_END)
         words = file.read().decode(errors="replace").split()
     complaint = " ".join(words)
@@ -143,13 +146,13 @@ def _status(command: Sequence[str], folder: str, errors: int, seconds: int) -> i
     The command runs in `folder` and writes its messages to the file descriptor `errors`. All
     processes that it has started are ended before this function returns.
     """
-    # Lets the child import the same packages.
+    # With these paths, the child imports the same packages as this process.
     paths = os.pathsep.join(map(os.path.abspath, sys.path))
     process = subprocess.Popen(
         command,
         cwd=folder,
         env=os.environ | {"PYTHONPATH": paths},
-        stdin=subprocess.PIPE,  # is closed when this process ends, which ends the child too
+        stdin=subprocess.PIPE,  # the pipe closes when this process ends, which ends the child too
         stdout=subprocess.DEVNULL,
         stderr=errors,
         start_new_session=True,

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from lowering.errors import InvalidOperation
 from lowering.location import Source, Span
@@ -15,17 +16,19 @@ from nnef_jax.formats.openvino.xml import Element
 from nnef_jax.limits import COMPARISONS_PER_STEP, OPERATION_STEPS, Meter
 
 _VISITING, _DONE = 1, 2  # states of a layer while layers are ordered
-_MOST_DIGITS = 20  # of a number in an attribute
-OLDEST, NEWEST = 2, 11
+_EDGE_STEPS = 4  # steps of the meter for an edge
+_MOST_DIGITS = 20  # the largest number of digits of a number in an attribute
+OLDEST, NEWEST = 2, 11  # the versions of the documents that are read
 FIRST_OF_OPSETS = 10  # the first version in which weights are layers
 CONSTANTS = ("const", "constant")  # types of layers that hold weights, in lower case
-_OLD_TYPES = {  # the spelling that version 2 has for a type, by the type in lower case
+# Maps a type, in lower case, to the spelling that version 2 has for it.
+_OLD_TYPES = {
     "fullyconnected": "fc", "innerproduct": "fc", "norm": "lrn", "batchnormalization": "batch_norm",
 }  # fmt: skip
-_BODIES = ("body", "then_body", "else_body")
-_LARGEST = 1 << 40  # the largest extent of an axis
+_BODIES = ("body", "then_body", "else_body")  # tags of the elements that are bodies
+_LARGEST_EXTENT = 1 << 40  # the largest number of items along an axis
 OPEN_RANK = "..."  # the text that stands for the shape of a tensor whose rank is open
-# An open extent that is declared by two bounds, such as 1..8.
+# Matches an open extent that is declared by two bounds, such as 1..8. A bound may be left out.
 BOUNDS = re.compile(r"(\d{0,20})\.\.(\d{0,20})")
 
 
@@ -132,14 +135,28 @@ class Net:
         return frozenset(self.sources.values())
 
 
+class PortLine(NamedTuple):
+    """A line of the port map of a body. The line connects a port of the layer to the body.
+
+    `is_input` tells whether it is an input port of the layer. `attributes` are those of the line's
+    element.
+    """
+
+    is_input: bool
+    attributes: Mapping[str, str]
+
+
 @dataclass(slots=True, eq=False)
 class Body:
-    """A network inside a layer, with its port map and its back edges."""
+    """A network inside a layer, with its port map and its back edges.
+
+    A back edge is a pair of ports: the port that computes a state, and the port that reads the
+    state in the next iteration.
+    """
 
     net: Net
-    # For each line of the port map, whether it is for an input, and the attributes.
-    ports: Sequence[tuple[bool, Mapping[str, str]]]
-    back_edges: Sequence[tuple[PortRef, PortRef]]  # pairs of ports (from, to)
+    port_map: Sequence[PortLine]
+    back_edges: Sequence[tuple[PortRef, PortRef]]
 
 
 def read_net(root: Element, source: Source, meter: Meter) -> Net:
@@ -189,7 +206,7 @@ class _NetReader:
                 self._error(message, layer.element)
         sources: dict[PortRef, PortRef] = {}
         for edge in element.below("edges"):
-            self.meter.spend(4, self.source.name)
+            self.meter.spend(_EDGE_STEPS, self.source.name)
             self._edge(edge, by_id, sources)
         raise_all(self.errors)
         ordered = list(self._ordered(layers, by_id, sources))
@@ -197,6 +214,7 @@ class _NetReader:
         return Net(name, self.version, ordered, sources, element, self.source)
 
     def _error(self, message: str, element: Element, hint: str = "") -> None:
+        """Note an error at the place of an element."""
         self.errors.append(SemanticError(message, span=element.span(self.source), hint=hint))
 
     def _layer(self, element: Element) -> NetLayer:
@@ -225,9 +243,10 @@ class _NetReader:
             message = f"layer '{name}' ({type or 'of no type'}): {error.message}"
             self._error(message, element, error.hint)
         bodies = {tag: self._body(element, tag) for tag in _BODIES if element.child(tag)}
-        for body in bodies.values():  # the lines of a port map are compared with each other
-            lines = len(body.ports) + len(inputs) + len(outputs)
-            self.meter.spend(lines**2 // COMPARISONS_PER_STEP, self.source.name)
+        for body in bodies.values():
+            # Each line of a port map is compared with all other lines and with all ports.
+            count = len(body.port_map) + len(inputs) + len(outputs)
+            self.meter.spend(count**2 // COMPARISONS_PER_STEP, self.source.name)
         return NetLayer(
             id,
             name or f"{type.lower()}_{id}",
@@ -248,6 +267,7 @@ class _NetReader:
         return [self._port(child) for child in layer.below(tag) if child.tag == "port"]
 
     def _port(self, element: Element) -> Port:
+        """Read a port. Raises InvalidOperation if its element is wrong."""
         shape = tuple(map(_extent, element.dims))
         names = _names(element.attributes.get("names", ""))
         id = whole_number(element.attributes, "id")
@@ -259,17 +279,17 @@ class _NetReader:
         assert body is not None
         prefix = tag.removesuffix("body")
         net = _NetReader(self.source, self.meter, self.version).net(body)
-        ports: list[tuple[bool, Mapping[str, str]]] = []
+        port_map: list[PortLine] = []
         for line in layer.below(f"{prefix}port_map", "port_map"):
             is_input = line.tag == "input"
-            ports.append((is_input, line.attributes))
+            port_map.append(PortLine(is_input, line.attributes))
         back_edges: list[tuple[PortRef, PortRef]] = []
         for edge in layer.below("back_edges"):
             try:
                 back_edges.append((_end(edge, "from"), _end(edge, "to")))
             except InvalidOperation as error:
                 self._error(error.message, edge)
-        return Body(net, ports, back_edges)
+        return Body(net, port_map, back_edges)
 
     def _edge(
         self, edge: Element, layers: Mapping[int, NetLayer], sources: dict[PortRef, PortRef]
@@ -315,8 +335,9 @@ class _NetReader:
 
         Otherwise the layers keep the order of the document.
         """
-        # By the id of a layer: `_VISITING` while the layers that it reads are visited, then
-        # `_DONE`.
+        # Maps the id of a layer to `_VISITING` while the layers that the layer reads are visited,
+        # and to `_DONE` after the layer is yielded. An id of a layer that was not visited is
+        # missing.
         state_by_id = dict[int, int]()
         for start in layers:
             stack = [start]
@@ -325,7 +346,7 @@ class _NetReader:
                 if state_by_id.get(layer.id) == _DONE:
                     stack.pop()
                     continue
-                pending: list[NetLayer] = []
+                pending: list[NetLayer] = []  # layers that must come before this layer
                 for port in layer.inputs:
                     source = sources.get((layer.id, port.id))
                     if source is None:
@@ -337,6 +358,7 @@ class _NetReader:
                     state_by_id[layer.id] = _DONE
                     yield stack.pop()
                     continue
+                # A layer that is visited again, before its pending layers are done, is in a cycle.
                 if state_by_id.get(layer.id) == _VISITING:
                     raise SemanticError(
                         f"layer '{layer.name}' depends on itself, through '{pending[0].name}'",
@@ -411,7 +433,7 @@ def _extent(text: str) -> int:
     if digits == "-1":
         return -1
     is_number = digits.isdecimal() and len(digits) <= _MOST_DIGITS
-    if not is_number or int(digits) > _LARGEST:
+    if not is_number or int(digits) > _LARGEST_EXTENT:
         hint = "an open extent is ? or -1"
         raise InvalidOperation(f"a shape has the extent {digits[:40]!r}", hint)
     return int(digits)

@@ -18,8 +18,8 @@ from lowering.errors import InvalidOperation
 from nnef_jax.flattening import emission
 from nnef_jax.storage.bitstream import codes_of, packed_size
 
-# The dtypes by the name that versions 10 and 11 have for an element type. The keys of `_ALIASES`
-# are further names, of ports and of older versions.
+# Maps the name that versions 10 and 11 have for an element type to the dtype of its items. The keys
+# of `_ALIASES` are further names of element types, in ports and in older versions.
 _DTYPES: dict[str, Any] = {
     "f64": np.float64, "f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16,
     "f8e4m3": ml_dtypes.float8_e4m3fn, "f8e5m2": ml_dtypes.float8_e5m2,
@@ -35,8 +35,9 @@ _ALIASES = {
     "float": "f32", "double": "f64", "half": "f16",
 }  # fmt: skip
 _NAMES = {type: np.dtype(dtype).name for type, dtype in _DTYPES.items()}
-# The first element type of each dtype.
+# Maps the name of a dtype to the first element type in `_DTYPES` that has this dtype.
 BY_DTYPE = {name: type for type, name in reversed(_NAMES.items())}
+# Maps element types of less than a byte to the number of bits of an item.
 _BITS = {"u1": 1, "bin": 1, "u2": 2, "i4": 4, "u4": 4, "nf4": 4, "f4e2m1": 4}
 # The 16 numbers of nf4, which are quantiles of the normal distribution (Dettmers et al. 2023,
 # arXiv:2305.14314, appendix E).

@@ -32,7 +32,7 @@ from nnef_jax.formats.openvino.pre_process import pre_processed
 from nnef_jax.limits import within_memory
 
 _SINKS = ("assign", "memory", "result")  # layers that may have no results
-_STATEFUL = ("assign", "memory", "readvalue")
+_STATEFUL = ("assign", "memory", "readvalue")  # layers that run even if no output needs them
 
 
 def flatten(
@@ -96,12 +96,12 @@ class Flattener:
         return LayerSite(
             layer,
             net,
-            net.version,
-            self.graph,
-            self.weights,
-            operands,
-            self.flatten_body,
-            self.prefix,
+            version=net.version,
+            graph=self.graph,
+            weights=self.weights,
+            operands=operands,
+            flatten=self.flatten_body,
+            prefix=self.prefix,
         )
 
     def run(
@@ -121,16 +121,7 @@ class Flattener:
         for layer in layers:
             if layer.kind in INPUTS or layer.kind == "result":
                 continue
-            operands: list[Tensor | None] = []
-            for port in layer.inputs:
-                input_port = layer.id, port.id
-                source = net.sources.get(input_port)
-                if input_port in feeds:
-                    operands.append(feeds[input_port])
-                elif source is None:
-                    operands.append(None)
-                else:
-                    operands.append(tensors.get(source))
+            operands = _operands_of(layer, net, feeds, tensors)
             if is_only_shown:
                 can_run = not has_untyped(operands) and _is_supported(net, layer)
                 if not can_run:
@@ -138,7 +129,7 @@ class Flattener:
                     continue
             try:
                 tensors.update(self._flattened(layer, net, operands))
-            except UnsupportedError:  # raised in a body
+            except UnsupportedError:  # a layer in a body of this layer cannot run
                 if not is_only_shown:
                     raise
                 tensors.update(self._flattened_for_show(layer, operands))
@@ -182,7 +173,8 @@ class Flattener:
             values: Sequence[Any] = results if isinstance(results, list | tuple) else [results]
             if len(values) < len(layer.outputs) and layer.kind not in _SINKS:
                 raise InvalidOperation(f"it has {len(layer.outputs)} outputs, not {len(values)}")
-        # A meaning may return more results than the layer has outputs.
+        # The two lists may differ in length: a meaning may return more results than the layer has
+        # outputs.
         for (output_name, port), value in zip(layer.named(layer.outputs), values, strict=False):
             if isinstance(value, Value):
                 name = self.prefix + output_name
@@ -228,7 +220,8 @@ class Flattener:
         for port_reference, tensor in tensors.items():
             if isinstance(tensor, Constant):
                 constants += names_by_port[port_reference]
-        # For each layer, the names of the tensors that it reads and of its results.
+        # A step is a pair: the names of the tensors that a layer reads, and the names of its
+        # results.
         steps: list[tuple[list[str], list[str]]] = []
         for layer in net.layers:
             reads: list[str] = []
@@ -262,6 +255,30 @@ class Flattener:
                 "such tensors may be inside a body, but not be its results",
             )
         return tensors
+
+
+def _operands_of(
+    layer: NetLayer,
+    net: Net,
+    feeds: Mapping[PortRef, Tensor],
+    tensors: Mapping[PortRef, Tensor],
+) -> list[Tensor | None]:
+    """Return the tensor at each input port of a layer, or None for a port that is not connected.
+
+    `feeds` has the tensors of the inputs of the network, by input port or output port. `tensors`
+    has the tensors that were computed so far, by output port.
+    """
+    operands: list[Tensor | None] = []
+    for port in layer.inputs:
+        input_port = layer.id, port.id
+        source = net.sources.get(input_port)
+        if input_port in feeds:  # a port of the layer is an input of the network
+            operands.append(feeds[input_port])
+        elif source is None:
+            operands.append(None)
+        else:
+            operands.append(tensors.get(source))
+    return operands
 
 
 def _is_supported(net: Net, layer: NetLayer) -> bool:

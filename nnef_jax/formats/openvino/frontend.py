@@ -19,7 +19,7 @@ from nnef_jax.formats.openvino.xml import parse
 from nnef_jax.formats.syntax.graph_frontend import GraphFrontend, Titles
 from nnef_jax.storage.archive import Archive
 
-_SMALL = 1 << 15  # the size in bytes up to which constants may decide shapes
+_MOST_BYTES = 1 << 15  # the size of the largest constants that may decide shapes
 
 
 class OpenvinoFrontend(GraphFrontend):
@@ -50,7 +50,7 @@ class OpenvinoFrontend(GraphFrontend):
         """Return the declared shapes of the inputs. Inputs of open rank are left out."""
         shapes: dict[str, Any] = {}
         for name, (layer, port) in self._ends.inputs.items():
-            with suppress(InvalidOperation):  # flattening raises this error with its line
+            with suppress(InvalidOperation):  # flattening raises this error again, with its line
                 shape = declared_shape(layer, port)
                 if shape is not None:
                     shapes[name] = shape
@@ -126,5 +126,5 @@ def _small_constants(net: Net, data: memoryview | bytes) -> Iterator[bytes]:
         if offset.isdecimal() and size.isdecimal():
             places.append((int(offset), int(size)))
         for start, length in places:
-            if length <= _SMALL:
+            if length <= _MOST_BYTES:
                 yield bytes(data[start : start + length])

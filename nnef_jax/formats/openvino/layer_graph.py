@@ -19,6 +19,7 @@ from nnef_jax.formats.openvino.network_ends import Variable
 class LayerGraph(TensorGraph):
     """A graph under construction, with the element types and variables of OpenVINO."""
 
+    # Maps the kind of an array's dtype, such as "b" for bool, to the element type of the array.
     TYPES: ClassVar[Mapping[str, str]] = {"b": "boolean", "i": "i64", "f": "f32"}
 
     def __init__(
@@ -83,7 +84,8 @@ class LayerGraph(TensorGraph):
 
         def add(kind: str, operands: Mapping[str, Any], **attributes: Attribute) -> Value:
             names = [self.builder.unreserved(f"{name}.{kind}")]
-            return self.add(kind, operands, attributes, names, span, inserted=True)[0]
+            (result,) = self.add(kind, operands, attributes, names, span, inserted=True)
+            return result
 
         real = self.options.real
         table = add("constant", {}, shape=(len(NF4),), value=NF4, dtype=real)

@@ -28,10 +28,10 @@ from nnef_jax.formats.openvino.element_types import (
 from nnef_jax.formats.openvino.layer_graph import LayerGraph
 from nnef_jax.storage.bitstream import CODES_PER_STEP
 
-# Types of layers that are folded, that is, computed while the network is read. A layer is folded
+# Types of layers that may be folded, that is, computed while the network is read. A layer is folded
 # only if its operands are known and may decide shapes. Before version 10, only the types in
-# `_FOLDED_OLD` are folded. Conversions of stored numbers are not folded, so the network computes
-# them.
+# `_FOLDED_OLD` are folded. A conversion is folded only if an operand was computed from shapes. The
+# network computes all other conversions, which are conversions of stored numbers.
 _CONVERSIONS = ("convert", "convertlike")
 _FOLDED_OLD = ("gather", "concat", "squeeze", "unsqueeze")
 _FOLDED = frozenset({
@@ -42,7 +42,9 @@ _FOLDED = frozenset({
     "scatterupdate", "select", "slice", "split", "sqrt", "stridedslice", "subtract", "tile",
     "transpose", "variadicsplit",
 })  # fmt: skip
-_TRUE, _FALSE = ("1", "true", "yes"), ("0", "false", "no", "")
+# The texts of attributes that are true or false.
+_TRUE = ("1", "true", "yes")
+_FALSE = ("0", "false", "no", "")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,8 +71,8 @@ class LayerSite(Site[LayerGraph]):
     graph: LayerGraph
     weights: Weights
     operands: Sequence[Tensor | None]
-    flatten: Callable[..., dict[PortRef, Tensor]]  # `Flattener.body`, which flattens a body
-    prefix: str = ""  # in a body, the beginning of labels and names
+    flatten: Callable[..., dict[PortRef, Tensor]]  # `Flattener.flatten_body`
+    prefix: str = ""  # the beginning of the labels and names of a body
     # Whether operations are computed at once instead of being added to the graph.
     folds: bool = False
 
@@ -232,7 +234,8 @@ class LayerSite(Site[LayerGraph]):
         if not isinstance(x, Constant):
             return x
         type = TensorType(x.array.shape, self.graph.computation_dtype(x.type))
-        return _FoldedTensor("", type, constant=x)
+        no_name = ""  # the tensor is not in the graph
+        return _FoldedTensor(no_name, type, constant=x)
 
     @property
     def span(self) -> Span:
@@ -277,7 +280,8 @@ class LayerSite(Site[LayerGraph]):
             message = f"'{tag}' has {blob.size} bytes, {list(shape)} items of {type} take {size}"
             raise InvalidShape(message)
         data = self.weights.slice(blob.offset, blob.size)
-        label = f"{self.name}.{tag}" if tag != "custom" else self.name
+        is_entire_layer = tag == "custom"  # the blob of a Const layer
+        label = self.name if is_entire_layer else f"{self.name}.{tag}"
         return self.read(data, type, tuple(shape), label)
 
     def read(self, data: memoryview, type: str, shape: tuple[int, ...], label: str) -> Constant:
@@ -285,10 +289,10 @@ class LayerSite(Site[LayerGraph]):
 
         In the result, each element takes at least a byte.
         """
-        items = volume(shape)
-        if len(data) < items:  # elements are smaller than a byte
-            self.spend(items // CODES_PER_STEP)
-            self.graph.meter.expand(items, self.title)
+        count = volume(shape)
+        if len(data) < count:  # elements are smaller than a byte
+            self.spend(count // CODES_PER_STEP)
+            self.graph.meter.expand(count, self.title)
         return Constant(unpacked(data, type, shape), type, label)
 
     def _stored_type(self, blob: Blob) -> str:
@@ -449,6 +453,8 @@ def stored(site: LayerSite, type: str = "") -> Constant:
         raise InvalidOperation("it has no output")
     output = layer.outputs[0]
     shape = output.shape or ()
+    # Before version 10, the items are a blob, which usually has the tag "custom". Later versions
+    # have attributes instead.
     is_stored_as_blob = "element_type" not in layer.attributes and len(layer.blobs) > 0
     if is_stored_as_blob:
         first_tag = next(iter(layer.blobs))

@@ -81,7 +81,7 @@ def ends_of(net: Net) -> Ends:
     outputs: list[tuple[str, PortRef]] = []  # pairs of a name and an output
     for layer in sorted(net.layers, key=lambda layer: layer.span.offset):
         if layer.kind in INPUTS and layer.outputs:
-            name, port = layer.named(layer.outputs)[0]
+            name, port = layer.named(layer.outputs)[0]  # the first output
             if port.names and not net.is_legacy:
                 name = port.names[0]
             inputs.append((name, (layer, port)))
@@ -174,13 +174,14 @@ def variables_of(net: Net) -> Mapping[str, Variable]:
     """
     variables: dict[str, Variable] = {}
     written_labels = {label_of(layer) for layer in net.layers if layer.kind == "assign"}
-    dependent_ids = set[int]()  # of layers that depend on inputs
+    dependent_ids = set[int]()  # the ids of the layers that depend on inputs
     for layer in net.layers:
         source_ids: list[int] = []
         for port in layer.inputs:
             source = net.sources.get((layer.id, port.id))
             if source is not None:
-                source_ids.append(source[0])
+                source_id, _ = source
+                source_ids.append(source_id)
         depends_on_inputs = not dependent_ids.isdisjoint(source_ids)
         if depends_on_inputs or layer.kind == "parameter":
             dependent_ids.add(layer.id)
@@ -192,7 +193,8 @@ def variables_of(net: Net) -> Mapping[str, Variable]:
         if depends_on_inputs and not is_written:
             continue
         shape = _variable_shape(layer)
-        if not is_written:  # the state keeps its initial shape
+        if not is_written:
+            # The state keeps its initial shape, in which an open extent is 0.
             shape = tuple(0 if extent is UNKNOWN else extent for extent in shape)
         variables.setdefault(label, Variable(shape, depends_on_inputs, layer.span))
     return variables

@@ -21,4 +21,4 @@ _STRUCTURE = (
 def entries() -> Iterable[OperatorEntry]:
     """Return the rows of the table, sorted by name; their versions are versions of the document."""
     entries = [*entries_of(OPERATORS, LayerSite), *_STRUCTURE]
-    return sorted(entries, key=lambda x: (x.name.lower(), x.since))
+    return sorted(entries, key=lambda entry: (entry.name.lower(), entry.since))

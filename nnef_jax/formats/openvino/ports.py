@@ -37,9 +37,9 @@ class Link:
 def links(body: Body, *, inputs: bool) -> list[Link]:
     """Return the lines of a body's port map: for inputs if `inputs` is true, else for outputs."""
     selected: list[Link] = []
-    for is_input, attributes in body.ports:
-        if is_input == inputs:
-            selected.append(_link(body, attributes))
+    for line in body.port_map:
+        if line.is_input == inputs:
+            selected.append(_link(body, line.attributes))
     return selected
 
 
@@ -53,8 +53,8 @@ def _link(body: Body, attributes: Mapping[str, str]) -> Link:
     axis = _number(attributes, "axis") if "axis" in attributes else None
     return Link(
         port,
-        (layer.id, inner_port),
-        axis,
+        end=(layer.id, inner_port),
+        axis=axis,
         start=_number(attributes, "start", 0),
         stop=_number(attributes, "end", -1),
         stride=_number(attributes, "stride", 1),

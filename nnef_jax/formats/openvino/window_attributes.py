@@ -14,9 +14,12 @@ from lowering.errors import InvalidOperation
 from nnef_jax.flattening.spatial_windows import Pairs, same_padding
 from nnef_jax.formats.openvino.layer_site import LayerSite
 
+# The letters at the end of attributes of version 2, for the last axis, the axis before it, and so
+# on.
 _LETTERS = "xyz"
-_OLD = {"strides": "stride", "dilations": "dilation", "pads_begin": "pad"}
-SAME = ("same_upper", "same_lower")
+# Maps attributes to the names that version 2 has for them, without the axis.
+_OLD_NAMES = {"strides": "stride", "dilations": "dilation", "pads_begin": "pad"}
+SAME = ("same_upper", "same_lower")  # modes of padding in which the padding is computed
 
 
 def spatial(
@@ -29,7 +32,7 @@ def spatial(
     """
     # The names of the attributes of version 2, from the last axis to the first.
     if name != "pads_end":
-        old_names = [f"{_OLD.get(name, name)}-{letter}" for letter in _LETTERS[:rank]]
+        old_names = [f"{_OLD_NAMES.get(name, name)}-{letter}" for letter in _LETTERS[:rank]]
     elif rank <= 2:
         old_names = ["pad-r", "pad-b"][:rank]
     else:
@@ -42,7 +45,7 @@ def spatial(
             items_from_last.append(site.int(old_name, default_item))
         return items_from_last[::-1]
     items = site.ints(name, default)
-    if len(items) == 1 and rank > 1:
+    if len(items) == 1 and rank > 1:  # one number is for all axes
         items *= rank
     if len(items) != rank:
         raise InvalidOperation(f"'{name}' must have {rank} items, it has {len(items)}")

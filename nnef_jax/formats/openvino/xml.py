@@ -14,10 +14,10 @@ from lowering.location import Source, Span
 from nnef_jax.errors import LimitError, NnefSyntaxError
 from nnef_jax.limits import Meter, raising
 
-_ELEMENT = 6  # steps of the meter for an element
-_BYTES_PER_STEP = 32
-_CHUNK = 1 << 16  # the number of bytes that are parsed at a time
-_NUMBERS = "dim"  # the most frequent tag, and the only one whose text is stored
+_ELEMENT_STEPS = 6  # steps of the meter for an element
+_BYTES_PER_STEP = 32  # the number of bytes of the document that take one step of the meter
+_CHUNK_BYTES = 1 << 16  # the number of bytes that are parsed at a time
+_NUMBER_TAG = "dim"  # the most frequent tag, and the only one whose text is stored
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +67,8 @@ def parse(data: memoryview, name: str, meter: Meter) -> tuple[Element, Source]:
 
 
 class _ElementReader:
+    """Builds elements while the parser reads a document."""
+
     def __init__(self, source: Source, meter: Meter) -> None:
         self._source = source
         self._meter = meter
@@ -77,23 +79,26 @@ class _ElementReader:
         self._parser.StartDoctypeDeclHandler = self._refuse_doctype
         self._texts: list[str] = []  # the texts since the last start tag
         self._parser.CharacterDataHandler = self._texts.append
-        self._open: list[Element] = []
+        self._open: list[Element] = []  # elements whose end tags are still to come
         self._root: Element | None = None
-        self._in_number = False
+        self._in_number = False  # whether the parser is inside a <dim> element
 
     def read(self, data: memoryview) -> Element:
         """Parse a document and return its root element."""
         try:
-            for start in range(0, len(data), _CHUNK):
-                piece = data[start : start + _CHUNK]
+            for start in range(0, len(data), _CHUNK_BYTES):
+                piece = data[start : start + _CHUNK_BYTES]
                 self._meter.spend(len(piece) // _BYTES_PER_STEP, self._source.name)
-                self._parser.Parse(piece, False)
-            self._parser.Parse(b"", True)
+                is_final = False
+                self._parser.Parse(piece, is_final)
+            is_final = True
+            self._parser.Parse(b"", is_final)
         except expat.ExpatError as error:
             raise self._error(f"this is no XML: {expat.ErrorString(error.code)}") from None
-        except (NnefSyntaxError, LimitError):  # they are ValueErrors too
+        except (NnefSyntaxError, LimitError):
+            # These errors keep their messages. The next clause would catch them as ValueErrors.
             raise
-        except (LookupError, ValueError) as error:  # Python has no such encoding
+        except (LookupError, ValueError) as error:  # Python does not have the document's encoding
             raise self._error(f"this is no XML: {error}") from None
         assert self._root is not None  # a document without an element is an ExpatError
         return self._root
@@ -102,18 +107,19 @@ class _ElementReader:
         """Handle a start tag. The parser calls this method."""
         meter = self._meter
         parser = self._parser
-        meter.spend(_ELEMENT, self._source.name)
+        meter.spend(_ELEMENT_STEPS, self._source.name)
         self._texts.clear()
         # The text of a number is stored at its end tag, and the number does not become a child.
-        starts_number = tag == _NUMBERS and not self._in_number
+        starts_number = tag == _NUMBER_TAG and not self._in_number
         if starts_number and self._open:
             self._in_number = True
             return
         element = Element(tag, attributes, parser.CurrentLineNumber, parser.CurrentColumnNumber + 1)
-        most = meter.limits.array_items
+        longest = meter.limits.array_items
         for value in attributes.values():
-            if len(value) > most:
-                raise self._beyond(f"an attribute has more than {most} characters", "array_items")
+            if len(value) > longest:
+                message = f"an attribute has more than {longest} characters"
+                raise self._beyond(message, "array_items")
         if len(self._open) >= meter.limits.nesting:
             raise self._beyond(f"elements are nested more than {len(self._open)} deep", "nesting")
         if self._open:

@@ -169,7 +169,8 @@ def _folded(site: CallSite, kind: str, operands: ByName, attributes: ByName) -> 
 
     Raises NotFolded if an operand is not known.
     """
-    # If another operand is known, a parameter may be a shape. The array of such a parameter is read.
+    # If another operand is known, a parameter may be a shape. The array of such a parameter is
+    # read.
     if any(map(_is_known, operands.values())):
         operands = {name: site.graph.known(x, only_shapes=True) for name, x in operands.items()}
     if not all(map(_is_known, operands.values())):

@@ -403,7 +403,8 @@ class CallSite(OperatorSite[FlatGraph]):
         (result,) = self.add("cast", {"input": x}, {"dtype": dtype}, result_names)
         stored = graph.constants.get(x)
         if stored is not None:
-            # Attributes may read the items of a small tensor, so its stored items are converted too.
+            # Attributes may read the items of a small tensor, so its stored items are converted
+            # too.
             is_small = stored.size <= LARGEST_ATTRIBUTE
             graph.constants[result] = converted(stored, dtype) if is_small else stored
         return result

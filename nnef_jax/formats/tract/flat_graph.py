@@ -29,8 +29,8 @@ _ITEMS_PER_STEP = 8
 _LARGEST_SHAPE = 16  # items; a parameter with more items is never taken for a shape
 
 Stored = NDArray[Any]  # the data of a parameter, a state or a constant
-# Maps the first result of each operation of the document to the name, the operands and the attributes
-# of the operation.
+# Maps the first result of each operation of the document to the name, the operands and the
+# attributes of the operation.
 FlatCalls = dict[Value, tuple[str, Mapping[str, Any], Mapping[str, Any]]]
 
 

@@ -71,32 +71,39 @@ def flatten(
         # Only the user's `progress` function needs the number of variables.
         graph.variables = document.variables if options.progress else 0
         builder = graph.builder
-        targets = [_targets(assignment) for assignment in header.body]
-        builder.reserve(chain.from_iterable(targets))
+        builder.reserve(chain.from_iterable(map(_targets, header.body)))
         frame = Frame(fragment=None, source=document.source, values={})
         inputs = [parameter.name for parameter in header.parameters]
         unsupported_names = frozenset[str]()
         if options.outline:
+            # A network that is only shown may have operations that cannot run.
             operations = unsupported.unsupported(document, options.rules)
             unsupported_names = callers_of(operations, document.fragments)
         flattener = _UnitFlattener(unit, graph, extents, dict.fromkeys(inputs), unsupported_names)
         outputs = flattener.outputs(frame)
-        for name, value in frame.values.items():
-            if isinstance(value, Value) and value.name != name:
-                builder.aliases[name] = value
-        constants = [name for name, value in frame.values.items() if not _has_tensor(value)]
-        # A step is a pair: the names that an assignment reads, and the names that it assigns to.
-        steps = (
-            ([*s.names_in(assignment.value)], assigned_names)
-            for assignment, assigned_names in zip(header.body, targets, strict=True)
-        )
-        graph.fold(constants, steps)
+        _note_names(graph, header, frame.values)
         results = [result.name for result in header.results]
         flat = builder.graph(header.name, outputs, results, options.unfixed(inputs))
         unsupported.refuse_readers_of_padding(flat)
         for value, name, axis in unsupported.padded_outputs(flat):
             flat.aliases[length_name(name, axis, "places")] = value
         return flat, graph.calls
+
+
+def _note_names(graph: FlatGraph, header: s.GraphDefinition, values: ByName) -> None:
+    """Note the names in the document of tensors with another name, and the names of constants.
+
+    `values` are the values of all names after the body of the graph is evaluated.
+    """
+    constants: list[str] = []
+    for name, value in values.items():
+        if isinstance(value, Value) and value.name != name:
+            graph.builder.aliases[name] = value
+        if not _has_tensor(value):
+            constants.append(name)
+    # A step is a pair: the names that an assignment reads, and the names that it assigns to.
+    steps = (([*s.names_in(assignment.value)], _targets(assignment)) for assignment in header.body)
+    graph.fold(constants, steps)
 
 
 def _targets(assignment: s.Assignment) -> list[str]:
@@ -150,6 +157,27 @@ class _UnitFlattener:
         if not self.unsupported_names:
             unsupported.refuse_unsupported(document, self.graph.options.rules, self.graph.meter)
         self._refuse_undeclared_inputs(frame)
+        errors = self._evaluate_body(frame)
+        outputs: list[Value] = []
+        for result in document.graph.results:
+            site = CallSite(self, result, frame)
+            try:
+                name = frame.prefix + result.name
+                same_dtype = ""
+                outputs.append(tensor(site, self.lookup(result, frame), same_dtype, name))
+            except Poisoned:
+                pass  # the error of the assignment is in `errors`
+            except REFUSALS as refusal:
+                errors.append(site.located(refusal))
+        raise_all(errors)
+        return outputs
+
+    def _evaluate_body(self, frame: Frame) -> list[NnefError]:
+        """Evaluate all statements of the network. Return the errors that no other error causes.
+
+        Values of names are noted in `frame`. After an error, the value of a name is `Poisoned`.
+        """
+        document = self.unit.document
         errors: list[NnefError] = []
         for assignment in document.graph.body:
             if self.unsupported_names and add_if_unsupported(
@@ -162,7 +190,7 @@ class _UnitFlattener:
                 self._assign(assignment, result_names, frame)
                 continue
             except Poisoned:
-                pass
+                pass  # the assignment reads a name whose own assignment has an error
             except REFUSALS as refusal:
                 error = CallSite(self, assignment.value, frame).located(refusal)
                 if isinstance(error, LimitError):
@@ -170,19 +198,7 @@ class _UnitFlattener:
                 self.graph.meter.steps += ERROR_STEPS
                 errors += without_frames(error)
             frame.values |= dict.fromkeys(targets, Poisoned)
-        outputs: list[Value] = []
-        for result in document.graph.results:
-            site = CallSite(self, result, frame)
-            try:
-                name = frame.prefix + result.name
-                same_dtype = ""
-                outputs.append(tensor(site, self.lookup(result, frame), same_dtype, name))
-            except Poisoned:
-                pass
-            except REFUSALS as refusal:
-                errors.append(site.located(refusal))
-        raise_all(errors)
-        return outputs
+        return errors
 
     def _refuse_undeclared_inputs(self, frame: Frame) -> None:
         """Raise NnefError if the body of the graph does not declare all inputs of its header."""

@@ -326,7 +326,8 @@ class _DialectWriter(FlatWriter):
     def literal(self, value: Number | str, type: Type, operation: Operation) -> s.Expression:
         """Return the expression for a number or string. Infinity and NaN are identifiers."""
         item: Any = value.item() if isinstance(value, np.generic) else value
-        # A real number beside a complex tensor became complex. It is written as a real number again.
+        # A real number beside a complex tensor became complex. It is written as a real number
+        # again.
         if isinstance(item, complex) and not item.imag:
             item = item.real
         if not isinstance(item, float) or math.isfinite(item):

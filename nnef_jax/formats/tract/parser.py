@@ -33,11 +33,11 @@ _RUN_ON = re.compile(
 _PROPERTIES = re.compile(
     r"fragment\s.*?\]\s*;\s*\}(?=\s*(?:\#|extension\b|fragment\b|graph\b|\Z))", re.DOTALL
 )
-# Matches the key of a property. Group 1 or 2 is the key. Group 3 is the quote that begins the value,
-# or "" if the value has no quotes.
+# Matches the key of a property. Group 1 or 2 is the key. Group 3 is the quote that begins the
+# value, or "" if the value has no quotes.
 _KEY = re.compile(r"""\(\s*(?:"([^"\n]*)"|'([^'\n]*)')\s*,\s*(["']?)""")
-# For each quote that may begin a value, a pattern that matches the end of the value. The text before
-# the match is the value.
+# For each quote that may begin a value, a pattern that matches the end of the value. The text
+# before the match is the value.
 _END = {quote: re.compile(rf"{quote}\s*+\)\s*+[,\]]") for quote in "\"'"}
 # This pattern does not begin with white space. Otherwise, a long run of blanks in a value would be
 # scanned again from each of its blanks.

@@ -201,7 +201,10 @@ class _EntryReader:
         return self._token.kind == kind
 
     def _take(self, kind: str, expected: str) -> _Token:
-        """Read a token. Raises NnefSyntaxError if it is not of a kind. `expected` is for the error."""
+        """Read a token of a kind. Raises NnefSyntaxError if the token is of another kind.
+
+        The error shows `expected`.
+        """
         token = self._next()
         if token.kind != kind:
             raise NnefSyntaxError(f"unexpected {token}, expected {expected}", span=token.span)

@@ -38,8 +38,8 @@ from nnef_jax.storage.tensorfile import HEADER_SIZE, FinalHeader, TensorFile, sh
 _Codes = NDArray[np.uint8]
 _Reals = NDArray[np.float32]
 
-# The largest number of items of a tensor that can be an attribute. Flattening reads only the type of
-# a larger tensor.
+# The largest number of items of a tensor that can be an attribute. Flattening reads only the type
+# of a larger tensor.
 LARGEST_ATTRIBUTE = 4096
 _BLOCK = 32  # the number of numbers in a block
 _VENDOR = 0x5452  # the number of the vendor 'TR'
@@ -73,8 +73,8 @@ def _numbers_of_q4_0(blocks: _Codes) -> _Reals:
 
 def _numbers_of_old_q4_0(blocks: _Codes) -> _Reals:
     """Decode blocks in tract's older order of Q4_0, in which a byte has two successive codes."""
-    # Axis 1 is 0 for numbers from low halves of bytes, and 1 for numbers from high halves. Axis 2 is
-    # the index of the byte.
+    # Axis 1 is 0 for numbers from low halves of bytes, and 1 for numbers from high halves. Axis 2
+    # is the index of the byte.
     halves = _numbers_of_q4_0(blocks).reshape(-1, 2, _BLOCK // 2)
     return halves.swapaxes(1, 2).reshape(-1, _BLOCK)
 
@@ -85,8 +85,8 @@ def _numbers_of_q8_1(blocks: _Codes) -> _Reals:
     return codes * _scales(blocks)
 
 
-# A format of blocks: the number of bytes of a block, and a function that decodes blocks. The function
-# takes bytes of shape (n, number of bytes), and returns numbers of shape (n, 32).
+# A format of blocks: the number of bytes of a block, and a function that decodes blocks. The
+# function takes bytes of shape (n, number of bytes), and returns numbers of shape (n, 32).
 _Format = tuple[int, Callable[[_Codes], _Reals]]
 # Maps item types to the formats of their blocks.
 _FORMATS: dict[int, _Format] = {
@@ -112,8 +112,8 @@ class StoredTensor:
     in_blocks: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A large array is not pickled. A pickled network has its data elsewhere, and flattening reads
-        # only the items of small tensors.
+        # A large array is not pickled. A pickled network has its data elsewhere, and flattening
+        # reads only the items of small tensors.
         if self.array.size <= LARGEST_ATTRIBUTE:
             return type(self), (self.array, self.member, self.in_blocks)
         return _without_data, (self.array.dtype, self.array.shape, self.member, self.in_blocks)

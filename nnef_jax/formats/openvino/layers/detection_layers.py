@@ -16,7 +16,7 @@ from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
 from nnef_jax.formats.openvino.layers.registry import legacy, operator, opsets, tensor
 
-_BOX = 4  # steps of the meter for a box
+_BOX_STEPS = 4  # steps of the meter for a box
 _INPUTS = [*map(tensor, range(3))]
 _Sizes = tuple[tuple[int, int], tuple[int, int]]
 
@@ -30,9 +30,9 @@ class _BoxShape(NamedTuple):
 
     half_width: float
     half_height: float
-    right: float
-    down: float
-    clips: bool
+    right: float = 0.0
+    down: float = 0.0
+    clips: bool = False
 
 
 def _old_sizes(site: LayerSite) -> _Sizes:
@@ -95,19 +95,19 @@ def _priors(
     variance = site.numbers("variance", []) or [0.1]
     if len(variance) not in (1, 4):
         raise InvalidOperation(f"'variance' must have 1 or 4 items, it has {len(variance)}")
-    site.spend(_BOX * height * width * max(len(shapes), 1))
+    site.spend(_BOX_STEPS * height * width * max(len(shapes), 1))
     step_h, step_w = steps
     rows = (np.arange(height) + offset) * step_h
     columns = (np.arange(width) + offset) * step_w
     half_w, half_h, right, down, clips = np.asarray(shapes, float).reshape(-1, 5).T
     with np.errstate(all="ignore"):
-        # Of shape (height, width, shapes): the centres in pixels.
+        # The centres (x, y) are in pixels, and have shape (height, width, shapes).
         x = columns[None, :, None] + right
         y = rows[:, None, None] + down
         corners = np.broadcast_arrays(x - half_w, y - half_h, x + half_w, y + half_h)
-        # Of shape (height, width, shapes, 4): the corners as fractions of the image.
+        # The boxes are fractions of the image, and have shape (height, width, shapes, 4).
         boxes = np.stack(corners, -1) / [image_w, image_h, image_w, image_h]
-        # Left and top are at least 0, and right and bottom are at most 1.
+        # Clipped boxes have a left and top of at least 0, and a right and bottom of at most 1.
         clipped = np.clip(boxes, (0, 0, -np.inf, -np.inf), (np.inf, np.inf, 1, 1))
         boxes = np.where(clips[:, None], clipped, boxes)
         flat_boxes = boxes.astype(np.float32).reshape(-1)
@@ -174,7 +174,7 @@ def _prior_box(
         step = image_height / feature_height if step == -1 else step * image_height
         smallest = [size * image_height for size in smallest]
     shapes: list[_BoxShape] = []
-    for size, points_per_side in zip(fixed, density, strict=False):  # further items are ignored
+    for size, points_per_side in zip(fixed, density, strict=False):  # a surplus is ignored
         if fixed_ratios:
             half_extents = _half_extents(size, fixed_ratios)
         else:
@@ -195,7 +195,7 @@ def _prior_box(
             half_extents = square + larger_square + of_ratios
         else:
             half_extents = square + of_ratios + larger_square
-        shapes += [_BoxShape(w, h, 0.0, 0.0, False) for w, h in half_extents]
+        shapes += [_BoxShape(half_width, half_height) for half_width, half_height in half_extents]
     steps = (step, step)
     if step == 0:
         steps = (image_height / feature_height, image_width / feature_width)
@@ -210,13 +210,14 @@ def _grid_shapes(
 
     Each point has one box for each pair (half width, half height) in `half_extents`.
     """
-    site.spend(_BOX * len(half_extents) * count**2)
+    site.spend(_BOX_STEPS * len(half_extents) * count**2)
     step = int(size / count)
     shifts = [step / 2 + i * step - int(size) // 2 for i in range(count)]
     shapes: list[_BoxShape] = []
     for half_width, half_height in half_extents:
         for down in shifts:
-            shapes += [_BoxShape(half_width, half_height, right, down, True) for right in shifts]
+            for right in shifts:
+                shapes.append(_BoxShape(half_width, half_height, right, down, clips=True))
     return shapes
 
 
@@ -243,7 +244,7 @@ def _prior_box_clustered(
     if step_w == 0:
         step_w = step if step != 0 else image_width / feature_width
     pairs = zip(widths, heights, strict=True)
-    shapes = [_BoxShape(width / 2, height / 2, 0.0, 0.0, False) for width, height in pairs]
+    shapes = [_BoxShape(half_width=width / 2, half_height=height / 2) for width, height in pairs]
     return _priors(site, sizes, (step_h, step_w), offset, shapes)
 
 
@@ -260,7 +261,7 @@ def _old_priors(site: LayerSite) -> Value:
     if not _ENCODED(site):
         return priors
     has_variances = priors.type.shape[:2] == (1, 2)
-    return site.part(priors, 1, 0, 1) if has_variances else priors
+    return site.part(priors, axis=1, first=0, last=1) if has_variances else priors
 
 
 def _scale_and_classes(normalized_default: bool) -> dict[str, Any]:
@@ -333,9 +334,7 @@ def _anchors(
     return tuple(corners)
 
 
-_COUNTS: dict[str, Any] = {
-    "pre_nms": integer("pre_nms_topn"), "post_nms": integer("post_nms_topn")
-}  # fmt: skip
+_COUNTS: dict[str, Any] = {"pre_nms": integer("pre_nms_topn"), "post_nms": integer("post_nms_topn")}
 
 
 def _is_tensorflow(site: LayerSite) -> bool:
@@ -400,20 +399,20 @@ def _region_yolo(
         raise InvalidOperation(message)
     split = site.reshaped(x, [batch, regions, items, height, width])
     first_score = coords + 1
-    centre = site.step.sigmoid(site.part(split, 2, 0, 2))
-    size = site.part(split, 2, 2, coords)
+    centre = site.step.sigmoid(site.part(split, axis=2, first=0, last=2))
+    size = site.part(split, axis=2, first=2, last=coords)
     if is_softmax:
-        objectness = site.step.sigmoid(site.part(split, 2, coords, first_score))
-        scores = site.step.softmax(site.part(split, 2, first_score, items), axes=(2,))
-        parts = [centre, size, objectness, scores]
+        objectness = site.step.sigmoid(site.part(split, axis=2, first=coords, last=first_score))
+        scores = site.part(split, axis=2, first=first_score, last=items)
+        parts = [centre, size, objectness, site.step.softmax(scores, axes=(2,))]
     else:
-        objectness_and_scores = site.step.sigmoid(site.part(split, 2, coords, items))
-        parts = [centre, size, objectness_and_scores]
+        objectness_and_scores = site.part(split, axis=2, first=coords, last=items)
+        parts = [centre, size, site.step.sigmoid(objectness_and_scores)]
     activated = site.step.concat(parts, axis=2)
     result = site.reshaped(activated, [batch, channels, height, width])
     if not is_softmax:
         return result
-    return site.flattened(result, site.axis_of("axis", 1), site.axis_of("end_axis", 3))
+    return site.flattened(result, first=site.axis_of("axis", 1), last=site.axis_of("end_axis", 3))
 
 
 # Detectors of two stages
@@ -448,7 +447,7 @@ def _prior_grid_generator(
     boxes = site.step.add(derived(centres), centred_priors)
     if not flattens:
         return site.reshaped(boxes, [height, width, priors.type.shape[0], 4])
-    return site.flattened(boxes, 0, 1)
+    return site.flattened(boxes, first=0, last=1)
 
 
 def _limits(site: LayerSite) -> dict[str, Any]:

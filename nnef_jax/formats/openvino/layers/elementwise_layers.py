@@ -108,10 +108,10 @@ def _swish(site: LayerSite, x: Value) -> Value:
 def _gelu(
     site: LayerSite, x: Value, *, mode: str = word("approximation_mode", "erf", "tanh")
 ) -> Value:
+    """Compute x / 2 * (erf(x / sqrt(2)) + 1), or an approximation of it by tanh."""
     step = site.step
     if mode == "tanh":
         return site.last.gelu(x, approximation="tanh")
-    # x / 2 * (erf(x / sqrt(2)) + 1)
     error_function = step.erf(step.mul(x, math.sqrt(0.5)))
     return site.last.mul(step.mul(x, 0.5), step.add(error_function, 1.0))
 
@@ -141,8 +141,8 @@ def _activation(site: LayerSite, x: Value, *, type: str = text("type")) -> Value
 
 # Conversions of element types, and rounding to levels
 
-_LARGEST = {"f8e4m3": 448.0, "f8e5m2": 57344.0}
-_WRAPPED = ("int8", "uint8", "int16", "uint16", "uint32")
+_LARGEST = {"f8e4m3": 448.0, "f8e5m2": 57344.0}  # the largest finite numbers of 8-bit floats
+_WRAPPED = ("int8", "uint8", "int16", "uint16", "uint32")  # dtypes to which numbers wrap around
 
 
 @legacy("Convert")
@@ -154,6 +154,7 @@ def _converted(site: LayerSite, x: Value, *, type: str = element("precision", "F
     """
     dtype = site.graph.computation_dtype(type)
     if is_float(x.type.dtype) and dtype in _WRAPPED:
+        # Casts from real numbers saturate, but casts from int32 wrap around.
         x = site.step.cast(x, dtype="int32")
     return site.last.cast(x, dtype=dtype)
 
@@ -175,7 +176,9 @@ def _convert(site: LayerSite, *, type: str) -> Value | Constant:
     if isinstance(x, Constant):
         has_dtype = site.dtype_of(0) == dtype
         if has_dtype and is_float(dtype):
-            return x  # the graph widens stored weights of 16 bits when the weights are read
+            # No conversion is needed: where the graph reads stored weights of 16 bits, it widens
+            # them to the dtype of computation.
+            return x
         if site.folds:
             return site.converted(x, type)
     return _converted(site, site.tensor(0), type=type)
@@ -253,6 +256,8 @@ def _has_equal_ranges(ends: Sequence[Tensor]) -> bool:
 
 # Functions of several tensors
 
+# Functions of known operands. The first function is for integers, which may be symbolic, and the
+# second function is for real numbers.
 _FLOORED = binary(floordiv, np.divide)
 _REMAINDER = binary(mod, np.mod)
 
@@ -294,6 +299,8 @@ def _mod(site: LayerSite) -> Value:
     return _floored_mod(site, x, y)
 
 
+# Maps values of the attribute `operation` of the layer Eltwise to kinds. The kinds of `_CONDITIONS`
+# return bool, and those of `_ELTWISE` return numbers.
 _ELTWISE = {
     "sum": "add", "": "add", "add": "add", "mul": "mul", "prod": "mul", "max": "max", "min": "min",
     "sub": "sub", "div": "div", "pow": "pow",
@@ -372,7 +379,7 @@ def _legacy_power(
     power: float = number("power", 1),
 ) -> Value:
     """Compute (shift + scale * x) ** power."""
-    steps: list[Any] = []
+    steps: list[Any] = []  # each step is a kind, its further operands, and its attributes
     if scale != 1:
         steps.append(("mul", [scale], {}))
     if shift != 0:

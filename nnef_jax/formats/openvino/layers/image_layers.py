@@ -20,7 +20,7 @@ from nnef_jax.formats.openvino.layers.registry import legacy, opsets
 _COORDINATES = (
     "half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners", "tf_half_pixel_for_nn",
 )  # fmt: skip
-# The coordinates for each value of the attribute `align_corners`.
+# The coordinates if the attribute `align_corners` is false, and those if it is true.
 _CORNERS = ("asymmetric", "align_corners")
 _ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "simple")
 
@@ -71,7 +71,7 @@ def _interpolate(
         sizes = dict(zip(axes, site.integers(1), strict=True))
         aligns_corners = site.flag("align_corners", True)
         coordinates = _CORNERS[aligns_corners]
-        return _interpolated(site, x, mode, coordinates, "simple", sizes, {})
+        return _interpolated(site, x, mode, coordinates, "simple", sizes=sizes)
     mode = site.choice(
         "mode", "nearest", "linear", "linear_onnx", "cubic", "bilinear_pillow", "bicubic_pillow"
     )
@@ -83,15 +83,15 @@ def _interpolate(
     axes = site.axes(axes_input) if site.has(axes_input) else range(rank)
     if not by_scales:
         sizes = dict(zip(axes, site.integers(1), strict=True))
-        return _interpolated(site, x, mode, coordinates, nearest, sizes, {})
+        return _interpolated(site, x, mode, coordinates, nearest, sizes=sizes)
     factors = site.known(scales_input).reshape(-1).astype(float).tolist()
     scales = dict(zip(axes, factors, strict=True))
-    return _interpolated(site, x, mode, coordinates, nearest, {}, scales)
+    return _interpolated(site, x, mode, coordinates, nearest, scales=scales)
 
 
 def _interpolated(
-    site: LayerSite, x: Value, mode: str, coordinates: str, nearest: str,
-    sizes: Mapping[int, int], scales: Mapping[int, float],
+    site: LayerSite, x: Value, mode: str, coordinates: str, nearest: str, *,
+    sizes: Mapping[int, int] = {}, scales: Mapping[int, float] = {},
 ) -> Value:  # fmt: skip
     """Resize along the axes that are keys of `sizes` or of `scales`.
 
@@ -100,24 +100,25 @@ def _interpolated(
     """
     site.graph.require_items(x, sizes)
     shape = list(site.known_shape(x))
-    extents = list(shape)  # of the result
+    extents = list(shape)  # the extents of the result
     for axis, size in sizes.items():
         extents[axis] = size
     for axis, scale in scales.items():
-        # Without the 1e-6, a rounding error of the scale could cost an item.
+        # If the scale is rounded down, the product may be just below a whole number. The 1e-6 keeps
+        # the result from having one item too few.
         extents[axis] = math.floor(shape[axis] * scale + 1e-6)
     attributes: dict[str, Any] = {"cubic_coeff_a": site.number("cube_coeff", -0.75)}
     antialias = site.flag("antialias")
     kernel = mode
-    if mode == "bilinear_pillow":
-        kernel = "linear"
+    if mode in ("bilinear_pillow", "bicubic_pillow"):
         coordinates = "half_pixel"
         attributes |= {"antialias": True, "exclude_outside": True}
-    elif mode == "bicubic_pillow":
-        kernel = "cubic"
-        coordinates = "half_pixel"
-        attributes |= {"antialias": True, "exclude_outside": True}
-        attributes["cubic_coeff_a"] = site.number("cube_coeff", -0.5)
+        if mode == "bilinear_pillow":
+            kernel = "linear"
+        else:
+            kernel = "cubic"
+            # Pillow's default differs from that of the mode "cubic".
+            attributes["cubic_coeff_a"] = site.number("cube_coeff", -0.5)
     elif mode in ("linear", "linear_onnx"):
         # The runtime of 2026.4 widens the kernel only in the mode 'linear' and for inputs with five
         # axes or more. For all other inputs the attribute `antialias` is ignored.
@@ -128,7 +129,8 @@ def _interpolated(
     if scales and coordinates != "align_corners":
         exact_scales = tuple(scales.get(axis, 1.0) for axis in range(len(shape)))
         exact_extents = [n * scale for n, scale in zip(shape, exact_scales, strict=True)]
-        if exact_extents != extents:  # coordinates must follow from the exact scales
+        if exact_extents != extents:
+            # Rounded extents have other scales. Coordinates must follow from the exact scales.
             attributes["scales"] = exact_scales
     if kernel == "nearest":
         attributes["nearest_mode"] = nearest
@@ -180,11 +182,11 @@ def _resample(site: LayerSite, x: Value, *, type: str = text("type")) -> Value:
     )
 
 
-# The conversion of video frames (ITU-R BT.601 in the range of video): the factors of u - 128 and of
-# v - 128 in red, green and blue.
+# The conversion of video frames is that of ITU-R BT.601 in the range of video. The pairs are for
+# red, green and blue. A pair has the factor of u - 128 and the factor of v - 128.
 _RGB = ((0.0, 1.596), (-0.391, -0.813), (2.018, 0.0))
 _BGR = _RGB[::-1]
-_BRIGHTNESS = 1.164
+_BRIGHTNESS = 1.164  # the factor of brightness - 16
 
 
 def _colour(site: LayerSite, chroma: Value, i: int, shape: tuple[int, int, int]) -> Value:
@@ -194,7 +196,7 @@ def _colour(site: LayerSite, chroma: Value, i: int, shape: tuple[int, int, int])
     (batch, height, width, 1). `shape` is (batch, height, width).
     """
     batch, height, width = shape
-    plane = site.part(chroma, 3, i, i + 1)
+    plane = site.part(chroma, axis=3, first=i, last=i + 1)
     # Each colour pixel covers two rows and two columns of the image.
     pixels = site.reshaped(plane, (batch, height // 2, 1, width // 2, 1))
     repeated = site.step.tile(pixels, repeats=(1, 1, 2, 1, 2))
@@ -223,8 +225,8 @@ def _planes(site: LayerSite, *, interleaved: bool) -> tuple[Value, Value]:
     if rows % 3 or height % 2 or width % 2:
         message = f"{show(site.shape())} is no image with half as many colour pixels by axis"
         raise InvalidShape(message)
-    colours = site.part(image, 1, height, rows)
-    brightness = site.part(image, 1, 0, height)
+    colours = site.part(image, axis=1, first=height, last=rows)
+    brightness = site.part(image, axis=1, first=0, last=height)
     half_height = height // 2
     half_width = width // 2
     if interleaved:
@@ -259,7 +261,7 @@ def _coloured(
     planes: list[Value] = []
     for by_u, by_v in colours:
         plane = y
-        if by_u:
+        if by_u:  # a term with the factor 0 is left out
             plane = step.add(plane, step.mul(u, by_u))
         if by_v:
             plane = step.add(plane, step.mul(v, by_v))

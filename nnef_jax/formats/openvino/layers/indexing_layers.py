@@ -87,7 +87,7 @@ def _gather_nd(
     # Operation set 5 joins the batch axes of the result.
     joins_batch_axes = batch_dims > 1 and site.layer.opset == "opset5"
     slices = site.step_or_last(not joins_batch_axes).gather_nd(x, indices, batch_dims=batch_dims)
-    return site.flattened(slices, 0, batch_dims - 1) if joins_batch_axes else slices
+    return site.flattened(slices, first=0, last=batch_dims - 1) if joins_batch_axes else slices
 
 
 _NEW_AXIS: dict[str, Any] = {
@@ -157,8 +157,8 @@ def _one_hot(site: LayerSite, *, depth: int = integer_at(1), axis: int, negative
     is_on_known = isinstance(site.operand(2), Constant)
     is_off_known = isinstance(site.operand(3), Constant)
     if is_on_known and is_off_known:
-        values = site.scalar(3), site.scalar(2)  # off, on
-        return _one_hot_result(site, indices, values, site.dtype_of(2), axis=axis, depth=depth)
+        off_and_on = site.scalar(3), site.scalar(2)
+        return _one_hot_result(site, indices, off_and_on, site.dtype_of(2), axis=axis, depth=depth)
     one_hot = step.one_hot(indices, axis=axis, depth=depth, on_value=1.0, off_value=0.0)
     on = site.reshaped(site.tensor(2), [1] * rank)
     off = site.reshaped(site.tensor(3), [1] * rank)
@@ -172,10 +172,11 @@ def _range(site: LayerSite) -> Constant | Value:
     The numbers are known, unless an input is a symbolic extent.
     """
     start, stop, step = (site.known(i).reshape(-1).tolist()[0] for i in range(3))
-    operand = site.operand(0)
-    type = operand.type if isinstance(operand, Constant) else "f32"
     if site.has_attribute("output_type"):
         type = element_type(site.text("output_type"))
+    else:
+        first = site.operand(0)
+        type = first.type if isinstance(first, Constant) else "f32"
     if step == 0:
         raise InvalidOperation("the step of a range must not be 0")
     has_symbols = is_symbolic(start) or is_symbolic(stop) or is_symbolic(step)
@@ -199,8 +200,8 @@ def _bucketize(
 
     A bucket includes its right edge if `has_right`, otherwise its left edge.
     """
-    # Each item is compared with all edges, along a new last axis.
     rank = len(x.type.shape)
+    # Each item is compared with all edges, along a new last axis.
     x = site.unsqueezed(x, (rank,))
     edges = site.step.unsqueeze(site.cast(edges, x.type.dtype), axes=[*range(rank)])
     compare = site.step.gt if has_right else site.step.ge
@@ -233,7 +234,7 @@ def _search_sorted(
 
 
 _REDUCTIONS = {"none": "none", "sum": "add", "prod": "mul", "min": "min", "max": "max"}
-_NEUTRAL = {"sum": 0, "mean": 0, "prod": 1, "min": np.inf, "max": -np.inf}
+_NEUTRAL = {"sum": 0, "mean": 0, "prod": 1, "min": np.inf, "max": -np.inf}  # change no item
 
 
 @opsets("ScatterElementsUpdate")
@@ -261,8 +262,7 @@ def _scatter_elements(
     def filled_like(tensor: Value, item: float) -> Value:
         if is_integer(dtype):
             item = int(np.clip(item, *ends_of(dtype)))
-        shape = site.known_shape(tensor)
-        return site.step.constant(shape=shape, value=(item,), dtype=dtype)
+        return site.step.constant(shape=site.known_shape(tensor), value=(item,), dtype=dtype)
 
     if reduction == "none":
         return scattered(site.last, x, updates, "none")
@@ -322,8 +322,7 @@ def _scatter_update(
     )
     if axis == 0:
         return result
-    inverse_order = np.argsort(order).tolist()
-    return site.last.transpose(result, axes=inverse_order)
+    return site.last.transpose(result, axes=np.argsort(order).tolist())  # undoes the first one
 
 
 @opsets("SliceScatter")
@@ -342,8 +341,7 @@ def _slice_scatter(
     site.spend(sum(shape[axis] for axis in axes))
     indices_by_axis: list[tuple[int, NDArray[np.int64]]] = []
     for axis, first, last, stride in zip(axes, start, stop, step, strict=True):
-        indices = np.arange(shape[axis])[first:last:stride]
-        indices_by_axis.append((axis, indices))
+        indices_by_axis.append((axis, np.arange(shape[axis])[first:last:stride]))
     return _updated(site, x, updates, indices_by_axis)
 
 
@@ -480,8 +478,8 @@ def _filled_rows(site: LayerSite, values: Value, *, rows: int = integer_at(1)) -
     step = site.step
     indices = site.integer_tensor(2)
     count = site.known_shape(values)[0]
-    row_indices = site.part(indices, 1, 0, 1)  # of shape (entries, 1)
-    entries_by_row = site.count(step.eq(row_indices, site.positions(rows, 1, 2)), 0)
+    row_indices = site.part(indices, axis=1, first=0, last=1)  # of shape (entries, 1)
+    entries_by_row = site.count(step.eq(row_indices, site.positions(rows, axis=1, rank=2)), 0)
     is_empty = step.eq(site.reshaped(entries_by_row, (rows,)), 0)
     # All entries, and a default for each row, are sorted by row. A default that is not needed gets
     # the key `rows`, so that it comes last.
@@ -489,7 +487,8 @@ def _filled_rows(site: LayerSite, values: Value, *, rows: int = integer_at(1)) -
     keys = step.concat([site.reshaped(row_indices, (count,)), default_keys], axis=0)
     _, order = step.topk(keys, k=count + rows, axis=0, largest=False)
     result_count = step.add(_true_count(site, is_empty), count)
-    default_indices = site.padded(site.positions(rows, 0, 2), {1: (0, 1)})  # (row, 0)
+    row_column = site.positions(rows, axis=0, rank=2)
+    default_indices = site.padded(row_column, {1: (0, 1)})  # pairs (row, 0)
     default_values = step.broadcast(site.reshaped(site.tensor(3), (1,)), shape=(rows,))
     all_indices = step.concat([indices, default_indices], axis=0)
     all_values = step.concat([values, default_values], axis=0)

@@ -26,8 +26,8 @@ from nnef_jax.formats.openvino.layer_site import LayerSite, derived, stored
 from nnef_jax.formats.openvino.layers.registry import operator, opsets
 from nnef_jax.formats.openvino.ports import Link, back_edges, links, source_of
 
-# The largest number of iterations that is a bound of a loop; a higher bound is dropped.
-_MOST = 1 << 16
+# A bound of a loop that is larger than this number of iterations is dropped.
+_MOST_ITERATIONS = 1 << 16
 
 
 @opsets("Loop")
@@ -45,8 +45,9 @@ def _loop(site: LayerSite) -> list[Any]:
     condition_port = repetition.condition_port()
     if not isinstance(count, Constant):
         return repetition.until(condition_port, count, first_condition)
-    number = int(count.array.reshape(-1)[0])
-    limit = number if number >= 0 else None  # a negative number stands for "no limit"
+    declared_count = int(count.array.reshape(-1)[0])
+    has_limit = declared_count >= 0  # a negative number stands for "no limit"
+    limit = declared_count if has_limit else None
     is_always_true = condition_port is None and first_condition is True
     if is_always_true:
         parts = repetition.part_count()
@@ -68,7 +69,9 @@ class _Repetition:
         self.repeated = RepeatedBody(site)
         self.inputs = links(self.body, inputs=True)
         self.outputs = links(self.body, inputs=False)
+        # Maps a port that reads a state to the port that computes the state's next value.
         self.next_states = back_edges(self.body)
+        # Maps ports of the body that are inputs to their tensors.
         self.feeds: dict[PortRef, Tensor] = {}
 
     # The port maps
@@ -174,36 +177,42 @@ class _Repetition:
         inputs.
         """
         site = self.site
-        inner = self.repeated.at
         parts = self.part_count()
         known_bounds = [bound for bound in (parts, count) if isinstance(bound, int)]
         limit = min(known_bounds, default=-1)
-        if limit > _MOST:
+        if limit > _MOST_ITERATIONS:
             limit = -1
-        integer = site.integer
         iteration = self.repeated.iteration(None)
         self._feed_iteration(iteration)
         for link in self._cut_inputs:
-            value, direction, axis = _parts_of(site, site.tensor(_outer(self.site, link)), link)
-            start: Value = iteration
-            if link.size > 1:
-                start = inner.step.mul(start, link.size)
-            if direction < 0:
-                last_start = value.type.shape[axis] - link.size
-                start = inner.step.sub(last_start, start)
-            self.feeds[link.end] = inner.step.dynamic_slice(
-                self._input_for(value), start, length=link.size, axis=axis
-            )
+            self.feeds[link.end] = self._sliced_part(link, iteration)
+        largest_integer = int(np.iinfo(site.integer).max)
         if isinstance(count, Value):
-            most: Value | int = site.reshaped(site.cast(count, integer), ())
+            most: Value | int = site.reshaped(site.cast(count, site.integer), ())
             if parts is not None:
                 most = site.step.min(most, parts)
         else:
-            most = min([*known_bounds, int(np.iinfo(integer).max)])
+            most = min([*known_bounds, largest_integer])
         if not isinstance(first_condition, bool):
             first_condition = _truth(site, first_condition)
         operands = {"count": most, "condition": first_condition}
         return self._emit(condition_port, operands, limit)
+
+    def _sliced_part(self, link: Link, iteration: Value) -> Value:
+        """Slice the part for an iteration out of the input that `link` cuts, in the body of a loop.
+
+        `iteration` is the number of the iteration, from 0 on.
+        """
+        site = self.site
+        step = self.repeated.at.step
+        value, direction, axis = _parts_of(site, site.tensor(_outer(site, link)), link)
+        start = iteration
+        if link.size > 1:
+            start = step.mul(start, link.size)
+        if direction < 0:  # the part of iteration 0 is at the end of the axis
+            last_start = value.type.shape[axis] - link.size
+            start = step.sub(last_start, start)
+        return step.dynamic_slice(self._input_for(value), start, length=link.size, axis=axis)
 
     def _emit(
         self,
@@ -238,7 +247,7 @@ class _Repetition:
         for link, value in zip(connected, values, strict=True):
             modes.append(self._mode(link, value))
         is_loop = loop_operands is not None
-        continue_condition: list[Value] = []  # has one item if the repetition is a loop
+        continue_condition: list[Value] = []  # one item for a loop, and none for a scan
         if is_loop:
             continues = True if condition_port is None else tensors[condition_port]
             continue_condition.append(_truth(inner, continues))
@@ -309,7 +318,7 @@ class _Repetition:
             site.graph.counts[value] = Count(axis, items)
 
 
-operator("TensorIterator")(lambda site: _Repetition(site).scanned(None))
+operator("TensorIterator")(lambda site: _Repetition(site).scanned(iterations=None))
 
 
 # A choice of two bodies
@@ -327,7 +336,7 @@ def _if(site: LayerSite) -> list[Any]:
         return _results(site, body, site.graph, feeds)
     then_graph = site.graph.body()
     else_graph = site.graph.body()
-    # Functions that flatten the two bodies when they are called.
+    # The two bodies are flattened when these functions are called.
     flatteners = [
         partial(_flattened, site, then_body, then_graph),
         partial(_flattened, site, else_body, else_graph),
@@ -408,7 +417,7 @@ def _cut_range(link: Link, extent: int) -> _CutRange:
     """
     if link.size == 0 or abs(link.stride) != link.size:
         raise InvalidOperation("parts that overlap or leave items out are not supported")
-    # -1 stands for the end of the axis.
+    # A bound of -1 stands for the end of the axis, -2 for one item before the end, and so on.
     first = link.start if link.start >= 0 else link.start + extent + 1
     last = link.stop if link.stop >= 0 else link.stop + extent + 1
     are_inside = 0 <= first <= extent and 0 <= last <= extent
@@ -417,8 +426,8 @@ def _cut_range(link: Link, extent: int) -> _CutRange:
             f"its parts from {link.start} to {link.stop} do not fit {extent} items"
         )
     if link.stride > 0:
-        return _CutRange(first, last, 1)
-    return _CutRange(last, first, -1)
+        return _CutRange(first, last, direction=1)
+    return _CutRange(last, first, direction=-1)
 
 
 def _parts_of(site: LayerSite, value: Value, link: Link) -> tuple[Value, int, int]:
@@ -431,5 +440,5 @@ def _parts_of(site: LayerSite, value: Value, link: Link) -> tuple[Value, int, in
     cut = _cut_range(link, extent)
     is_complete = cut.begin == 0 and cut.end == extent
     if not is_complete:
-        value = site.part(value, axis, cut.begin, cut.end)
+        value = site.part(value, axis=axis, first=cut.begin, last=cut.end)
     return value, cut.direction, axis

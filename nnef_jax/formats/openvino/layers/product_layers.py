@@ -114,7 +114,10 @@ def _einsum(site: LayerSite) -> Value:
         raise InvalidOperation("an equation with an ellipsis is not supported")
     if "->" not in expression:
         letters = expression.replace(",", "")
-        single_letters = [x for x in sorted(set(letters)) if letters.count(x) == 1]
+        single_letters: list[str] = []
+        for letter in sorted(set(letters)):
+            if letters.count(letter) == 1:
+                single_letters.append(letter)
         expression = f"{expression}->{''.join(single_letters)}"
     dtype = inputs[0].type.dtype
     return site.last.einsum(inputs, expr=expression, accumulator=dtype, dtype=dtype)
@@ -133,6 +136,7 @@ def _attention(
     if site.has(3) and not is_causal:
         mask = site.operand(3)
     if isinstance(mask, Constant):
+        # A mask of a single 0 adds nothing to the scores.
         is_zero = mask.array.size == 1 and not mask.array.any()
         if is_zero:
             mask = False
@@ -173,7 +177,9 @@ def _with_sink(
         mask = derived(np.tri(queries, keys, dtype=np.bool_))
     elif isinstance(mask, bool):
         mask = derived(np.zeros((1, 1), np.float32))
-    scores = site.tensor(mask)  # are added to the products of queries and keys
+    # The mask is added to the products of queries and keys. A mask of bool becomes such scores: 0
+    # where it is true, and -inf where it is false.
+    scores = site.tensor(mask)
     if scores.type.dtype == "bool":
         scores = step.select(scores, 0.0, -math.inf)
     scores = step.broadcast(scores, shape=(*batch, queries, keys))

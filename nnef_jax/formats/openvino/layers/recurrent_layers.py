@@ -22,7 +22,8 @@ from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
 from nnef_jax.formats.openvino.layers.registry import legacy, opsets
 
-_REVERSALS = {  # for each direction, the runs of the cell, and whether each run is backward
+# Maps a direction to a list with an item for each run of the cell: whether the run is backward.
+_REVERSALS = {
     "forward": [False], "reverse": [True], "backward": [True], "bidirectional": [False, True],
 }  # fmt: skip
 
@@ -44,7 +45,8 @@ def _cell_of(site: LayerSite) -> Cell:
         beta = betas[i] if i < len(betas) else None
         activations.append(activation(name, alpha, beta))
     resets_after = kind == "gru" and site.flag("linear_before_reset")
-    return Cell(kind, "fico", activations, site.number("clip", 0), resets_after)
+    gate_order = "fico"  # the gates of an LSTM: forget, input, cell and output
+    return Cell(kind, gate_order, activations, site.number("clip", 0), resets_after)
 
 
 def _product(
@@ -59,7 +61,7 @@ def _product(
     """
     hidden = state.type.shape[-1]
     if end_gate - first_gate < cell.gates:
-        filters = site.part(filters, 0, first_gate * hidden, end_gate * hidden)
+        filters = site.part(filters, axis=0, first=first_gate * hidden, last=end_gate * hidden)
     # Only a GRU multiplies its last gate separately, so that the first gate is not gate 0.
     bias = 0.0 if first_gate == 0 else reset_bias
     return site.step.linear(state, filters, bias)
@@ -79,8 +81,8 @@ def _biases(
     if not cell.resets_after:
         return bias, 0.0
     both_biases = site.tensor(bias)
-    input_bias = site.part(both_biases, 1, 0, 3 * hidden)
-    reset_bias = site.part(both_biases, 1, 3 * hidden, 4 * hidden)
+    input_bias = site.part(both_biases, axis=1, first=0, last=3 * hidden)
+    reset_bias = site.part(both_biases, axis=1, first=3 * hidden, last=4 * hidden)
     return input_bias, reset_bias
 
 
@@ -103,6 +105,10 @@ _SEQUENCES = ("LSTMSequence", "GRUSequence", "RNNSequence")
 
 @legacy(*_CELLS, cell=_cell_of)
 def _legacy_cell(site: LayerSite, x: Value, *, cell: Cell) -> list[Value]:
+    """Compute the next states of a cell, whose weights the layer stores.
+
+    The inputs are x and the states.
+    """
     states = [site.tensor(1 + i) for i in range(cell.states)]
     items = x.type.shape[-1]
     hidden = states[0].type.shape[-1]
@@ -112,10 +118,14 @@ def _legacy_cell(site: LayerSite, x: Value, *, cell: Cell) -> list[Value]:
 
 @opsets(*_CELLS, cell=_cell_of)
 def _cell(site: LayerSite, x: Value, *, cell: Cell) -> list[Value]:
-    count = 1 + cell.states
-    states = [site.tensor(i) for i in range(1, count)]
-    weights = site.tensor(count), site.tensor(count + 1)
-    return _next(site, cell, x, states, *weights, _bias_row(site, count + 2))
+    """Compute the next states of a cell.
+
+    The inputs are x, the states, the filter of the input, the filter of the state, and the bias.
+    """
+    filter_input = 1 + cell.states
+    states = [site.tensor(i) for i in range(1, filter_input)]
+    filters = site.tensor(filter_input), site.tensor(filter_input + 1)
+    return _next(site, cell, x, states, *filters, _bias_row(site, filter_input + 2))
 
 
 def _next(
@@ -157,8 +167,8 @@ def _split_weights(
         biases += 1
     bias = site.blob("biases", (1, biases * hidden))
     both_filters = site.tensor(stored)
-    w = site.part(both_filters, 1, 0, items)
-    r = site.part(both_filters, 1, items, items + hidden)
+    w = site.part(both_filters, axis=1, first=0, last=items)
+    r = site.part(both_filters, axis=1, first=items, last=items + hidden)
     return w, r, bias
 
 
@@ -202,15 +212,17 @@ def _sequence(
     initial_states = [site.tensor(1 + i) for i in range(cell.states)]
     lengths_input = 1 + cell.states
     lengths = site.operand(lengths_input) if site.has(lengths_input) else None
+    # w is the filter of the input, and r is the filter of the state.
     w, r, biases = [site.tensor(lengths_input + i) for i in (1, 2, 3)]
     reversals = _REVERSALS.get(direction)
     if reversals is None:
         raise InvalidOperation(f"there is no direction '{direction}'")
     mask = steps_within(site, x.type.shape[1], lengths, 1)
 
+    # All inputs except x may have an item for each direction, along the axis of directions.
     def for_direction(value: Value, i: int, directions_axis: int) -> Value:
         if value.type.shape[directions_axis] != 1:
-            value = site.part(value, directions_axis, i, i + 1)
+            value = site.part(value, axis=directions_axis, first=i, last=i + 1)
         return site.step.squeeze(value, axes=(directions_axis,))
 
     results_by_direction: list[list[Value]] = []
@@ -254,7 +266,8 @@ def _legacy_sequence(
         states = [site.tensor(zeros)] * cell.states
     w, r, bias = _split_weights(site, cell, items, hidden)
     reverse = direction != "forward"
-    outputs, *last_states = _run(site, cell, x, states, w, r, bias, None, reverse=reverse)
+    no_mask = None  # all sequences have the full length
+    outputs, *last_states = _run(site, cell, x, states, w, r, bias, no_mask, reverse=reverse)
     if axis == 0:
         outputs = site.transposed(outputs, (1, 0, 2))
     return [outputs, *last_states]

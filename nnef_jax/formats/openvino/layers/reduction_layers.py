@@ -20,6 +20,7 @@ from nnef_jax.formats.openvino.layers.registry import (
     opsets,
 )
 
+# Maps the end of a layer's type, such as "Sum" of "ReduceSum", to the `steps` of `_reduced`.
 _STEPS = {
     **REDUCTIONS,
     **dict.fromkeys(("LogicalAnd", "And"), ("", "all_reduce", "")),
@@ -40,7 +41,7 @@ def _reduced(
         return site.last.copy(x)
     dtype = x.type.dtype
     _, reduction, after = steps
-    result_dtype = ""  # the dtype of a final cast, or "" for no cast
+    result_dtype = ""  # the dtype to which the result is cast, or "" for no cast
     is_logical = reduction in ("all_reduce", "any_reduce")
     needs_reals = reduction == "mean_reduce" or after != ""
     if is_logical and dtype != "bool":
@@ -53,9 +54,10 @@ def _reduced(
 
 
 for _name, _steps in _STEPS.items():
-    for _versions, _keeps in ((legacy, True), (opsets, False)):
-        _keeps_axes = flag("keep_dims", _keeps)
-        _versions(f"Reduce{_name}", axes=axes_at(1), steps=_steps, keeps_axes=_keeps_axes)(_reduced)
+    # The default of the attribute `keep_dims` is true before version 10, and false since then.
+    for _register, _default in ((legacy, True), (opsets, False)):
+        _keeps_axes = flag("keep_dims", _default)
+        _register(f"Reduce{_name}", axes=axes_at(1), steps=_steps, keeps_axes=_keeps_axes)(_reduced)
 
 
 @legacy("ArgMax")
@@ -130,7 +132,9 @@ def _legacy_batch_normalization(
     mean = site.blob("biases", shape)
     if variance is None or mean is None:
         raise InvalidOperation("it needs weights and biases")
-    return site.last.batch_normalization(x, mean, variance, 0.0, 1.0, epsilon=epsilon)
+    offset = 0.0
+    scale = 1.0
+    return site.last.batch_normalization(x, mean, variance, offset, scale, epsilon=epsilon)
 
 
 @opsets("BatchNormInference")
@@ -140,11 +144,11 @@ def _batch_normalization(site: LayerSite, *, epsilon: float = number("epsilon"))
     The other inputs are the scale, the offset, the mean and the variance, in this order.
     """
     data_input = 2 if site.layer.opset == "opset1" else 0
-    statistics: list[Value] = []
+    channel_tensors: list[Value] = []
     for i in range(5):
         if i != data_input:
-            statistics.append(site.unsqueezed(site.operand(i), (0,)))
-    scale, offset, mean, variance = statistics
+            channel_tensors.append(site.unsqueezed(site.operand(i), (0,)))
+    scale, offset, mean, variance = channel_tensors
     x = site.tensor(data_input)
     return site.last.batch_normalization(x, mean, variance, offset, scale, epsilon=epsilon)
 
@@ -162,7 +166,7 @@ def _scale_shift(site: LayerSite, x: Value) -> Value:
     weights_shape = (1, channels) if channel_axis == 1 else (channels,)
     scale = site.blob("weights", weights_shape)
     shift = site.blob("biases", weights_shape)
-    steps: list[Any] = []
+    steps: list[Any] = []  # each step is a kind, its further operands, and its attributes
     if scale is not None:
         steps.append(("mul", [scale], {}))
     if shift is not None:
@@ -257,7 +261,7 @@ def _mvn(
     if site.has(1) and not site.net.is_legacy:
         axes = sorted(site.axes(1))
         mode = site.word("eps_mode", "inside_sqrt", "outside_sqrt")
-        epsilon_mode = "add" if mode == "inside_sqrt" else mode
+        epsilon_mode = "add" if mode == "inside_sqrt" else mode  # see `_inverse_root`
     else:
         first_axis = 1 if site.flag("across_channels") else 2
         axes = list(range(first_axis, len(site.shape())))
@@ -344,7 +348,7 @@ def _group_normalization(
     _, channels, *extents = x.type.shape
     if groups < 1 or channels % groups:
         raise InvalidOperation(f"'num_groups' {groups} does not divide {channels} channels")
-    # Of shape (batch, groups, channels / groups, ...).
+    # `split` has shape (batch, groups, channels / groups, ...).
     split = step.reshape(x, shape=(groups, channels // groups), axis_start=1, axis_count=1)
     axes_in_group = [*range(2, len(extents) + 3)]
     centred, variance = _centred(site, split, axes_in_group)

@@ -73,9 +73,10 @@ def _suppression(
     if site.net.is_legacy and site.declared:
         declared_count = site.declared[0]
         if declared_count > 0:
-            indices = site.cut_or_padded(indices, 0, declared_count, -1.0)
+            indices = site.cut_or_padded(indices, axis=0, size=declared_count, value=-1.0)
     indices, count = _typed(site, indices, count)
-    if has_count:  # without a count, later layers take padding for boxes
+    if has_count:
+        # Without a noted count, later layers would take the padding for boxes.
         note_count(site, count, indices, selected_scores)
     results = [indices, selected_scores, count]
     output_count = max(len(site.layer.outputs), 1)
@@ -93,6 +94,7 @@ def _order(site: LayerSite) -> str:
     return _ORDERS[order]
 
 
+# A reader of the attribute that says whether boxes are sorted across images.
 _ACROSS = flag("sort_result_across_batch")
 _CLASSES: dict[str, Any] = {
     "score_threshold": number("score_threshold", 0), "top_k": integer("nms_top_k", -1),
@@ -159,9 +161,9 @@ def _roi_pooling(
     pooled_height = site.int("pooled_h", default_size[0])
     pooled_width = site.int("pooled_w", default_size[-1])
     size = [pooled_height, pooled_width]
-    image_column = site.part(rois, 1, 0, 1)
+    image_column = site.part(rois, axis=1, first=0, last=1)
     images = site.step.squeeze(site.step.cast(image_column, dtype="int32"), axes=(1,))
-    boxes = site.part(rois, 1, 1, 5)
+    boxes = site.part(rois, axis=1, first=1, last=5)
     if method == "max":
         scaled = site.step.mul(boxes, site.number("spatial_scale"))
         pooled = site.step.max_roi_pool(x, scaled, images, output_size=size)
@@ -245,7 +247,7 @@ def _roi_align(
     shifts = {"asymmetric": 0, "half_pixel_for_nn": -0.5, "half_pixel": scale / 2 - 0.5}
     if corners not in shifts:
         raise InvalidOperation(f"'aligned_mode' must be one of {', '.join(shifts)}")
-    least = 1.0 if corners == "asymmetric" else 0.0
+    least = 1.0 if corners == "asymmetric" else 0.0  # the lower bound of a region's extents
     return roi_aligned(
         site,
         *site.first_inputs(3),
@@ -302,6 +304,7 @@ def _roi_feature_extractor(
     region_level = site.unsqueezed(step.select(exists, region_level, -1.0), (2, 3))
     images = derived(np.zeros(site.known_shape(rois)[0], np.int64))
     sampling = {"output_size": (size, size), "sampling_ratio": samples, "mode": "avg", "least": 1.0}
+    # All regions are pooled from each level, and the result of the region's level is selected.
     result: Value | float = 0.0
     for i, features in enumerate(levels):
         corners = step.mul(rois, 1 / scales[i])

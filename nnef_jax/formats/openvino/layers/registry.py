@@ -20,11 +20,13 @@ from nnef_jax.formats.openvino.element_types import element_type
 from nnef_jax.formats.openvino.layer_site import LayerSite
 
 OPERATORS = Operators(key=str.lower)
-LEGACY = FIRST_OF_OPSETS - 1
+LEGACY = FIRST_OF_OPSETS - 1  # the last version in which layers hold their weights
+# Decorators that register a meaning for all versions, for the versions before operation sets, and
+# for the versions with operation sets.
 operator: Registration = OPERATORS.operator
 legacy: Registration = partial(operator, until=LEGACY)
 opsets: Registration = partial(operator, since=FIRST_OF_OPSETS)
-Reader = Callable[[LayerSite], Any]
+Reader = Callable[[LayerSite], Any]  # a function that reads an attribute or input of a layer
 
 # Each of these functions takes the index of an input and returns a reader of the input. `tensor`
 # reads a tensor of the graph, and `integer_tensor` a tensor in the dtype in which i64 is computed.

@@ -18,6 +18,7 @@ from nnef_jax.formats.openvino.layers.registry import (
     number_at,
 )
 
+# Takes the index of an input, and returns a reader of this input as indices.
 indices: Callable[[int], Any] = partial(methodcaller, "indices")
 
 
@@ -29,8 +30,8 @@ def on_two(kind: str) -> Meaning:
     return lambda site: getattr(site.last, kind)(*site.broadcast())
 
 
-# Functions of one tensor. In versions 2 to 9, their names are also values of the attribute `type`
-# of the layer Activation.
+# Maps layers that are a function of one tensor to kinds. In versions 2 to 9, the names of these
+# layers are also values of the attribute `type` of the layer Activation.
 FUNCTIONS = {
     "Abs": "abs", "Acos": "acos", "Acosh": "acosh", "Asin": "asin", "Asinh": "asinh",
     "Atan": "atan", "Atanh": "atanh", "Ceil": "ceil", "Ceiling": "ceil", "Cos": "cos",
@@ -40,6 +41,7 @@ FUNCTIONS = {
     "Tanh": "tanh", "LogicalNot": "not", "BitwiseNot": "bitwise_not", "IsNaN": "is_nan",
     "Reciprocal": "rcp", "Copy": "copy", "Identity": "copy",
 }  # fmt: skip
+# Maps layers that are a function of two tensors to kinds.
 PAIRS = {
     "Add": "add", "Subtract": "sub", "Multiply": "mul", "Power": "pow",
     "Maximum": "max", "Minimum": "min", "Equal": "eq", "NotEqual": "ne", "Less": "lt",
@@ -117,7 +119,7 @@ _OLD: dict[str, Meaning] = {
     "CTCGreedyDecoder": operation("ctc_greedy_decoder", 0, 1, merges=True),
     "Fill": operation("broadcast", 1, shape=methodcaller("integers", 0)),
     "Flatten": lambda site, x: site.flattened(
-        x, site.axis_of("axis", 0), site.axis_of("end_axis", -1)
+        x, first=site.axis_of("axis", 0), last=site.axis_of("end_axis", -1)
     ),
     "Not": lambda site, x: site.last.sub(1.0, x),
     "Selu": operation(

@@ -36,14 +36,16 @@ def _greedy_decoder(
     best_classes = step.squeeze(step.argmax_reduce(x, axes=(2,)), axes=(2,))
     best_classes = site.cast(best_classes, site.integer)
     lengths = site.unsqueezed(site.integer_tensor(1), (1,))
-    times = site.positions(steps, 1, 2)
+    times = site.positions(steps, axis=1, rank=2)
     blank = site.integers(2)[0] if site.has(2) else classes - 1
     is_in_path = step.and_(step.ne(best_classes, blank), step.lt(times, lengths))
     if merges:
+        # The first time step has no previous class. -1 differs from all classes.
         shifted = site.padded(best_classes, {1: (1, 0)}, -1.0)
-        previous = site.part(shifted, 1, 0, steps)
+        previous = site.part(shifted, axis=1, first=0, last=steps)
         is_in_path = step.and_(is_in_path, step.ne(best_classes, previous))
-    # The classes of the path come first, in order of time.
+    # The classes of the path are moved to the front, in the order of time. The key of a class that
+    # is not in the path is the number of time steps, so that it comes last.
     sort_keys = step.select(is_in_path, times, steps)
     _, order = step.topk(sort_keys, k=steps, axis=1, largest=False)
     sorted_classes = step.gather_elements(best_classes, order, axis=1)
@@ -102,8 +104,10 @@ def _counts(site: LayerSite, segments: Value, count: int, dtype: str = "") -> Va
 
     `segments` has the index of a segment for each item, and `count` is the number of segments.
     """
-    numbers = site.positions(count, 0, 2)  # of shape (count, 1)
-    is_member = site.step.eq(numbers, site.unsqueezed(segments, (0,)))
+    segment_column = site.positions(
+        count, axis=0, rank=2
+    )  # the indices of segments, of shape (count, 1)
+    is_member = site.step.eq(segment_column, site.unsqueezed(segments, (0,)))
     return site.step.squeeze(site.count(is_member, 1, dtype), axes=(1,))
 
 
@@ -174,12 +178,12 @@ def _offset_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
     indices = site.integer_tensor(1)
     offsets = site.integer_tensor(2)
     # A row belongs to the last bag that starts at or before its position.
-    positions = site.positions(site.known_shape(indices)[0], 0, 2)
+    positions = site.positions(site.known_shape(indices)[0], axis=0, rank=2)
     has_started = step.ge(positions, site.unsqueezed(offsets, (0,)))
     started_bags = site.count(has_started, 1)
     segments = step.sub(step.squeeze(started_bags, axes=(1,)), 1)
     count = site.known_shape(offsets)[0]
-    rows = _table_rows(site, 4, indices)
+    rows = _table_rows(site, weights_input=4, indices=indices)
     return _bags(site, rows, segments, count, reduction, default_input=3)
 
 
@@ -190,7 +194,7 @@ def _packed_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
 
     Input 1 has shape (bags, rows), and contains the indices of the rows of each bag.
     """
-    rows = _table_rows(site, 2)
+    rows = _table_rows(site, weights_input=2)
     if reduction == "mean":
         total = site.step.mean_reduce(rows, axes=(1,))
     else:
@@ -204,7 +208,7 @@ def _segments(site: LayerSite, *, count: int = integer_at(3)) -> Value:
 
     Input 1 has the indices of the rows, and input 2 has the index of a segment for each of them.
     """
-    rows = _table_rows(site, 5)
+    rows = _table_rows(site, weights_input=5)
     segments = site.integer_tensor(2)
     return _bags(site, rows, segments, count, "sum", default_input=4)
 

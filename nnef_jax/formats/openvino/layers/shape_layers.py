@@ -38,8 +38,8 @@ def _shape_of(site: LayerSite, *, default: str) -> Constant | Value:
     """
     x = site.operand(0)
     if isinstance(x, Value) and x in site.graph.counts:
-        site.known_shape()
-        extents: list[Any] = []  # tensors of shape (1,)
+        site.known_shape()  # raises an error if an extent is not known
+        extents: list[Any] = []  # a tensor of shape (1,) for each axis
         for extent in site.graph.unpadded_shape(x):
             extents.append(extent if isinstance(extent, Value) else derived([extent]))
         if len(extents) == 1:
@@ -70,7 +70,8 @@ def _legacy_reshape(site: LayerSite, x: Value) -> Value:
     If the input has another batch than the file declares, the batch of the result is changed too.
     """
     declared_input = site.layer.inputs[0].shape or ()
-    return site.last_reshape(x, _with_actual_batch(site.declared, declared_input, x.type.shape))
+    shape = _with_actual_batch(site.declared, declared_input, actual_input=x.type.shape)
+    return site.last_reshape(x, shape)
 
 
 def _with_actual_batch(
@@ -109,8 +110,10 @@ def _squeeze(site: LayerSite, x: Value) -> Value:
 
 @operator("Unsqueeze")
 def _unsqueeze(site: LayerSite, x: Value, *, axes: Sequence[int] = integers_at(1)) -> Value:
+    """Insert axes of extent 1. Input 1 has the indices of these axes in the result."""
     rank = len(x.type.shape) + len(axes)
-    return site.last.unsqueeze(x, axes=sorted({site.axis(a, rank) for a in axes}))
+    positive_axes = {site.axis(axis, rank) for axis in axes}
+    return site.last.unsqueeze(x, axes=sorted(positive_axes))
 
 
 @opsets("Transpose", order=integers_at(1))
@@ -132,8 +135,8 @@ def _concat(site: LayerSite, *, axis: int = axis("axis", 1)) -> Value:
     tensors = site.tensors()
     nonempty: list[Value] = []
     for x in tensors:
-        extent = x.type.shape[axis : axis + 1]  # () if there is no such axis
-        if extent != (0,):
+        extents = x.type.shape[axis : axis + 1]  # (extent,), or () if there is no such axis
+        if extents != (0,):
             nonempty.append(x)
     if not nonempty:
         nonempty = tensors[:1]
@@ -155,7 +158,7 @@ def _split(
 def _variadic_split(
     site: LayerSite, *, axis: int = axis_at(1), lengths: list[int] = integers_at(2)
 ) -> Sequence[Value]:
-    """Cut a tensor along an axis into parts of given lengths.
+    """Cut a tensor along an axis into parts of the lengths in input 2.
 
     The length -1 stands for all items that are not in the other parts.
     """
@@ -246,7 +249,7 @@ def _reverse(
         axes = [axis for axis, is_reversed in enumerate(mask) if is_reversed]
     axes = [site.axis(axis) for axis in axes]
     count = len(axes)
-    before_first = -(2**31)
+    before_first = -(2**31)  # an index before the first item of each axis
     return site.last.slice(
         x, axes=axes, begin=[-1] * count, end=[before_first] * count, stride=[-1] * count
     )
@@ -268,12 +271,13 @@ def _roll(
         shifts *= len(axes)
     for i, (shift, shift_axis) in enumerate(zip(shifts, axes, strict=True), 1):
         extent = site.known_shape(x)[shift_axis]
-        # The item that comes first after the shift.
+        # `first` is the index of the item that comes first after the shift. For 5 items and a shift
+        # of 2, it is 3: the result is the items 3:5 and then the items 0:3.
         first = (-shift) % extent if extent else 0
         parts: list[Value] = []
         for begin, end in ((first, extent), (0, first)):
             if begin != end:
-                parts.append(site.part(x, shift_axis, begin, end))
+                parts.append(site.part(x, axis=shift_axis, first=begin, last=end))
         if len(parts) > 1:
             is_last = i == len(axes)
             x = site.step_or_last(is_last).concat(parts, axis=shift_axis)
@@ -320,7 +324,8 @@ def _space_to_batch(
         x = site.padded(x, dict(enumerate(pairs)))
     shape = x.type.shape
     block_counts = [extent // size for extent, size in zip(shape, block, strict=True)]
-    # Each axis is split into an axis of blocks, and an axis of the positions within a block.
+    # Each axis is split into an axis of blocks, and an axis of the positions within a block. An
+    # axis of 6 items becomes (3, 2) with blocks of 2 items.
     split_shape: list[int] = []
     for block_count, block_extent in zip(block_counts, block, strict=True):
         split_shape += [block_count, block_extent]
@@ -346,9 +351,11 @@ def _batch_to_space(
     batch, *input_extents = site.known_shape()
     block_counts = [batch // math.prod(block), *input_extents]
     split = site.reshaped(x, [*block, *block_counts])
+    # The first `rank` axes of `split` are positions within blocks. Each of them is moved behind the
+    # axis to which the blocks belong. For two axes, the order is [2, 0, 3, 1].
     order: list[int] = []
     for i in range(rank):
-        order += [rank + i, i]  # the axis of the block follows the axis that the block belongs to
+        order += [rank + i, i]
     moved = site.transposed(split, order)
     extents = [count * size for count, size in zip(block_counts, block, strict=True)]
     joined = site.reshaped(moved, extents)
@@ -364,7 +371,7 @@ def _shuffle_channels(
     channels = x.type.shape[axis]
     if groups < 1 or channels % groups:
         raise InvalidShape(f"{groups} groups do not divide {channels} channels")
-    split = site.reshaped(x, (groups, channels // groups), axis, 1)
+    split = site.reshaped(x, (groups, channels // groups), first=axis, count=1)
     # The axis of groups and the axis of channels in a group are exchanged.
     order = [*range(axis), axis + 1, axis, *range(axis + 2, len(x.type.shape) + 1)]
     exchanged = site.transposed(split, order)
@@ -389,10 +396,10 @@ def _reorg_yolo(site: LayerSite, x: Value, *, strides: Sequence[int] = integers(
     plane_channels = channels // stride**2
     items = channels * height * width
     site.spend(items)
-    # The numbers of the channel, row and column of each item, each of shape (channels, height,
-    # width).
+    # c, i and j are the channel, the row and the column of each item of a batch item. They have
+    # shape (channels, height, width).
     c, i, j = np.meshgrid(*map(np.arange, (channels, height, width)), indexing="ij")
-    # The place of each item in the larger planes.
+    # Item (c, i, j) of the result is the input's item (channel, row, column) in the larger planes.
     channel = c % plane_channels
     position_in_block = c // plane_channels
     row = i * stride + position_in_block // stride

@@ -23,8 +23,8 @@ from nnef_jax.formats.openvino.window_attributes import padding_of
 
 def _diagonal(site: LayerSite, rows: int, columns: int, offset: Value | int, dtype: str) -> Value:
     """Return a matrix with ones where column - row is `offset`, and with zeros elsewhere."""
-    row_indices = site.positions(rows, 0, 2)  # of shape (rows, 1)
-    column_indices = site.positions(columns, 1, 2)  # of shape (1, columns)
+    row_indices = site.positions(rows, axis=0, rank=2)  # has shape (rows, 1)
+    column_indices = site.positions(columns, axis=1, rank=2)  # has shape (1, columns)
     is_diagonal = site.step.eq(site.step.sub(column_indices, row_indices), offset)
     return site.step.cast(is_diagonal, dtype=dtype)
 
@@ -76,7 +76,7 @@ def _col_to_im(
 ) -> Value:
     """Add up patches, which input 0 has as columns, at their positions in an image."""
     window = {"padding": list(zip(begin, end, strict=True)), "stride": strides}
-    return add_patches(site, size, kernel, 0.0, **window, dilation=dilations)
+    return add_patches(site, size, kernel, zero=0.0, **window, dilation=dilations)
 
 
 @opsets("ExtractImagePatches")
@@ -97,11 +97,11 @@ def _extract_patches(
     padding = padding_of(site, x.type.shape[2:], windows.spans(sizes, rates), strides)
     # The layer is a convolution with one-hot filters. There is one filter for each position in the
     # window and each channel.
-    count = math.prod(sizes) * channels
-    site.spend(count**2 // 4)
-    one_hot = np.eye(count, dtype=np.float32).reshape(count, -1, channels)
-    channels_first = one_hot.swapaxes(1, 2)  # of shape (filters, channels, positions)
-    filter = derived(channels_first.reshape(count, channels, *sizes))
+    filter_count = math.prod(sizes) * channels
+    site.spend(filter_count**2 // 4)
+    one_hot = np.eye(filter_count, dtype=np.float32).reshape(filter_count, -1, channels)
+    channels_first = one_hot.swapaxes(1, 2)  # has shape (filters, channels, positions)
+    filter = derived(channels_first.reshape(filter_count, channels, *sizes))
     window = {"padding": padding, "stride": strides, "dilation": rates, "border": "constant"}
     return site.last.conv(x, filter, 0.0, groups=1, **window)
 
@@ -133,7 +133,7 @@ def _transformed(
     """
     for axis, size in zip(axes, sizes, strict=True):
         length = x.type.shape[axis] if size < 0 else size
-        x = site.cut_or_padded(x, axis, length)
+        x = site.cut_or_padded(x, axis=axis, size=length)
         x = site.step.fft(x, axis=axis, inverse=inverse)
     return x
 
@@ -161,8 +161,10 @@ def _complex_transform(site: LayerSite, *, inverse: bool) -> Value:
 def _pairs(site: LayerSite, x: Value) -> Value:
     """Return real numbers as pairs [re, im]."""
     rank = len(x.type.shape)
-    real_parts = site.unsqueezed(x, (rank,))  # of shape (..., 1)
-    return site.cut_or_padded(real_parts, rank, 2)
+    real_parts = site.unsqueezed(x, (rank,))  # has shape (..., 1)
+    return site.cut_or_padded(
+        real_parts, axis=rank, size=2
+    )  # the imaginary parts are the padding, 0
 
 
 @opsets("RDFT")
@@ -188,18 +190,20 @@ def _real_signal(site: LayerSite, spectrum: Value, axis: int, size: int) -> Valu
     `spectrum` has the frequencies 0 to size // 2 along `axis`, as pairs [re, im] along its last
     axis. The other frequencies are conjugates of these.
     """
-    spectrum = site.cut_or_padded(spectrum, axis, size // 2 + 1)
+    spectrum = site.cut_or_padded(spectrum, axis=axis, size=size // 2 + 1)
+    # Frequency size - i is the conjugate of frequency i. For 6 items, the frequencies 0 to 3 are
+    # in `spectrum`, and the frequencies 4 and 5 are the conjugates of 2 and 1.
     conjugates = (size - 1) // 2  # the number of frequencies above size // 2
     if conjugates:
-        mirrored = site.part(spectrum, axis, conjugates, 0, -1)
+        mirrored = site.part(spectrum, axis=axis, first=conjugates, last=0, step=-1)
         shape = [1] * len(spectrum.type.shape)
         shape[-1] = 2
-        signs = derived(np.array([1, -1], np.float32).reshape(shape))  # of re and im
+        signs = derived(np.array([1, -1], np.float32).reshape(shape))  # the signs of re and im
         upper_frequencies = site.step.mul(mirrored, signs)
         spectrum = site.step.concat([spectrum, upper_frequencies], axis=axis)
     pairs = site.step.fft(spectrum, axis=axis, inverse=True)
     pairs_axis = len(pairs.type.shape) - 1
-    real_parts = site.part(pairs, pairs_axis, 0, 1)
+    real_parts = site.part(pairs, axis=pairs_axis, first=0, last=1)
     return site.step.squeeze(real_parts, axes=(pairs_axis,))
 
 
@@ -270,12 +274,13 @@ def _istft(
     step = site.step
     shape = site.known_shape()
     has_batch = len(shape) == 4
-    missing = size - window.type.shape[0]
+    missing = size - window.type.shape[0]  # zeros to add to the window
     if len(shape) == 3:
         x = site.reshaped(x, (1, *shape))
     if len(shape) not in (3, 4) or min(size, hop) < 1 or missing < 0:
         raise InvalidShape(f"{list(shape)} cannot hold the frequencies of frames of {size} items")
-    frames = step.mul(_real_signal(site, x, 1, size), 1 / size)  # of shape (batch, size, frames)
+    # The frames have shape (batch, size, frames).
+    frames = step.mul(_real_signal(site, x, 1, size), 1 / size)
     before = missing // 2
     padded_window = site.padded(window, {0: (before, missing - before)})
     padded_window = site.reshaped(padded_window, (1, size, 1))
@@ -285,17 +290,18 @@ def _istft(
     squares = step.broadcast(step.sqr(padded_window), shape=(1, *frames.type.shape[1:]))
     frame_sums = _overlapped_sums(site, windowed_frames, hop)
     square_sums = _overlapped_sums(site, squares, hop)
+    # An item that no window covers is 0. It is divided by 1 instead of by 0.
     is_covered = step.gt(square_sums, 0.0)
     divisor = step.select(is_covered, square_sums, site.filled(1.0, square_sums.type.dtype))
     signal = step.div(frame_sums, divisor)
     batch, _, extent = signal.type.shape
     signal = site.reshaped(signal, (batch, extent))
     edge = size // 2 if is_centred else 0
-    if site.has(4):
-        signal = site.part(signal, 1, edge, extent)
-        signal = site.cut_or_padded(signal, 1, site.integers(4)[0])
+    if site.has(4):  # the layer has a length for the result
+        signal = site.part(signal, axis=1, first=edge, last=extent)
+        signal = site.cut_or_padded(signal, axis=1, size=site.integers(4)[0])
     else:
-        signal = site.part(signal, 1, edge, extent - edge)
+        signal = site.part(signal, axis=1, first=edge, last=extent - edge)
     return signal if has_batch else site.reshaped(signal, signal.type.shape[1:])
 
 
@@ -304,7 +310,8 @@ def _overlapped_sums(site: LayerSite, frames: Value, hop: int) -> Value:
 
     `frames` has shape (batch, size, count), and the sum has shape (batch, 1, items).
     """
-    # The transposed convolution with the identity matrix copies each frame to its place.
+    # A transposed convolution with the identity matrix as filter copies each frame to its place,
+    # and adds up copies that overlap.
     size = frames.type.shape[1]
     identity = _diagonal(site, size, size, 0, frames.type.dtype)
     filter = site.reshaped(identity, (size, 1, size))

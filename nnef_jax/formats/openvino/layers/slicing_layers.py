@@ -33,7 +33,7 @@ def _slice(
     return sliced(site, x, bounds_by_axis)
 
 
-def _mask(site: LayerSite, name: str, count: int, default: bool) -> list[bool]:
+def _mask(site: LayerSite, name: str, count: int, *, default: bool = False) -> list[bool]:
     """Return the attribute `name` as a list of `count` bools.
 
     If the attribute has fewer items, the missing items at the end are `default`.
@@ -59,19 +59,20 @@ def _strided_slice(site: LayerSite, x: Value, *, with_bound: bool) -> Value:
     count = max(len(begin), len(end))
     steps = site.integers(3) if site.has(3) else []
     steps += [1] * (count - len(steps))
-    begin_mask = _mask(site, "begin_mask", count, with_bound)
-    end_mask = _mask(site, "end_mask", count, with_bound)
-    adds_axis = _mask(site, "new_axis_mask", count, False)
-    takes_item = _mask(site, "shrink_axis_mask", count, False)
-    skips_axes = _mask(site, "ellipsis_mask", count, False)
+    begin_mask = _mask(site, "begin_mask", count, default=with_bound)
+    end_mask = _mask(site, "end_mask", count, default=with_bound)
+    adds_axis = _mask(site, "new_axis_mask", count)
+    takes_item = _mask(site, "shrink_axis_mask", count)
+    skips_axes = _mask(site, "ellipsis_mask", count)
     rank = len(x.type.shape)
     bounds_by_axis: dict[int, SliceBounds] = {}
     axis = 0  # the next axis of the input
     result_axis = 0  # the next axis of the result
-    added_axes: list[int] = []  # of the result
-    dropped_axes: list[int] = []  # of the input
+    added_axes: list[int] = []  # axes of the result
+    dropped_axes: list[int] = []  # axes of the input
     for i in range(count):
         if skips_axes[i]:
+            # Each later position belongs to an axis of the input, unless the position adds an axis.
             later_axes = adds_axis[i + 1 :].count(False)
             skipped = rank - axis - later_axes
             axis += skipped
@@ -86,7 +87,7 @@ def _strided_slice(site: LayerSite, x: Value, *, with_bound: bool) -> Value:
         first = begin[i] if begin_mask[i] == with_bound else None
         if takes_item[i]:
             index = 0 if first is None else first
-            next_index = None if index == -1 else index + 1
+            next_index = None if index == -1 else index + 1  # None is the end of the axis
             bounds_by_axis[axis] = (index, next_index, 1)
             dropped_axes.append(axis)
         else:
@@ -154,7 +155,8 @@ def _crop_elements(site: LayerSite) -> tuple[list[int], list[int]]:
     return axes, offsets
 
 
-_MODES = {
+# Maps values of the attribute `pad_mode` to borders of the kind `pad`.
+_BORDERS = {
     "constant": "constant", "edge": "replicate", "reflect": "reflect", "symmetric": "reflect-even",
 }  # fmt: skip
 
@@ -173,10 +175,11 @@ def _pad(
     end: Sequence[int],
     value: float,
 ) -> Value:
-    if mode not in _MODES:
+    """Pad a tensor, and crop it where the padding is negative."""
+    if mode not in _BORDERS:
         raise InvalidOperation(f"there is no pad_mode '{mode}'")
     pairs = list(zip(begin, end, strict=True))
-    # Negative padding crops the tensor.
-    x = cropped(site, x, dict(enumerate(pairs)))
+    pairs_by_axis = dict(enumerate(pairs))
+    x = cropped(site, x, pairs_by_axis)
     padding = [(max(before, 0), max(after, 0)) for before, after in pairs]
-    return site.last.pad(x, padding=padding, border=_MODES[mode], value=value)
+    return site.last.pad(x, padding=padding, border=_BORDERS[mode], value=value)

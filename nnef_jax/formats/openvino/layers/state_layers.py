@@ -89,21 +89,18 @@ def _read_value(site: LayerSite) -> Value:
     variable = graph.variables.get(label)
     if variable is None:  # no layer writes the variable
         return site.last.copy(site.tensor(0))
-    # The tensor that the first call computes.
+    # The tensor that the first call computes as the initial value, or None.
     computed_start = initial_tensor if variable.starts_from_inputs else None
     if computed_start is not None and options.starts:
         value = site.last.copy(site.tensor(computed_start))
         graph.builder.starting(label, value, value, site.layer.span)
         return value
     shape = options.state_shapes.get(label, variable.shape)
-    extents = tuple(options.open_extent if n is UNKNOWN else n for n in shape)
-    if initial_tensor is None:
-        declared = site.layer.attributes.get("variable_type") or site.layer.outputs[0].type
-        dtype = computation_dtype(element_type(declared or "f32"), site.real)
-    else:
-        dtype = site.dtype_of(0)
+    open_extent = options.open_extent
+    extents = tuple(open_extent if extent is UNKNOWN else extent for extent in shape)
+    dtype = _declared_dtype(site) if initial_tensor is None else site.dtype_of(0)
     if initial_tensor is None or computed_start is not None:
-        closed_shape = [0 if n is UNKNOWN else n for n in variable.shape]
+        closed_shape = [0 if extent is UNKNOWN else extent for extent in variable.shape]
         initial_array = _zeros(site, closed_shape, dtype)
     else:
         initial_array = _array(site, initial_tensor)
@@ -111,9 +108,16 @@ def _read_value(site: LayerSite) -> Value:
     if graph.symbolic is not None:
         graph.symbolic.declare(value, extents)
     if computed_start is not None:
+        # The zeros that `_variable` stored are dropped, since the first call computes the value.
         graph.data.pop(label)
         graph.builder.starting(label, value, site.tensor(computed_start), site.layer.span)
     return value
+
+
+def _declared_dtype(site: LayerSite) -> str:
+    """Return the dtype of the variable that a ReadValue layer without inputs declares."""
+    declared = site.layer.attributes.get("variable_type") or site.layer.outputs[0].type
+    return computation_dtype(element_type(declared or "f32"), site.real)
 
 
 def _array(site: LayerSite, tensor: Tensor) -> NDArray[Any]:
@@ -121,9 +125,10 @@ def _array(site: LayerSite, tensor: Tensor) -> NDArray[Any]:
     if isinstance(tensor, Constant):
         return tensor.array
     graph = site.graph.builder.graph("", [tensor], [tensor.name])
-    weights = {x.label: site.graph.data[x.label] for x in graph.parameters}
-    no_inputs = [None] * len(graph.inputs)
-    values = trace(graph, Context(), weights, {}, no_inputs)
+    weights = {weight.label: site.graph.data[weight.label] for weight in graph.parameters}
+    no_states: dict[str, Any] = {}
+    no_inputs = [None] * len(graph.inputs)  # the tensor does not depend on inputs
+    values = trace(graph, Context(), weights, no_states, no_inputs)
     return np.asarray(values[tensor])
 
 

@@ -105,10 +105,12 @@ def _old_filter(*, is_transposed: bool = False, may_be_input: bool = False) -> R
 @opsets("Convolution", filter=_filter())
 @opsets("GroupConvolution", filter=_grouped)
 def _convolution(site: LayerSite, x: Value, *, filter: _Filter) -> Value:
+    """Add a convolution."""
     window = window_of(site, x.type.shape[2:], filter.kernel)
     padding: Pairs = window["padding"]
-    # Negative padding crops the input. The spatial axes begin with axis 2.
-    x = cropped(site, x, dict(enumerate(padding, 2)))
+    padding_by_axis = dict(enumerate(padding, 2))  # the spatial axes begin with axis 2
+    # Negative padding crops the input.
+    x = cropped(site, x, padding_by_axis)
     window["padding"] = [(max(before, 0), max(after, 0)) for before, after in padding]
     operands = x, filter.items, filter.bias
     return site.last.conv(*operands, groups=filter.groups, border="constant", **window)
@@ -127,6 +129,7 @@ def _declared_extents(site: LayerSite) -> Sequence[int] | None:
     return site.declared[2:] if auto_pad(site) in SAME else None
 
 
+# The attributes of transposed convolutions in operation sets.
 _NEW: dict[str, Any] = {
     "extents": _input_extents,
     "mode": auto_pad,
@@ -160,7 +163,7 @@ def _transposed(
     if extents is not None:
         shape = site.known_shape(x)[2:]
         spans = windows.spans(filter.kernel, dilations)
-        full_extents: list[int] = []  # of the result without padding
+        full_extents: list[int] = []  # the extents of the result without padding
         for extent, stride, span, added in zip(shape, strides, spans, output_padding, strict=True):
             full_extents.append((extent - 1) * stride + span + added)
         padding: Pairs = []
@@ -171,8 +174,10 @@ def _transposed(
         padding = [(0, 0)] * rank
     else:
         padding = pads_of(site, rank)
-    # The output padding adds items at the end of an axis. They replace items that would be cut off
-    # there, and the other items are zeros, because no window reaches them.
+    # The output padding adds items at the end of an axis. Items of the result that the padding
+    # would cut off there come first. If there are more items to add, they are zeros, since no
+    # window reaches them. For example, if the padding cuts off 1 item and the output padding adds 3
+    # items, nothing is cut off and 2 zeros are added.
     cut_off: list[tuple[int, int]] = []
     zeros: list[tuple[int, int]] = []
     for (before, after), added in zip(padding, output_padding, strict=True):
@@ -266,9 +271,9 @@ def _deformable(
     )  # fmt: skip
 
 
-# Pools. Rounding up adds cells behind the input. Before version 10, means leave these cells out, as
-# they do in the runtimes. Since version 10, means include these cells if they include padding and
-# if there is padding.
+# Pools. If extents are rounded up, windows reach over cells behind the padded input. Before version
+# 10, means leave these cells out, as the runtimes do. Since version 10, means include these cells
+# if means include padding and if there is padding.
 
 _ROUNDING = either(word("rounding_type", "floor", "ceil", "ceil_torch"), "rounding-type")
 _LEAVES_OUT = either(flag("exclude-pad"), "exclude_pad")

@@ -24,7 +24,11 @@ _SCAN_STEPS = 1_000  # steps of the meter for a scan
 
 
 class _EntryForm(NamedTuple):
-    """The form of the entries of an argument: their possible lengths, and the indices of strings."""
+    """The form of the entries of an argument, which are tuples.
+
+    `lengths` are the possible lengths of an entry, and `strings` are the indices of the items that
+    must be strings.
+    """
 
     lengths: Sequence[int]
     strings: Sequence[int]

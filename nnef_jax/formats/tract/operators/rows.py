@@ -33,8 +33,8 @@ _RENAMED = {
     "tract_extra_exp_unit_norm": "tract.exp_unit_norm",
     "tract_extra_exp_mean_norm": "tract.exp_mean_norm",
 }  # fmt: skip
-# Maps operations to kinds. The operations have an argument `axes`, in which negative axes count from
-# the end.
+# Maps operations to kinds. The operations have an argument `axes`, in which negative axes count
+# from the end.
 _ON_AXES = {
     **{name: name for name in (
         "sum_reduce", "max_reduce", "min_reduce", "argmax_reduce", "argmin_reduce", "transpose",

@@ -178,17 +178,7 @@ def _checked_windows(site: CallSite, groups: int) -> tuple[int, Sequence[tuple[i
             "channels and at least one spatial axis",
             hint="`unsqueeze` an input that has no batch axis",
         )
-    border = site.text("border")
-    padding: Sequence[tuple[int, int]] = site.argument("padding")
-    if border != "constant":
-        raise InvalidOperation(
-            f"'border' must be 'constant', it is '{border}'",
-            hint="`pad` the input first, with that border, and give padding (0,0) here",
-        )
-    if len(padding) == rank:
-        batch_padding, channel_padding, *spatial_padding = padding
-        if tuple(batch_padding) == (0, 0) and tuple(channel_padding) == (0, 0):
-            padding = spatial_padding
+    padding = _spatial_padding(site, rank)
     windows = {"padding": padding, "stride": site.ints("stride"), "dilation": site.ints("dilation")}
     for name, items in windows.items():
         if items:
@@ -213,6 +203,25 @@ def _checked_windows(site: CallSite, groups: int) -> tuple[int, Sequence[tuple[i
         message = f"'groups' {groups} does not divide the first extent of 'filter' {show(filter)}"
         raise InvalidShape(message)
     return groups, padding
+
+
+def _spatial_padding(site: CallSite, rank: int) -> Sequence[tuple[int, int]]:
+    """Return the padding without that of the batch and of channels, if the document has these.
+
+    `rank` is the number of axes of the input. Raises InvalidOperation unless the padding is zeros.
+    """
+    border = site.text("border")
+    padding: Sequence[tuple[int, int]] = site.argument("padding")
+    if border != "constant":
+        raise InvalidOperation(
+            f"'border' must be 'constant', it is '{border}'",
+            hint="`pad` the input first, with that border, and give padding (0,0) here",
+        )
+    if len(padding) == rank:
+        batch_padding, channel_padding, *spatial_padding = padding
+        if tuple(batch_padding) == (0, 0) and tuple(channel_padding) == (0, 0):
+            return spatial_padding
+    return padding
 
 
 def _bias(site: CallSite) -> TractOperand:
