@@ -7,7 +7,7 @@ Where are the options that commands share? `command_options`
 Where do results, progress and errors get printed? `terminal`
 """
 
-# Each of these modules adds commands to `app`.
+# The import of each of these modules adds commands to `app`.
 from nnef_jax.cli import (
     batch,
     comparisons,

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from nnef_jax.cli.batch_results import Parts
     from nnef_jax.reading.network import Network
 
-_PER_DEVICE = 32  # number of items for each device
-_SHOWN = 10  # number of failures that are printed
+_PER_DEVICE = 32  # By default a batch has 32 items for each device.
+_SHOWN = 10  # At most 10 failures are printed.
 
 
 @app.command()
@@ -115,6 +115,7 @@ def batch(
             declared = _declared(network)
             default_size = declared if declared > 1 else _PER_DEVICE * len(devices)
             size = batch_size or default_size
+            # Each device gets equally many items. For a batch of 12 items, 4 of 8 devices are used.
             devices = devices[: math.gcd(size, len(devices))]
             options = {"progress": progress, "cache_dir": folder, "measure": bool(folder)}
             model = _load(source, specs, size, declared, **keywords, **options)
@@ -134,7 +135,9 @@ def batch(
                     progress(count, len(pending_items))
 
             done(0)
-            groups = groups_of(read(pending_items, 2 * size), size, stop=on_error == "stop")
+            # While a batch is computed, the items of the next two batches are read.
+            reads = read(pending_items, 2 * size)
+            groups = groups_of(reads, size, stop=on_error == "stop")
             compute = computing(model, devices, size)
             results = results_of(compute, groups, done)
             for part in parts.pending:
@@ -209,6 +212,7 @@ def _item_spec(name: str, type: TensorType, item_shape: Any) -> TensorSpec:
             hint="an item has the same number of axes, and its first extent is 1",
         )
     if not is_known(shape):
+        # The hint has an example: for the shape [1,3,?,?] the example is 1,3,224,224.
         extents = show(shape)[1:-1].replace("?", "224")
         raise InputError(
             f"the shape of an item of input '{name}' has open extents: {show(shape)}",
@@ -227,7 +231,8 @@ def _declared(network: Network) -> int:
     first_extents = {value.type.shape[:1] for value in network.graph.inputs}
     if len(first_extents) != 1:
         return 0
-    (extents,) = first_extents  # a tuple of one extent, or an empty tuple
+    # `extents` has one extent. It is empty if the inputs have no axes.
+    (extents,) = first_extents
     if extents and is_known(extents):
         return extents[0]
     return 0
@@ -254,6 +259,7 @@ def _load(
     except NnefError as error:
         message = f"the network cannot compute batches of {size} items"
         raise_all([*error.errors, InputError(message, hint=hint)])
+        # `raise_all` always raises an error here. Type checkers do not know this.
         raise
     for spec in model.outputs:
         if spec.shape[:1] != (size,):

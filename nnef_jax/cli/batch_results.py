@@ -36,8 +36,8 @@ _PART_SIZE = "--part-size"
 _OTHER_FOLDER = "give another folder to --out"
 _CHECKSUM = "sha256"
 _PART = re.compile(r"part-(\d{5,})\.jsonl")
-_DEFAULT_BYTES = 64 << 20  # default size of a part in bytes
-_MOST_ITEMS = 1024  # the default of the largest number of items of a part
+_DEFAULT_BYTES = 64 << 20  # By default a part has about so many bytes.
+_MOST_ITEMS = 1024  # By default a part has at most so many items.
 
 
 class Parts:
@@ -68,7 +68,8 @@ class Parts:
         self._items = items
         self._outputs = outputs
         self.failures: list[tuple[str, str]] = []
-        self.damaged: list[str] = []  # paths of damaged parts, which are computed again
+        # These are the paths of damaged parts, which are computed again.
+        self.damaged: list[str] = []
         self._size = self._settle(settings, size)
         self.pending: list[int] = self._pending_parts()
 
@@ -153,7 +154,8 @@ class Parts:
         self, earlier: Mapping[str, Any], settings: Mapping[str, Any]
     ) -> None:
         """Raise InputError if the settings of an earlier run differ from the current settings."""
-        # JSON turns tuples into lists, as in the earlier settings.
+        # The earlier settings were stored as JSON, which turns tuples into lists. The current
+        # settings are converted in the same way before the comparison.
         current = json.loads(json.dumps(settings))
         for name in sorted(earlier.keys() | current.keys()):
             earlier_value = earlier.get(name)
@@ -182,6 +184,7 @@ class Parts:
         part_count = ceil(len(self._items) / self._size)
         matches = map(_PART.fullmatch, os.listdir(self.folder))
         present = {int(match[1]) for match in matches if match}
+        # A part beyond the last one is from an earlier run with more items.
         if present and max(present) >= part_count:
             raise self._other_inputs(f"there were more than {len(self._items)}")
         pending: list[int] = []
@@ -212,9 +215,11 @@ class Parts:
         if len(lines) > len(items):
             raise self._other_inputs(f"there were more than {len(self._items)}")
         has_changed_failure = False
-        for line, item in zip(lines, items, strict=False):  # Items may have been added.
+        # There are more items than lines if items were added since the earlier run.
+        for line, item in zip(lines, items, strict=False):
             if line["file"] != item.file:
                 raise self._other_inputs(f"'{line['file']}' was where '{item.file}' is now")
+            # The current line has the present size and time of the file.
             current_line = {**line, **asdict(item)}
             if line == current_line:
                 continue

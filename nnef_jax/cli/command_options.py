@@ -56,8 +56,8 @@ Top = Annotated[
         "that is longer than 1.",
     ),
 ]
-# This is a string and not a Path: an empty string is an error, whereas Path("") is the working
-# directory.
+# The option is a string, so that an empty string can be refused. As a Path, the empty string would
+# be the working directory.
 CacheDir = Annotated[
     str | None,
     typer.Option(
@@ -120,13 +120,14 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         else:
             option_parameters.append(parameter)
 
-    def run(**keywords: Any) -> None:
+    def call_command(**keywords: Any) -> None:
         for name, option_class in class_by_parameter.items():
             values = {field.name: keywords.pop(field.name) for field in fields(option_class)}
             keywords[name] = option_class(**values)
         command(**keywords)
 
-    command_with_options: Any = wraps(command)(run)
+    command_with_options: Any = wraps(command)(call_command)
+    # typer reads the signature to find the options.
     command_with_options.__signature__ = Signature(option_parameters)
     return command_with_options
 
@@ -295,6 +296,7 @@ def _shape(text: str) -> tuple[str, tuple[int | None, ...]]:
             shape.append(None)
         elif extent_text.isdecimal() and int(extent_text):
             shape.append(int(extent_text))
+    # The loop leaves out texts that are no extents.
     has_wrong_extent = len(shape) < len(extent_texts)
     if not name or has_wrong_extent:
         message = f"{text!r} is not a name and extents as in x=?,3,224,224"

@@ -26,11 +26,12 @@ from nnef_jax.storage import protected_files
 if TYPE_CHECKING:
     from nnef_jax import Model
 
-# the class ClickException, either click's or typer's own
+# This is the class ClickException. It is click's class, or typer's copy of the class, depending on
+# the version of typer.
 _UsageError: Any = typer.BadParameter.__mro__[2]
 
-# Usage errors and help have no boxes around them. They may be piped, and must not need the package
-# rich.
+# `rich_markup_mode=None` prints usage errors and help without boxes. Their text may then be piped,
+# and does not need the package rich.
 app: typer.Typer = typer.Typer(
     name="nnef-jax",
     no_args_is_help=True,
@@ -298,6 +299,7 @@ def _run_on_zeros(model: Model) -> None:
     model(*inputs)
     state = model.init_state()
     if state:
+        # `model(...)` compiled a call. `model.step` compiles a cycle with its state.
         model.step(state, *inputs)
 
 
@@ -309,7 +311,8 @@ def main(args: Sequence[str] | None = None) -> int:
     through. Signal handlers are not changed.
     """
     for stream in (sys.stdout, sys.stderr):
-        # The encoding of the stream may lack characters of tables.
+        # Tables have characters that the encoding of a stream may lack. These are then written as
+        # escapes, and printing raises no error.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
@@ -320,7 +323,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except _UsageError as error:
         buffer = io.StringIO()
         error.show(file=buffer)
-        # pydantic adds the words "Value error" to the message.
+        # pydantic adds the words "Value error" to some messages. They are removed.
         message = buffer.getvalue().replace(": Value error, ", ": ", 1)
         report_usage(message)
         return error.exit_code

@@ -106,7 +106,7 @@ class Shown:
         if self.plot.suffix.lower() not in _PICTURES:
             raise InputError(f"--plot {self.plot}: the suffix must be {', '.join(_PICTURES)}")
         files.check_target(str(self.plot), overwrite=self.overwrite)
-        plotting("pyplot").switch_backend("Agg")  # Agg needs no screen.
+        plotting("pyplot").switch_backend("Agg")  # The backend Agg draws without a screen.
 
     def show(self, result: Result, table: Table | None = None, saved: Path | None = None) -> None:
         """Print a result as JSON or as a table, and save a picture of it.

@@ -166,11 +166,11 @@ def _outputs_of(model: Model) -> Callable[..., tuple[Any, ...]]:
     """Return a function that runs a model on inputs by name, and returns the outputs in order."""
     from nnef_jax.cli.outputs import by_name
 
-    def run(**arrays: Any) -> tuple[Any, ...]:
+    def outputs_of_model(**arrays: Any) -> tuple[Any, ...]:
         results = model(*[arrays[spec.name] for spec in model.inputs])
         return tuple(by_name(model, results).values())
 
-    return run
+    return outputs_of_model
 
 
 def _source_of(path: str, reading: option.Reading, *, inside: bool) -> Any:

@@ -23,7 +23,7 @@ from nnef_jax.cli.pictures import PICTURES, PictureOptions, is_picture, read_pic
 from nnef_jax.errors import extra_missing
 from nnef_jax.storage import files
 
-_CHUNK = 16  # number of files that a thread reads at a time
+_CHUNK = 16  # A thread reads at most so many files at a time.
 _SUFFIXES = (*ARRAYS, *PICTURES)
 
 
@@ -89,7 +89,7 @@ def _files_of(argument: str) -> list[str]:
         if not matching_files:
             raise InputError(f"no file matches '{argument}'")
         return matching_files
-    os.stat(argument)  # raises OSError
+    os.stat(argument)  # This raises OSError if the file is missing.
     return [argument]
 
 
@@ -121,9 +121,10 @@ def _item(file: str) -> Item:
     """Return a file as an item, with its present size and time."""
     try:
         status = os.stat(file)
-    except (OSError, ValueError):  # A ValueError means that no file can have this name.
-        return Item(file, None, None)
-    return Item(file, status.st_size, status.st_mtime_ns)
+    except (OSError, ValueError):
+        # `os.stat` raises a ValueError for a name that no file can have, such as one with NUL.
+        return Item(file, size=None, modified=None)
+    return Item(file, size=status.st_size, modified=status.st_mtime_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +180,8 @@ def _as_item(file: str, array: Array, spec: TensorSpec) -> Array:
             f"an item of input '{spec.name}' has {show(shape)} or {show(shape[1:])}"
         )
     item = converted_to_type(file, array.reshape(shape), TensorType(shape, spec.dtype))
-    # The item is copied, because otherwise the thread that computes would have to read a mapped
-    # file.
+    # The array may be a mapped file, which is read when its items are used. The copy reads the file
+    # now, in the thread that reads, and not later in the thread that computes.
     return np.array(item)
 
 
@@ -218,18 +219,22 @@ def reading_ahead(
             return ItemArrays(item, read(item.file))
         except (NnefError, OSError) as error:
             return ItemArrays(item, error)
-        except ValueError as error:  # No file can have this name.
+        except ValueError as error:
+            # Opening a file raises a ValueError for a name that no file can have.
             return ItemArrays(item, InputError(f"{item.file}: {error}"))
 
     def stream(items: Sequence[Item], ahead: int) -> Iterator[ItemArrays]:
-        # The elements of the dataset are chunks of items, because grain checks its whole buffer at
-        # each element, which takes 0.2 ms for 1000 elements.
+        # Each element of grain's dataset is a chunk of several items. For each element grain checks
+        # all elements in its buffer, which takes 0.2 ms if the buffer has 1000 elements. With
+        # chunks there are fewer elements, and fewer checks.
         thread_count = min(ahead, 2 * (os.cpu_count() or 1))
         chunk_size = min(_CHUNK, ahead // thread_count)
         starts = range(0, len(items), chunk_size)
         chunks = [items[start : start + chunk_size] for start in starts]
         chunks_ahead = ahead // chunk_size
-        context = copy_context()  # The context records which files are read.
+        # A context variable records which files are read. Threads of grain do not inherit the
+        # context, so each chunk is read in a copy of it.
+        context = copy_context()
 
         def read_chunk(chunk: Sequence[Item]) -> list[ItemArrays]:
             return context.copy().run(lambda: list(map(attempt, chunk)))

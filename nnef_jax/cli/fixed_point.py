@@ -176,7 +176,7 @@ def _raw_of(lowered: Lowered) -> Any:
     def integers_of(output: Any) -> Any:
         return output.data if isinstance(output, Tensor) else output
 
-    def run(*arrays: Any) -> Any:
+    def raw_outputs(*arrays: Any) -> Any:
         quantized = lowered.quantize(*arrays)
         results: Any = lowered(*quantized)
         if isinstance(results, tuple):
@@ -184,4 +184,4 @@ def _raw_of(lowered: Lowered) -> Any:
             return tuple(map(integers_of, outputs))
         return integers_of(results)
 
-    return run
+    return raw_outputs

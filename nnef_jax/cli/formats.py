@@ -68,7 +68,8 @@ def _entries_of(
     """
 
     def has_name(entry: OperatorEntry) -> bool:
-        # "tract_core_cast" has the names "tract_core_cast", "core_cast" and "cast".
+        # The name "cast" or "core_cast" fits the operator "tract_core_cast". The "_" in front of
+        # both texts ensures that the name begins at a part of the operator's name.
         return f"_{entry.name}".lower().endswith(f"_{name}".lower())
 
     matches: dict[str, list[OperatorEntry]] = {}

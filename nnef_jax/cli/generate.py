@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from nnef_jax.generation.companion_files import CompanionFiles
     from nnef_jax.generation.tokenizing import TextTokenizer
 
-_FEWEST_PLACES = 256  # so that prompts of different lengths share compiled programs
+# A cache has at least 256 places, so that short prompts of different lengths share compiled
+# programs.
+_FEWEST_PLACES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +202,7 @@ def _encoded(prompt: Prompt, companions: CompanionFiles) -> tuple[TextTokenizer,
     if prompt.system is not None:
         messages.insert(0, {"role": "system", "content": prompt.system})
     text = rendered(template, messages, companions.special_tokens(), str(path))
-    # The template writes special tokens itself.
+    # The text from the template contains the special tokens already.
     return tokenizer, tokenizer.encode(text, add_special=False)
 
 
@@ -216,7 +218,8 @@ def _require_words(
     from nnef_jax import InputError
     from nnef_jax.wording.similar import listed
 
-    needed = len(tokens) + steps - 1  # the last token is not read
+    # Each token that the network reads takes a place. The network does not read the last token.
+    needed = len(tokens) + steps - 1
     if needed > decoder.places:
         message = f"a prompt of {len(tokens)} tokens and {steps} further ones need {needed} places"
         raise InputError(message, hint=f"--places {needed}, or fewer --steps")

@@ -68,6 +68,7 @@ def _batch_of_pictures(paths: Sequence[Path], spec: TensorSpec, options: Picture
     """Read the pictures for an input. Raises InputError if they do not fit the input's batch."""
     pictures = [read_picture(path, spec, options) for path in paths]
     count = len(paths)
+    # A layout without "n" has no batch axis, so each picture is a batch of its own.
     batch_extent = spec.shape[0] if options.layout.startswith("n") else 1
     if batch_extent not in (None, 1, count):
         number = f"{count} pictures are given" if count > 1 else "1 picture is given"
@@ -98,7 +99,8 @@ def _calls(arrays: dict[str, Array], batches: Sequence[_Batch]) -> list[CallInpu
     for index, title in enumerate(titles):
         call_arrays = dict(arrays)
         for batch in batches:
-            is_single = len(batch.pictures) == 1  # A single picture is used in every call.
+            # A single picture for an input is used in every call.
+            is_single = len(batch.pictures) == 1
             call_arrays[batch.name] = batch.pictures[0 if is_single else index]
         calls.append(CallInputs(call_arrays, (title,)))
     return calls
@@ -179,7 +181,8 @@ def _assign_unnamed(
         if len(without_file) < len(names):
             message += f", of which {len(without_file)} have no file yet"
         raise InputError(message, hint=_NAME_HINT)
-    for name, path in zip(without_file, unnamed, strict=False):  # There may be fewer files.
+    # If there are fewer files than inputs, the last inputs get no file.
+    for name, path in zip(without_file, unnamed, strict=False):
         paths[name] = [path]
 
 

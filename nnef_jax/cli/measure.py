@@ -104,6 +104,7 @@ def measure_latency(
         from importlib.util import find_spec
 
         present = [name for name in _ONNX if find_spec(name)]
+        # If neither engine is installed, onnxruntime is named in the error.
         engines |= dict.fromkeys(present or _ONNX[:1], onnx)
     if tract:
         engines["tract"] = source
@@ -174,6 +175,7 @@ def cost(
         raise typer.BadParameter(message, param_hint="--platform")
     axes = None if mesh is None else _axes(mesh)
     if topology is not None:
+        # This must happen before `reading.load` imports jax.
         _use_only_cpu()
     parameters = "arrays" if topology is None else "shapes"
     model = reading.load(source, parameters=parameters)

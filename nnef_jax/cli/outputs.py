@@ -191,7 +191,8 @@ def _top_rows(array: Array, top: Top) -> list[_TopRow]:
     *outer_shape, row_length = _row_shape(array)
     rows = array.reshape(-1, row_length)
     labels = top.labels if len(top.labels) == row_length else ()
-    # NaN comes last, and equal entries keep their order.
+    # The negative sign sorts the largest entries first. argsort puts NaN last, and with "stable"
+    # equal entries keep their order.
     order = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")
     positions = np.ndindex(*outer_shape)
     top_rows: list[_TopRow] = []

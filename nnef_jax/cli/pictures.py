@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from nnef_jax import TensorSpec
 
 PICTURES = (".png", ".jpg", ".jpeg")
-_STEPS_OF_16_BITS = 257  # 65535 / 255: the steps of 16 bits in one step of 8 bits
+_STEPS_OF_16_BITS = 257  # A step of 8 bits is as large as 65535 / 255 steps of 16 bits.
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-# Bytes for each pixel and channel of the result: two copies of 1 byte, and one as a float32.
+# Decoding takes 6 bytes of memory for each channel of each pixel: two copies of 1 byte, and a
+# float32 of 4 bytes.
 _BYTES_PER_CHANNEL = 6
-_SCAN = b"\xff\xda"  # The marker of a scan, which is a pass over all pixels of a JPEG.
-_PIXELS_PER_STEP = 256  # the number of pixels of a scan whose decoding counts as one step
+# This marker begins a scan of a JPEG file. The decoder passes over all pixels for each scan.
+_SCAN = b"\xff\xda"
+_PIXELS_PER_STEP = 256  # Decoding so many pixels of a scan counts as one step of the meter.
 
 Array = NDArray[Any]
 
@@ -64,20 +66,22 @@ def read_picture(path: Path, spec: TensorSpec, options: PictureOptions) -> Array
             f"a picture has 1, 3 or 4",
             hint="--layout says what the axes of the input are",
         )
-    values = _pixels(path, spec.name, extents, options.resize)  # (height, width, channels)
-    channel_count = values.shape[2]
+    values = _pixels(path, spec.name, extents, options.resize)
+    _height, _width, channel_count = values.shape
     for option, numbers in (("--mean", options.mean), ("--scale", options.scale)):
         if len(numbers) not in (1, channel_count):
             raise InputError(
                 f"{option} has {len(numbers)} numbers, "
                 f"input '{spec.name}' has {channel_count} channels"
             )
-    values -= np.array(options.mean, np.float32)  # in place, because pictures may be large
+    # Pictures may be large, so the array is changed in place instead of copied.
+    values -= np.array(options.mean, np.float32)
     values *= np.array(options.scale, np.float32)
     if spec.dtype.startswith("int") and np.array_equal(values, np.round(values)):
         values = values.astype(np.int32)
     axes = [axis for axis in layout if axis != "n"]
     if "c" not in axes:
+        # Without an axis of channels there is a single channel.
         values = values[..., 0]
     in_layout = values.transpose(["hwc".index(axis) for axis in axes])
     return in_layout[np.newaxis] if "n" in layout else in_layout
@@ -93,7 +97,8 @@ def _pixels(path: Path, name: str, extents: dict[str, int | None], resize: bool)
     channels = extents.get("c", 1)
     image = _open_picture(path, channels or 3)
     if image.mode.startswith("I"):
-        # The picture has 16 bits, which Pillow would clip at 255.
+        # The pixels have 16 bits. A conversion by Pillow to 8 bits would replace all values above
+        # 255 by 255, so they are divided instead.
         image = _image_module().fromarray(np.asarray(image, np.float32) / _STEPS_OF_16_BITS)
     elif channels is None and image.mode in ("1", "L", "LA"):
         image = image.convert("L")
@@ -112,6 +117,7 @@ def _pixels(path: Path, name: str, extents: dict[str, int | None], resize: bool)
         image = image.resize((width, height), _image_module().Resampling.BILINEAR)
     pixels = np.atleast_3d(np.array(image, np.float32))
     if channels and pixels.shape[2] != channels:
+        # A grey picture with 16 bits has one channel, which becomes all channels of the input.
         pixels = np.repeat(pixels, channels, 2)
     return pixels
 
@@ -134,8 +140,8 @@ def _open_picture(path: Path, channels: int) -> Any:
         else:
             raise DataError(f"{path}: neither a PNG nor a JPEG picture")
         try:
-            # Do not use Image.open: it warns of large pictures, and threads share the filters of
-            # warnings.
+            # `Image.open` would warn of large pictures. The warning could not be switched off in
+            # this thread alone, because all threads share the filters of warnings.
             image = decoder(io.BytesIO(content))
             count = image.width * image.height
             if limit and count > limit:
@@ -147,8 +153,8 @@ def _open_picture(path: Path, channels: int) -> Any:
             return ImageOps.exif_transpose(image)
         except NnefError:
             raise
-        # Pillow's decoders raise exceptions of various classes for broken data.
         except Exception as error:
+            # Pillow's decoders raise exceptions of various classes for broken data.
             raise DataError(f"{path}: a picture that cannot be read: {error}") from None
 
 

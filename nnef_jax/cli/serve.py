@@ -100,7 +100,8 @@ def serve(
                 _write_line(f"listening at {url}: {', '.join(models)}")
 
             application = app(models, sizes=numbers, limits=limits, progress=ready)
-            # SIGPIPE would end the process when a client disconnects. Windows has no SIGPIPE.
+            # When the server writes to a client that has disconnected, the system sends the signal
+            # SIGPIPE. By default this signal ends the process. Windows has no SIGPIPE.
             if hasattr(signal, "SIGPIPE"):
                 signal.signal(signal.SIGPIPE, signal.SIG_IGN)
             Server(application, host, port, timeout, listening).run(sockets)
@@ -124,6 +125,7 @@ def _reading_of(name: str, names: Collection[str], reading: option.Reading) -> o
         selected: list[str] = []
         for text in texts or ():
             network, _, option_of_network = text.partition(":")
+            # In "x=1,28,28" there is no name of a network before a colon.
             is_for_all = network not in names
             if is_for_all:
                 selected.append(text)

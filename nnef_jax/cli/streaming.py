@@ -76,11 +76,12 @@ def results_of(
     """
     running: deque[tuple[list[ItemArrays], dict[str, Any]]] = deque()
     finished = 0
-    for group in chain(groups, [None]):  # None comes after the last group.
+    # None comes after the last group. In the iteration for None, all groups are finished.
+    for group in chain(groups, [None]):
         if group is not None:
             items = [read.outcome for read in group if not isinstance(read.outcome, Exception)]
             running.append((group, compute(items) if items else {}))
-        # One group stays in computation, and after the last group none.
+        # While the newest group is computed, the results of earlier groups are yielded.
         most_running = 0 if group is None else 1
         while len(running) > most_running:
             reads, outputs = running.popleft()

@@ -12,7 +12,7 @@ import typer
 
 from nnef_jax.wording.printable import printable, printable_text
 
-STATUS_AFTER = 0.5  # in seconds
+STATUS_AFTER = 0.5  # The status is shown after so many seconds.
 
 
 def print_result(*lines: str) -> None:
@@ -61,7 +61,9 @@ def status(text: str, *, counts: bool = False) -> Generator[Callable[[int, int],
 
     class Terminal(Console):
         def show_cursor(self, show: bool = True) -> bool:
-            return False  # The cursor stays visible, because a signal may end the process.
+            # A signal may end the process before rich shows a hidden cursor again. The cursor is
+            # therefore never hidden.
+            return False
 
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn())
     if counts:
@@ -89,9 +91,10 @@ def message_of(error: OSError) -> str:
 
 def report_error(*lines: str) -> None:
     """Print the lines of an error without wrapping and markup, after making them printable."""
-    # With None, typer uses colour on a terminal only.
+    # With `color=None`, typer uses colour only if stderr is a terminal.
     color = False if os.environ.get("NO_COLOR") else None
-    with suppress(OSError):  # If stderr is full or closed, the exit code still shows the error.
+    # If nothing can be written to stderr, the exit code still shows that there was an error.
+    with suppress(OSError):
         typer.secho("error:", fg="red", bold=True, err=True, nl=False, color=color)
         typer.echo(f" {_shown(lines)}", err=True)
 

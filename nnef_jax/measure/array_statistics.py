@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-SAMPLE = 1 << 17  # the number of items from which on an array is sampled, and of a sample
-# A sample consists of so many contiguous blocks, so that few pages of a mapped file are read.
+SAMPLE = 1 << 17  # An array of more items is sampled. The sample has so many items.
+# A sample consists of 64 contiguous blocks. Fewer pages of a mapped file are read for blocks than
+# for single items.
 _BLOCKS = 64
-_BINS = 32
-_CHUNK = 1 << 20  # number of items that are converted at a time
+_BINS = 32  # A histogram has so many bins.
+_CHUNK = 1 << 20  # So many items are converted to another dtype at a time.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,8 +63,8 @@ def merged(a: _Moments, b: Moments, **fields: object) -> _Moments:
     count = a.count + b.count
     share_of_b = b.count / count if count else 0.0
     mean_difference = b.mean - a.mean
-    # `a.squares` and `b.squares` are sums around two means. The sum around the common mean is
-    # larger by this number.
+    # `a.squares` is a sum of squares around the mean of a, and `b.squares` around the mean of b.
+    # The sum of squares around the common mean is larger by `squares_of_means`.
     squares_of_means = 0.0
     if a.count:
         squares_of_means = mean_difference * mean_difference * a.count * share_of_b
@@ -129,7 +130,8 @@ def statistics_of(array: ArrayLike) -> dict[str, Any]:
     if len(finite):
         low = float(finite.min())
         high = float(finite.max())
-        scale = max(abs(low), abs(high)) or 1.0  # Squares of larger numbers may overflow.
+        # The squares of large numbers may overflow, so the numbers are scaled to at most 1.
+        scale = max(abs(low), abs(high)) or 1.0
         scaled = moments_of(finite / scale)
         figures["min"] = low
         figures["max"] = high
@@ -155,7 +157,8 @@ def histogram_of(values: NDArray[np.float64], low: float, high: float, bins: int
     scale = max(-low, high)
     scaled_low = low / scale
     scaled_high = high / scale
-    positions = (values / scale - scaled_low) / (scaled_high - scaled_low)  # from 0 to 1
+    # `low` has the position 0, and `high` has the position 1.
+    positions = (values / scale - scaled_low) / (scaled_high - scaled_low)
     counts, _ = np.histogram(positions, bins, (0, 1))
     return counts.tolist()
 

@@ -25,13 +25,15 @@ from nnef_jax.options import require
 from nnef_jax.results import Axes, Result, Table, axes, table_of
 
 _OURS = "nnef_jax"
-# Seconds of rest before a turn, in which the threads of the previous engine stop spinning.
+# Before each turn of an engine the process rests for 0.02 s. In this time the threads of the
+# previous engine stop waiting actively.
 _REST = 0.02
-# Seconds of untimed calls at the start of a turn, in which caches and clock rates settle.
+# A turn begins with 0.05 s of calls that are not timed, in which caches and clock rates settle.
 _WARM = 0.05
-_FEWEST = 3  # the smallest number of timed calls in a turn
-_BUSY = 0.2  # the number of cores that others use from which a title mentions it
-_COLORS = ("#1f4e79", "#c0392b", "#d68910", "#7d8a97")  # of engines in a picture
+_FEWEST = 3  # A turn has at least so many timed calls.
+# If other processes use more than 0.2 cores, the title of the table says so.
+_BUSY = 0.2
+_COLORS = ("#1f4e79", "#c0392b", "#d68910", "#7d8a97")  # A picture has a colour for each engine.
 
 Array = NDArray[Any]
 
@@ -112,7 +114,8 @@ class Benchmark(Result):
         """Draw the median latency by batch size, with a band up to p90. Return the axes."""
         ax = axes(ax, (6.4, 4))
         names = list(dict.fromkeys(timing.engine for timing in self.timings))
-        for name, color in zip(names, _COLORS, strict=False):  # There are at most 4 engines.
+        # nnef_jax and the engines in `ENGINES` are 4 engines, so there are enough colours.
+        for name, color in zip(names, _COLORS, strict=False):
             timings_of_engine = [timing for timing in self.timings if timing.engine == name]
             timings = [timing for timing in timings_of_engine if not timing.failure]
             batches = [timing.batch or 1 for timing in timings]
@@ -194,6 +197,8 @@ def benchmark(
         subject = subject_of(model, batch_inputs, named, entry, seed)
         first_seconds, results = _timed_call(subject.run)
         devices.add(devices_of(results))
+        # The batch is the first extent of the first input. "step" and "scan" have no batch here,
+        # because states precede the inputs.
         batch = None
         if entry == "apply" and subject.arrays:
             first_shape = subject.arrays[0].shape
@@ -202,7 +207,8 @@ def benchmark(
         for name, prepare in engines.items():
             arrays = dict(zip(input_names, subject.arrays, strict=True))
             cases.append(_other_engine(name, batch, prepare, arrays, results))
-    cores_used_by_others = _measure([case for case in cases if case.run], rounds, seconds)
+    runnable_cases = [case for case in cases if case.run is not None]
+    cores_used_by_others = _measure(runnable_cases, rounds, seconds)
     timings = [timed(case.timing, case.rounds) for case in cases]
     device = ", ".join(sorted(devices))
     return Benchmark(model.graph.name, device, rounds, cores_used_by_others, tuple(timings))
@@ -213,8 +219,10 @@ class _Case:
     """An engine with a batch size, whose calls are timed."""
 
     timing: Timing
-    run: Callable[[], Any] | None = None  # None if the engine failed
-    rounds: list[list[float]] = field(default_factory=list[list[float]])  # seconds of each call
+    # The function makes a call. It is None if the engine failed.
+    run: Callable[[], Any] | None = None
+    # For each round, these are the durations of the calls in seconds.
+    rounds: list[list[float]] = field(default_factory=list[list[float]])
 
 
 def _batches(model: Model, sizes: Sequence[int], seed: int) -> list[tuple[Array, ...]]:
@@ -243,7 +251,9 @@ def _other_engine(
         reference = [np.asarray(x) for x in jax.tree.leaves(results)]
         difference = _relative_difference(reference, [np.asarray(x) for x in outputs])
         return _Case(Timing(name, batch, first_seconds, difference=difference), call)
-    except Exception as error:  # If this engine fails, the other engines are measured nevertheless.
+    except Exception as error:
+        # An engine may raise any exception. The failure is reported, and the remaining engines are
+        # measured nevertheless.
         reason = error.message if isinstance(error, NnefError) else first_line(error)
         return _Case(Timing(name, batch, failure=reason))
 
@@ -313,7 +323,8 @@ def _core_seconds_of_others() -> float:
             _name, *words = file.readline().split()
     except OSError:
         return math.nan
-    # The words after the first eight count work of guests, which `user` and `nice` contain.
+    # The first eight numbers are used. Later numbers count the work of guests, which `user` and
+    # `nice` contain already.
     user, nice, system, _idle, _waiting, *interrupts = map(int, words[:8])
     used_ticks = user + nice + system + sum(interrupts)
     used_seconds = used_ticks / os.sysconf("SC_CLK_TCK")

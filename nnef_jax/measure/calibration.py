@@ -21,8 +21,8 @@ from nnef_jax.workings import call_with_probe, network_of, stored
 
 Algorithm = Literal["min_max_linear_quantize", "zero_point_linear_quantize"]
 _MOST_BITS = 16
-# The names of operands that are quantised. Biases and statistics would lose too much precision in a
-# few bits.
+# By default, parameters are quantised only if they are operands with these names. Biases and
+# statistics would lose too much precision if they had only a few bits.
 _WEIGHTS = {"filter", "plane_filter", "point_filter", "A", "B"}
 
 Array = NDArray[Any]
@@ -83,6 +83,7 @@ def calibrate(
     if percentile is not None and not 50 < percentile <= 100:
         raise ValueError(f"percentile must be above 50 and at most 100, it is {percentile}")
     network = network_of(model)
+    # By the name of a tensor, this dict has the tensor's identifier in a graph.quant.
     identifiers: dict[str, str] = {}
     for identifier, name in network.frontend.identifiers(network.graph).items():
         identifiers[name] = identifier
@@ -164,7 +165,8 @@ def _default_names(graph: Graph, tensors: Mapping[str, Value]) -> list[str]:
     names: dict[Value, str] = {}
     for name, value in tensors.items():
         if _is_real(value) and value not in left_out:
-            names.setdefault(value, name)  # The first of several names of a tensor counts.
+            # A tensor may have several names, of which the first one counts.
+            names.setdefault(value, name)
     return list(names.values())
 
 
@@ -233,7 +235,8 @@ def _zero_point(low: Array, high: Array, bits: int, signed: bool, symmetric: boo
     The range is first widened to include 0. If `symmetric` is true, it is widened further, until it
     reaches as far below 0 as above 0.
     """
-    # With 8 bits the codes are 0 to 255, signed -128 to 127, or symmetric -127 to 127.
+    # Unsigned codes of 8 bits are 0 to 255. Signed codes are -128 to 127, and signed symmetric
+    # codes are -127 to 127.
     if signed:
         highest_code = 2 ** (bits - 1) - 1
         lowest_code = -highest_code if symmetric else -highest_code - 1
@@ -246,6 +249,7 @@ def _zero_point(low: Array, high: Array, bits: int, signed: bool, symmetric: boo
         high = np.maximum(-low, high)
         low = -high
     steps = highest_code - lowest_code
+    # A scale of 0 would be a division by 0. The smallest normal float32 takes its place.
     scale = np.maximum((high - low) / steps, np.finfo(np.float32).tiny)
     zero_point = np.clip(np.rint(lowest_code - low / scale), lowest_code, highest_code)
     zero_point_text = _number_text(zero_point.astype(np.int64))

@@ -38,6 +38,7 @@ def main(folder: Path) -> None:
                 serialized, donated, devices, request["mesh"], request["axis_types"]
             )
         except Exception as error:
+            # The compiler refuses the program.
             figures: dict[str, object] = {"refusal": str(error), "type": type(error).__name__}
         else:
             memory = compiled.memory_analysis()
@@ -45,7 +46,8 @@ def main(folder: Path) -> None:
             for kind in _MEMORY:
                 figures[f"{kind}_bytes"] = getattr(memory, f"{kind}_size_in_bytes")
             (folder / f"{number}.hlo").write_text(compiled.as_text() or "")
-        # The file is renamed when it is complete, since the process may be aborted at any time.
+        # The process may be aborted at any time. The file gets its name only when it is complete,
+        # so a file with this name is never incomplete.
         incomplete_path = folder / f"{number}.part"
         incomplete_path.write_text(json.dumps(figures))
         incomplete_path.rename(folder / f"{number}.json")

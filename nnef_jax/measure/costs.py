@@ -228,9 +228,12 @@ def cost(
 class _Figures(NamedTuple):
     """XLA's figures of a program."""
 
-    analysis: Mapping[str, float]  # by names such as "flops"
-    memory: object  # jax's analysis of the program's memory, or None if it is not known
-    loops: int  # the number of loops
+    # The keys are XLA's names of figures, such as "flops".
+    analysis: Mapping[str, float]
+    # This is jax's analysis of the memory that the program needs, or None if there is none.
+    memory: object
+    # This is the number of loops in the program.
+    loops: int
 
 
 def _compiled_figures(
@@ -239,12 +242,14 @@ def _compiled_figures(
     """Return the figures of the compiled program that a call runs on the default platform."""
     if has_arrays(model):
         zeros = [jax.numpy.zeros(type.shape, type.dtype) for type in types]
-        program = compiled(model, "outputs", {}, bind(model, zeros))
+        no_state: dict[str, Any] = {}
+        program = compiled(model, "outputs", no_state, bind(model, zeros))
     else:
+        # The model has only the shapes of its parameters.
         function, arguments = program_on(model, types, platform)
         program = model.jit(function).lower(*arguments).compile()
     analysis: Any = program.cost_analysis() or {}
-    loops = program_of(program.as_text() or "", ()).loops
+    loops = program_of(program.as_text() or "", names=()).loops
     return _Figures(analysis, program.memory_analysis(), loops)
 
 
@@ -277,7 +282,8 @@ def _cost_on(
     types = _types(model, inputs, named)
     layout = layout_of(model)
     if axes:
-        # The default values of `batch` and `params` hold only if the mesh has these axes.
+        # By default `batch` is "data", and `params` is "model". If the mesh has no axis of this
+        # name, nothing is sharded along it.
         if batch == "data" and "data" not in axes:
             batch = None
         if params == "model" and "model" not in axes:

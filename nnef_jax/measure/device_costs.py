@@ -23,8 +23,8 @@ from nnef_jax.options import require, shown
 from nnef_jax.parameters.module_names import ModuleNames, shared_start
 from nnef_jax.results import Result, Table, table_of
 
-_MOST = 8  # the largest number of kernels in a table
-_NAMES = 3  # the largest number of operations that a table names for a kernel
+_MOST = 8  # A table has rows for at most so many kernels.
+_NAMES = 3  # A row names at most so many operations of a kernel.
 
 
 @dataclass(frozen=True)
@@ -231,8 +231,7 @@ def mesh_of(topology: Topology, axes: Mapping[str, int]) -> AbstractMesh:
         if not is_positive:
             raise TypeError(f"mesh must have positive numbers of devices, it has {shown(extent)}")
     _require_devices(topology, axes)
-    number_of_cores = None  # It is not known.
-    device = AbstractDevice(topology.chip.kind, number_of_cores, topology.chip.platform)
+    device = AbstractDevice(topology.chip.kind, num_cores=None, platform=topology.chip.platform)
     axis_types = (AxisType.Auto,) * len(axes)
     return AbstractMesh(tuple(axes.values()), tuple(axes), axis_types, abstract_device=device)
 
@@ -371,12 +370,12 @@ def estimated_seconds(analysis: Mapping[str, float], text: HloText) -> float | N
     seconds = analysis.get("optimal_seconds")
     if seconds is None or not text.cycles:
         return None
-    # XLA sums the times of instructions, and counts -1 s for each instruction of unknown time. The
-    # known times together are far below a second: with two unknown times the sum is -1.999 s. So
-    # the sum rounded up is the number of unknown times.
+    # `seconds` is a sum over instructions, in which XLA counts -1 s for an instruction of unknown
+    # time. All known times together are far below 1 s. For two unknown times and known times of
+    # 1 ms the sum is -1.999 s. Rounding 1.999 up gives 2, the number of unknown times.
     unknown_count = math.ceil(-seconds) if seconds < 0 else 0
     known_seconds = seconds + unknown_count
-    # XLA counts one iteration of each loop.
+    # XLA's sum has one iteration of each loop. The factor is for the other iterations.
     return known_seconds * text.trips_factor
 
 
@@ -423,8 +422,8 @@ def _peak(topology: Topology, arguments: Sequence[Any]) -> float:
         if jnp.issubdtype(x.dtype, jnp.floating):
             items_by_dtype[jnp.dtype(x.dtype).name] += math.prod(x.shape)
     dtype = max(items_by_dtype, key=items_by_dtype.__getitem__, default="float32")
-    # Unless the precision is higher, jax multiplies float32 in TF32 on GPUs and in bfloat16 on
-    # TPUs.
+    # With jax's default precision, GPUs multiply float32 in TF32, and TPUs multiply float32 in
+    # bfloat16. The peaks of TPUs have no "tf32", so for TPUs the result is the peak of bfloat16.
     if dtype == "float32":
         dtype = "tf32"
     return peaks.get(dtype, peaks["bfloat16"])

@@ -175,6 +175,7 @@ def _values(part: str, a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[C
             yield Change(part, "renamed", name_a, type_a, renamed)
     order_a = [name for name in a if name in b]
     order_b = [name for name in b if name in a]
+    # The order is reported only if each tensor of `a` has a partner.
     if len(a) == len(pairs) and order_a != order_b:
         details = (f"order: {', '.join(order_a)} -> {', '.join(order_b)}",)
         yield Change(part, "changed", order_a[0], "", details=details)
@@ -228,7 +229,7 @@ def _changes(a: Operation, b: Operation, pairs: Pairs) -> Iterator[str]:
                 yield f"now {name}: {_shown(after[name])}"
             elif not pairs.agree(before[name], after[name]):
                 yield f"{name}: {_shown(before[name])} -> {_shown(after[name])}"
-    # Operations of other kinds may have other numbers of results.
+    # If the kinds differ, the numbers of results may differ too. Surplus results are left out.
     for value_a, value_b in zip(a.writes(), b.writes(), strict=False):
         if value_a.type != value_b.type:
             yield f"{value_a.type} -> {value_b.type}"
@@ -282,7 +283,8 @@ def _distance(a: Array, b: Array) -> tuple[tuple[str, ...], float] | None:
 
     The result has texts that describe the distance, and the number `Change.distance`.
     """
-    # The figures are summed over chunks of the arrays.
+    # The arrays are compared chunk by chunk, because copies in 64 bits of large arrays would take
+    # much memory.
     differing_count = 0
     largest_difference = 0.0
     squared_differences = 0.0

@@ -15,7 +15,7 @@ import numpy as np
 from nnef_jax.errors import InputError, UnsupportedError, first_line
 from nnef_jax.storage import protected_files
 
-Call = Callable[[], Sequence[Any]]  # A function that returns the outputs in order, as numpy arrays.
+Call = Callable[[], Sequence[Any]]  # The function returns the outputs in order, as numpy arrays.
 
 
 def engine(name: str, path: str | os.PathLike[str]) -> Callable[[Mapping[str, Any]], Call]:
@@ -32,7 +32,8 @@ def engine(name: str, path: str | os.PathLike[str]) -> Callable[[Mapping[str, An
         raise ValueError(f"the engines are {', '.join(ENGINES)}; there is no '{name}'")
     try:
         if name == "openvino":
-            # Without the telemetry package, openvino uses a stub that sends no usage data.
+            # openvino sends usage data by the package openvino_telemetry. The entry None makes the
+            # import of this package fail, and openvino then uses a stub that sends nothing.
             sys.modules.setdefault("openvino_telemetry", None)  # pyright: ignore[reportArgumentType]
         module = importlib.import_module(name)
     except ImportError:
@@ -43,7 +44,8 @@ def engine(name: str, path: str | os.PathLike[str]) -> Callable[[Mapping[str, An
     protected_files.note_path(path)
     try:
         return ENGINES[name](module, os.fspath(path))
-    except Exception as error:  # Engines raise exceptions of various classes.
+    except Exception as error:
+        # Engines raise exceptions of various classes.
         raise InputError(f"{name} cannot read {path}: {first_line(error)}") from None
 
 
@@ -56,7 +58,8 @@ def onnx_tensors(
     `inside` is true, the function returns tensors by name: all tensors if the package onnx is
     installed, otherwise the outputs. If `inside` is false, it returns a tuple of the outputs.
     """
-    engine("onnxruntime", path)  # This raises an error if the file cannot be read.
+    # This raises an error if onnxruntime is not installed, or cannot read the file.
+    engine("onnxruntime", path)
     onnxruntime: Any = importlib.import_module("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -68,10 +71,11 @@ def onnx_tensors(
     def run(*arguments: Any, **named: Any) -> Any:
         arrays = named
         if not named:
-            # `_in_order` raises an error if there are too few arguments.
+            # There may be fewer arguments than inputs. `_in_order` then raises an error.
             arrays = dict(zip(inputs, arguments, strict=False))
         all_inputs = {**_in_order(arrays, inputs), **values}
-        results = session.run(None, _typed(session, all_inputs))
+        all_outputs = None
+        results = session.run(all_outputs, _typed(session, all_inputs))
         return dict(zip(outputs, results, strict=True)) if inside else tuple(results)
 
     return run
@@ -96,12 +100,13 @@ def _onnxruntime(module: Any, path: str) -> Callable[[Mapping[str, Any]], Call]:
     """Read a file by onnxruntime, and return a function that prepares calls."""
     options = module.SessionOptions()
     options.intra_op_num_threads = _cores()
-    options.log_severity_level = 4  # Only fatal errors are logged.
+    options.log_severity_level = 4  # onnxruntime logs only fatal errors.
     session = module.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_inputs()]
 
     def prepare(inputs: Mapping[str, Any]) -> Call:
-        return partial(session.run, None, _typed(session, _in_order(inputs, names)))
+        all_outputs = None
+        return partial(session.run, all_outputs, _typed(session, _in_order(inputs, names)))
 
     return prepare
 

@@ -18,7 +18,7 @@ from nnef_jax.model import Model
 from nnef_jax.options import require_choice
 from nnef_jax.workings import bind, compiled, graph_for, network_of
 
-_CYCLES = 16  # the number of cycles in a scan of random inputs
+_CYCLES = 16  # A scan of random inputs has so many cycles.
 _GIVE = "give example inputs, or shapes by load(..., input_shapes=...): on the command line"
 
 
@@ -63,7 +63,8 @@ def subject_of(
         if entry == "apply":
             results = model(*inputs)
         elif entry == "step":
-            # Each call gets a new state, since a step may reuse the memory of its state.
+            # A step may write its results into the memory of the state. The old state is then
+            # invalid, so each call gets a new state.
             results = model.step(model.init_state(), *inputs)
         else:
             results = model.scan(*inputs)
@@ -87,7 +88,7 @@ def random_inputs(
     random = np.random.default_rng(seed)
     inputs: dict[str, Any] = {}
     types = declared_types(model, batch)
-    graph_for(model, types)  # This raises LimitError for too many numbers.
+    graph_for(model, types)  # This raises LimitError if the tensors have too many numbers.
     for value, type in zip(model.graph.inputs, types, strict=True):
         shape = (*leading, *type.shape)
         if jnp.issubdtype(type.dtype, jnp.inexact):
@@ -115,7 +116,7 @@ def declared_types(
         if is_known(shape):
             types.append(jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(value.type.dtype)))
         else:
-            # The hint has an example: for the shape [?,3] the example is 1,3.
+            # The hint shows how to give a shape. For the shape [?,3] it has the example 1,3.
             example = show(shape)[1:-1].replace("?", "1")
             names = network_of(model).extent_names.get(value.name, ())
             shape_text = show(shape, names)

@@ -11,7 +11,8 @@ from functools import cached_property
 
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (.*)")
-# The opcode follows a shape, the layout of a shape, or a tuple of shapes.
+# The text before the opcode is a shape such as f32[2,3], a layout such as {1,0}, or a tuple of
+# shapes in parentheses. It therefore ends in "]", "}" or ")".
 _OPCODE = re.compile(r"[\])}] ([a-z][\w\-]*)\(")
 _SHAPE = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
 _LOOP = re.compile(r"condition=%?([\w.\-]+), body=%?([\w.\-]+)")
@@ -38,7 +39,7 @@ _OPERANDS = re.compile(r"[^()]*")
 _WITHOUT_WORK = {
     "bitcast", "conditional", "constant", "get-tuple-element", "parameter", "tuple", "while"
 }  # fmt: skip
-# Targets of custom calls that compute nothing.
+# Custom calls with these targets compute nothing.
 _FREE = {"ConcatBitcast", "X64Combine", "X64SplitLow", "X64SplitHigh"}
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
 
@@ -96,7 +97,8 @@ def computations(text: str) -> tuple[str, dict[str, list[tuple[str, str]]]]:
     """
     instructions_by_computation: dict[str, list[tuple[str, str]]] = {}
     entry = ""
-    instructions: list[tuple[str, str]] = []  # of the computation in which a line is
+    # These are the names and definitions in the computation to which the current line belongs.
+    instructions: list[tuple[str, str]] = []
     for line in text.splitlines():
         computation = _COMPUTATION.match(line)
         if computation:
@@ -148,7 +150,8 @@ class HloText:
         trip_count = _TRIPS.search(definition)
         if trip_count:
             return int(trip_count[1])
-        # If the condition is `counter < bound`, and `bound` is its only constant, it is the number.
+        # A loop counts from 0 while `counter < bound`. If the condition has a single constant and a
+        # comparison "less than", the constant is the number of iterations.
         bounds: list[int] = []
         has_less_than = False
         for _name, condition_definition in self._computations.get(condition, ()):
@@ -235,7 +238,8 @@ class HloText:
         Instructions with the same channel count as one collective, because the compiler may write a
         collective as several instructions.
         """
-        instructions: dict[tuple[str, str], Instruction] = {}  # by kind and channel
+        # The key is the kind and the channel. For each key the first instruction is taken.
+        instructions: dict[tuple[str, str], Instruction] = {}
         for instruction in self.instructions:
             kind = instruction.opcode.removesuffix("-start")
             if kind in _COLLECTIVES:
@@ -280,9 +284,11 @@ def _exchanged_bytes(kind: str, size: int, group: int) -> float:
     if "permute" in kind:
         return size
     if kind == "reduce-scatter":
-        size_in_ring = size * group  # The operand is larger than the result.
+        # The operand passes through the ring. It is `group` times as large as the result.
+        size_in_ring = size * group
     elif kind == "all-reduce":
-        size_in_ring = 2 * size  # Two arrays of this size pass through the ring.
+        # The array passes through the ring twice: first to be summed, then to be distributed.
+        size_in_ring = 2 * size
     else:
         size_in_ring = size
     return size_in_ring * (group - 1) / group
@@ -316,17 +322,17 @@ def _bytes(dtype: str, extents: str) -> int:
 
 def _group_size(definition: str) -> int:
     """Return the number of devices in a group that exchanges data in a collective."""
-    # replica_groups=[2,4] has 2 groups of 4 devices.
+    # The text "replica_groups=[2,4]" describes 2 groups of 4 devices.
     groups = _GROUPS.search(definition)
     if groups:
         return int(groups[1])
-    # replica_groups=mesh['a'=2,'b'=4] {'b'} has groups of 4 devices along the axis b.
+    # The text "replica_groups=mesh['a'=2,'b'=4] {'b'}" describes groups of 4 devices along axis b.
     mesh_groups = _MESH_GROUPS.search(definition)
     if mesh_groups:
         mesh, axes = mesh_groups.groups()
         extents: Mapping[str, str] = dict(re.findall(r"'(\w+)'=(\d+)", mesh))
         return math.prod(int(extents[axis]) for axis in re.findall(r"'(\w+)'", axes))
-    # replica_groups={{0,1},{2,3}} has groups of 2 devices.
+    # The text "replica_groups={{0,1},{2,3}}" describes groups of 2 devices.
     listed_group = _LISTED_GROUP.search(definition)
     if listed_group:
         return len(listed_group[1].split(","))

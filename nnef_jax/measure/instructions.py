@@ -71,8 +71,8 @@ def program_of(text: str, names: Collection[str]) -> HloProgram:
                 control.add(instruction)
             if " while(" in head:
                 loops += 1
-    # Computations precede their callers. So when a caller is reached, the operations of the
-    # computations that it calls are complete.
+    # An instruction also has the operations of the computations that it calls. A program lists
+    # computations before their callers, so their operations are complete when a caller is reached.
     for instructions in instructions_by_computation.values():
         for instruction, _ in instructions:
             for computation in called_computations[instruction]:
@@ -109,7 +109,7 @@ def _operation(path: str, names: Mapping[str, str], slashes: int) -> str | None:
     """
     parts = path.split("/")[:-1]
     for start in range(len(parts)):
-        # Longer names come first: with the parts a, b and c, first a/b/c, then a/b, then a.
+        # Longer names are tried first. For the parts a, b and c these are a/b/c, then a/b, then a.
         last_end = min(len(parts), start + slashes + 1)
         for end in range(last_end, start, -1):
             name = "/".join(parts[start:end])
@@ -173,8 +173,8 @@ def recorded(data: Any, module: str, call: str) -> tuple[list[Run], list[Run]]:
             run = Run(stats["hlo_op"], start, start + event.duration_ns)
             runs_with_keys.append((run, stats.get("_p")))
         elif name.startswith("end: ") and "_c" in stats:
-            # On CPUs an instruction may begin on one thread and end on another. Then this event is
-            # its end, and the key tells to which run it belongs.
+            # On CPUs an instruction may begin on one thread and end on another thread. The end is
+            # then a separate event. The key tells to which run the event belongs.
             ends_by_key[stats["_c"]] = start
     runs: list[Run] = []
     for run, key in runs_with_keys:
@@ -196,7 +196,8 @@ def times(runs: Iterable[Run], call: Run, control: Collection[str]) -> dict[str,
     for edge in _edges(runs, call):
         sharing = [run for run in active if run.name not in control]
         if not sharing:
-            # Only loops, branches or calls run. The innermost of them began last.
+            # Only loops, branches or calls are active. The one that began last is the innermost,
+            # and gets the time. The list is empty if nothing is active.
             sharing = active[-1:]
         for run in sharing:
             seconds[run.name] += (edge.time - last_time) / len(sharing) / 1e9
@@ -229,7 +230,8 @@ def _edges(runs: Iterable[Run], call: Run) -> list[_Edge]:
         end = min(run.end, call.end)
         if start < end:
             edges.append(_Edge(start, begins=True, order=number, run=run))
-            # The run that began last ends first.
+            # If several runs end at the same time, the run that began last comes first, because it
+            # has the smallest `order`.
             edges.append(_Edge(end, begins=False, order=-number, run=run))
     return sorted(edges)
 

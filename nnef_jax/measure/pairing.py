@@ -9,7 +9,8 @@ from typing import Any
 from lowering.graph import Graph, Operation, Value
 from nnef_jax.analysis.matching import TensorKind, match
 
-# The largest number of pairs of operations. Pairing more of them by structure would take minutes.
+# Operations are paired by structure only if there are at most so many possible pairs. More of them
+# would take minutes.
 _MOST_PAIRS = 40_000_000
 
 
@@ -38,11 +39,12 @@ class Pairs:
             return len(items_a) == len(items_b) and all(map(self.agree, items_a, items_b))
         if isinstance(a, Value):
             return self.values.get(a) is b
-        if isinstance(a, Graph) and isinstance(b, Graph):  # They are the bodies of loops.
+        if isinstance(a, Graph) and isinstance(b, Graph):
+            # The graphs are attributes of the operations, such as the bodies of loops.
             return _are_equal(a, b)
         if isinstance(b, Value):
             return False
-        are_nan = a != a and b != b  # NaN differs from itself.
+        are_nan = a != a and b != b  # Only NaN differs from itself.
         return a == b or are_nan
 
 
@@ -63,7 +65,8 @@ def paired(a: Graph, b: Graph) -> Pairs:
     is_too_large = len(operations_a) * len(operations_b) > _MOST_PAIRS
     if differing_by_name == 0 or is_too_large:
         return pairs_by_name
-    # The prefixes make all names differ, so that only structure and order count.
+    # `_matched` pairs equal names first. With different prefixes no names are equal, so only
+    # structure and order count.
     structures_a = {f"a:{name}": kind for name, kind in _structures(operations_a).items()}
     structures_b = {f"b:{name}": kind for name, kind in _structures(operations_b).items()}
     names_by_structure: dict[str, str] = {}
@@ -116,7 +119,8 @@ def _pairs(a: Graph, b: Graph, labels: Mapping[str, str], operations: Mapping[st
     for name_a, name_b in operations.items():
         results_a = operations_a[name_a].writes()
         results_b = operations_b[name_b].writes()
-        # Operations that are paired by name may have different numbers of results.
+        # Operations of one name may have different numbers of results. Surplus results have no
+        # counterpart.
         values.update(zip(results_a, results_b, strict=False))
     return Pairs(operations, labels, values)
 
@@ -147,7 +151,7 @@ def _are_equal(a: Graph, b: Graph) -> bool:
 
 def _matched(a: Mapping[str, TensorKind], b: Mapping[str, TensorKind]) -> dict[str, str]:
     """Map names in `a` to the names of their counterparts in `b`."""
-    return {pair.a: pair.b for pair in match(a, b, {})}
+    return {pair.a: pair.b for pair in match(a, b, names={})}
 
 
 def _variables(graph: Graph) -> dict[str, TensorKind]:

@@ -31,13 +31,13 @@ from nnef_jax.results import Axes, Result, Table, axes, literally, table_of
 from nnef_jax.storage import files
 
 _CALL = "nnef_jax.profile"
-_SECONDS = 1.0  # the duration of recorded calls in seconds, if their number is not passed
+_SECONDS = 1.0  # By default calls are recorded for about so many seconds.
 _FEWEST_CALLS = 5
 _MOST_CALLS = 100
-# The number of first calls that do not count, because threads start their records during them.
+# Threads start their records during their first calls, so the first 3 calls do not count.
 _UNRECORDED_CALLS = 3
-_WIDEST = 60  # in characters; a row names as many operations as fit
-_MOST_BARS = 20  # the number of rows in a picture
+_WIDEST = 60  # A row names as many operations as fit into so many characters.
+_MOST_BARS = 20  # A picture has bars for so many rows.
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +241,7 @@ def _record(call: Callable[[], Any], calls: int, folder: str) -> None:
     `calls` is the number of calls that are annotated.
     """
     options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0  # Tracing Python would slow the calls down.
+    options.python_tracer_level = 0  # A trace of Python's functions would slow the calls down.
     with jax.profiler.trace(folder, profiler_options=options):
         for _ in range(_UNRECORDED_CALLS):
             call()
@@ -289,7 +289,8 @@ def _profile(
             rows.append(Row(names, kinds, seconds[names], nbytes, tuple(sorted(kernel_names))))
     rows.sort(key=lambda row: -row.seconds)
     difference = mean_seconds - sum([row.seconds for row in rows])
-    other_seconds = max(0.0, difference)  # Rounding may make the difference negative.
+    # The rows may sum to slightly more than the call, because of rounding.
+    other_seconds = max(0.0, difference)
     return Profile(
         network=graph.name,
         device=device,

@@ -81,13 +81,16 @@ def _lowered(operation: Operation, evaluate: Evaluation, platform: str) -> Lower
     output_names = tuple(value.name for value in outputs)
     graph = Graph(operation.kind, inputs, outputs, output_names, (operation,))
 
-    def run(_parameters: object, *arrays: Any) -> list[Any]:
-        tensors = evaluate(graph, {}, {}, arrays)
+    def results_of(_parameters: object, *arrays: Any) -> list[Any]:
+        # The graph of a single operation has neither parameters nor states.
+        params: dict[str, Any] = {}
+        state: dict[str, Any] = {}
+        tensors = evaluate(graph, params, state, arrays)
         return [tensors[value] for value in outputs]
 
     no_parameters = ()
     types = [jax.ShapeDtypeStruct(value.type.shape, value.type.dtype) for value in inputs]
-    return lowered_program(network(run), (no_parameters, *types), platform)
+    return lowered_program(network(results_of), (no_parameters, *types), platform)
 
 
 def _error_at(operation: Operation, message: str, hint: str = "") -> UnsupportedError:

@@ -20,8 +20,10 @@ from nnef_jax.tensor_spec import TensorSpec, spec_of
 from nnef_jax.wording.printable import printable
 
 _HEAD = ("name", "operation", "shape", "dtype", "parameters", "MACs", "module")
-_ALIGNMENTS = "<<<<>><"  # of each column
-_WIDEST = 60  # in characters; longer cells overflow their column
+_ALIGNMENTS = (
+    "<<<<>><"  # Columns of text are aligned to the left, and columns of numbers to the right.
+)
+_WIDEST = 60  # A column is at most so many characters wide. Longer cells overflow it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +206,8 @@ def summarise(
     for operation in graph.operations:
         results = tuple(spec_of(value.name, value) for value in operation.writes())
         meter.spend(ROW_STEPS * len(results), graph.name)
-        # A parameter counts for the first operation that reads it.
+        # `pop` removes a parameter, so that only the first operation that reads the parameter
+        # counts its items.
         size = sum(used_sizes.pop(value, 0) for value in operation.reads())
         work = multiply_adds(operation)
         module = ".".join(names.of_operation(operation))
@@ -244,7 +247,7 @@ def _row(
 
 def _line(cells: Sequence[str], widths: Iterable[int]) -> str:
     """Return a line of a table, whose cells are padded to the widths of their columns."""
-    # The column of modules, which is the last one, may be left out.
+    # A line without the column of modules, which is the last one, has a cell less than alignments.
     columns = zip(cells, _ALIGNMENTS, widths, strict=False)
     padded = [f"{cell:{alignment}{width}}" for cell, alignment, width in columns]
     return "  ".join(padded).rstrip()

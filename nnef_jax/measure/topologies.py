@@ -82,7 +82,8 @@ def _gpu(
     `target` has fields of XLA's target configuration.
     """
     target = {"device_memory_size": memory, "memory_bandwidth": int(bandwidth), **target}
-    return Chip(kind, "cuda", memory, bandwidth, peaks, link, 50e9, target=target)
+    # A GPU exchanges 50e9 bytes/s, which are 400 Gbit/s, with other hosts.
+    return Chip(kind, "cuda", memory, bandwidth, peaks, link, network=50e9, target=target)
 
 
 _HOPPER = {
@@ -115,7 +116,8 @@ CHIPS: Mapping[str, Chip] = {
         "NVIDIA H200 141GB HBM3e", 151_397_597_184, 4.8e12, _HOPPER_PEAKS, 450e9, **_HOPPER
     ),
 }  # fmt: skip
-_LIMITS = {  # limits that all these GPUs have
+# These fields of XLA's target configuration are the same for all GPUs in `CHIPS`.
+_LIMITS = {
     "threads_per_block_limit": 1024,
     "threads_per_warp": 32,
     "threads_per_core_limit": 2048,
@@ -156,7 +158,7 @@ class Topology:
         """Return the keyword arguments for `jax.experimental.topologies.get_topology_desc`."""
         if self.chip.platform == "tpu":
             kind, _, _extents_text = self.name.partition(":")
-            # A host has at most 2 chips along each of the first two axes.
+            # Along each of the first two axes a host has 2 chips, or 1 if the topology has only 1.
             chips_per_host = [min(extent, 2) for extent in self.shape[:2]]
             return {
                 "platform": "tpu",
@@ -214,7 +216,7 @@ def topology_of(name: object) -> Topology:
         pattern = f"{number}(x{number})?"
     else:
         meaning = f"chips along {chip.axes} axes"
-        # With three axes the examples are 1x2x1 and 2x2x1.
+        # For two axes the examples are 1x2 and 2x2. For three axes they are 1x2x1 and 2x2x1.
         further_axes = "x1" * (chip.axes - 2)
         examples = [f"1x2{further_axes}", f"2x2{further_axes}"]
         pattern = f"{number}(x{number}){{{chip.axes - 1}}}|1"

@@ -22,11 +22,11 @@ from nnef_jax.measure.topologies import Topology
 
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
-    "JAX_ENABLE_X64": "1",  # Programs keep their dtypes of 64 bits.
-    # The check needs libraries that are needed only to run programs.
+    "JAX_ENABLE_X64": "1",  # jax keeps the dtypes of 64 bits that a program has.
+    # jax does not check the versions of CUDA's libraries, which are needed only to run programs.
     "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
-    "TPU_SKIP_MDS_QUERY": "1",  # Otherwise libtpu asks a server which devices the host has.
-    # Otherwise the lock that one process holds aborts a second process.
+    "TPU_SKIP_MDS_QUERY": "1",  # libtpu does not ask a server which devices the host has.
+    # Several processes may use libtpu at the same time. By default libtpu aborts the second one.
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 _CUSTOM_CALL = re.compile(r"stablehlo\.custom_call @(\w[\w.$]*)")
@@ -102,7 +102,7 @@ def lowered_program(
     types = jax.tree.leaves((traced.in_avals, traced.out_avals))
     has_two_bits = any("int2" in type.dtype.name for type in types)
     if has_two_bits:
-        # jax cannot serialise such types, and libtpu aborts the process.
+        # jax cannot serialise types of 2 bits, and libtpu would abort the process.
         message = "arguments and results of 2 bits cannot be compiled for devices"
         raise UnsupportedError(message, hint="cast them to 4 bits or more")
     analysis = None
@@ -111,13 +111,15 @@ def lowered_program(
     try:
         exported = export.export(jitted, platforms=[platform])(*arguments)
     except ValueError:
-        # jax refuses to export custom calls that another version of jax may not have. The program
-        # is compiled by this version, which has them.
+        # jax refuses to export a program with custom calls that another version of jax may lack.
+        # Here the installed version of jax compiles the program, so the check is disabled for all
+        # custom calls in the program.
         text = traced.lower(lowering_platforms=(platform,)).as_text()
         targets = sorted(set(_CUSTOM_CALL.findall(text)))
         checks = [export.DisabledSafetyCheck.custom_call(target) for target in targets]
         exported = export.export(jitted, platforms=[platform], disabled_checks=checks)(*arguments)
-    # Trees of lists are serialised, because other trees may contain types of the caller.
+    # The trees of arguments and results may contain types of the caller, which jax cannot
+    # serialise. They are replaced by a tuple of all arguments, and a list of all results.
     argument_infos = jax.tree.leaves(traced.args_info)
     flat_in = jax.tree.structure((tuple(argument_infos), {}))
     flat_out = jax.tree.structure([*exported.out_avals])
@@ -196,7 +198,7 @@ def _not_started(topology: Topology, reason: str) -> InputError:
     `reason` is the last line of the compiler's messages.
     """
     if "Topology layout" in reason:
-        # The layout is one that `topology_of` accepts, so another version of libtpu refuses it.
+        # `topology_of` accepts the layout, but the installed version of libtpu refuses it.
         message = f"the compiler has no layout '{topology.name}': {reason}"
         return InputError(message, hint="name another layout; a mesh may use fewer devices")
     message = f"the compiler for '{topology.name}' does not start: {reason}"

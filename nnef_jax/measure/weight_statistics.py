@@ -21,7 +21,8 @@ from nnef_jax.workings import require_arrays
 
 _BINS = 16
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_SAMPLE = 1 << 18  # The number of items from which on an array is sampled for the distribution.
+# For `bits` and `histogram`, an array of more items is sampled.
+_SAMPLE = 1 << 18
 
 Array = NDArray[Any]
 
@@ -138,9 +139,10 @@ def _statistics(label: str, weight: ArrayLike) -> Weight:
     array = numpy_of(weight, InputError, f"'{label}' is no array")
     flat = array.reshape(-1)
     if np.issubdtype(flat.dtype, np.complexfloating):
-        # A complex number counts as two real numbers.
+        # A complex number counts as two real numbers, each with half of its bytes.
         flat = flat.view(f"f{flat.itemsize // 2}")
     try:
+        # The conversion of one item shows whether the items are numbers.
         flat[:1].astype(np.float64)
     except (TypeError, ValueError):
         raise InputError(f"'{label}' holds no numbers, its dtype is {array.dtype}") from None

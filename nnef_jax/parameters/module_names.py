@@ -15,10 +15,11 @@ from lowering.graph import Graph, Operation, Value
 
 Path = tuple[str, ...]
 
-_NUMBER = re.compile(r"_(\d+)(_\d+)?")  # the name that torch_to_nnef gives to an item of a list
-# The name that torch_to_nnef gives to a parameter that it stores in another form than PyTorch.
+# torch_to_nnef gives such a name to an item of a list of modules.
+_NUMBER = re.compile(r"_(\d+)(_\d+)?")
+# torch_to_nnef gives such a name to a parameter that it stores in another form than PyTorch.
 _LEAF = re.compile(r"(weight|bias|running_mean|running_var)(_\d+)?(_[a-z_]+)?")
-# the name that torch.onnx gives to the transposed weight of a linear layer
+# torch.onnx gives such a name to the transposed weight of a linear layer.
 _FOLDED = "onnx::MatMul_"
 
 
@@ -58,7 +59,8 @@ def shared_start(paths: Sequence[Path]) -> Path | None:
     """Return the longest common start of some paths, or None if there are no paths."""
     if not paths:
         return None
-    # In sorted order, all paths are between these two, and begin with their common start.
+    # Sorted paths that lie between two paths begin with the common start of these two. So the
+    # common start of the first and the last path is that of all paths.
     first = min(paths)
     last = max(paths)
     length = 0
@@ -73,14 +75,15 @@ class ModuleNames:
     """The modules in the labels of a graph's parameters and the names of its tensors."""
 
     def __init__(self, graph: Graph) -> None:
-        # Users choose the names of outputs, and the names of other tensors may extend them.
+        # Users choose the names of outputs, so the names show no modules. An exporter may extend
+        # the name of an output to the name of another tensor.
         self._outputs = tuple(graph.output_names)
         self._labels = {parameter.value: parameter.label for parameter in graph.parameters}
         self._folded: dict[str, Path] = {}
         self._groups: dict[str, int] = {}
-        # the label of the parameter from which alone a tensor is computed
+        # If a tensor is computed from a single parameter, its origin is the label of the parameter.
         origins: dict[Value, str] = dict(self._labels)
-        # by the root of an operation's name: the paths for which it may be an abbreviation
+        # The root of an operation's name, such as "_0", may abbreviate any of the paths.
         paths_by_root: dict[str, set[Path | None]] = {}
         for operation in graph.operations:
             operands = list(operation.reads())
@@ -98,13 +101,15 @@ class ModuleNames:
                     root, _, _ = operation.name.partition("__")
                     path = _abbreviated(operation.name, label)
                     paths_by_root.setdefault(root, set()).add(path)
-        # A root is resolved only if all pairs of a label and an operation's name agree about it.
+        # Each pair of an operation's name and a label gives one path for the root. The root is
+        # resolved only if all pairs give the same path.
         self._starts: dict[str, Path] = {}
         for root, paths in paths_by_root.items():
             path, *other_paths = paths
             if path is not None and not other_paths:
                 self._starts[root] = path
-        self._modules: set[Path] = set()  # the modules that contain parameters, at any depth
+        # A module is in this set if it, or a module inside it, has a parameter.
+        self._modules: set[Path] = set()
         for label in self._labels.values():
             modules = _modules_of(self.of_label(label))
             for depth in range(1, len(modules) + 1):

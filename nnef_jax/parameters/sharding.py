@@ -23,12 +23,15 @@ from nnef_jax.options import require, shown
 from nnef_jax.wording.similar import did_you_mean, listed
 
 Shapes = Mapping[str, Sequence[int]]
-_Names = str | Sequence[str] | None  # names of mesh axes
-_Spec = list[Any]  # for each axis of a parameter its mesh axes, as in a PartitionSpec
-# Number of items. Smaller parameters are replicated, since moving them costs more than the memory.
+_Names = str | Sequence[str] | None  # These are names of mesh axes.
+# A spec has, for each axis of a parameter, the mesh axes along which it is divided. The form of an
+# entry is that of a PartitionSpec.
+_Spec = list[Any]
+# Parameters of fewer items are replicated. Moving parts of them between devices would cost more
+# than the memory for all of them.
 _SMALL = 1024
-# Number of items. Shorter vectors are not gathered for each call, but replicated. 64 KiB take 1.5
-# us over one link of a v5e, which is about the time that a collective takes to start.
+# A vector of fewer items is replicated, and not gathered from the devices in each call. 16384
+# numbers of 4 bytes take 1.5 us over one link of a v5e. A collective takes about as long to start.
 _SHORT = 16384
 
 
@@ -56,7 +59,8 @@ def layout_of(
     if isinstance(params, Mapping):
         specs = _by_pattern(params, shapes, mesh)
     else:
-        # Mesh axes of the batch are for fully sharded parameters, others for tensor parallelism.
+        # Along mesh axes of the batch, parameters are fully sharded. All other mesh axes are for
+        # tensor parallelism.
         names_for_params = _names("params", params, mesh)
         along = tuple(name for name in names_for_params if name not in batch_names)
         fully = tuple(name for name in names_for_params if name in batch_names)
@@ -68,6 +72,7 @@ def layout_of(
             count = _divisor(along, mesh)
             chosen = chosen_divisions(definition, count, platform_of(mesh), _SMALL)
         for label, division in chosen.items():
+            # `division.along` is the index of the divided axis, or None for a replicated parameter.
             if division.along is not None:
                 spec = state_specs[label] if label in state_specs else specs[label]
                 spec[division.along] = _joined(along)
@@ -177,7 +182,8 @@ def _by_pattern(params: Mapping[Any, object], shapes: Shapes, mesh: AnyMesh) -> 
         return key not in shapes
 
     specs: dict[str, _Spec] = {}
-    for pattern in sorted(params, key=is_no_label):  # Labels come first.
+    # The keys that are labels come first, because False sorts before True.
+    for pattern in sorted(params, key=is_no_label):
         spec = params[pattern]
         if not isinstance(pattern, str):
             raise TypeError(f"params must be a dict by label or pattern, {shown(pattern)} is in it")
@@ -243,10 +249,12 @@ def chosen_divisions(
         program, _, _ = traced(partial(definition.cycle, probe=NOTHING), *types)
     except NnefError:
         return {}
-    # Arguments and results in the order in which jax flattens dicts.
+    # jax sorts the keys of dicts. So the first arguments of the program are the parameters, and
+    # then the states, both sorted by label.
     labels = [*sorted(parameters), *sorted(states)]
     updates = {state.label: state.update for state in graph.states}
-    # from the index of a state among the arguments to the index of its next state in the results
+    # The key is the index of a state among the arguments. The value is the index of the next state
+    # among the results, which are the outputs and then the next states.
     carried: dict[int, int] = {}
     for index, label in enumerate(sorted(states)):
         if updates[label].type.shape == states[label].type.shape:
@@ -268,7 +276,7 @@ class ShardedParameter(NamedTuple):
     shape: tuple[int, ...]
     sharding: PartitionSpec
     why: str
-    moves: str  # the collectives that the sharding causes in a call
+    moves: str  # These are the collectives that the sharding causes in a call.
 
 
 class ShardingPlan(tuple[ShardedParameter, ...]):

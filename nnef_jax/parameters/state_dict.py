@@ -17,17 +17,17 @@ from nnef_jax.options import require, require_flags
 from nnef_jax.parameters.module_names import ModuleNames
 from nnef_jax.wording.similar import listed
 
-# The label of a parameter for one gate. torch_to_nnef cuts the weights of a recurrent layer into
-# gates, such as W_ii, W_hf and b_o.
+# The pattern matches the label of a parameter for one gate. torch_to_nnef cuts the weights of a
+# recurrent layer into gates, such as W_ii, W_hf and b_o.
 _GATE = re.compile(
     r"(?P<module>.*)\.l(?P<layer>\d+)_(?P<back>b|back_)?(?P<kind>w|b)_(?P<source>[ih]?)"
     r"(?P<letter>[ifgorzn])"
 )
 _INITIAL = re.compile(r".*\.l\d+_(backward_)?[hc]_0_init")
-# letters of the gates of LSTM and GRU in PyTorch's order, by the number of gates
+# An LSTM has 4 gates, and a GRU has 3 gates. Their letters are in PyTorch's order.
 _GATES = {4: "ifgo", 3: "rzn"}
 
-_Array = Any  # an array of numpy or jax
+_Array = Any  # This is an array of numpy or of jax.
 
 
 class _Candidate(NamedTuple):
@@ -68,7 +68,7 @@ class _Matching:
         self.arrays = {name: _array(name, value) for name, value in values.items()}
         labels = {parameter.label for parameter in graph.parameters}
         self.exact_names = labels & self.arrays.keys()
-        # Names by their last part, because some exporters leave out the start of a name.
+        # Some exporters leave out the start of a name, so names are looked up by their last part.
         self.by_last_part: dict[str, list[str]] = {}
         for name in self.arrays.keys() - self.exact_names:
             self.by_last_part.setdefault(_last_part(name), []).append(name)
@@ -83,8 +83,9 @@ class _Matching:
         missing: list[str] = []
         other_shapes: list[str] = []
         unclear: set[str] = set()
-        # by the name of an array: the labels of the parameters that use it. The inner key is the
-        # label, or the layer of a gate, since all gates of a layer may use the same array.
+        # The outer key is the name of an array. The inner key is a parameter that uses the array,
+        # or its recurrent layer, because all gates of a layer may use the same array. The value is
+        # the label of the parameter. Two inner keys mean that the array fits two parameters.
         users: dict[str, dict[str, str]] = {}
         for parameter in self.graph.parameters:
             label = parameter.label
@@ -146,6 +147,7 @@ class _Matching:
             for name in names:
                 stored = self._as_stored(label, self.arrays[name], shape)
                 candidates.append(_Candidate([name], stored))
+            # If no candidate fits the shape, all of them are yielded, for the message of the error.
             fitting = [candidate for candidate in candidates if candidate.stored is not None]
             yield from fitting or candidates
 
@@ -164,9 +166,9 @@ class _Matching:
         is_filter = groups > 0 and array.ndim > 2
         if not is_filter or array.shape[0] % groups:
             return _shaped(array, shape)
-        # This is the filter of a deconvolution. PyTorch stores the shape (input channels, output
-        # channels of a group, *window), and torch_to_nnef stores (output channels, input channels
-        # of a group, *window).
+        # The array is the filter of a deconvolution. PyTorch stores an array (input channels,
+        # output channels of a group, *window). torch_to_nnef stores an array (output channels,
+        # input channels of a group, *window).
         inputs, outputs, *window = array.shape
         by_group = array.reshape(groups, inputs // groups, outputs, *window)
         swapped = by_group.swapaxes(1, 2)
@@ -184,8 +186,8 @@ class _Matching:
         module, layer, back, kind_letter, source, letter = gate.groups()
         direction = "_reverse" if back else ""
         kind = "weight" if kind_letter == "w" else "bias"
-        # The source is "i" for the input or "h" for the state. A label without a source stands for
-        # the sum of the two biases.
+        # The source is "i" for weights of the input, or "h" for weights of the state. A label
+        # without a source is that of the sum of both biases.
         sources = source or "ih"
         possible_names = [f"{module}.{kind}_{source}h_l{layer}{direction}" for source in sources]
         names = [name for name in possible_names if name in self.arrays]
@@ -197,7 +199,8 @@ class _Matching:
             gate_letters = _GATES.get(row_counts[0] // hidden_size, "")
         has_all_gates = set(row_counts) == {len(gate_letters) * hidden_size}
         if letter not in gate_letters or not has_all_gates:
-            return _Candidate(names, None)
+            return _Candidate(names, stored=None)
+        # PyTorch stores the rows of the gates one after the other, in the order of `_GATES`.
         start = gate_letters.index(letter) * hidden_size
         rows_of_gate = [array[start : start + hidden_size] for array in arrays]
         total, *addends = rows_of_gate
@@ -274,11 +277,13 @@ def _array(name: str, value: object) -> _Array:
         if hasattr(value, "detach"):
             tensor: Any = value
             tensor = tensor.detach().cpu()
-            if str(tensor.dtype) == "torch.bfloat16":  # numpy has no bfloat16.
+            if str(tensor.dtype) == "torch.bfloat16":
+                # PyTorch cannot convert bfloat16 to numpy, which has no such dtype.
                 tensor = tensor.float()
             return np.array(tensor.numpy())
         return np.asarray(value)
-    except Exception as reason:  # an object's own conversion may raise any exception
+    except Exception as reason:
+        # The conversion of an object is code of another package, which may raise any exception.
         raise InputError(f"state_dict: '{name:.200}' is no array: {reason}") from None
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from lowering.graph import Graph, Operation, Value, is_float, values_of
 
 _NORM = "batch_normalization"
-_STATISTICS = ("mean", "variance")  # operands of a batch normalisation
-_CARRIED = "initial"  # the operand of a loop that each iteration changes
+_STATISTICS = ("mean", "variance")  # These are names of operands of a batch normalisation.
+_CARRIED = "initial"  # This operand of a loop has the first values of what each iteration changes.
 
 
 def trained_labels(graph: Graph) -> Set[str]:
@@ -38,6 +38,9 @@ def _statistics(graph: Graph, constants: Collection[Value]) -> Set[Value]:
         if all_constants.issuperset(operation.reads()):
             all_constants.update(operation.writes())
     statistics: set[Value] = set()
+    # The operations are visited from last to first. An operation that computes a statistic is
+    # therefore visited after the operation that reads the statistic. Its operands are statistics
+    # too.
     for operation in reversed(graph.operations):
         if operation.kind == _NORM:
             operands = dict(operation.operands)
@@ -58,7 +61,8 @@ def _statistics_in_bodies(operation: Operation, constants: Set[Value]) -> Iterat
     of the operation. `constants` are the values that depend only on parameters and constants.
     """
     operands: list[Any] = []
-    carried: set[int] = set()  # indices of operands
+    # These are the indices of the operands that a loop changes in each iteration.
+    carried: set[int] = set()
     for name, operand in operation.operands:
         for item in _items(operand):
             if name == _CARRIED:
@@ -67,6 +71,7 @@ def _statistics_in_bodies(operation: Operation, constants: Set[Value]) -> Iterat
     for _, body in operation.attributes:
         if not isinstance(body, Graph):
             continue
+        # With 5 operands and 3 inputs of the body, operands 2, 3 and 4 stand for the inputs.
         first_index = len(operands) - len(body.inputs)
         constant_inputs: list[Value] = []
         for index, body_input in enumerate(body.inputs, start=first_index):

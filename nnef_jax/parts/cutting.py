@@ -35,7 +35,8 @@ def cut(
     raise_all([*_wrong_states(network, graph)])
     labels = [variable.label for variable in (*graph.parameters, *graph.states)]
     pairs = {label: network.pairs[label] for label in labels if label in network.pairs}
-    # A part of a part is cut from the original network, because only the original can be saved.
+    # The network may be a part itself. The new part is then cut from the original network, because
+    # only the original can be saved.
     if isinstance(network.frontend, PartFrontend):
         frontend = PartFrontend(network.frontend.network, part, pairs)
     else:
@@ -99,7 +100,7 @@ def _default_input_names(graph: Graph, output_names: _Names) -> tuple[str, ...]:
         return tuple(value.name for value in graph.inputs)
     values_by_name = tensors(graph)
     results = [values_by_name[name] for name in output_names]
-    needed = dependencies_down_to(graph, results, ())
+    needed = dependencies_down_to(graph, results, inputs=())
     return tuple(value.name for value in graph.inputs if value in needed)
 
 
@@ -154,17 +155,17 @@ def _wrong_part(graph: Graph, inputs: _Named, outputs: _Named) -> Iterator[Input
         message = f"the part also needs {', '.join(map(repr, missing))}, which no input gives"
         yield InputError(message, hint=f"cut(inputs=[{all_inputs}], ...)")
     dependent = _dependent(graph, part_inputs)
-    # outputs that are constant in the network too
+    # These outputs depend on no input in the network either, so they are no errors in the part.
     constant_outputs = {*graph.outputs} - _dependent(graph, graph.inputs)
     for name, value in outputs.items():
         if value not in dependent and value not in constant_outputs:
             yield InputError(f"output '{name}' does not depend on an input of the part")
-    # inputs that the network does not read either
+    # The network does not read these inputs either, so they are no errors in the part.
     unread = set(graph.inputs) - graph.needed
     for name, value in inputs.items():
         if value in needed or value in unread:
             continue
-        sources = dependencies_down_to(graph, [value], ())
+        sources = dependencies_down_to(graph, [value], inputs=())
         earlier_outputs = [output for output, result in outputs.items() if result in sources]
         if earlier_outputs:
             message = f"input '{name}' is computed from output '{earlier_outputs[0]}'"
@@ -226,6 +227,7 @@ def _dependent(
                 next_states.add(state.value)
         if next_states <= values:
             return values
+        # In the next cycle, the states are sources too.
         values |= next_states
 
 

@@ -21,14 +21,17 @@ from nnef_jax.formats.base import Options
 from nnef_jax.limits import Meter
 from nnef_jax.reading.network import Network
 
-# steps of Newton's method; one step is enough if extents depend linearly on one another
+# Newton's method makes at most so many steps. One step is enough if the extents depend linearly on
+# one another.
 _GUESSES = 8
-# factors by which an extent is changed to measure a slope, tried in this order
+# To measure a slope, an extent is multiplied by these factors, one after the other, until other
+# extents change.
 _FACTORS = (0.5, 2, 8, 64)
 
-_ANY_EXTENT = 7  # an extent by which named extents of a shape are told from unknown ones
+# `_has_symbol` gives all symbols this extent. An extent without a symbol stays unknown.
+_ANY_EXTENT = 7
 
-# Open extents of the network, by the document's symbol, or by `input[axis]` if there is none.
+# The key is the document's symbol for an open extent, or `input[axis]` if there is none.
 Sizes = Mapping[str, int]
 
 
@@ -64,14 +67,17 @@ class Solver:
                 self._require_unique(sizes, part, meter)
                 return part
             slopes = [self._slopes(sizes, name, part, meter) for name in sizes]
-            # (extents of the part's inputs, open extents of the network)
+            # A row is for an extent of the part's inputs, and a column for an open extent of the
+            # network.
             jacobian = np.transpose(slopes)
             residual = np.subtract(target, _extents(part))
             step, *_ = np.linalg.lstsq(jacobian, residual, rcond=None)
             solution = np.add(list(sizes.values()), step)
+            # An extent is an integer, and not negative.
             rounded = np.maximum(np.rint(solution), 0).astype(int).tolist()
             next_sizes = dict(zip(sizes, rounded, strict=True))
             if next_sizes == sizes:
+                # Further steps would not change the extents, which are no solution.
                 break
             sizes = next_sizes
         shown_shapes = ", ".join(map(show, shapes))
@@ -89,7 +95,8 @@ class Solver:
             sizes[name] = largest
             return UNKNOWN
 
-        self._shapes(guess_size)  # This calls the function for each open extent.
+        # `_shapes` calls the function with the name of each open extent.
+        self._shapes(guess_size)
         return sizes
 
     def _slopes(self, sizes: Sizes, name: str, part: Graph, meter: Meter) -> Sequence[float]:
@@ -119,6 +126,7 @@ class Solver:
         `sizes` are the open extents of the network, and `part` is the part for these extents.
         """
         for name, size in sizes.items():
+            # These sizes are tried as samples of all other extents.
             for changed_size in (size - 1, size + 1, 2 * size + 2):
                 if changed_size <= 0:
                     continue
@@ -145,7 +153,8 @@ class Solver:
         options: Options = replace(
             network.options,
             input_shapes={**network.options.input_shapes, **shapes},
-            meter=Meter(meter.limits),  # Each guess has a new budget, as a call has.
+            # Each guess may take as many steps as a call.
+            meter=Meter(meter.limits),
         )
         return self.cut(network.frontend.flatten(options))
 

@@ -79,8 +79,10 @@ def write_network(
 
     If arrays are spread over several hosts, all hosts write them together.
     """
-    distributed: dict[str, jax.Array] = {}  # arrays that are partly on other hosts
-    stand_ins: dict[str, NDArray[Any]] = {}  # arrays of zeros that take no memory
+    # Arrays that are partly on other hosts cannot be read here. Their stand-ins are arrays of zeros
+    # that take no memory, because all items share the memory of one number.
+    distributed: dict[str, jax.Array] = {}
+    stand_ins: dict[str, NDArray[Any]] = {}
     for label, x in arrays.items():
         if isinstance(x, jax.Array) and not x.is_fully_addressable:
             distributed[label] = x
@@ -93,7 +95,8 @@ def write_network(
         return
     from nnef_jax.storage.joint_writer import write_jointly
 
-    # The members show under which names the stand-ins are stored.
+    # A stand-in is a member of the archive. The object is looked up among the members, which shows
+    # the name under which the array is stored.
     names_by_id = {id(member): name for name, member in members.items()}
     distributed_members: dict[str, jax.Array] = {}
     for label, x in distributed.items():
@@ -121,6 +124,7 @@ def require_readable(network: Network, written: Written) -> None:
     texts = [item.encode() for item in network.frontend.content() if isinstance(item, str)]
     is_unchanged = document in texts
     if not is_unchanged:
+        # A flat document has the input shapes already.
         options = replace(options, format="auto", input_shapes={}, extents={})
     images = {name: partial(_image, member) for name, member in members.items()}
     archive = archive_of_members(images, document_name, meter)
@@ -134,7 +138,8 @@ def require_readable(network: Network, written: Written) -> None:
             dtype = np.dtype(variable.value.type.dtype)
             if isinstance(array, np.ndarray) and array.dtype != dtype:
                 require_range(array, dtype, name)
-    except DataError:  # The message of a DataError names the wrong array.
+    except DataError:
+        # The message names the wrong array already.
         raise
     except NnefError as error:
         message = f"load would refuse the saved network: {error.message}"
@@ -164,7 +169,8 @@ def written(network: Network, arrays: Mapping[str, Any], quantization: str | Non
     `quantization` is the text of graph.quant. If it is None, the text that was read is kept. Raises
     a DataError that lists each variable whose array is missing or does not fit.
     """
-    refused = {*network.pairs, *network.open_states}  # `load` refuses these labels in an archive.
+    # `load` refuses arrays with these labels in an archive, so none are written.
+    refused = {*network.pairs, *network.open_states}
     types: dict[str, TensorType] = {}
     for variable in (*network.graph.parameters, *network.graph.states):
         if variable.label not in refused:
@@ -181,7 +187,8 @@ def written(network: Network, arrays: Mapping[str, Any], quantization: str | Non
             errors.append(error)
     raise_all(errors)
     frontend = network.frontend
-    # The document still has inputs for the fixed values; a flat document has constants instead.
+    # In the original document, inputs that `values` fixes are still inputs. In a flat document they
+    # are constants.
     is_flat = frontend.is_saved_flat or network.options.values
     if not is_flat:
         return frontend.members(stored, quantization)

@@ -35,7 +35,8 @@ from nnef_jax.wording.similar import did_you_mean
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 ENTRIES = ("apply", "step", "scan")
-_FUNCTIONS = ("floordiv", "max", "min", "mod")  # names of the functions in jax's symbolic extents
+# jax's symbolic extents have functions with these names, so no symbol may have such a name.
+_FUNCTIONS = ("floordiv", "max", "min", "mod")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
 
 
@@ -95,15 +96,16 @@ def _function(execution: Execution, entry: str) -> Callable[..., Any]:
     execution = execution.without_mesh()
 
     def apply(params: Arrays, *inputs: jax.Array) -> Any:
-        return _as_tuple(execution.run(execution.outputs, {}, inputs, params))
+        no_state: Arrays = {}
+        return _as_tuple(execution.run(execution.outputs, no_state, inputs, params))
 
     def step_or_scan(params: Arrays, state: Arrays, *inputs: jax.Array) -> Any:
-        kind = execution.scan if entry == "scan" else execution.step
-        outputs, next_state = execution.run(kind, state, inputs, params)
+        entry_to_run = execution.scan if entry == "scan" else execution.step
+        outputs, next_state = execution.run(entry_to_run, state, inputs, params)
         return _as_tuple(outputs), next_state
 
     function = apply if entry == "apply" else step_or_scan
-    function.__name__ = entry  # jax.export stores the name in the file.
+    function.__name__ = entry  # jax.export stores the name of the function in the file.
     return function
 
 
@@ -113,7 +115,7 @@ def _without_paths() -> AbstractContextManager[object]:
     The names of operations stay in the programs. The context is for the current thread only, and
     `jax.config.update` would set it for all threads.
     """
-    # jax has no public name for this setting.
+    # The setting is in a private module of jax, because jax has no public name for it.
     config: Any = importlib.import_module("jax._src.config")
     return config.traceback_in_locations_limit(0)
 
@@ -136,7 +138,8 @@ def _serialised(
 
     Raises UnsupportedError if jax cannot export the function.
     """
-    if importlib.util.find_spec("flatbuffers") is None:  # a dependency of jax.export
+    if importlib.util.find_spec("flatbuffers") is None:
+        # jax.export serialises by flatbuffers, which jax does not install.
         raise extra_missing("exporting needs flatbuffers", "export")
     try:
         with _without_paths():
@@ -144,7 +147,8 @@ def _serialised(
             return bytes(exported.serialize(vjp_order=vjp_order))
     except NnefError:
         raise
-    except Exception as error:  # jax raises many types of errors for shapes and for lowering.
+    except Exception as error:
+        # jax raises errors of many classes for shapes and for lowering.
         hints = ["a callback in a rule of your own cannot be exported"]
         if len(platforms) > 1:
             hints.insert(0, "export for one of the platforms")
@@ -260,7 +264,8 @@ class _Symbols:
         """
         key = origin, text
         if key not in self._symbols:
-            # Other characters than letters and digits become "_", and "2x" becomes "_2x".
+            # Only letters, digits and "_" may be in a name, and no digit at its start. "a.b"
+            # becomes "a_b", and "2x" becomes "_2x".
             name = re.sub(r"^(?=[0-9])|[^A-Za-z_0-9]", "_", text)
             while name in self.names or name in _FUNCTIONS:
                 name += "_"
@@ -276,6 +281,7 @@ def _scope(constraints: Sequence[str]) -> jax.export.SymbolicScope:
     """
     try:
         return jax.export.SymbolicScope(constraints)
-    except Exception as error:  # jax's parser raises many types of errors.
+    except Exception as error:
+        # jax's parser of constraints raises errors of many classes.
         message = f"constraints {shown(', '.join(constraints))} are wrong: {first_line(error)}"
         raise InputError(message, hint="write them as in 'b >= 2', 'x_2 == 2*z_2'") from None

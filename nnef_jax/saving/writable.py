@@ -54,7 +54,8 @@ class Writable(Runnable):
         network = definition.network
         arrays = {**stored.select(network.unused), **checked_state, **checked_params}
         if quantize is None or isinstance(quantize, str):
-            text = quantize  # None stands for the text that was read.
+            # None means that the graph.quant of the source is written again.
+            text = quantize
         else:
             require_samples("quantize", quantize)
             from nnef_jax.measure.calibration import calibrate

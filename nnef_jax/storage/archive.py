@@ -22,9 +22,10 @@ from nnef_jax.storage.tarball import Tarball, is_tarball
 from nnef_jax.storage.ziparchive import ZIP_SIGNATURES, ZipArchive
 
 GRAPH = "graph.nnef"
-_START = 512  # the number of first bytes by which the type of a file is recognised
-_SHOWN_NAMES = 5
-# the number of names that are searched for a network in a subfolder, to give a hint
+_START = 512  # The type of a file is recognised by its first 512 bytes.
+_SHOWN_NAMES = 5  # An error lists at most so many names.
+# If a container has no graph at its top, at most 1000 names are searched for a graph in a
+# subfolder. The hint of the error then names the subfolder.
 _SEARCHED_NAMES = 1000
 
 
@@ -92,8 +93,8 @@ class _InMemory:
 
 
 _Container = Folder | Tarball | ZipArchive | _Texts | _InMemory | _SingleFile
-# A function from the first bytes of a file to the name of the member that the file could be, or to
-# '' if the file is not a network by itself.
+# The function takes the first bytes of a file. If the file could be a network by itself, it returns
+# the name of the member that the file would be in a container, and otherwise ''.
 Sniff = Callable[[bytes], str]
 
 
@@ -109,8 +110,10 @@ class Archive:
         self, container: _Container, name: str, meter: Meter, folder: str = "", graph: str = GRAPH
     ) -> None:
         self.name = name
-        self.graph = graph  # the member that holds the network's graph
-        self.weights: tuple[str, memoryview] | None = None  # name and bytes of a separate file
+        # `graph` is the name of the member that holds the network's graph.
+        self.graph = graph
+        # `weights` has the name and the bytes of a separate file of weights, if there is one.
+        self.weights: tuple[str, memoryview] | None = None
         self._texts: dict[str, Source] = {}
         self._container: _Container | None = container
         self._meter = meter
@@ -129,7 +132,8 @@ class Archive:
         self._container = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_container": None}  # copies are closed archives
+        # An open container cannot be pickled. An unpickled archive is closed.
+        return self.__dict__ | {"_container": None}
 
     @property
     def texts(self) -> Mapping[str, str]:
@@ -176,7 +180,8 @@ class Archive:
 
     def subfolder(self, folder: str) -> Archive:
         """Return a subfolder as an archive, which is readable until this archive is closed."""
-        return Archive(self._open, self.location(folder), self._meter, f"{self._folder}{folder}/")
+        path = f"{self._folder}{folder}/"
+        return Archive(self._open, self.location(folder), self._meter, folder=path)
 
     @property
     def is_changed(self) -> bool:
@@ -234,6 +239,7 @@ def open_archive(
     while True:
         name, container, graph = _open_source(source, meter, name, graphs, sniff)
         if not graph:
+            # The source is a folder or an archive, in which the graph must be searched.
             graph = _graph_in(container, graphs, name)
         if graph:
             break
@@ -241,7 +247,8 @@ def open_archive(
         if not is_changed:
             refuse_file(name, b"")
             raise _without_graph(container, name, graphs)
-        # The folder is opened again, because its graph may be there now.
+        # While the folder was searched, another process may have put a graph into it. The folder is
+        # opened again.
         meter.spend(MEMBER_STEPS, name)
     archive = Archive(container, name, meter, graph=graph)
     if weights is not None:
@@ -257,13 +264,13 @@ def _without_graph(container: _Container, name: str, graphs: Sequence[str]) -> A
         shown += ", ..."
     expected = " or ".join(graphs)
     hint = f"a container has {expected} at its top, or in its only folder"
-    subfolders: set[str] = set()  # that have a graph
+    subfolders_with_graph: set[str] = set()
     for member in names:
         subfolder, file_name = os.path.split(member)
         if is_graph(file_name, graphs):
-            subfolders.add(subfolder)
-    if subfolders and isinstance(container, Folder):
-        shown_subfolders = sorted(subfolders)[:_SHOWN_NAMES]
+            subfolders_with_graph.add(subfolder)
+    if subfolders_with_graph and isinstance(container, Folder):
+        shown_subfolders = sorted(subfolders_with_graph)[:_SHOWN_NAMES]
         paths = [os.path.join(name, subfolder) for subfolder in shown_subfolders]
         hint = f"there is one in {', '.join(paths)}"
     message = f"{name} has no {expected}; it holds {shown or 'nothing'}"
@@ -278,7 +285,8 @@ def _graph_in(container: _Container, graphs: Sequence[str], name: str) -> str:
     for graph in graphs:
         if container.exists(graph):
             return graph
-    # Members at the top level come first.
+    # A folder lists the members at its top level before all others. The search therefore ends at
+    # the first member in a subfolder.
     members_at_top = takewhile(lambda member: "/" not in member, container.names())
     matches = [member for member in members_at_top if is_graph(member, graphs)]
     if len(matches) > 1:
@@ -327,12 +335,12 @@ def _open_source(
         raise ArchiveError(f"path {path!r} holds a NUL character")
     with files.reported(path, ArchiveError):
         if stat.S_ISDIR(os.stat(path).st_mode):
-            return _OpenSource(path, Folder(path, meter), "")
+            return _OpenSource(path, Folder(path, meter), graph="")
         _, data = files.contents_of(path, meter, path, ArchiveError)
         folder, file_name = os.path.split(path)
         is_packed = _is_packed(bytes(data[:_START]))
         if is_graph(file_name, graphs) and not is_packed:
-            return _OpenSource(folder or ".", Folder(folder, meter, path), file_name)
+            return _OpenSource(folder or ".", Folder(folder, meter, named=path), graph=file_name)
     return _OpenSource(path, *_container_of(data, path, meter, graphs, sniff))
 
 
@@ -359,7 +367,8 @@ def _container_of(
     try:
         return archive_type(data, name, meter, graphs), ""
     except ArchiveError:
-        # This raises a more telling error if the type of the file is recognised.
+        # If `refuse_file` recognises the type of the file, it raises an error that names the type.
+        # Otherwise the error of the archive is raised.
         refuse_file(name, start)
         raise
 
@@ -373,9 +382,9 @@ def _decode(data: bytes, location: str) -> Source:
         text = data.decode()
     except UnicodeDecodeError as error:
         reason = f"byte {data[error.start]:#04x} is not UTF-8 text ({error.reason})"
-        offset = len(data[: error.start].decode())  # in characters
-        # The error shows the text with replacement characters in place of bad bytes. All of them
-        # are after the offset.
+        # An error shows the text with replacement characters in place of wrong bytes. The text in
+        # front of the first wrong byte is unchanged, so its length in characters is the offset.
+        offset = len(data[: error.start].decode())
         shown = Source(location, data.decode(errors="replace"))
         raise NnefSyntaxError(reason, span=Span(shown, offset)) from None
     source = Source(location, text)

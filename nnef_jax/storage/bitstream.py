@@ -13,8 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_BLOCK = 1 << 16  # in items; a multiple of 8, so that each block starts at a byte
-# Unpacking an item takes 1 to 3 ns for each of its bits, plus the time for two more bits.
+# So many items are unpacked at a time. The number is a multiple of 8, so that each block starts at
+# a byte.
+_BLOCK = 1 << 16
+# Unpacking takes 1 to 3 ns for each bit of an item. The rest of the work for an item takes as long
+# as 2 more bits. The work for 200 bits counts as one step of the meter.
 BITS_PER_STEP = 200
 BITS_FOR_ITEM = 2
 CODES_PER_STEP = 256
@@ -22,7 +25,7 @@ CODES_PER_STEP = 256
 
 def packed_size(items: int, bits: int) -> int:
     """Return the number of bytes that packed items take."""
-    return (items * bits + 7) // 8  # rounded up
+    return (items * bits + 7) // 8  # A byte that is not full counts too.
 
 
 def unpack(data: memoryview, items: int, dtype: np.dtype[np.generic], bits: int) -> NDArray[Any]:
@@ -36,14 +39,15 @@ def unpack(data: memoryview, items: int, dtype: np.dtype[np.generic], bits: int)
         block = integers[start : start + _BLOCK]
         first_byte = start * bits // 8
         stored = np.frombuffer(data, np.uint8, packed_size(len(block), bits), first_byte)
-        # (items, bits), from the most significant bit on
+        # Each row has the bits of an item. The first column has the most significant bits.
         bits_of_items = np.unpackbits(stored, count=len(block) * bits).reshape(-1, bits)
         block[:] = 0
         for position in range(bits):
             block <<= 1
             block |= bits_of_items[:, position]
     if dtype.kind == "i":
-        # A shift up, and an arithmetic shift down, fill the upper bits with the sign bit.
+        # With 4 bits, 1111 is -1, which is 11111111 in 8 bits. A shift up by 4 bits gives 11110000.
+        # The shift down of a signed integer then copies the sign bit into the upper bits.
         upper_bits = dtype.itemsize * 8 - bits
         integers <<= upper_bits
         signed_integers: NDArray[Any] = integers.view(dtype)
@@ -62,7 +66,7 @@ def pack(values: NDArray[np.generic], bits: int) -> bytes:
     blocks: list[bytes] = []
     for start in range(0, flat.size, _BLOCK):
         block = unsigned[start : start + _BLOCK]
-        # (items, bits), from the most significant bit on
+        # Each row has the bits of an item. The first column has the most significant bits.
         bits_of_items = np.empty((block.size, bits), np.uint8)
         for position in range(bits):
             bits_of_items[:, position] = (block >> (bits - 1 - position)) & 1
@@ -70,7 +74,7 @@ def pack(values: NDArray[np.generic], bits: int) -> bytes:
     return b"".join(blocks)
 
 
-# the number of bits of an item, by dtype
+# For each dtype of fewer than 8 bits, this is the number of bits of an item.
 BITS = {"uint4": 4, "int4": 4, "float4_e2m1fn": 4, "uint2": 2, "int2": 2}
 
 
@@ -88,7 +92,9 @@ def codes_of(
     if from_high:
         shifts = shifts[::-1]
     stored_bytes = np.frombuffer(data, np.uint8)
-    codes = stored_bytes[:, None] >> shifts  # (bytes, items of a byte)
+    # Each row has the codes of one byte. The mask removes the bits of the other items.
+    codes = stored_bytes[:, None] >> shifts
     codes &= 2**bits - 1
-    item_count = math.prod(shape)  # The last byte may contain more items than the shape has.
+    # The last byte may contain codes beyond the last item, which are cut off.
+    item_count = math.prod(shape)
     return codes.reshape(-1)[:item_count].reshape(shape)

@@ -21,14 +21,15 @@ from nnef_jax.storage import placing, protected_files, temporaries
 
 try:
     import resource
-except ImportError:  # On Windows a map takes no descriptor of the C library.
+except ImportError:
+    # Windows has no module `resource`. There a map takes no file descriptor.
     resource = None
 
-# The size in bytes from which a file is mapped; smaller files are read. A map costs a page table,
+# A file of at least so many bytes is mapped, and a smaller file is read. A map takes a page table,
 # and before Python 3.13 also a file descriptor.
 MAP_FROM = 1 << 20
 _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-_CHUNK = 1 << 20  # in bytes
+_CHUNK = 1 << 20  # A file object is read in chunks of so many bytes.
 
 Readable = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
 
@@ -59,8 +60,9 @@ def open_regular(
         folder: the descriptor of a folder, by default the current folder.
         shown: the file's name in errors, by default the path.
     """
-    # The file is checked before it is opened, because opening a device may have effects. It is
-    # checked again after that, because the path may have changed.
+    # The file is checked before it is opened, because opening a device may have effects. The opened
+    # file is checked again, because another file may have got the path between the first check and
+    # the opening.
     shown = shown or path
     _require_regular(os.stat(path, dir_fd=folder, follow_symlinks=follow).st_mode, shown, error)
     flags = _FLAGS if follow else _FLAGS | getattr(os, "O_NOFOLLOW", 0)
@@ -98,7 +100,8 @@ def reported(shown: str, error: type[NnefError]) -> Generator[None]:
         raise
     except MemoryError:
         raise LimitError(f"'{shown}' does not fit into memory") from None
-    except (OSError, ValueError) as system_error:  # ValueError: a name that no file can have
+    except (OSError, ValueError) as system_error:
+        # Python raises ValueError for a name that no file can have, such as one with NUL.
         reason = getattr(system_error, "strerror", None) or system_error
         raise error(f"'{shown}' cannot be read: {reason}") from None
 
@@ -171,7 +174,8 @@ def _may_map(descriptor: int) -> bool:
 
     A new descriptor gets the lowest unused number, so its number shows how many are in use.
     """
-    if _UNTRACKED or resource is None:  # A map takes no descriptor.
+    if _UNTRACKED or resource is None:
+        # With these versions of Python, or on Windows, a map takes no descriptor.
         return True
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
@@ -195,9 +199,11 @@ def release(array: NDArray[np.generic]) -> None:
     file_map = base.obj
     if not isinstance(file_map, _FileMap):
         return
+    # `start` and `end` are offsets in the file.
     start = _address(array) - _address(np.frombuffer(file_map, np.uint8))
     end = start + array.nbytes
-    # A page is freed only if it lies entirely within the array.
+    # Other arrays may share the first and the last page. Only pages that lie entirely within the
+    # array are freed.
     first_page = math.ceil(start / mmap.PAGESIZE)
     end_page = end // mmap.PAGESIZE
     if end_page > first_page:
@@ -244,8 +250,8 @@ def replacing(path: str, *, overwrite: bool = False) -> Generator[BinaryIO]:
     """
     target = os.path.abspath(path)
     old_status = check_target(path, overwrite=overwrite)
-    # The mode of the old file may keep other users from reading it. They must not be able to read
-    # the temporary file either.
+    # The mode of the old file may forbid other users to read it. A private temporary file can be
+    # read by this user only, until it gets the mode of the old file.
     is_private = old_status is not None and stat.S_ISREG(old_status.st_mode)
     temporary = temporaries.temporary_file(target, private=is_private)
     with placing.naming(path), temporary as (temporary_path, file):
@@ -253,11 +259,11 @@ def replacing(path: str, *, overwrite: bool = False) -> Generator[BinaryIO]:
         file.flush()
         os.fsync(file.fileno())
         if os.name == "nt":
-            # Windows cannot rename an open file. On Windows the file has no lock, so nothing is
-            # lost by closing it.
+            # Windows cannot rename an open file. On other systems the file stays open, because
+            # closing it would free its lock. On Windows there are no locks.
             file.close()
         placing.keep_mode(temporary_path, old_status)
-        # The block may have read more files, so the path is checked again.
+        # The block may have read the file at the path. The path is therefore checked again.
         protected_files.require_other(path)
         placing.place_file(temporary_path, target, overwrite=overwrite)
 

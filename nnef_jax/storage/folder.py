@@ -24,14 +24,18 @@ from nnef_jax.limits import Meter
 from nnef_jax.storage import files
 from nnef_jax.storage.labels import split_name
 
-_RECENT = 0.1  # in seconds; a file that was written so recently may still be changing
-_PAUSE = 0.01  # seconds after which such a file is looked at again
-_MAX_LINKS = 40  # the same limit as in Linux
-_MAX_DEPTH = 100  # the depth of nested folders; each holds a descriptor while its names are listed
+# If a file was written less than 0.1 s ago, another process may still be writing it. After 0.01 s
+# it is checked whether the file has changed.
+_RECENT = 0.1
+_PAUSE = 0.01
+_MAX_LINKS = 40  # On a path, at most so many links are followed. Linux has the same limit.
+# Folders may be nested so deeply. Each of the nested folders takes a file descriptor while names
+# are listed.
+_MAX_DEPTH = 100
 _ROOT_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _FLAGS = _ROOT_FLAGS | getattr(os, "O_NOFOLLOW", 0)
-# Whether the system can open a path relative to a folder's descriptor. Windows cannot: if a path is
-# replaced between its check and its opening there, nobody notices.
+# This is true if the system can open a path relative to a folder's descriptor. Windows cannot.
+# There a path may be replaced between its check and its opening, which is not detected.
 _OPENAT = os.scandir in os.supports_fd and ({os.open, os.stat, os.readlink} <= os.supports_dir_fd)
 
 
@@ -51,11 +55,11 @@ class Folder:
         self._named = os.path.basename(named)
         self._blobs = _blobs_of(self._real, named)
         self._read: dict[str, os.stat_result] = {}
-        # The descriptors of this folder and of the folder of blobs.
+        # `_root` is the descriptor of this folder, and `_store` that of the folder of blobs.
         self._root = os.open(path or ".", _ROOT_FLAGS) if _OPENAT else None
         self._store = None
         if _OPENAT and self._blobs:
-            # If the folder of blobs is not readable, its files are not readable either.
+            # If the folder of blobs cannot be opened, reading a blob raises an error later.
             with suppress(OSError):
                 self._store = os.open(self._blobs, _FLAGS)
         self._close = weakref.finalize(self, _close, self._root, self._store)
@@ -74,7 +78,7 @@ class Folder:
         Raises LimitError if folders are nested too deeply.
         """
         self._check_open()
-        return self._names(self._root, ".", "", _MAX_DEPTH)
+        return self._names(self._root, folder=".", prefix="", depth=_MAX_DEPTH)
 
     def _names(self, parent: int | None, folder: str, prefix: str, depth: int) -> Iterator[str]:
         """Yield the names of the files and links in a folder and its subfolders.
@@ -85,7 +89,8 @@ class Folder:
         if depth == 0:
             raise LimitError(f"{self._path}: folders are nested more than {_MAX_DEPTH} deep")
         subfolders: list[str] = []
-        descriptor = None  # This stays None on systems that have no descriptors of folders.
+        # On systems without descriptors of folders, `parent` and `descriptor` are None.
+        descriptor = None
         try:
             if parent is not None:
                 descriptor = _open_subfolder(parent, folder)
@@ -100,7 +105,9 @@ class Folder:
                     else:
                         yield prefix + entry.name
             for name in subfolders:
-                yield from self._names(descriptor, name, f"{prefix}{name}/", depth - 1)
+                yield from self._names(
+                    descriptor, folder=name, prefix=f"{prefix}{name}/", depth=depth - 1
+                )
         finally:
             _close(descriptor)
 
@@ -113,7 +120,8 @@ class Folder:
         try:
             with self._parent(name, parts, follow=False) as (folder, part):
                 mode = os.stat(part, dir_fd=folder, follow_symlinks=False).st_mode
-        except (OSError, ValueError):  # ArchiveError is a ValueError.
+        except (OSError, ValueError):
+            # `_parent` raises ArchiveError, which is a ValueError, for a link out of the folder.
             return False
         return not stat.S_ISDIR(mode)
 
@@ -148,7 +156,8 @@ class Folder:
         last_change = max((status.st_mtime for status in self._read.values()), default=0.0)
         if last_change < time.time() - _RECENT:
             return False
-        time.sleep(_PAUSE)  # The newest file may be only half written.
+        # Another process may still be writing the newest file, of which only a part was read.
+        time.sleep(_PAUSE)
         return self._differs()
 
     def _differs(self) -> bool:
@@ -164,7 +173,8 @@ class Folder:
                     status = os.stat(part, dir_fd=folder, follow_symlinks=False)
                 if _version(status) != _version(status_before):
                     return True
-        except (OSError, ValueError):  # A file was removed, or is now a link.
+        except (OSError, ValueError):
+            # A file was removed, or replaced by a link that leads outside.
             return True
         return False
 
@@ -188,13 +198,16 @@ class Folder:
         if self._root is None:
             yield None, self._resolved(name, parts, follow=follow)
             return
-        descriptors = [self._root]  # of the folders on the path
-        folder_names = list[str]()  # of the folders after the root
-        # The parts of the path that are not resolved yet. The next part is the last item.
+        # `descriptors` has a descriptor for each folder on the path, beginning with this folder.
+        # `folder_names` has the names of the folders after this folder.
+        descriptors = [self._root]
+        folder_names = list[str]()
+        # `remaining` has the parts of the path that are not resolved yet, the next part at its end.
         remaining = list(reversed(parts))
         link_count = 0
         try:
             while len(remaining) > 1 or follow:
+                # Without a remaining part, the path is that of the folder itself.
                 part = remaining.pop() if remaining else "."
                 if part == "..":
                     if len(descriptors) == 1:
@@ -206,6 +219,7 @@ class Folder:
                 mode = os.stat(part, dir_fd=descriptors[-1], follow_symlinks=False).st_mode
                 if not stat.S_ISLNK(mode):
                     if not remaining:
+                        # The last part is no link, so the path is resolved.
                         remaining.append(part)
                         break
                     descriptors.append(_open_subfolder(descriptors[-1], part))
@@ -217,7 +231,7 @@ class Folder:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
                 target = os.readlink(part, dir_fd=descriptors[-1])
                 target_path = os.path.join(self._real, *folder_names, target)
-                # The user's link may lead to a blob by way of other links.
+                # The link that the user named may lead to a blob by way of other links.
                 if name == self._named:
                     target_path = os.path.realpath(target_path)
                 blob = self._blob_name(target_path)
@@ -227,6 +241,7 @@ class Folder:
                     remaining.append(blob)
                     break
                 if os.path.isabs(target):
+                    # An absolute target starts again at this folder.
                     target = self._below_root(name, target)
                     folder_names.clear()
                     while len(descriptors) > 1:

@@ -19,7 +19,7 @@ from nnef_jax.storage import files, placing, temporaries
 from nnef_jax.storage.tensorfile import encode_tensor
 from nnef_jax.storage.writer import Member, by_normal_name, write_tar
 
-_LONGEST_PATH = 4096  # in bytes
+_LONGEST_PATH = 4096  # The path of the temporary file has at most so many bytes.
 
 
 def write_jointly(
@@ -59,9 +59,11 @@ def write_jointly(
                 file.flush()
                 os.fsync(file.fileno())
         with _together():
+            # Only the first host knows the path of the temporary file.
             _fill_parts(_broadcast(temporary_path), spread)
         with _together():
             if is_first:
+                # The check is repeated, because the target may have changed.
                 old_status = files.check_target(target, overwrite=overwrite)
                 placing.keep_mode(temporary_path, old_status)
                 placing.place_file(temporary_path, target, overwrite=overwrite)
@@ -75,7 +77,8 @@ def _together() -> Generator[None]:
         yield
     except Exception as reason:
         error = reason
-    have_failed = process_allgather(np.array([error is not None]))  # one bool for each host
+    # The result has a bool for each host, which is True if the block failed on the host.
+    have_failed = process_allgather(np.array([error is not None]))
     failed_hosts = np.flatnonzero(have_failed)
     if error is not None:
         raise error
@@ -97,6 +100,7 @@ def _fill_parts(path: str, spread: Mapping[str, jax.Array]) -> None:
         for name, array in spread.items():
             start = tar.getmember(name).offset_data
             for shard in array.addressable_shards:
+                # Several devices may have equal shards, of which only the first one is written.
                 if shard.replica_id == 0:
                     _write_shard(file, start, shard, array.shape)
         os.fsync(file.fileno())
@@ -109,11 +113,11 @@ def _write_shard(file: BinaryIO, start: int, shard: jax.Shard, shape: Sequence[i
     """
     array = np.asarray(shard.data)
     header, data = encode_tensor(array)
-    item_size = len(data) // max(array.size, 1)  # in bytes
+    bytes_per_item = len(data) // max(array.size, 1)
     written_bytes = 0
     for first_item, item_count in _runs(shard.index, shape):
-        run_bytes = item_count * item_size
-        file.seek(start + len(header) + first_item * item_size)
+        run_bytes = item_count * bytes_per_item
+        file.seek(start + len(header) + first_item * bytes_per_item)
         file.write(data[written_bytes : written_bytes + run_bytes])
         written_bytes += run_bytes
 
@@ -129,14 +133,17 @@ def _runs(index: Sequence[slice], shape: Sequence[int]) -> Iterator[tuple[int, i
     for axis_slice, extent in zip(index, shape, strict=True):
         first, end, _step = axis_slice.indices(extent)
         bounds.append((first, end))
-    last_cut_axis = -1  # the last axis along which the shard does not cover all of the array
+    # Along the axes after the last cut axis, the shard covers all of the array. A run therefore
+    # extends over all items along these axes.
+    last_cut_axis = -1
     for axis, extent in enumerate(shape):
         if bounds[axis] != (0, extent):
             last_cut_axis = axis
     if last_cut_axis < 0:
         yield 0, math.prod(shape)
         return
-    # The stride of an axis is the number of items between two neighbours along the axis.
+    # The stride of an axis is the number of items from one index to the next along the axis. For
+    # the shape (2, 4), the strides are 4 and 1.
     strides = [math.prod(shape[axis + 1 :]) for axis in range(last_cut_axis + 1)]
     *outer_strides, stride = strides
     first, end = bounds[last_cut_axis]

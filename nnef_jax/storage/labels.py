@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 
 from nnef_jax.errors import ArchiveError
 
-# Comments and strings. A string without an end quote ends with its line, so that no text is scanned
-# twice.
+# The pattern matches a comment or a string. A string without an end quote ends at the end of its
+# line, so that no text is scanned twice.
 _QUOTED = re.compile(r"""#[^\n]*|'((?:[^'\\\n]|\\.)*+)'?|"((?:[^"\\\n]|\\.)*+)"?""")
 _DRIVE = re.compile(r"[A-Za-z]:(/|$)")
 
@@ -56,7 +56,8 @@ def quoted_members(text: str) -> set[str]:
     members: set[str] = set()
     for match in _QUOTED.finditer(text):
         in_single_quotes, in_double_quotes = match.groups()
-        string = in_single_quotes or in_double_quotes or ""  # It is empty for a comment.
+        # For a comment both groups are None, and the string is empty. An empty string is no label.
+        string = in_single_quotes or in_double_quotes or ""
         label = re.sub(r"\\(.)", r"\1", string).lstrip("/")
         if not refusal(label):
             members.add(member_of(label))
@@ -70,14 +71,16 @@ def refusal(label: str) -> str:
         return "is empty"
     if "\0" in path:
         return "holds a NUL character"
-    if not path.isprintable():  # a fast test, which also fails for spaces other than ' '
+    if not path.isprintable():
+        # `isprintable` is fast, but it is also False for spaces other than ' ', which are allowed.
+        # Only then are the categories of the characters needed.
         categories = {unicodedata.category(character) for character in path}
         if "Cc" in categories or "Cs" in categories:
             return "holds a control character"
     if "\\" in path:
         return "holds a backslash: its parts are separated by '/'"
-    # 'w:0' without a '/' is not a drive. It is a name from other frameworks, and names a file in
-    # the container.
+    # 'w:' and 'w:/a' start with the letter of a drive. 'w:0' is a name that other frameworks give
+    # to tensors, and is allowed.
     if _DRIVE.match(path):
         return "starts with a drive letter"
     if path.startswith("/"):

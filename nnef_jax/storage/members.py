@@ -25,6 +25,7 @@ class PackedArchive(Generic[_Member]):
     ) -> None:
         self._name = name
         members_by_name = {_normal(path): member for path, member in members}
+        # `_normal` returns '' for an unsafe name. Such a member is left out.
         members_by_name.pop("", None)
         self._members = _at_top(members_by_name, name, graphs)
 
@@ -62,7 +63,8 @@ def _at_top(members: dict[str, _Member], name: str, graphs: Sequence[str]) -> di
     paths_at_top = [path for path in members if "/" not in path]
     if any(is_graph(path, graphs) for path in paths_at_top):
         return members
-    networks: dict[str, str] = {}  # by folder: the path of the graph in this folder
+    # For each folder with a graph, this is the path of the graph.
+    networks: dict[str, str] = {}
     for path in members:
         folder, _, file_name = path.partition("/")
         is_in_folder = file_name and "/" not in file_name

@@ -26,11 +26,11 @@ from nnef_jax.limits import Meter
 from nnef_jax.storage.ziparchive import ZipArchive
 
 _MAGIC = b"\x93NUMPY"
-_START = 8  # the number of bytes of the magic and the version
-# the number of bytes that store the header's length, by major version
+_START = 8  # The magic and the version take so many bytes.
+# For each major version, the length of the header is stored in so many bytes.
 _LENGTH_BYTES = {1: 2, 2: 4, 3: 4}
-_LONGEST_HEADER = 10_000  # the largest number of bytes of a header, which is numpy's limit
-_MOST_BYTES = (1 << 63) - 1  # the largest number of bytes of an array
+_LONGEST_HEADER = 10_000  # A header has at most so many bytes. numpy has the same limit.
+_MOST_BYTES = (1 << 63) - 1  # An array has at most so many bytes.
 _FIELD_NAMES = {"descr", "fortran_order", "shape"}
 _HEADER_TEXT = re.compile(r"\{(.*)\}", re.S)
 _FIELD = re.compile(
@@ -68,7 +68,8 @@ def read_npy(data: memoryview, name: str) -> Array:
     stored_size = len(data) - header_end
     if size > stored_size:
         raise _broken(name, f"its header says {size} bytes of items, it has {stored_size}")
-    # numpy also refuses an empty array if its extents other than 0 are too large.
+    # For an empty array, numpy refuses extents whose product without the zeros is too large. This
+    # check raises DataError for such extents, instead of numpy's error.
     size_without_zeros = dtype.itemsize * math.prod(max(1, extent) for extent in shape)
     if size_without_zeros > _MOST_BYTES:
         raise _broken(name, "its extents are too large")
@@ -77,7 +78,8 @@ def read_npy(data: memoryview, name: str) -> Array:
         if is_in_columns:
             return items.reshape(tuple(reversed(shape))).T
         return items.reshape(shape)
-    except ValueError as error:  # The shape has more axes than numpy allows.
+    except ValueError as error:
+        # The shape has more axes than numpy allows.
         raise _broken(name, str(error)) from None
 
 
@@ -115,7 +117,8 @@ def _header(text: str, name: str) -> _Header:
     shape: list[int] = []
     for text_of_extent in fields["shape"].split(","):
         digits = text_of_extent.strip().removesuffix("L")
-        if digits:  # There is no extent after the last comma.
+        # After the comma in "(3,)" there is no extent.
+        if digits:
             shape.append(int(digits))
     return _Header(dtype, fields["fortran_order"] == "True", tuple(shape))
 
@@ -127,7 +130,7 @@ def read_npz(data: memoryview, name: str, meter: Meter) -> dict[str, Array]:
     LimitError for an archive that expands to more than the meter allows.
     """
     try:
-        archive = ZipArchive(data, name, meter, (), checked=True)
+        archive = ZipArchive(data, name, meter, graphs=(), checked=True)
         arrays: dict[str, Array] = {}
         for member in archive.names():
             if member.endswith(".npy"):
@@ -146,7 +149,8 @@ def write_npz(archive: zipfile.ZipFile, arrays: Mapping[str, ArrayLike]) -> None
     """
     for name, array in arrays.items():
         items = np.asarray(array)
-        # For a dtype such as bfloat16, a .npy file stores only the size of the items.
+        # A .npy file cannot name a dtype such as bfloat16, whose kind in numpy is "V". Such items
+        # are stored as raw bytes of the same size.
         if items.dtype.kind == "V":
             items = items.view(f"V{items.dtype.itemsize}")
         with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:

@@ -17,11 +17,12 @@ from typing import Any
 
 from nnef_jax.storage import temporaries
 
-# Arguments of the system calls that exchange two paths.
-_CURRENT_FOLDER = -100  # AT_FDCWD
+# These are arguments of the system calls that exchange two paths. C calls the first one AT_FDCWD.
+_CURRENT_FOLDER = -100
 _RENAME_EXCHANGE = 2
 _RENAME_SWAP = 2
-# Errors of a kernel or a file system that cannot exchange two names, or cannot sync a folder.
+# A kernel or a file system raises one of these errors if it cannot exchange two names, or cannot
+# sync a folder.
 _UNABLE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
@@ -31,7 +32,8 @@ def status(path: str) -> os.stat_result | None:
     The status of a link is that of the link itself. Raises FileExistsError for anything that is not
     a file, a folder or a link to one of them, such as a device.
     """
-    for status_of in (os.stat, os.lstat):  # of the target, and of a link itself
+    # `os.stat` returns the status of the target of a link, and `os.lstat` that of the link itself.
+    for status_of in (os.stat, os.lstat):
         with suppress(FileNotFoundError):
             mode = status_of(path).st_mode
             is_replaceable = stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)
@@ -62,7 +64,8 @@ def keep_mode(path: str, old: os.stat_result | None) -> None:
         return
     has_other_owner = (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid)
     if has_other_owner and hasattr(os, "chown"):
-        # -1 leaves an id as it is. One of the two changes may be permitted.
+        # The group and the user are changed separately, because only one of the two changes may be
+        # permitted. -1 leaves an id as it is.
         with suppress(PermissionError):
             os.chown(path, -1, old.st_gid)
         with suppress(PermissionError):
@@ -79,10 +82,12 @@ def place_file(temporary: str, target: str, *, overwrite: bool) -> None:
         os.replace(temporary, target)
     else:
         try:
-            os.link(temporary, target)  # A rename would replace an existing file, a link does not.
+            # A hard link fails if the target exists, whereas a rename would replace the target.
+            os.link(temporary, target)
         except FileExistsError:
             raise exists(target) from None
-        except OSError:  # The file system has no hard links.
+        except OSError:
+            # The file system has no hard links.
             if os.path.lexists(target):
                 raise exists(target) from None
             os.replace(temporary, target)
@@ -98,7 +103,8 @@ def place_folder(temporary: str, target: str, check: Callable[[str], None] | Non
     TARGET.replaced-HEX first, and for a moment there is no folder at the target.
     """
     try:
-        os.rename(temporary, target)  # This replaces nothing but an empty folder.
+        # A rename of a folder can replace an empty folder, and nothing else.
+        os.rename(temporary, target)
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
             raise
@@ -120,13 +126,15 @@ def _swap(temporary: str, target: str, check: Callable[[str], None]) -> None:
     check(target)
     if _exchange(temporary, target):
         try:
-            # The check is repeated because files may have been added after the first check.
+            # The old folder is now at `temporary`. Another process may have added files to it after
+            # the first check, so the check is repeated.
             check(temporary)
         except BaseException:
             _exchange(temporary, target)
             raise
         return
-    # The system cannot exchange names, so the old folder gets a third name first.
+    # The system cannot exchange two names. The old folder is first renamed to a third path, and
+    # then the new folder gets the path of the old one.
     third_path = f"{target}.replaced-{secrets.token_hex(4)}"
     os.rename(target, third_path)
     try:
@@ -162,7 +170,8 @@ def _exchanger() -> Callable[[bytes, bytes], int] | None:
     """
     try:
         system: Any = ctypes.CDLL(None, use_errno=True)
-    except (OSError, TypeError):  # Windows
+    except (OSError, TypeError):
+        # Windows has no such library.
         return None
 
     def exchange_on_linux(first: bytes, second: bytes) -> int:
@@ -182,7 +191,8 @@ def sync_folder(path: str) -> None:
     """Make sure that the names in a folder are on the disk, if the system can do so."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
-    except PermissionError:  # The system is Windows, or the names in the folder may not be read.
+    except PermissionError:
+        # Windows cannot open a folder. On other systems the user may not read the folder's names.
         return
     try:
         os.fsync(descriptor)

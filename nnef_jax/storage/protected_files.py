@@ -57,7 +57,8 @@ def require_other(path: str) -> None:
         return
     try:
         status = os.stat(path)
-    except OSError:  # There is no file, or the path is a broken link.
+    except OSError:
+        # There is no file at the path, or the path is a broken link.
         return
     if (status.st_dev, status.st_ino) in read:
         reason = "is read by the same command, and is not replaced"

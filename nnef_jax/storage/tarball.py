@@ -22,21 +22,24 @@ from nnef_jax.limits import MEMBER_STEPS, PIECE_STEPS, Meter
 from nnef_jax.storage import files
 from nnef_jax.storage.members import PackedArchive
 
-_BLOCK = 512  # in bytes
-_CHUNK = 1 << 20  # in bytes
-_PIECE = 1 << 13  # bytes of a compressed file that are expanded in one step
-# the largest number of bytes of an expanded piece; gzip expands at most 1032 times
+_BLOCK = 512  # A tar archive consists of blocks of so many bytes.
+_CHUNK = 1 << 20  # The pages of a mapped file are freed after each so many bytes.
+_PIECE = 1 << 13  # A compressed file is expanded in pieces of so many compressed bytes.
+# A piece expands to at most so many bytes. gzip makes data at most 1032 times as long.
 _MOST = 1100 * _PIECE
-_XZ_MEMORY = 256 << 20  # in bytes; a file that `xz -9` wrote takes 65 MiB
-# Number of bytes in front of the expanded archive. A large bytearray usually starts 16 bytes after
-# a multiple of 64. This padding aligns the tensors, which follow headers of 512 and 128 bytes.
-# Tensors that are not aligned would be copied, and a load of 102 MB would peak at 204 MB instead of
-# 102 MB.
+# The expansion of an xz file may take so many bytes of memory. For a file that `xz -9` wrote, 65
+# MiB are enough.
+_XZ_MEMORY = 256 << 20
+# So many bytes precede the expanded archive in a bytearray. A large bytearray usually starts 16
+# bytes after a multiple of 64, so the archive starts at a multiple of 64. Tensors then do so too,
+# because they follow headers of 512 and 128 bytes. Other tensors would have to be copied: a load of
+# 102 MB takes 102 MB of memory with this padding, and 204 MB without it.
 _PADDING = 48
 
-_UNSUPPORTED = ((b"\x28\xb5\x2f\xfd", "compressed by zstandard"),)  # by first bytes of the file
+# A file of an unsupported kind is recognised by its first bytes.
+_UNSUPPORTED = ((b"\x28\xb5\x2f\xfd", "compressed by zstandard"),)
 
-# Where a header has its fields.
+# The fields of a header are at these bytes.
 _PATH_FIELD = slice(0, 100)
 _SIZE_FIELD = slice(124, 136)
 _CHECKSUM_FIELD = slice(148, 156)
@@ -44,7 +47,7 @@ _KIND_BYTE = 156
 _MAGIC_FIELD = slice(257, 263)
 _PREFIX_FIELD = slice(345, 500)
 
-# The type flags in headers.
+# A header has one of these characters as its type flag.
 _REGULAR = "\0" + "07"
 _FOLDERS = "5D"
 _WITHOUT_DATA = "123456"
@@ -52,8 +55,8 @@ _LONG_NAME = "L"
 _EXTENDED = "xX"
 _IGNORED = "Kg"
 _HEADERS = _LONG_NAME + _EXTENDED + _IGNORED
-_MAX_HEADER = 1 << 20  # the largest number of bytes of an extended header
-_MAX_DIGITS = 20  # the largest number of digits of a size
+_MAX_HEADER = 1 << 20  # An extended header has at most so many bytes.
+_MAX_DIGITS = 20  # A size has at most so many digits.
 _KINDS = {
     "1": "a hard link",
     "2": "a symbolic link",
@@ -69,9 +72,11 @@ class _Member:
     """A member of a tar archive: where its data are in the archive."""
 
     name: str
-    kind: str  # the type flag of its header
-    start: int  # in bytes, in the expanded archive
-    size: int  # in bytes
+    # This is the type flag in the member's header.
+    kind: str
+    # The data begin at this byte of the expanded archive, and have so many bytes.
+    start: int
+    size: int
 
 
 def is_tarball(start: bytes) -> bool:
@@ -117,7 +122,7 @@ class _Compression(NamedTuple):
     bytes_per_step: int
 
 
-_ZLIB_OF_GZIP = 16 + zlib.MAX_WBITS  # 16 stands for the header of gzip
+_ZLIB_OF_GZIP = 16 + zlib.MAX_WBITS  # The summand 16 makes zlib read a header of gzip.
 _COMPRESSIONS = (
     _Compression(b"\x1f\x8b", lambda: zlib.decompressobj(_ZLIB_OF_GZIP), 512),
     _Compression(b"BZh", bz2.BZ2Decompressor, 48),
@@ -167,7 +172,8 @@ def _pieces(
         stream = decompressor()
         while not stream.eof:
             piece = data[:0]
-            # The objects of zlib have no such attribute. They always need input.
+            # Decompressors of bz2 and lzma may still hold input, and then need none. Those of zlib
+            # always need input, and have no attribute `needs_input`.
             needs_input = getattr(stream, "needs_input", True)
             if needs_input:
                 piece = data[position : position + _PIECE]
@@ -192,7 +198,8 @@ def _scan(data: memoryview, name: str, meter: Meter) -> Iterator[_Member]:
     extended: dict[str, str] = {}
     while position < len(data):
         header = bytes(data[position : position + _BLOCK])
-        # An archive ends with blocks of zeros, but these may be missing.
+        # Blocks of zeros mark the end of an archive. They may be missing, and then the loop ends at
+        # the end of the data.
         if not any(header):
             break
         if not _is_header(header):
@@ -212,7 +219,7 @@ def _scan(data: memoryview, name: str, meter: Meter) -> Iterator[_Member]:
             if kind in _HEADERS:
                 if size > _MAX_HEADER:
                     raise ValueError(f"an extended header of {size} bytes")
-                # The header may have many records, of at least 6 bytes each.
+                # A record has at least 6 bytes, so the work is proportional to the size.
                 meter.spend(size // 2, name)
             if kind == _LONG_NAME:
                 extended["path"] = _text(bytes(data[start : start + size]))
@@ -258,7 +265,8 @@ def _is_header(block: bytes) -> bool:
         stored = _number(block[_CHECKSUM_FIELD])
     except ValueError:
         return False
-    # The checksum is computed with 8 spaces in its own place.
+    # The checksum is the sum of all bytes of the header, in which 8 spaces take the place of the
+    # checksum itself.
     header = bytearray(block)
     header[_CHECKSUM_FIELD] = b" " * 8
     unsigned_sum = sum(header)

@@ -18,15 +18,17 @@ from typing import BinaryIO
 
 try:
     import fcntl
-# On Windows the temporaries of killed writers stay, since nothing shows whether a writer lives.
 except ImportError:
+    # Windows has no such locks, which would show whether a writer lives. There the temporaries of
+    # killed writers stay.
     fcntl = None
 
 NAME = re.compile(r"\.nnef_jax-[0-9a-f]{16}")
 _READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-_ATTEMPTS = 200  # to lock a folder that another process has locked
-_PAUSE = 0.01  # seconds between two attempts
+# If another process has locked a folder, up to 200 attempts are made to lock it, every 0.01 s.
+_ATTEMPTS = 200
+_PAUSE = 0.01
 
 
 @contextmanager
@@ -73,6 +75,7 @@ def _temporary(target: str, *, folder: bool, private: bool) -> Generator[tuple[s
             descriptor = _create(path, folder, mode)
             was_removed = descriptor is None and fcntl is not None
             if was_removed:
+                # The sweep of another process removed it before it was locked. Another is made.
                 continue
             yield path, descriptor
             return
@@ -120,7 +123,8 @@ def _lock(descriptor: int) -> bool | None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # Some network file systems have no locks.
+    except OSError:
+        # Some network file systems have no locks.
         return None
     return True
 
@@ -131,13 +135,15 @@ def sweep(folder: str) -> None:
         return
     try:
         names = [name for name in os.listdir(folder) if NAME.fullmatch(name)]
-    except PermissionError:  # A folder may be writable without being readable.
+    except PermissionError:
+        # The user may write into the folder, but not read its names.
         return
     for name in names:
         path = os.path.join(folder, name)
         try:
             descriptor = os.open(path, _READ)
-        except OSError:  # Another sweep has removed it.
+        except OSError:
+            # Another process has removed the file or folder.
             continue
         try:
             status = os.fstat(descriptor)
@@ -158,7 +164,9 @@ def remove(path: str) -> None:
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             os.unlink(path)
             return
-        os.chmod(path, 0o700)  # The folder may be a replaced one that was read-only.
+        # The folder, or a subfolder, may be read-only, as a replaced folder was. Only a folder with
+        # the mode 0700 can be emptied.
+        os.chmod(path, 0o700)
         for parent, subfolders, _ in os.walk(path):
             for name in subfolders:
                 folder = os.path.join(parent, name)
@@ -178,7 +186,8 @@ def locked(folder: str) -> Generator[None]:
     while True:
         try:
             descriptor = os.open(folder, _READ)
-        except OSError:  # The folder was removed, or is a link.
+        except OSError:
+            # There is no folder at the path, or the path is a link, so there is nothing to lock.
             yield
             return
         try:
@@ -187,7 +196,7 @@ def locked(folder: str) -> Generator[None]:
                 if not is_locked_by_other:
                     break
                 time.sleep(_PAUSE)
-            # The folder may have been replaced during the wait for the lock.
+            # If the folder was replaced during the wait for the lock, the new folder is locked.
             if _is_at(folder, descriptor):
                 yield
                 return

@@ -40,36 +40,36 @@ from nnef_jax.storage import bitstream, files
 
 _MAGIC = b"\x4e\xef"
 _HEADER = struct.Struct("<2sBBII8IIHHI72x")
-HEADER_SIZE = _HEADER.size  # bytes, in NNEF 1.0
-_EXTENTS_START = 12  # the number of bytes before the extents, in headers of either kind
+HEADER_SIZE = _HEADER.size  # In NNEF 1.0 a header has so many bytes.
+_EXTENTS_START = 12  # In headers of either kind, the extents begin at this byte.
 _MAX_RANK = 8
 _MAX_WORD = 0xFFFF_FFFF
 
 
 class _ItemType(NamedTuple):
-    """The type of the items in a tensor file."""
+    """The type of the items in a tensor file: its name, its kind, and whether items are codes."""
 
     name: str
-    kind: str  # numpy's kind of number
+    kind: str  # This is numpy's letter for the kind of number.
     quantized: bool
 
 
-# Item types by code.
+# The key is the code of an item type in a header.
 _FINAL = {
-    0: _ItemType("FLOAT", "f", False),
-    1: _ItemType("UINT", "u", False),
-    2: _ItemType("QUINT", "u", True),
-    3: _ItemType("QINT", "i", True),
-    4: _ItemType("INT", "i", False),
-    5: _ItemType("BOOL", "b", False),
+    0: _ItemType("FLOAT", "f", quantized=False),
+    1: _ItemType("UINT", "u", quantized=False),
+    2: _ItemType("QUINT", "u", quantized=True),
+    3: _ItemType("QINT", "i", quantized=True),
+    4: _ItemType("INT", "i", quantized=False),
+    5: _ItemType("BOOL", "b", quantized=False),
 }
 _PROVISIONAL = {
-    0: _ItemType("float", "f", False),
-    1: _ItemType("quantized", "u", True),
-    2: _ItemType("signed integer", "i", False),
-    3: _ItemType("unsigned integer", "u", False),
+    0: _ItemType("float", "f", quantized=False),
+    1: _ItemType("quantized", "u", quantized=True),
+    2: _ItemType("signed integer", "i", quantized=False),
+    3: _ItemType("unsigned integer", "u", quantized=False),
 }
-_OLD_TYPES = (0, 1)  # the codes of item types in files with the old header
+_OLD_TYPES = (0, 1)  # Files with the old header have items of one of these types.
 _OLD = (
     "tensor files have the header of the Khronos tools from before 2018-10-19: their bytes 128 to "
     "131, which are 0, are left out; save the network to write them anew"
@@ -88,7 +88,7 @@ class TensorFile:
     """
 
     array: NDArray[Any]
-    bits: int  # number of bits of an item
+    bits: int  # An item has so many bits.
     signed: bool
     quantized: bool
     quantization: str = ""
@@ -101,7 +101,7 @@ class FinalHeader:
     `vendor` is 0 for the item types of the standard.
     """
 
-    length: int  # number of bytes of the items
+    length: int  # The items take so many bytes.
     shape: tuple[int, ...]
     bits: int
     item_type: int
@@ -114,12 +114,12 @@ class _Header:
     """The checked fields of a header of either kind."""
 
     dtype: np.dtype[Any]
-    bits: int  # of an item
+    bits: int  # An item has so many bits.
     shape: tuple[int, ...]
     quantized: bool
-    start: int  # the number of bytes before the items
-    length: int | None = None  # the number of bytes of the items, if the header has it
-    quantization: str = ""  # the quantisation algorithm in a provisional header
+    start: int  # The items begin at this byte of the file.
+    length: int | None = None  # The items take so many bytes. A provisional header does not say.
+    quantization: str = ""  # A provisional header names the quantisation algorithm.
 
 
 def read_tensor(source: files.Readable, *, limits: Limits | None = None) -> NDArray[Any]:
@@ -171,8 +171,13 @@ def read_tensor_file(
     items = _decode(stored_items, header, item_count, meter, name)
     array = shaped(items, header.shape, name)
     array.setflags(write=False)
-    signed = header.dtype.kind in "if"
-    return TensorFile(array, header.bits, signed, header.quantized, header.quantization)
+    return TensorFile(
+        array=array,
+        bits=header.bits,
+        signed=header.dtype.kind in "if",
+        quantized=header.quantized,
+        quantization=header.quantization,
+    )
 
 
 def shaped(array: NDArray[np.generic], shape: tuple[int, ...], name: str) -> NDArray[Any]:
@@ -212,9 +217,9 @@ def _read_header(data: memoryview, name: str) -> _Header:
     extents_end = _EXTENTS_START + 4 * rank
     if len(data) < extents_end + 4:
         raise DataError(f"{name}: the header ends after {len(data)} bytes")
-    # If the header is a provisional one, it has these fields after the extents. In a final header,
-    # `bits` is 0, because the byte is part of an unused extent, or the high byte of the number of
-    # bits, which is below 256.
+    # A provisional header has these three fields after the extents. In a final header, the byte
+    # that is read as `bits` is 0. It belongs to an unused extent, or it is the high byte of the
+    # number of bits, which is below 256.
     code, bits, text_length = struct.unpack_from("<BBH", data, extents_end)
     shape: tuple[int, ...] = struct.unpack_from(f"<{rank}I", data, _EXTENTS_START)
     provisional_length = extents_end + 4 + text_length
@@ -230,7 +235,8 @@ def _read_header(data: memoryview, name: str) -> _Header:
             hint="NNEF defines the item types of vendor 0 only",
         )
     dtype, quantized = _item_type(_FINAL, header.item_type, header.bits, name)
-    if header.item_type == 1 and header.signed:  # NNEF 1.0.0 stored signed integers in this way.
+    if header.item_type == 1 and header.signed:
+        # NNEF 1.0.0 stored signed integers as type 1, UINT, with the field `signed`.
         dtype = np.dtype(f"i{dtype.itemsize}")
     start = HEADER_SIZE
     if _is_old(data, header):
@@ -257,7 +263,7 @@ def final_header(data: memoryview, name: str) -> FinalHeader:
     if len(data) < HEADER_SIZE:
         raise DataError(f"{name}: the header ends after {len(data)} of {HEADER_SIZE} bytes")
     _magic, _major, _minor, length, _rank, *words = _HEADER.unpack_from(data)
-    # There are 8 extents, of which the first `rank` are in use.
+    # A header has 8 extents, of which the first `rank` are in use.
     *extents, bits, item_type, vendor, signed = words
     return FinalHeader(length, tuple(extents[:rank]), bits, item_type, vendor, signed)
 
@@ -271,7 +277,8 @@ def _provisional_header(
     is the length in bytes of the quantisation algorithm. Raises DataError for a broken header.
     """
     dtype, quantized = _item_type(_PROVISIONAL, code, bits, name)
-    text_start = _EXTENTS_START + 4 * len(shape) + 4  # after the type, the bits and the length
+    # Each extent has 4 bytes. Then the type, the bits and the length of the text take 4 bytes.
+    text_start = _EXTENTS_START + 4 * len(shape) + 4
     start = text_start + text_length
     (offset,) = struct.unpack_from("<I", data, 4)
     if offset != start:
@@ -349,7 +356,8 @@ def _decode(data: memoryview, header: _Header, items: int, meter: Meter, name: s
     dtype = header.dtype
     if dtype.kind != "b" and header.bits == dtype.itemsize * 8:
         array = np.frombuffer(data, dtype.newbyteorder("<"))
-        # This copies the array only if the machine cannot use the file's byte order or alignment.
+        # The file is little endian. The array is copied only if the machine has another byte order,
+        # or if the items are not aligned.
         return np.require(array, dtype, "A")
     meter.expand(items * dtype.itemsize, name)
     if dtype.kind == "b":
@@ -436,7 +444,8 @@ def encode_tensor(
     codes = {(type.kind, type.quantized): code for code, type in _FINAL.items()}
     code = codes[kind, quantized]
     vendor = 0
-    signed = 0  # This field is not used: the code of the item type tells whether items are signed.
+    # The code of the item type tells whether items are signed, so the field `signed` is always 0.
+    signed = 0
     version = (1, 0)
     header = _HEADER.pack(
         _MAGIC, *version, length, values.ndim, *extents, bits, code, vendor, signed

@@ -29,7 +29,8 @@ _GRAPH = "graph.nnef"
 _QUANTIZATION = "graph.quant"
 
 Member = bytes | NDArray[Any] | TensorFile
-_Opener = Callable[[Any], AbstractContextManager[Any]]  # from a file to a stream for a tar archive
+# The function takes an open file, and returns a stream into which a tar archive is written.
+_Opener = Callable[[Any], AbstractContextManager[Any]]
 _FORMATS: dict[tuple[str, ...], _Opener] = {
     (".tar",): nullcontext,
     (".tgz", ".tar.gz"): lambda file: gzip.GzipFile("", "wb", 6, file, mtime=0),
@@ -38,7 +39,7 @@ _FORMATS: dict[tuple[str, ...], _Opener] = {
 }
 
 
-# Endings of files of other formats. A folder with such a name would be misleading.
+# Files of other formats have these endings. A folder with such a name would be misleading.
 _FOREIGN = (
     ".onnx",
     ".xml",
@@ -143,7 +144,8 @@ def write_tar(stream: BinaryIO, members: dict[str, Member]) -> None:
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, member in members.items():
             content = b"".join(parts_of(member))
-            info = tarfile.TarInfo(name)  # its time is 0, and its owner is root
+            # A new `TarInfo` has the time 0 and the owner root, so equal members give equal bytes.
+            info = tarfile.TarInfo(name)
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
 
@@ -164,8 +166,8 @@ def write_folder(
     check = partial(_check_replaceable, shown=target, names=names, network=network)
     with placing.naming(target):
         old_status = check_folder(target, names, overwrite=overwrite, network=network)
-        # A replaced folder passes its modes on to the new one. A replaced link does not, since the
-        # folder to which it leads stays.
+        # The new folder gets the modes of the folder that it replaces. A link is replaced without
+        # the folder to which it leads, so the new folder does not get the modes of that folder.
         replaces_folder = old_status is not None and stat.S_ISDIR(old_status.st_mode)
         old_folder = target if replaces_folder else None
         with temporaries.temporary_folder(target, private=replaces_folder) as temporary:
@@ -214,7 +216,8 @@ def _write_members(folder: str, members: Mapping[str, Member], old_folder: str |
             os.fsync(file.fileno())
         keep_old_mode(name)
     subfolders = {""}.union(*map(parent_folders, members))
-    for name in sorted(subfolders, reverse=True):  # inner folders come first
+    # In reverse order "a/b" comes before "a", so inner folders are on the disk before outer ones.
+    for name in sorted(subfolders, reverse=True):
         placing.sync_folder(os.path.join(folder, name))
         keep_old_mode(name)
 

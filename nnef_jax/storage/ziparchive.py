@@ -18,19 +18,21 @@ from nnef_jax.errors import ArchiveError, LimitError
 from nnef_jax.limits import MEMBER_STEPS, PIECE_STEPS, Meter
 from nnef_jax.storage.members import PackedArchive
 
-_LOCAL_SIGNATURE = b"PK\x03\x04"  # the first bytes of a member's header
-ZIP_SIGNATURES = _LOCAL_SIGNATURE, b"PK\x05\x06"  # the first bytes of a zip archive
-_LOCAL = struct.Struct("<4s22xHH")  # header of a member: signature, lengths of name and extra field
-_PIECE = 1 << 13  # number of compressed bytes that are inflated in one step
-# the largest number of bytes of an inflated piece; deflate expands at most 1032 times
+_LOCAL_SIGNATURE = b"PK\x03\x04"  # A member's header begins with these bytes.
+# A zip archive begins with the header of its first member. An empty archive begins with its end.
+ZIP_SIGNATURES = _LOCAL_SIGNATURE, b"PK\x05\x06"
+# From a member's header, the signature and the lengths of the name and the extra field are read.
+_LOCAL = struct.Struct("<4s22xHH")
+_PIECE = 1 << 13  # A member is inflated in pieces of so many compressed bytes.
+# A piece inflates to at most so many bytes. deflate makes data at most 1032 times as long.
 _MOST = 1100 * _PIECE
-# number of expanded bytes that count as one step of the meter, the same as for gzip
+# So many inflated bytes count as one step of the meter. For gzip the number is the same.
 _BYTES_PER_STEP = 512
-# Number of bytes before the data, for alignment: a large bytearray usually starts 16 bytes after a
-# multiple of 64.
+# So many bytes precede the inflated data in a bytearray. A large bytearray usually starts 16 bytes
+# after a multiple of 64, so the data start at a multiple of 64.
 _PADDING = 48
-_ENTRY = 46  # the smallest number of bytes of a member in the central directory
-_ENCRYPTED = 1  # a bit of a member's flags
+_ENTRY = 46  # In the central directory, the entry of a member has at least so many bytes.
+_ENCRYPTED = 1  # This bit in the flags of a member says that it is encrypted.
 
 
 class ZipArchive(PackedArchive[zipfile.ZipInfo]):
@@ -54,8 +56,8 @@ class ZipArchive(PackedArchive[zipfile.ZipInfo]):
         self._meter = meter
         self._checked = checked
         self._inflated: dict[zipfile.ZipInfo, memoryview] = {}
-        # Do not call `is_dir`: in Python 3.11 it fails for a name that is empty, or begins with
-        # NUL.
+        # The name of a folder ends in "/". The method `is_dir` is not called, because in Python
+        # 3.11 it fails for a name that is empty, or begins with NUL.
         entries = self._entries()
         members = [(entry.filename, entry) for entry in entries if not entry.filename.endswith("/")]
         super().__init__(members, name, graphs)
@@ -118,6 +120,7 @@ class ZipArchive(PackedArchive[zipfile.ZipInfo]):
                 expanded += piece
                 is_too_large = len(expanded) > _PADDING + member.file_size
                 if is_too_large:
+                    # The member expands beyond its size in the directory. `_check` refuses it.
                     break
         except zlib.error as error:
             raise ArchiveError(f"'{location}': broken compression: {error}") from None
@@ -128,6 +131,7 @@ class ZipArchive(PackedArchive[zipfile.ZipInfo]):
 
 def _require_readable(member: zipfile.ZipInfo, location: str) -> None:
     """Raise ArchiveError for a link, an encrypted member, and an unusual compression."""
+    # The upper 16 bits of this field are the mode of the file on Unix.
     mode = member.external_attr >> 16
     if stat.S_ISLNK(mode):
         raise ArchiveError(
@@ -183,6 +187,7 @@ class _File(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         end = len(self._data) if size < 0 else self._position + size
         part = self._data[self._position : end]
+        # The standard library makes an object for each entry in the bytes.
         most_entries = len(part) // _ENTRY
         self._meter.spend(most_entries * MEMBER_STEPS, self._name)
         self._position += len(part)
