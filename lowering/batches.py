@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from lowering import jaxprs
-from lowering.axes import UNLINKED, axes_of
+from lowering.axes import axes_of
+from lowering.axis_links import UNLINKED
 from lowering.bodies import InnerFunction, inner_functions
 from lowering.facts import facts
 from lowering.jaxpr_types import Atom, Equation, Variable

@@ -21,7 +21,7 @@ from jax import Array
 from jax.core import Tracer
 from jax.interpreters import ad, batching, mlir
 
-from lowering import jaxprs
+from lowering import jaxpr_evaluation, jaxprs, primitives
 from lowering.fallback import UNNAMED, About, named, or_else
 from lowering.jaxpr_types import Aval, ClosedJaxpr
 from lowering.machine import DEFAULT
@@ -38,7 +38,7 @@ T = TypeVar("T")
 # are parameters of the network. `linear` is the number of trailing arguments in which the `jaxpr`
 # is linear. If there is a `recipe`, the primitive has further operands at the end: the values that
 # the recipe computes. These values are not arguments of the `jaxpr`.
-_network = jaxprs.function_primitive("network")
+_network = primitives.function_primitive("network")
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=["recipe"])
@@ -180,7 +180,7 @@ def _evaluate(
 ) -> list[Any]:
     """Evaluate the primitive's jaxpr without rewriting it. Prepared values are ignored."""
     arguments = [*constants.arrays, *operands]
-    return jaxprs.as_function(jaxpr)(*arguments[: len(jaxpr.in_avals)])
+    return jaxpr_evaluation.as_function(jaxpr)(*arguments[: len(jaxpr.in_avals)])
 
 
 @_network.def_abstract_eval
@@ -349,7 +349,7 @@ def _linearized(
         def evaluate(*active_operands: Array) -> tuple[list[Any], list[Any]]:
             """Return floating-point and integer results for other values of the active operands."""
             arguments = _merged(operands, active, active_operands)
-            results = jaxprs.as_function(jaxpr)(*arguments)
+            results = jaxpr_evaluation.as_function(jaxpr)(*arguments)
             reals = list(compress(results, are_real))
             integers = list(compress(results, map(not_, are_real)))
             return reals, integers
@@ -360,7 +360,9 @@ def _linearized(
         trees.append(tree)
         return reals, integers, residuals
 
-    forward, (real_types, integer_types, _) = jaxprs.make_jaxpr_and_types(with_residuals, *operands)
+    forward, (real_types, integer_types, _) = jaxpr_evaluation.make_jaxpr_and_types(
+        with_residuals, *operands
+    )
     real_count = len(real_types)
     result_count = real_count + len(integer_types)
     forward, sources = jaxprs.without_forwarded(forward, keep=result_count)
@@ -375,7 +377,9 @@ def _linearized(
         linear_function = jax.tree.unflatten(trees[0], residuals)
         return linear_function(*active_tangents)
 
-    backward = Program(jaxprs.make_jaxpr(push, residuals, active_tangents), role="backward")
+    backward = Program(
+        jaxpr_evaluation.make_jaxpr(push, residuals, active_tangents), role="backward"
+    )
     arguments = [*residuals, *active_tangents]
     real_tangents = iter(_bind(backward, arguments, about, linear=len(active_tangents)))
     results: list[Any] = []
@@ -424,7 +428,7 @@ def _transpose(
 
         def evaluate(*linear_operands: Array) -> list[Array]:
             arguments = _merged(fixed_arguments, linear, linear_operands)
-            return jaxprs.as_function(jaxpr)(*arguments)
+            return jaxpr_evaluation.as_function(jaxpr)(*arguments)
 
         all_cotangents = list(map(ad.instantiate_zeros, cotangents))
         all_cotangents = _merged(all_cotangents, nonzero, nonzero_cotangents)
@@ -432,7 +436,7 @@ def _transpose(
 
     fixed_operands = [operands[i] for i in fixed]
     nonzero_cotangents = [cotangents[i] for i in nonzero]
-    closed = jaxprs.make_jaxpr(transposed, fixed_operands, nonzero_cotangents)
+    closed = jaxpr_evaluation.make_jaxpr(transposed, fixed_operands, nonzero_cotangents)
     backward = Program(closed, role="backward")
     arguments = [*fixed_operands, *nonzero_cotangents]
     results = _bind(backward, arguments, about, linear=len(nonzero_cotangents))
@@ -465,8 +469,8 @@ def _batched(
     argument_axes = [*constant_axes, *axes][:count]
     are_batched = jaxprs.depending(jaxpr, [axis is not None for axis in argument_axes])
     result_axes = [0 if is_batched else None for is_batched in are_batched]
-    function = jax.vmap(jaxprs.as_function(jaxpr), tuple(argument_axes), result_axes)
-    closed = jaxprs.make_jaxpr(function, *arguments)
+    function = jax.vmap(jaxpr_evaluation.as_function(jaxpr), tuple(argument_axes), result_axes)
+    closed = jaxpr_evaluation.make_jaxpr(function, *arguments)
     results = _bind(Program(closed, role=role), arguments, about, linear=linear)
     return results, result_axes
 

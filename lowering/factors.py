@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import Literal, NamedTuple
 
-from lowering.axes import UNLINKED, AxisPart, LinkedAxes, axes_of, axis_number
+from lowering.axes import axes_of
+from lowering.axis_links import UNLINKED, AxisPart, LinkedAxes, axis_number
 from lowering.bodies import InnerFunction, inner_functions
 from lowering.jaxpr_types import Atom, Equation, Variable
 from lowering.jaxprs import is_literal

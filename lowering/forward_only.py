@@ -39,7 +39,7 @@ def forward_only(x: Array, refuse: Callable[[], Exception]) -> Array:
 @cache
 def _tangent() -> Any:
     """Return a linear primitive that is the identity function. To transpose it is an error."""
-    from lowering.jaxprs import identity
+    from lowering.primitives import identity
 
     return identity("forward_only", _transpose)
 

@@ -1,23 +1,17 @@
-"""Reads, rewrites and evaluates the equations of traced functions.
+"""Reads and rewrites the equations of traced functions.
 
-No other module uses `jax.extend`. If a later version of jax breaks this module, `lowering.fallback`
-runs networks unoptimised.
+Only this module, `jaxpr_evaluation` and `primitives` use `jax.extend`. If a later version of jax
+breaks these modules, `lowering.fallback` runs networks unoptimised.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from operator import is_
 from typing import Any, TypeGuard, TypeVar
 
-import jax
-import numpy as np
-from jax import Array
 from jax.extend import core, source_info_util
-from jax.interpreters import ad, batching, mlir
 
-from lowering.fallback import or_else
 from lowering.jaxpr_types import (
     Atom,
     Aval,
@@ -31,11 +25,11 @@ from lowering.jaxpr_types import (
 T = TypeVar("T")
 
 CALL, SCAN, PRODUCT, CONVOLUTION = "jit", "scan", "dot_general", "conv_general_dilated"
-_PROGRAM = "jit(program)"  # profiles show it as a function, not as an operation
+PROGRAM = "jit(program)"  # profiles show it as a function, not as an operation
 # Primitives that call a function, and the parameter that holds the function.
 _CALLS = {
     CALL: "jaxpr",
-    _PROGRAM: "jaxpr",
+    PROGRAM: "jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
     "eval_jaxpr": "call_jaxpr",
@@ -45,7 +39,6 @@ _CALLS = {
 _Jaxpr: Any = core.Jaxpr
 _ClosedJaxpr: Any = getattr(core, "ClosedJaxpr", _Jaxpr)  # since jax 0.12 both are one class
 _Literal: Any = core.Literal
-_Variable: Any = core.Var
 
 INLINED = "inlineable"  # passes do not inline a call that has this XLA attribute
 
@@ -53,7 +46,7 @@ _NAMES = ("DebugInfo", "Jaxpr", "Literal", "Primitive", "jaxpr_as_fun")
 
 
 def require_names() -> None:
-    """Raise AttributeError if the installed jax lacks a name that this module uses."""
+    """Raise AttributeError if the installed jax lacks a name that these modules use."""
     for name in _NAMES:
         getattr(core, name)
     for name in ("current_name_stack", "user_context"):
@@ -63,75 +56,6 @@ def require_names() -> None:
 def leave_out(folder: str) -> None:
     """Keep jax from recording files of a folder as the source of equations."""
     source_info_util.register_exclusion(folder)
-
-
-def function_primitive(name: str) -> Any:
-    """Return a new primitive with several results and a traced function as parameter `jaxpr`."""
-    primitive = core.Primitive(name)
-    primitive.multiple_results = True
-
-    def bind_low_level(*operands: Array, jaxpr: ClosedJaxpr, **params: object) -> list[Array]:
-        return or_else(
-            lambda: primitive.bind(*operands, jaxpr=low_level(jaxpr), **params),
-            lambda: primitive.impl(*operands, jaxpr=jaxpr, **params),
-        )
-
-    # jax calls this function if `jaxpr` has high-level primitives.
-    primitive.to_lojax = bind_low_level
-    return primitive
-
-
-def low_level(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Return a traced function in which low-level equations replace jax's high-level primitives.
-
-    Since jax 0.12 `jnp.searchsorted`, `nonzero`, `frexp` and other functions trace to
-    high-level primitives, for which no pass has rules. The returned function lacks the derivative
-    rules of these primitives, so that a function must be differentiated before this call.
-    """
-    if not getattr(closed.jaxpr, "is_high", False):
-        return closed
-    return jax.jit(as_function(closed)).trace(*closed.in_avals).lojax.jaxpr
-
-
-def call_primitive(name: str) -> Any:
-    """Return a new primitive that evaluates the traced function in its parameter `jaxpr`."""
-
-    def evaluate(*operands: Array, jaxpr: ClosedJaxpr) -> list[Array]:
-        return as_function(jaxpr)(*operands)
-
-    primitive = function_primitive(name)
-    primitive.def_impl(evaluate)
-    primitive.def_abstract_eval(lambda *_, jaxpr: jaxpr.out_avals)
-    mlir.register_lowering(primitive, mlir.lower_fun(evaluate, multiple_results=True))
-    return primitive
-
-
-def identity(name: str, transpose: Callable[..., Any]) -> Any:
-    """Return a new linear primitive that returns its operand.
-
-    `transpose` is the transposition rule of the primitive.
-    """
-    primitive = core.Primitive(name)
-
-    def return_operand(x: T, **_: object) -> T:
-        return x
-
-    primitive.def_impl(return_operand)
-    primitive.def_abstract_eval(return_operand)
-    ad.deflinear2(primitive, transpose)
-    batching.defvectorized(primitive)
-    mlir.register_lowering(primitive, lambda _, x, **__: [x])
-    return primitive
-
-
-_program = call_primitive(_PROGRAM)
-
-
-def _lowering_rule(context: Any, *operands: Any, jaxpr: Any) -> Any:
-    return mlir.core_call_lowering(context, *operands, name="program", call_jaxpr=jaxpr)
-
-
-mlir.register_lowering(_program, _lowering_rule)
 
 
 def primitive(equation: Equation) -> str:
@@ -167,24 +91,6 @@ def is_literal(operand: Atom) -> TypeGuard[Literal]:
 def variables(operands: Iterable[Atom]) -> list[Variable]:
     """Return the variables among some operands, and leave out literals."""
     return [operand for operand in operands if not is_literal(operand)]
-
-
-def as_function(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
-    """Return a Python function that evaluates a traced function.
-
-    In a trace it adds all equations of the function to the trace.
-    """
-    return core.jaxpr_as_fun(closed)
-
-
-def as_call(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
-    """Return a Python function that adds one call of a traced function to the current trace.
-
-    XLA inlines the call. To trace the equations again instead would take 0.09 s for ResNet-50.
-    """
-    if closed.effects:  # the surrounding trace must see them
-        return as_function(closed)
-    return lambda *operands: _program.bind(*operands, jaxpr=closed)
 
 
 def lifted(closed: ClosedJaxpr, chosen: Callable[[Any], bool]) -> tuple[ClosedJaxpr, list[Any]]:
@@ -274,68 +180,6 @@ def of_equations(
         debug_info=jaxpr.debug_info.with_unknown_names(),
     )
     return closed_jaxpr(pruned, needed_constants.values())
-
-
-def make_jaxpr(function: Callable[..., object], *arguments: object) -> ClosedJaxpr:
-    """Trace a function for arguments of the types of `arguments`, which are pytrees."""
-    closed: Any = jax.make_jaxpr(function)(*arguments)
-    return closed
-
-
-def make_jaxpr_and_types(
-    function: Callable[..., object], *arguments: object
-) -> tuple[ClosedJaxpr, Any]:
-    """Trace a function. Return the traced function, and the types of the function's result.
-
-    The types are a pytree of `jax.ShapeDtypeStruct`.
-    """
-    closed_and_types: Any = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    return closed_and_types
-
-
-def trace_at(
-    equation: Equation, function: Callable[..., object], operands: Sequence[object]
-) -> tuple[list[Equation], Any, dict[Variable, Any]]:
-    """Trace a function to equations that get the name and place of `equation`.
-
-    `operands` are pytrees of variables and literals. The function gets arrays for variables,
-    and numpy arrays for literals. Three items are returned: the new equations, the function's
-    result as a pytree of variables and literals, and a map from variables to the values of
-    constants.
-    """
-    leaves, tree = jax.tree.flatten(tuple(operands))
-
-    def flat(*arrays: Array) -> object:
-        values = dict(zip(variables(leaves), arrays, strict=True))
-        arguments: list[Any] = []
-        for leaf in leaves:
-            if is_literal(leaf):
-                arguments.append(np.asarray(leaf.val, leaf.aval.dtype))
-            else:
-                arguments.append(values[leaf])
-        return function(*jax.tree.unflatten(tree, arguments))
-
-    types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in variables(leaves)]
-    with np.errstate(all="ignore"):  # literals may overflow, or be divided by 0
-        closed, result_types = make_jaxpr_and_types(flat, *types)
-    closed = inlined(closed)
-    operand_by_argument = dict(zip(closed.jaxpr.invars, variables(leaves), strict=True))
-
-    def outer(v: Atom) -> Atom:
-        """Return the operand that an argument of the traced function stands for, or v itself."""
-        return v if is_literal(v) else operand_by_argument.get(v, v)
-
-    equations: list[Equation] = []
-    source = equation.source_info
-    for inner in closed.jaxpr.eqns:
-        name_stack = source.name_stack + inner.source_info.name_stack
-        source_info = source.replace(name_stack=name_stack)
-        invars = list(map(outer, inner.invars))
-        equations.append(inner.replace(invars=invars, source_info=source_info))
-    result_tree = jax.tree.structure(result_types)
-    results = jax.tree.unflatten(result_tree, map(outer, closed.jaxpr.outvars))
-    constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    return equations, results, constants
 
 
 def with_inner(equation: Equation, change: Callable[[ClosedJaxpr], ClosedJaxpr]) -> Equation:
@@ -555,67 +399,11 @@ def scan_parts(equation: Equation, operands: Sequence[T]) -> tuple[list[T], list
     return constants, carry, list(operands[first_stack:])
 
 
-def scanned(
-    equation: Equation,
-    step: Callable[..., Sequence[Array]],
-    constants: Sequence[Array],
-    start: Sequence[Any],
-    stacks: Sequence[Array],
-) -> list[Array]:
-    """Evaluate a scan with `step` in place of its body.
-
-    `step` takes the constants, the carry, and an item of each stack, as separate arguments. It
-    returns the new carry and the items of the results, in one sequence. The carry of the first
-    iteration is `start`. The final carry and the stacked items are returned in one list.
-    """
-
-    def iterate(carry: Sequence[Array], items: Sequence[Array]) -> tuple[list[Array], list[Array]]:
-        results = list(step(*constants, *carry, *items))
-        return results[: len(start)], results[len(start) :]
-
-    options = {name: equation.params[name] for name in ("length", "reverse", "unroll")}
-    last, collected = jax.lax.scan(iterate, list(start), list(stacks), **options)
-    return [*last, *collected]
-
-
-def bind(equation: Equation, operands: Sequence[Any], **params: object) -> list[Array]:
-    """Evaluate an equation on operands, with `params` in place of some of its parameters.
-
-    In a trace, the new equation gets the current name scope instead of the scope of `equation`.
-    """
-    # Literals become arguments too: `operands` may hold other values.
-    arguments = [_Variable(operand.aval) for operand in equation.invars]
-    new_params = equation.params | params
-    equation = unnamed(equation).replace(params=new_params, invars=arguments)
-    name = primitive(equation)
-    argument_names = ("",) * len(arguments)
-    result_paths = ("",) * len(equation.outvars)
-    info = core.DebugInfo(name, name, argument_names, result_paths)
-    jaxpr = _Jaxpr([], arguments, equation.outvars, [equation], debug_info=info)
-    return core.jaxpr_as_fun(closed_jaxpr(jaxpr, []))(*operands)
-
-
 def unnamed(equation: Equation) -> Equation:
     """Return an equation without name scopes, which name the operation from which it comes."""
     info = equation.source_info
     empty_stack = type(info.name_stack)()
     return equation.replace(source_info=info.replace(name_stack=empty_stack))
-
-
-def values_of(closed: ClosedJaxpr, arguments: Sequence[Any]) -> dict[Variable, Any]:
-    """Map the variables of a function's constants and arguments to their values."""
-    values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    values.update(zip(closed.jaxpr.invars, arguments, strict=True))
-    return values
-
-
-def scope(equation: Equation) -> AbstractContextManager[object]:
-    """Give the name and place of `equation` to equations traced in a `with` block."""
-    info = equation.source_info
-    names = source_info_util.current_name_stack()
-    if info.name_stack.stack:
-        names = names.extend(str(info.name_stack))
-    return source_info_util.user_context(info.traceback, name_stack=names)
 
 
 def outer_scope(equation: Equation) -> str:

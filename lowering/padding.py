@@ -22,12 +22,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lowering import jaxprs
+from lowering import jaxpr_evaluation, jaxprs
 from lowering.extents import is_symbolic, runs_of
 from lowering.facts import facts
 from lowering.jaxpr_types import Atom, ClosedJaxpr, Equation, Variable
 from lowering.jaxprs import CONVOLUTION, PRODUCT, SCAN, is_literal, primitive
-from lowering.program import Program, Rules
+from lowering.program import Program
+from lowering.rewriting import Rules
 from lowering.symbol_values import SymbolValues
 
 Shape = Sequence[Any]  # extents; some may be symbolic
@@ -77,7 +78,7 @@ class PaddedFunction:
 
     def __init__(self, function: Callable[..., object], *types: object) -> None:
         """Trace a function for types, which are pytrees of `jax.ShapeDtypeStruct`."""
-        closed, result = jaxprs.make_jaxpr_and_types(function, *types)
+        closed, result = jaxpr_evaluation.make_jaxpr_and_types(function, *types)
         self._program: Program = Program(closed).low_level()
         self._tree: Any = jax.tree.structure(result)
 
@@ -113,7 +114,7 @@ class _Padded:
             finite = [i for i, v in enumerate(equation.invars) if self.is_finite(v)]
             return self.evaluated(inner, operands, finite)
         if not _is_symbolic(equation):
-            return jaxprs.bind(equation, operands)
+            return jaxpr_evaluation.bind(equation, operands)
         rule = _RULES.rule_for(equation)
         if rule is None:
             raise NotPaddableError(equation)
@@ -144,7 +145,7 @@ class _Padded:
         """Evaluate an equation. Its parameters get the largest value of each symbolic extent."""
         params = equation.params | params
         changed = {k: self.symbols.bounds(x) for k, x in params.items() if _has_symbols(x)}
-        return jaxprs.bind(equation, operands, **(params | changed))
+        return jaxpr_evaluation.bind(equation, operands, **(params | changed))
 
     def is_item(self, x: Any, axis: int, extent: Any) -> Array:
         """Tell which places of x along an axis are items, and which are padding.
@@ -481,4 +482,4 @@ def _scan(state: _Padded, equation: Equation, operands: list[Any]) -> list[Any]:
     def step(*arguments: Any) -> Sequence[Any]:
         return state.evaluated(body, arguments, ())
 
-    return jaxprs.scanned(equation, step, constants, start, stacks)
+    return jaxpr_evaluation.scanned(equation, step, constants, start, stacks)

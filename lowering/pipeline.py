@@ -18,14 +18,15 @@ from typing import Any
 import jax
 from jax import Array
 
-from lowering import jaxprs
+from lowering import jaxpr_evaluation, jaxprs
 from lowering.contexts import holding, is_enabled
 from lowering.fallback import is_strict, or_else
 from lowering.jaxpr_types import Aval, ClosedJaxpr, Equation
 from lowering.jaxprs import variables
 from lowering.machine import profile, using
 from lowering.prepare import Split
-from lowering.program import Matcher, Program, Rewrite, rewritten
+from lowering.program import Program
+from lowering.rewriting import Matcher, Rewrite, rewritten
 from lowering.split import split
 from lowering.targets.portable import DIFFERENTIABLE
 from lowering.targets.target import Target
@@ -65,7 +66,7 @@ def traced(
     def flat(*leaves: Array) -> object:
         return function(*jax.tree.unflatten(tree, leaves))
 
-    closed, result_types = jaxprs.make_jaxpr_and_types(flat, *leaves)
+    closed, result_types = jaxpr_evaluation.make_jaxpr_and_types(flat, *leaves)
     parameter_count = len(jax.tree.leaves(parameters))
     program = Program(closed, parameter_count, prepares=False)
     return program, leaves, jax.tree.structure(result_types)

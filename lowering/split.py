@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from lowering import jaxprs
+from lowering import jaxprs, primitives
 from lowering.jaxpr_types import Atom, Equation, Variable
 from lowering.jaxprs import is_literal, primitive, variables
 from lowering.prepare import Split
@@ -73,7 +73,7 @@ def split(program: Program, target: Target | None = None) -> Split:
         first = first.retraced(partial(_stored, first, types))
     arguments = [*prepared, *program.arguments[len(parameters) :]]
     call_jaxpr = jaxprs.of_equations(closed, later, program.results, _numbers(program), arguments)
-    evaluate = jaxprs.as_call(call_jaxpr)
+    evaluate = primitives.as_call(call_jaxpr)
 
     def call(values: Sequence[Array], inputs: Sequence[Array]) -> list[Any]:
         return evaluate(*map(_as_read, values, prepared), *inputs)

@@ -10,8 +10,8 @@ import jax
 from numpy.typing import ArrayLike, DTypeLike
 
 from lowering import Registry
-from nnef_jax.execution.execution import Execution, run_options
-from nnef_jax.execution.run_options import RunKeywords, RunOptions
+from nnef_jax.execution.execution import Execution
+from nnef_jax.execution.run_options import RunKeywords, RunOptions, run_options
 from nnef_jax.formats.base import Expand, Progress
 from nnef_jax.limits import Limits
 from nnef_jax.model import Model

@@ -20,8 +20,8 @@ from nnef_jax.calls.arguments import Params, State
 from nnef_jax.calls.trimming import is_length
 from nnef_jax.execution.arrays import Arrays
 from nnef_jax.execution.executables import Executables
-from nnef_jax.execution.execution import Execution, run_options
-from nnef_jax.execution.run_options import RunKeywords
+from nnef_jax.execution.execution import Execution
+from nnef_jax.execution.run_options import RunKeywords, run_options
 from nnef_jax.execution.runnable import execution_of
 from nnef_jax.options import require_keywords
 from nnef_jax.reading.read import ReadingOptions

@@ -17,17 +17,18 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lowering import jaxprs
+from lowering import jaxpr_evaluation, jaxprs, primitives
 from lowering.cpu.key_masks import hidden_keys
 from lowering.jaxpr_types import Atom, Equation, Variable
 from lowering.jaxprs import PRODUCT, is_literal, primitive, variables
 from lowering.passes.siblings import kind_of
-from lowering.program import Computed, Program, in_loops, replaced
+from lowering.program import Program
+from lowering.rewriting import Computed, in_loops, replaced
 from lowering.targets.target import Target
 
 # The primitive holds a function of queries (..., queries, size), keys (..., keys, size), values
 # (..., keys, size) and masks. The first equation of the function computes the scores.
-ATTENTION = jaxprs.call_primitive("attention")
+ATTENTION = primitives.call_primitive("attention")
 
 # An attention has few queries, or few keys, if their number is below this one. Few queries or keys
 # do not fill vectors.
@@ -139,7 +140,9 @@ def _attention(
     division_of_weights, repeated_divisor = _division(program, last, dependent)
     evaluate = _function(part, masks, first, last, division_of_weights, repeated_divisor)
     types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands]
-    closed = jaxprs.inlined(jaxprs.make_jaxpr(evaluate, *jax.eval_shape(laid_out, *types)))
+    closed = jaxprs.inlined(
+        jaxpr_evaluation.make_jaxpr(evaluate, *jax.eval_shape(laid_out, *types))
+    )
     attended = part.with_closed(closed).pruned()
     has_few_queries = scores.aval.shape[-2] < FEW
     if has_few_queries:
@@ -212,7 +215,7 @@ def _function(
                 shape = (*equation.params["shape"][:-1], 1)
                 axes = equation.params["broadcast_dimensions"]
                 divisors.append(lax.broadcast_in_dim(operands[0], shape, axes))
-            return jaxprs.bind(equation, operands)
+            return jaxpr_evaluation.bind(equation, operands)
 
         arrays = dict(zip(masks, arrays_of_masks, strict=True))
         return part.evaluated([arrays.get(v) for v in part.arguments], compute)

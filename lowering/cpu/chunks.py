@@ -14,7 +14,8 @@ from lowering.batches import Axes, NotSeparableError, batch_axes, resized
 from lowering.contexts import is_enabled
 from lowering.jaxpr_types import Atom, Equation, Variable
 from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive, variables
-from lowering.program import Computed, Program, replaced
+from lowering.program import Program
+from lowering.rewriting import Computed, replaced
 from lowering.targets.target import Target
 
 # The most bytes that one operation reads and writes. With a limit of 32 MB a U-Net with a batch of

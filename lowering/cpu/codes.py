@@ -25,8 +25,9 @@ from jax.tree_util import register_dataclass
 from lowering.cpu.memory import materialised
 from lowering.cpu.products import row_twice
 from lowering.extents import with_extent
+from lowering.jaxpr_evaluation import bind
 from lowering.jaxpr_types import Equation, Params
-from lowering.jaxprs import bind, primitive
+from lowering.jaxprs import primitive
 from lowering.kernels.broadcast import broadcast_shapes
 from lowering.kernels.levels import Levels
 

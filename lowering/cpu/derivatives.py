@@ -22,8 +22,8 @@ from lowering.cpu.groups import WIDEST, fewest_wide, items_at_a_time
 from lowering.cpu.pending_view import View, full_array, plain, tensor
 from lowering.cpu.products import over_rows
 from lowering.cpu.sliding_filter import Window, cells
+from lowering.jaxpr_evaluation import bind
 from lowering.jaxpr_types import Equation
-from lowering.jaxprs import bind
 
 
 def filter_gradient(

@@ -60,7 +60,7 @@ def products_of_bytes(graph: Graph) -> frozenset[str]:
 
 def _names_of_products(graph: Graph) -> list[str]:
     """Trace a graph, and return the names of operations whose products can use integer codes."""
-    from lowering import jaxprs
+    from lowering import jaxpr_evaluation, jaxprs
     from lowering.cpu.integers import names_of_products
     from lowering.tracing import Context, trace
 
@@ -78,5 +78,5 @@ def _names_of_products(graph: Graph) -> list[str]:
         arrays = trace(graph, Context(), parameters, states, inputs, results)
         return [arrays[value] for value in results]
 
-    closed = jaxprs.make_jaxpr(evaluate, parameters, states, inputs)
+    closed = jaxpr_evaluation.make_jaxpr(evaluate, parameters, states, inputs)
     return names_of_products(jaxprs.spliced(closed, "cpu"))

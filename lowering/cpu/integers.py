@@ -20,7 +20,8 @@ from lowering.jaxpr_types import Atom, ClosedJaxpr, Equation
 from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive
 from lowering.kernels.levels import NOTE
 from lowering.machine import profile
-from lowering.program import Matcher, Program, Rules, in_loops, rewritten
+from lowering.program import Program
+from lowering.rewriting import Matcher, Rules, in_loops, rewritten
 from lowering.targets.target import Target
 
 # Rules of this pass note the `Codes` of a variable, whose fields are variables.

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lowering import jaxprs
+from lowering import jaxpr_evaluation, jaxprs
 from lowering.contexts import is_enabled
 from lowering.cpu.blocks import attended
 from lowering.cpu.kernel_rules import RULES
@@ -108,7 +108,7 @@ def evaluated(
         results = None if rule is None else rule(program, equation, *views)
         if results is None:
             # Without a kernel, the equation is evaluated on tensors in their own layout.
-            return list(map(plain, jaxprs.bind(equation, list(map(tensor, views)))))
+            return list(map(plain, jaxpr_evaluation.bind(equation, list(map(tensor, views)))))
         return results if isinstance(results, list) else [results]
 
     def compute(equation: Equation, views: list[View]) -> Sequence[View]:
@@ -171,7 +171,7 @@ def _scan(program: Program, equation: Equation, *views: View) -> list[View] | No
     start = list(map(tensor, start_views))
     stacks = [laid_out(view, 0) for view in stack_views]
     items = [item_of(stack) for stack in stacks]
-    closed, (_, item_views) = jaxprs.make_jaxpr_and_types(step, constants, start, items)
+    closed, (_, item_views) = jaxpr_evaluation.make_jaxpr_and_types(step, constants, start, items)
     # `parts.prepare` computes the values that all iterations share.
     parts = split(body.with_closed(closed))
     prepared = parts.prepare(constants)

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lowering import jaxprs
+from lowering import jaxpr_evaluation
 from lowering.cpu.memory import unfused
 from lowering.cpu.pending_view import Order, View, arranged, common_order, full_array, plain, tensor
 from lowering.cpu.rows import in_rows, may_be_in_rows, positions_in_row, repeated, unfused_in_rows
@@ -18,7 +18,8 @@ from lowering.extents import runs_of
 from lowering.facts import facts, renumbered
 from lowering.jaxpr_types import Equation
 from lowering.jaxprs import primitive
-from lowering.program import Program, Rules
+from lowering.program import Program
+from lowering.rewriting import Rules
 
 # A rule takes a program, its equation, and views of the operands. It returns views of the results,
 # or None if the equation needs tensors in their own layout.
@@ -168,7 +169,7 @@ def moved(program: Program, equation: Equation, *views: View) -> list[View] | No
     arrays = _in_order(views, order, array_of)
     removed = equation.params[properties.removes] if properties.removes else ()
     result_order = ranks(axis for axis in order if axis not in removed)
-    results = jaxprs.bind(equation, arrays, **params)
+    results = jaxpr_evaluation.bind(equation, arrays, **params)
     views_of_results: list[View] = []
     for result, array in zip(equation.outvars, results, strict=True):
         views_of_results.append(View(array, result_order, tuple(result.aval.shape)))

@@ -23,14 +23,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lowering import jaxprs
+from lowering import jaxpr_evaluation, jaxprs
 from lowering.cpu.stacked_filters import DEPTH
 from lowering.facts import facts
+from lowering.jaxpr_evaluation import bind
 from lowering.jaxpr_types import Atom, ClosedJaxpr, Equation, Jaxpr
-from lowering.jaxprs import CONVOLUTION, PRODUCT, SCAN, bind, primitive
+from lowering.jaxprs import CONVOLUTION, PRODUCT, SCAN, primitive
 from lowering.kernels.precision import is_bfloat16
 from lowering.machine import profile
-from lowering.program import Matcher, Program, Rules, rewritten
+from lowering.program import Program
+from lowering.rewriting import Matcher, Rules, rewritten
 from lowering.targets.target import Target
 
 _WIDE = np.dtype(np.float32)
@@ -291,6 +293,6 @@ def _loop(matcher: Matcher, equation: Equation) -> Any:
 
     def wide_scan(*operands: Array) -> list[Array]:
         constants, start, stacks = jaxprs.scan_parts(equation, operands)
-        return jaxprs.scanned(equation, step, constants, list(map(_wide, start)), stacks)
+        return jaxpr_evaluation.scanned(equation, step, constants, list(map(_wide, start)), stacks)
 
     return _computed(matcher, equation, wide_scan)

@@ -17,7 +17,7 @@ from jax.core import Tracer
 from jax.interpreters import ad, batching, mlir
 from numpy.typing import ArrayLike
 
-from lowering.jaxprs import function_primitive
+from lowering.primitives import function_primitive
 
 NOTE = "levels"
 MOST = 256  # the most levels of a tensor that has 8-bit codes

@@ -18,7 +18,8 @@ from lowering.extents import is_symbolic, volume
 from lowering.facts import facts
 from lowering.jaxpr_types import Atom, ClosedJaxpr, Equation
 from lowering.jaxprs import CONVOLUTION, PRODUCT, is_literal, primitive
-from lowering.program import Matcher, Program, Rewrite, Rules, rewritten
+from lowering.program import Program
+from lowering.rewriting import Matcher, Rewrite, Rules, rewritten
 from lowering.targets.target import Target
 
 _RULES = Rules()

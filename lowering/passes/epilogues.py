@@ -20,7 +20,8 @@ from jax import Array, lax
 
 from lowering.jaxpr_types import Equation
 from lowering.jaxprs import CONVOLUTION, primitive
-from lowering.program import Computed, Matcher, Program, Rewrite, Rules, rewritten
+from lowering.program import Program
+from lowering.rewriting import Computed, Matcher, Rewrite, Rules, rewritten
 from lowering.targets.target import Target
 
 _RULES = Rules()

@@ -16,7 +16,8 @@ from lowering.extents import at_least
 from lowering.jaxpr_types import Atom, Equation
 from lowering.jaxprs import CONVOLUTION, primitive
 from lowering.kernels.levels import NOTE
-from lowering.program import Computed, Matcher, Program, in_loops, rewritten
+from lowering.program import Program
+from lowering.rewriting import Computed, Matcher, in_loops, rewritten
 from lowering.targets.target import Target
 
 

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from lowering.jaxpr_types import Equation
-from lowering.program import Computed, Matcher, Program, in_loops, rewritten
+from lowering.program import Program
+from lowering.rewriting import Computed, Matcher, in_loops, rewritten
 from lowering.targets.target import Target
 
 

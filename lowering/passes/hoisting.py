@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from jax import Array
 
-from lowering import jaxprs
+from lowering import jaxpr_evaluation, jaxprs
 from lowering.jaxpr_types import Equation
 from lowering.jaxprs import SCAN
-from lowering.program import Computed, Matcher, Program, rewritten
+from lowering.program import Program
+from lowering.rewriting import Computed, Matcher, rewritten
 from lowering.split import split
 from lowering.targets.target import Target
 
@@ -41,6 +42,6 @@ def _hoisted(body: Program, equation: Equation) -> Computed | None:
         def step(*arguments: Array) -> list[Array]:
             return parts.call(arguments[:shared_count], arguments[shared_count:])
 
-        return jaxprs.scanned(equation, step, shared_values, start, stacks)
+        return jaxpr_evaluation.scanned(equation, step, shared_values, start, stacks)
 
     return Computed(prepare_and_scan, equation.invars)

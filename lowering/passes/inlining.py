@@ -5,7 +5,8 @@ from __future__ import annotations
 from lowering import jaxprs
 from lowering.jaxpr_types import Equation
 from lowering.jaxprs import PRODUCT
-from lowering.program import Matcher, Program, Rewrite, in_loops, rewritten
+from lowering.program import Program
+from lowering.rewriting import Matcher, Rewrite, in_loops, rewritten
 from lowering.targets.target import Target
 
 

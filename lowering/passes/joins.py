@@ -20,7 +20,8 @@ from lowering.extents import along
 from lowering.facts import facts
 from lowering.jaxpr_types import Atom, Equation
 from lowering.jaxprs import is_literal, primitive
-from lowering.program import Computed, Matcher, Program, in_loops, rewritten
+from lowering.program import Program
+from lowering.rewriting import Computed, Matcher, in_loops, rewritten
 from lowering.targets.target import Target
 
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from lowering.jaxpr_types import Equation
 from lowering.jaxprs import is_literal
-from lowering.program import Matcher, Program, Rewrite, Rules, rewritten
+from lowering.program import Program
+from lowering.rewriting import Matcher, Rewrite, Rules, rewritten
 from lowering.targets.target import Target
 
 _RULES = Rules()

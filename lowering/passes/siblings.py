@@ -16,7 +16,8 @@ from jax import Array, lax
 from lowering.facts import facts
 from lowering.jaxpr_types import Atom, Equation, Variable
 from lowering.jaxprs import PRODUCT, SCAN, is_literal, primitive, variables
-from lowering.program import Computed, Matcher, Program, in_loops, rewritten
+from lowering.program import Program
+from lowering.rewriting import Computed, Matcher, in_loops, rewritten
 from lowering.targets.target import Target
 
 

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 
 from jax import Array, lax
 
-from lowering import jaxprs
+from lowering import jaxpr_evaluation, jaxprs
 from lowering.extents import volume
 from lowering.facts import facts
 from lowering.jaxpr_types import Atom, Equation
 from lowering.jaxprs import SCAN, is_literal, primitive
-from lowering.program import Computed, Matcher, Program, rewritten
+from lowering.program import Program
+from lowering.rewriting import Computed, Matcher, rewritten
 from lowering.targets.target import Target
 
 
@@ -38,7 +39,7 @@ def _sunk(matcher: Matcher, equation: Equation) -> Computed | None:
     sources = list(dict.fromkeys(source for source, _ in chains))
     if len(sources) == len(stacks):
         return None
-    body = jaxprs.as_function(equation.params["jaxpr"])
+    body = jaxpr_evaluation.as_function(equation.params["jaxpr"])
     first_item = len(constants) + len(start)
 
     def step(*arguments: Array) -> list[Array]:
@@ -47,7 +48,7 @@ def _sunk(matcher: Matcher, equation: Equation) -> Computed | None:
         return body(*arguments[:first_item], *items)
 
     def scan_sources(*operands: Array) -> list[Array]:
-        return jaxprs.scanned(equation, step, *jaxprs.scan_parts(equation, operands))
+        return jaxpr_evaluation.scanned(equation, step, *jaxprs.scan_parts(equation, operands))
 
     return Computed(scan_sources, [*constants, *start, *sources])
 

@@ -18,13 +18,15 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from lowering import jaxprs
-from lowering.axes import UNLINKED, axes_of, axis_number, cuts
+from lowering import jaxpr_evaluation, jaxprs
+from lowering.axes import axes_of, cuts
+from lowering.axis_links import UNLINKED, axis_number
 from lowering.factors import Factor, FactorWalk, leaves, unite
 from lowering.facts import renumbered, spanned
 from lowering.jaxpr_types import Atom, Equation, Variable
 from lowering.jaxprs import PRODUCT, SCAN, is_literal, primitive
-from lowering.program import Program, Rules
+from lowering.program import Program
+from lowering.rewriting import Rules
 from lowering.targets.target import Target
 
 _FREE = PartitionSpec.UNCONSTRAINED
@@ -195,7 +197,7 @@ class _Spread:
         elif any(map(self._is_split, (*equation.invars, *equation.outvars))):
             results = self._computed_by_rule(equation, arrays)
         else:
-            results = jaxprs.bind(equation, arrays)
+            results = jaxpr_evaluation.bind(equation, arrays)
         results = self._all_split(results, equation.outvars)
         if first_result is not None and first_result in self.walk.columns:
             # This is the only result, of a product with a parameter. Other shardings follow from
@@ -217,7 +219,7 @@ class _Spread:
         results: Results = rule(self, equation, arrays) if rule else None
         if results is not None:
             return results
-        return jaxprs.bind(equation, _unsplit(arrays, equation.invars))
+        return jaxpr_evaluation.bind(equation, _unsplit(arrays, equation.invars))
 
     def _scanned(
         self, equation: Equation, body: FactorWalk, arrays: Sequence[Array]
@@ -243,7 +245,7 @@ class _Spread:
             stacked = inside._all_split(results[carried_count:], variables[carried_count:])
             return [*carried, *stacked]
 
-        return jaxprs.scanned(equation, step, constants, start, stacks)
+        return jaxpr_evaluation.scanned(equation, step, constants, start, stacks)
 
 
 def _shaped(x: Array, shape: Sequence[int]) -> Array:
@@ -292,7 +294,7 @@ def _renumbered(spread: _Spread, equation: Equation, arrays: Sequence[Array]) ->
     params = renumbered(equation, list(map(_new_axes, groups)))
     if params is None:
         return None
-    return jaxprs.bind(equation, arrays, **params)
+    return jaxpr_evaluation.bind(equation, arrays, **params)
 
 
 @_RULES(by_item=True)

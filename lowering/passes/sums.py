@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lowering import jaxprs
+from lowering import jaxpr_evaluation, jaxprs
 from lowering.facts import facts
 from lowering.jaxpr_types import Atom, Equation
 from lowering.jaxprs import PRODUCT, SCAN, is_literal, primitive
 from lowering.passes.siblings import is_layer, kind_of
-from lowering.program import Computed, Matcher, Program, in_loops, rewritten
+from lowering.program import Program
+from lowering.rewriting import Computed, Matcher, in_loops, rewritten
 from lowering.targets.target import Target
 
 _SUMS = ("add", "add_any")
@@ -87,7 +88,7 @@ class _Total(NamedTuple):
 def _applied(equations: Sequence[Equation], x: Array) -> Array:
     """Evaluate equations with one operand one after the other, beginning with x."""
     for equation in equations:
-        (x,) = jaxprs.bind(equation, [x])
+        (x,) = jaxpr_evaluation.bind(equation, [x])
     return x
 
 
@@ -168,7 +169,7 @@ def _without_totals(equation: Equation, body: Program) -> Computed | None:
     new_body = jaxprs.of_equations(
         body.closed, body.equations, new_results, arguments=remaining_arguments
     )
-    evaluate = jaxprs.as_function(new_body)
+    evaluate = jaxpr_evaluation.as_function(new_body)
     options = {name: equation.params[name] for name in ("length", "reverse", "unroll")}
 
     def scan_and_multiply(*operands: Array) -> list[Array]:

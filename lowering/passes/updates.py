@@ -22,8 +22,9 @@ from lowering.extents import along
 from lowering.facts import facts
 from lowering.jaxpr_types import Atom, Equation
 from lowering.jaxprs import is_literal, primitive
-from lowering.program import Computed, Matcher, Program, in_loops, rewritten
+from lowering.program import Program
 from lowering.recipe import by_numpy
+from lowering.rewriting import Computed, Matcher, in_loops, rewritten
 from lowering.targets.target import Target
 
 _MOST_ITEMS = 4096  # Tensors with more items than this are not examined.

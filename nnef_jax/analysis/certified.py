@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array, lax
 from numpy.typing import ArrayLike
 
-from lowering import described, jaxprs
+from lowering import described, jaxpr_evaluation, jaxprs
 from nnef_jax.analysis.argument_checks import require_bounds
 from nnef_jax.analysis.attack import Bounds as Ends
 from nnef_jax.analysis.attribution import sizes_of
@@ -219,7 +219,7 @@ def _item_bounds(
         margins = scores[:1, None] - question.entries(outputs)[:1]
         return first_outputs, margins
 
-    closed, result_types = jaxprs.make_jaxpr_and_types(outputs_and_margins, item.low)
+    closed, result_types = jaxpr_evaluation.make_jaxpr_and_types(outputs_and_margins, item.low)
     has_backward_bounds = method != "interval"
     is_sharp = method == "crown"
     walk = Walk(jaxprs.inlined(closed), [item], linear=has_backward_bounds, sharp=is_sharp)

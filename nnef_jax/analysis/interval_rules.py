@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lowering import jaxprs
+from lowering import jaxpr_evaluation
 from lowering.facts import facts
 from lowering.jaxprs import Equation, primitive
 from nnef_jax.analysis.affine_equations import (
@@ -130,7 +130,7 @@ def _top_k(equation: Equation, x: Bounded) -> list[Interval]:
     """Bound the values and the indices of the largest items. Any index of the axis is possible."""
     values, _ = _between(equation, [x], (1,))
     low, _ = ends(x)
-    _, indices = jaxprs.bind(equation, [low])
+    _, indices = jaxpr_evaluation.bind(equation, [low])
     first_index = jnp.zeros_like(indices)
     last_index = max(0, low.shape[equation.params["axis"]] - 1)
     return [values, Interval(first_index, first_index + last_index)]

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lowering import jaxprs
+from lowering import jaxpr_evaluation, jaxprs
 from lowering.jaxprs import Aval, Equation, primitive
 
 
@@ -84,8 +84,8 @@ def apply(equation: Equation, operands: Sequence[Any]) -> list[Array]:
         return list(operands[: len(equation.outvars)])
     if name in (jaxprs.PRODUCT, jaxprs.CONVOLUTION):
         highest = lax.Precision.HIGHEST
-        return jaxprs.bind(equation, operands, precision=(highest, highest))
-    return jaxprs.bind(equation, operands)
+        return jaxpr_evaluation.bind(equation, operands, precision=(highest, highest))
+    return jaxpr_evaluation.bind(equation, operands)
 
 
 def value_of(equation: Equation, *operands: Any) -> Array:

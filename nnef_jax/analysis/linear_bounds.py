@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lowering import jaxprs
+from lowering import jaxpr_evaluation, jaxprs
 from lowering.facts import facts
 from lowering.jaxprs import Atom, ClosedJaxpr, Equation, Variable, is_literal, primitive
 from nnef_jax.analysis.affine_equations import is_affine, magnitude, term_counts
@@ -66,7 +66,7 @@ class Walk:
         sharp: bool = False,
     ) -> None:
         self.makers: dict[Atom, Equation] = {}
-        self._values = jaxprs.values_of(closed, arguments)
+        self._values = jaxpr_evaluation.values_of(closed, arguments)
         self._steps: list[tuple[Equation, BackwardStep]] = []
         self._sharp: set[Atom] = set()
         for equation in jaxprs.equations(closed):
@@ -464,8 +464,8 @@ def _loop_bounds(equation: Equation, operands: Sequence[Bounded]) -> list[Bounde
     def step(*arguments: Any) -> list[Any]:
         return _intervals_where(is_varying_result, Walk(closed, arguments).results)
 
-    # `jaxprs.scanned` is declared for arrays. It also takes pytrees of arrays, such as intervals.
-    scanned: Any = jaxprs.scanned
+    # `scanned` is declared for arrays. It also takes pytrees of arrays, such as intervals.
+    scanned: Any = jaxpr_evaluation.scanned
     return scanned(equation, step, constants, start, stacks)
 
 

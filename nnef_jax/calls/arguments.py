@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, partial
-from typing import Any, Protocol, TypeGuard, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from lowering import aligned, rounding
-from lowering.extents import UNKNOWN, Shape, is_known, shapes_differ, show
-from lowering.graph import Parameter, StateVariable, TensorType, Value
+from lowering.extents import is_known
+from lowering.graph import Parameter, StateVariable, Value
+from nnef_jax.calls.array_conversion import as_array, converted_to_type, copied, is_array, is_of
 from nnef_jax.errors import InputError, NnefError, raise_all
-from nnef_jax.options import numpy_of, shown
+from nnef_jax.options import shown
 from nnef_jax.reading.network import Network
 from nnef_jax.wording.similar import did_you_mean
 
@@ -46,7 +44,6 @@ Sample = Input | tuple[ArrayLike, ...]  # all inputs of one call
 Example = ArrayLike | ArrayType  # an input for which the type is enough
 Params = Mapping[str, ArrayLike]  # by label
 State = Mapping[str, ArrayLike]  # by label
-_Array = jax.Array | NDArray[Any]
 _T = TypeVar("_T")
 
 
@@ -75,7 +72,7 @@ def bind_inputs(
     has_all_by_position = not kwargs and len(args) == len(inputs)
     if has_all_by_position and not leading:
         pairs = zip(args, inputs, strict=True)
-        have_declared_types = all(_is_array(x) and _is_of(x, value) for x, value in pairs)
+        have_declared_types = all(is_array(x) and is_of(x, value) for x, value in pairs)
         if have_declared_types:
             return list(map(copied, args))
     arguments = _by_name(network, args, kwargs)
@@ -87,7 +84,7 @@ def bind_inputs(
         is_type = abstract and isinstance(array, jax.ShapeDtypeStruct)
         try:
             if not is_type:
-                array = _as_array(shown_name, array, value.type)
+                array = as_array(shown_name, array, value.type)
             declared_shape = network.shape_of(value)
             converted = converted_to_type(shown_name, array, value.type, leading, declared_shape)
             arrays.append(copied(converted))
@@ -196,150 +193,19 @@ def bind_variables(
     bound: dict[str, Any] = {}
     for label, array in by_label.items():
         variable = variables[label]
-        if isinstance(array, jax.Array) and _is_of(array, variable.value):
+        if isinstance(array, jax.Array) and is_of(array, variable.value):
             bound[label] = array
             continue
         name = f"{shown_name}: '{label}'"
         type = variable.value.type
         try:
-            bound[label] = converted_to_type(name, _as_array(name, array, type), type)
+            bound[label] = converted_to_type(name, as_array(name, array, type), type)
         except InputError as error:
             error.span = variable.span
             errors.append(error)
     if errors:
         raise_all(errors)
     return bound
-
-
-@cache
-def _dtype(name: str) -> np.dtype[Any]:
-    """Return the numpy dtype with a name. Results are cached.
-
-    Comparing an array's dtype with a name would look the name up each time.
-    """
-    return jnp.dtype(name)
-
-
-def _is_array(x: object) -> TypeGuard[_Array]:
-    """Tell whether an object is an array of numpy or jax."""
-    return type(x) is np.ndarray or isinstance(x, jax.Array)
-
-
-def _is_of(array: _Array, value: Value) -> bool:
-    """Tell whether an array has the shape and the dtype of a value of a graph."""
-    return array.shape == value.type.shape and array.dtype == _dtype(value.type.dtype)
-
-
-def _as_array(shown_name: str, array: object, type: TensorType) -> _Array:
-    """Convert an argument, such as a list of numbers, to an array. An array is returned unchanged.
-
-    Integers become float32 if `type`, the declared type, has a floating-point dtype. Raises
-    InputError if the argument cannot be converted. The error calls the argument `shown_name`.
-    """
-    if _is_array(array):
-        return array
-    converted = numpy_of(array, InputError, f"{shown_name} is not an array")
-    # The kinds are boolean, integer, unsigned, float, complex, and the dtypes of ml_dtypes.
-    if converted.dtype.kind not in "biufcV":
-        raise InputError(f"{shown_name} must be an array, it is {shown(array)}")
-    is_literal = isinstance(array, int | list | tuple) and not hasattr(array, "dtype")
-    is_of_integers = is_literal and converted.dtype.kind in "iu"
-    if is_of_integers and _kind(_dtype(type.dtype)) == "f":
-        return converted.astype(np.float32)
-    return converted
-
-
-def _require_shape(
-    shown_name: str,
-    array: _Array | jax.ShapeDtypeStruct,
-    type: TensorType,
-    leading: int,
-    declared: str,
-) -> None:
-    """Raise InputError if the shape of an array, without its `leading` axes, is not that of `type`.
-
-    The error calls the array `shown_name`, and has the text `declared` for the declared shape.
-    """
-    shape = array.shape[leading:]
-    has_leading_axes = len(array.shape) >= leading
-    if has_leading_axes and not shapes_differ(shape, type.shape):
-        return
-    after = " after the axis of time" if leading else ""
-    message = f"{shown_name} has shape {show(array.shape)}, the graph declares {declared}{after}"
-    raise InputError(message, hint=_hint_for_shape(shown_name, shape, type.shape))
-
-
-def _hint_for_shape(shown_name: str, shape: tuple[int, ...], declared: Shape) -> str:
-    """Return a hint for an array whose shape `shape` is not the declared shape.
-
-    `shown_name` names the input or variable, as in "input 'x'".
-    """
-    if not shown_name.startswith("input"):
-        source = "init_state()" if shown_name.startswith("state") else "params"
-        return f"give an array of the shape that model.{source} has"
-
-    known_extents = Counter[Any](extent for extent in declared if extent is not UNKNOWN)
-    absent_extents = known_extents - Counter(shape)
-    has_all_extents = not absent_extents
-    if has_all_extents and len(shape) == len(declared):
-        return "its axes are in another order: transpose it, networks mostly take [N,C,H,W]"
-
-    if len(shape) + 1 == len(declared):
-        return (
-            "an axis is missing, mostly the batch: model(x[None]). jax.vmap removes it: call the "
-            "model on the batch without vmap, or on x[None] within it"
-        )
-    return (
-        "load(..., input_shapes=...), or --shape of a command, declares another; jax.vmap adds a "
-        "batch axis"
-    )
-
-
-def converted_to_type(
-    shown_name: str, array: Any, type: TensorType, leading: int = 0, declared: str = ""
-) -> Any:
-    """Convert an array, or the type of an array, to the dtype of `type`.
-
-    Raises InputError if the shape differs, or if the dtype is of another kind.
-
-    Args:
-        shown_name: the array's name in errors, such as "input 'x'".
-        array: an array, or a `jax.ShapeDtypeStruct`.
-        type: the declared type.
-        leading: the number of axes of the array before the axes of the declared shape.
-        declared: the text for the declared shape in errors, with the names of open extents.
-    """
-    _require_shape(shown_name, array, type, leading, declared or show(type.shape))
-    dtype = _dtype(type.dtype)
-    if array.dtype == dtype:
-        return array
-    kind = _kind(dtype)
-    if _kind(array.dtype) != kind:
-        message = f"{shown_name} has dtype {array.dtype}, the graph declares {dtype}"
-        raise InputError(message, hint=f"convert it: x.astype('{dtype}')")
-    if kind == "i":
-        _require_range(shown_name, array, dtype)
-    if isinstance(array, jax.ShapeDtypeStruct):
-        return array.update(dtype=dtype)
-    if isinstance(array, np.ndarray):
-        return rounding.saturated(array, dtype)
-    return _narrowed(array, dtype)
-
-
-@partial(jax.jit, static_argnums=1)
-def _narrowed(x: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
-    """Convert a jax array to another dtype of its kind. Finite numbers stay finite.
-
-    A number that is too large for the dtype becomes the dtype's largest finite number.
-    `rounding.saturated` does the same for a numpy array.
-    """
-    converted = x.astype(dtype)
-    if _kind(dtype) != "f":
-        return converted
-    largest = jnp.finfo(dtype).max
-    overflows = jnp.isinf(converted) & jnp.isfinite(x)
-    nearest_finite = jnp.where(x < 0, -largest, largest)
-    return jnp.where(overflows, nearest_finite, converted)
 
 
 def in_order(
@@ -402,63 +268,6 @@ def over_samples(
         except InputError as error:
             error.message = f"{shown_name} {number}: {error.message}"
             raise
-
-
-_LARGE = 64 << 10  # in bytes; a device uses an aligned array of this size without another copy
-
-
-def copied(array: _T) -> _T:
-    """Copy a numpy array, since the caller may change the array later.
-
-    Other values are returned unchanged. A copy by `jnp.array` would be slower: a call of 25 us
-    would take 100 us, and the first call would compile for 0.1 s.
-    """
-    if not isinstance(array, np.ndarray):
-        return array
-    if array.nbytes < _LARGE:
-        return array.copy()
-    copy: Any = aligned(array.shape, array.dtype)
-    copy[...] = array
-    return copy
-
-
-def _kind(dtype: np.dtype[Any]) -> str:
-    """Return the kind of a dtype: "f" for floating point, "i" for integers, else numpy's letter."""
-    if jnp.issubdtype(dtype, jnp.floating):
-        return "f"
-    if jnp.issubdtype(dtype, jnp.integer):
-        return "i"
-    return getattr(dtype, "kind", "V")
-
-
-def _require_range(
-    shown_name: str, array: _Array | jax.ShapeDtypeStruct, dtype: np.dtype[np.generic]
-) -> None:
-    """Raise InputError if integers do not fit a dtype.
-
-    The values of a traced array are not known. It is refused if its dtype has values that do not
-    fit.
-    """
-    bounds = jnp.iinfo(dtype)
-    array_bounds = jnp.iinfo(array.dtype)
-    all_values_fit = bounds.min <= array_bounds.min and array_bounds.max <= bounds.max
-    if all_values_fit:
-        return
-    if isinstance(array, Tracer | jax.ShapeDtypeStruct):
-        message = (
-            f"{shown_name} is traced with dtype {array.dtype}, whose values may not fit {dtype}"
-        )
-        raise InputError(message, hint=f"if they do fit, convert it: x.astype('{dtype}')")
-    items = np.asarray(array)
-    if not items.size:
-        return
-    low = items.min()
-    high = items.max()
-    fits = bounds.min <= low and high <= bounds.max
-    if not fits:
-        raise InputError(
-            f"{shown_name} holds values from {low} to {high}, which do not fit {dtype}"
-        )
 
 
 def require_one_length(inputs: Sequence[Any]) -> None:

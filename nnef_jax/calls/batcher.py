@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lowering import NotSeparableError, Program, batch_axes, described, jaxprs
+from lowering import NotSeparableError, Program, batch_axes, described, jaxpr_evaluation, jaxprs
 from lowering.extents import UNKNOWN, is_known
 from lowering.graph import Graph, Value
 from lowering.jaxprs import is_literal, primitive
@@ -443,7 +443,7 @@ def _program_of(execution: Execution, shapes: Sequence[Sequence[Any]]) -> Progra
     arrays = [execution.arrays.stored(label) for label in labels]
     parameter_types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
     function = execution.outputs.of_lists(labels)
-    jaxpr = jaxprs.make_jaxpr(function, parameter_types, input_types)
+    jaxpr = jaxpr_evaluation.make_jaxpr(function, parameter_types, input_types)
     return Program(jaxprs.spliced(jaxpr, "plain"), len(parameter_types))
 
 

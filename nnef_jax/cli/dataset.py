@@ -17,7 +17,7 @@ import numpy as np
 from lowering.extents import show
 from lowering.graph import TensorType
 from nnef_jax import DataError, InputError, NnefError, TensorSpec
-from nnef_jax.calls.arguments import converted_to_type
+from nnef_jax.calls.array_conversion import converted_to_type
 from nnef_jax.cli.inputs import ARRAYS, Array, read_array, read_members
 from nnef_jax.cli.pictures import PICTURES, PictureOptions, is_picture, read_picture
 from nnef_jax.errors import extra_missing

@@ -9,6 +9,7 @@ format, belongs elsewhere.
 Where is a program of many steps compiled? `routine`
 Where is the device of a call determined? `places`, `arrays`
 Where is a call computed within a user's trace? `definition`
+Where is the state before the first cycle computed? `initial_state`
 Where is the key of a compiled function computed? `cache_key`
 Where does the cache check its files? `checked_file`
 Which arrays have a NaN? `finite`

@@ -9,13 +9,11 @@ from itertools import chain
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
 from lowering import total
 from nnef_jax.calls.arguments import array_type
-from nnef_jax.errors import InputError
 from nnef_jax.execution import forks
 from nnef_jax.execution.arrays import Arrays, Leaves
 from nnef_jax.execution.definition import Definition, Inputs
@@ -32,9 +30,8 @@ from nnef_jax.execution.places import (
 )
 from nnef_jax.execution.probe import NOTHING, Probe
 from nnef_jax.execution.routine import Routine, RoutineEntry
-from nnef_jax.execution.run_options import Params, Prepared, RunKeywords, RunOptions
+from nnef_jax.execution.run_options import Params, Prepared, RunOptions
 from nnef_jax.execution.threads import Once
-from nnef_jax.options import checked_run
 from nnef_jax.reading.network import Network
 
 # The number of multiply-adds of a call from which kernels for CPUs gain more time than their
@@ -44,21 +41,6 @@ from nnef_jax.reading.network import Network
 _MULTIPLY_ADDS_WORTH_COMPILING = 10_000_000_000
 
 ByLabel = Mapping[str, Any]  # arrays, tracers or types
-
-
-def run_options(before: RunOptions, keywords: RunKeywords, *, has_rules: bool) -> RunOptions:
-    """Check a user's keywords, and return the options `before` with these keywords set.
-
-    The folder `cache_dir` is created. `has_rules` tells whether the user passed rules.
-    Raises the errors of `checked_run`, and InputError for a folder that cannot be created or
-    read.
-    """
-    checked = checked_run(keywords, has_rules=has_rules)
-    if checked.get("cache_dir") is not None:
-        from nnef_jax.execution.disk_cache import DiskCache
-
-        checked["cache_dir"] = DiskCache(checked["cache_dir"]).directory
-    return replace(before, **checked)
 
 
 class Execution:
@@ -480,38 +462,6 @@ class Execution:
                 platform, function, params, state, function_inputs
             )
         return Prepared(params, values, definition)
-
-    def first_state(self, inputs: Callable[[], Inputs]) -> dict[str, jax.Array]:
-        """Return the state before the first cycle, by label.
-
-        The function `inputs` returns the inputs of the first cycle, as arrays or types. It is
-        called only if an initial value is computed from inputs. Raises InputError if it returns
-        a type for an input whose values are needed.
-        """
-        stored = dict(self.arrays.initial_state())
-        network = self.network
-        # The state is copied because a step overwrites its memory.
-        if self.definition.options.donate_state:
-            stored = {label: jnp.array(x, copy=True) for label, x in stored.items()}
-        if not network.computed_state_labels:
-            return stored
-        input_arrays = inputs()
-        graph = network.specialise([x.shape for x in input_arrays])
-        initial_values = [state.initial for state in graph.states if state.initial is not None]
-        needed = graph.dependencies(initial_values)
-        needed_inputs: dict[str, Any] = {}
-        for value, x in zip(graph.inputs, input_arrays, strict=True):
-            if value in needed:
-                needed_inputs[value.name] = x
-        for name, x in needed_inputs.items():
-            if isinstance(x, jax.ShapeDtypeStruct):
-                message = f"the initial state is computed from input '{name}'"
-                hint = "give the inputs of the first cycle: model.init_state(x)"
-                raise InputError(message, hint=hint)
-        params = self.arrays.parameters()
-        computed = self.executables.computed_initial_states(params, stored, graph, needed_inputs)
-        states = {**stored, **computed}
-        return {state.label: states[state.label] for state in graph.states}
 
 
 def _without_probe(run: Callable[..., Any], *arguments: Any) -> Any:

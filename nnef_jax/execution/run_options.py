@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypedDict
 
 import jax
 
 from nnef_jax.errors import InputError
+from nnef_jax.options import checked_run
 
 
 class RunKeywords(TypedDict, total=False):
@@ -46,6 +47,21 @@ class RunOptions:
     measure: bool = field(default=True, repr=False)
     max_executables: int = field(default=128, repr=False)
     cache_dir: str | None = field(default=None, repr=False)
+
+
+def run_options(before: RunOptions, keywords: RunKeywords, *, has_rules: bool) -> RunOptions:
+    """Check a user's keywords, and return the options `before` with these keywords set.
+
+    The folder `cache_dir` is created. `has_rules` tells whether the user passed rules.
+    Raises the errors of `checked_run`, and InputError for a folder that cannot be created or
+    read.
+    """
+    checked = checked_run(keywords, has_rules=has_rules)
+    if checked.get("cache_dir") is not None:
+        from nnef_jax.execution.disk_cache import DiskCache
+
+        checked["cache_dir"] = DiskCache(checked["cache_dir"]).directory
+    return replace(before, **checked)
 
 
 @partial(

@@ -11,9 +11,11 @@ import jax.numpy as jnp
 from jax import Array
 from numpy.typing import ArrayLike
 
-from nnef_jax.calls.arguments import Example, Params, State, copied, in_order, require_one_length
+from nnef_jax.calls.arguments import Example, Params, State, in_order, require_one_length
+from nnef_jax.calls.array_conversion import copied
 from nnef_jax.execution.entry import Entry
 from nnef_jax.execution.execution import Execution
+from nnef_jax.execution.initial_state import first_state
 from nnef_jax.execution.places import debugs_or_disables_jit, default_platform, is_traced
 from nnef_jax.execution.probe import Edits, Probe
 from nnef_jax.execution.run_options import Prepared
@@ -209,7 +211,7 @@ class Runnable:
         If an initial value is computed from inputs, pass the inputs of the first cycle. An
         input from which no initial value is computed may be given as a type.
         """
-        return self._execution.first_state(lambda: self._execution.types(args, kwargs))
+        return first_state(self._execution, lambda: self._execution.types(args, kwargs))
 
     @overload
     def step(
@@ -291,7 +293,7 @@ class Runnable:
         inputs = self._execution.bind(args, kwargs, time_axes=1)
         require_one_length(inputs)
         if state is None:
-            state = self._execution.first_state(lambda: [x[0] for x in inputs])
+            state = first_state(self._execution, lambda: [x[0] for x in inputs])
         probe = Probe.of(edit, capture)
         return self._recur(self._execution.scan, state, inputs, params, probe)
 

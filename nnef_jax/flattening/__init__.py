@@ -2,7 +2,8 @@
 
 A module belongs in this package if at least two formats need it and its code names no format.
 
-Where are shapes and other known values computed while a network is read? `hostvalues`
+Where are shapes and other known values computed while a network is read? `host_operations`
+Where are numbers and lists converted to known values? `hostvalues`
 Where does an error get its place in the document? `emission`
 Where are the bodies of loops built? `repetition`
 Where are axes followed whose length depends on values? `padded_axes`, `padded_kinds`

@@ -67,7 +67,8 @@ class CountedEmission(Emission):
         would be taken for items.
         """
         from lowering import Context, NotSeparableError, Program, batch_axes, compute
-        from lowering.jaxprs import is_literal, make_jaxpr
+        from lowering.jaxpr_evaluation import make_jaxpr
+        from lowering.jaxprs import is_literal
 
         operands = list(dict.fromkeys(operation.reads()))
 

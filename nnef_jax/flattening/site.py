@@ -15,7 +15,8 @@ from lowering.extents import Shape, is_known, is_symbolic
 from lowering.graph import Value
 from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.emission import ByName
-from nnef_jax.flattening.hostvalues import LARGEST, NotFolded, evaluate
+from nnef_jax.flattening.host_operations import evaluate
+from nnef_jax.flattening.hostvalues import LARGEST, NotFolded
 from nnef_jax.flattening.operators.site import OperatorSite
 from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
 from nnef_jax.formats.base import ExtentNeeded

@@ -9,7 +9,7 @@ from typing import Any
 from lowering import windows
 from lowering.errors import InvalidShape
 from lowering.extents import UNKNOWN, show
-from nnef_jax.flattening.hostvalues import ceil_div
+from nnef_jax.flattening.host_operations import ceil_div
 from nnef_jax.flattening.site import Operand, Site, Tensor
 from nnef_jax.flattening.tensor_graph import TensorGraph
 

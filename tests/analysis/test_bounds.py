@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import nnef_jax
-from lowering import jaxprs
+from lowering import jaxpr_evaluation, jaxprs
 from lowering.graph import is_float
 from nnef_jax import InputError, UnsupportedError, analysis
 from nnef_jax.analysis import (
@@ -334,7 +334,7 @@ def bounds_and_values(name: str) -> tuple[Any, Any]:
 
     def run(around: Any, points: Any) -> Any:
         found = Walk(closed, [*map(array, around)], linear=True, sharp=True).results
-        values = jax.lax.map(lambda xs: jaxprs.as_function(closed)(*xs), points)
+        values = jax.lax.map(lambda xs: jaxpr_evaluation.as_function(closed)(*xs), points)
         return values, [(x.low, x.high) for x in map(interval, found)]
 
     def array(x: Any) -> Any:

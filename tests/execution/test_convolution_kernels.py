@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from lowering import jaxprs
+from lowering import jaxpr_evaluation, jaxprs
 from lowering.contexts import disabled
 from lowering.cpu import depthwise
 from lowering.cpu import kernel_costs as costs
@@ -192,7 +192,8 @@ def test_what_long_windows_read_lies_as_vectors_of_channels() -> None:
     arguments = random(64, 1, 33), random(3, 64, 50, seed=1)
     chosen = network(function)
     traced = jax.make_jaxpr(lambda w, x: optimised(lambda w, x: function(w[0], x[0]))([w], [x]))
-    split = jaxprs.as_function(jaxprs.inlined(traced(*arguments)))  # as what is prepared is
+    closed = jaxprs.inlined(traced(*arguments))  # as what is prepared is
+    split = jaxpr_evaluation.as_function(closed)
     for made in (chosen, lambda w, x: split(w, x)[0]):
         program = jax.jit(made).lower(*arguments).compile()
         assert re.search(r"f32\[4,3,50,16\]\{3,2,1,0\} call\(", program.as_text() or "")

@@ -15,7 +15,7 @@ import pytest
 from jax import lax
 
 import nnef_jax
-from lowering import jaxprs
+from lowering import jaxpr_evaluation, jaxprs
 from lowering.passes import detours
 from lowering.program import Program
 from lowering.targets.portable import PLAIN
@@ -159,8 +159,8 @@ def test_it_computes_the_same_in_fewer_steps(name: str) -> None:
         assert left[primitive] == count, left
     assert sum(left.values()) <= sum(names(closed).values())
     for x, y in zip(
-        jaxprs.as_function(closed)(*arguments),
-        jaxprs.as_function(found)(*arguments),
+        jaxpr_evaluation.as_function(closed)(*arguments),
+        jaxpr_evaluation.as_function(found)(*arguments),
         strict=True,
     ):
         assert x.dtype == y.dtype

@@ -13,7 +13,8 @@ from lowering.extents import UNKNOWN
 from lowering.graph import TensorType, Value, mapped, values_of
 from lowering.ops import rules
 from lowering.tracing import Context, trace
-from nnef_jax.flattening.hostvalues import KINDS, NotFolded, evaluate, host
+from nnef_jax.flattening.host_operations import KINDS, evaluate
+from nnef_jax.flattening.hostvalues import NotFolded, host
 
 WHOLE = np.array([[3, -7, 5], [0, 2, -4]])
 OTHER = np.array([[2, 2, -2], [1, -3, 4]])

@@ -17,8 +17,9 @@ from jax import lax
 from jax.extend.core import primitives
 from jax.sharding import Mesh
 
-from lowering import jaxprs
-from lowering.axes import UNLINKED, AxisPart, axes_of, axis_number, is_listed
+from lowering import jaxpr_evaluation, jaxprs
+from lowering.axes import axes_of, is_listed
+from lowering.axis_links import UNLINKED, AxisPart, axis_number
 from lowering.batches import NotSeparableError, batch_axes
 from lowering.bodies import inner_functions
 from lowering.cpu.layouts import evaluated
@@ -293,7 +294,7 @@ class Claims:
 
     def results(self, values: Sequence[Sequence[Any]]) -> list[Any]:
         pairs = zip(self.calls, values, strict=True)
-        return [list(jaxprs.bind(equation, x)) for (equation, _), x in pairs]
+        return [list(jaxpr_evaluation.bind(equation, x)) for (equation, _), x in pairs]
 
 
 def require_alike(base: int, axis: int, results: Sequence[Any]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from lowering.jaxprs import make_jaxpr
+from lowering.jaxpr_evaluation import make_jaxpr
 from lowering.padding import NotPaddableError, padded
 from lowering.program import Program
 from lowering.symbol_values import SymbolValues

@@ -13,7 +13,8 @@ import pytest
 
 from lowering import pipeline
 from lowering.fallback import FailedPass
-from lowering.program import Matcher, Program, rewritten
+from lowering.program import Program
+from lowering.rewriting import Matcher, rewritten
 from lowering.targets.cpu import CPU
 from tests.helpers import model_of
 from tests.programs import DATA, NET, X

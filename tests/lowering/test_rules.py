@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lowering.program import Matcher, Program, Rules, rewritten
+from lowering.program import Program
+from lowering.rewriting import Matcher, Rules, rewritten
 
 
 def rules() -> Rules:

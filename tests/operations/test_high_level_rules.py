@@ -14,7 +14,7 @@ import jax.scipy.linalg
 import numpy as np
 import pytest
 
-from lowering import jaxprs
+from lowering import jaxpr_evaluation
 from lowering.registry import Registry
 from nnef_jax import Model
 from tests.helpers import model_of
@@ -141,7 +141,7 @@ def test_what_cannot_be_lowered_runs_as_it_is_written(
     def fail(closed: Any) -> Any:
         raise ArithmeticError("on purpose")
 
-    monkeypatch.setattr(jaxprs, "low_level", fail)
+    monkeypatch.setattr(jaxpr_evaluation, "low_level", fail)
     network = Network({name: FUNCTIONS[name] for name in ("frexp", "switched")})
     model = network.model()
     network.require_equal(model(X), network.wanted)

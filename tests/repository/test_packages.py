@@ -58,6 +58,19 @@ def test_the_graph_knows_no_jax() -> None:
     assert {name for name, modules in found.items() if "jax" in modules} == set()
 
 
+def test_three_modules_use_what_jax_may_change() -> None:
+    found: set[str] = set()
+    for name, path in modules_of_both().items():
+        for node in imports(path):
+            names = [alias.name for alias in node.names]
+            if isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{name}" for name in names]
+            if any(f"{x}.".startswith("jax.extend.") for x in names):
+                found.add(name)
+    family = {"jaxprs", "jaxpr_evaluation", "primitives"}
+    assert found == {f"lowering.{name}" for name in family}
+
+
 def modules_of_both() -> dict[str, Path]:
     """The modules of both packages by name."""
     paths = [

@@ -15,7 +15,7 @@ from typing import Any
 
 from lowering.extents import UNKNOWN
 from lowering.graph import Value
-from nnef_jax.flattening.hostvalues import truncated
+from nnef_jax.flattening.host_operations import truncated
 from nnef_jax.formats.base import ExtentNeeded
 from nnef_jax.formats.syntax.standard import COMPARISONS
 from nnef_jax.formats.syntax.types import ArrayOf, Primitive, Tensor, TupleOf, Type

@@ -9,7 +9,8 @@ from typing import Any
 
 from lowering.location import Source
 from nnef_jax.errors import NnefError
-from nnef_jax.formats.syntax.reader import FastReader, NotUnderstood
+from nnef_jax.formats.syntax.reader import FastReader
+from nnef_jax.formats.syntax.token_reader import NotUnderstood
 from nnef_jax.formats.syntax.tokens import Language, count_tokens
 from nnef_jax.formats.syntax.tree import Fragment
 from nnef_jax.formats.syntax.tree_builder import TreeBuilder

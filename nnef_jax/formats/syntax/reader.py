@@ -12,15 +12,25 @@ production.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, TypeVar
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from nnef_jax.formats.syntax import tree
+from nnef_jax.formats.syntax.token_reader import (
+    GENERIC,
+    NAME,
+    NUMBER,
+    STRING,
+    NotUnderstood,
+    TokenReader,
+    placed,
+    require,
+    token_of,
+)
 from nnef_jax.formats.syntax.tokens import BUILTINS, SPACE, Language, Token
 from nnef_jax.formats.syntax.tree_builder import TreeBuilder
 from nnef_jax.formats.syntax.types import Type
 
-_NAME, _NUMBER, _STRING, _GENERIC = 1, 2, 3, 4  # the numbers of groups of `Language.token`
 _EQUALS = re.compile(rf"{SPACE}=(?!=)")
 _SEMICOLON = re.compile(rf"{SPACE};")
 _OPENING = re.compile(r"\(")
@@ -29,19 +39,12 @@ _LOGICAL = {"true": True, "false": False}
 _ENDS = frozenset(",;)]")  # marks that end an expression
 _FLAT_LEVELS = 3  # the nesting of expressions in a flat statement
 
-_Item = TypeVar("_Item")
 
+class FastReader(TokenReader):
+    """Reads a text without a grammar.
 
-class NotUnderstood(Exception):
-    """The fast reader cannot read a text, so that the grammar must read it."""
-
-
-class FastReader:
-    """Reads a text without a grammar. The next token is `token`, of the kind `kind`.
-
-    The token is in the text from `start` to `stop`. The methods have the names of productions of
-    the grammar, and call the builder as the grammar does. They raise NotUnderstood if they cannot
-    read the text, and errors of the builder.
+    The methods have the names of productions of the grammar, and call the builder as the grammar
+    does. They raise NotUnderstood if they cannot read the text, and errors of the builder.
 
     Args:
         text: the text.
@@ -51,106 +54,11 @@ class FastReader:
     """
 
     reserved: Collection[str]
-    match: Callable[..., re.Match[str] | None]
-    tokens_left: int
-    kind: int
-    token: str
-    start: int
-    stop: int
 
     def __init__(self, text: str, builder: TreeBuilder, language: Language, most: int) -> None:
-        self.text = text
         self.build: Any = builder
-        self.language = language
-        self.loose: bool = language.loose
-        self.reserved = _LOGICAL.keys() if self.loose else builder.keywords | BUILTINS
-        self.match = language.token.match
-        self.tokens_left = most
-        self.advance(0)
-
-    def advance(self, offset: int) -> None:
-        """Read the token at an offset, and make it the next token."""
-        self.tokens_left -= 1
-        match = self.match(self.text, offset)
-        if match is None or self.tokens_left < 0:
-            raise NotUnderstood
-        kind = match.lastindex or 0
-        self.kind = kind
-        self.token = match[kind]
-        self.start, self.stop = match.span(kind)
-
-    def take(self, token: str | None = None) -> Token:
-        """Step over the next token and return it.
-
-        Unless `token` is None, the next token must be `token`.
-        """
-        if token is not None and token != self.token:
-            raise NotUnderstood
-        result = _placed(self.token, self.start)
-        self.advance(self.stop)
-        return result
-
-    def expect(self, token: str) -> None:
-        """Step over the next token, which must be `token`."""
-        if token != self.token:
-            raise NotUnderstood
-        self.advance(self.stop)
-
-    def accept(self, token: str) -> bool:
-        """Step over the next token if it equals `token`, and tell whether it does."""
-        is_next = token == self.token
-        if is_next:
-            self.advance(self.stop)
-        return is_next
-
-    def name(self) -> Token:
-        """Step over the next token, which must be a name, and return it."""
-        _require(self.kind == _NAME)
-        return self.take()
-
-    def generic(self, declared: bool = False) -> Token | None:
-        """Step over the next token if it is a generic argument such as `<scalar>`, and return it.
-
-        Return None if the next token is something else. `declared` tells whether the token is in a
-        declaration, where it must have the form `<?>` or `<? = type>`.
-        """
-        if self.kind != _GENERIC:
-            return None
-        token = self.take()
-        is_allowed = "?" in token if declared else "=" not in token
-        _require(self.loose or is_allowed)
-        return token
-
-    def several(self, item: Callable[[], _Item]) -> list[_Item]:
-        """Read one or more items that have commas between them. `item` reads an item."""
-        items = [item()]
-        while self.accept(","):
-            items.append(item())
-        return items
-
-    def listed(self, brackets: str, item: Callable[[], object], least: int = 0) -> list[Any]:
-        """Read a list in `brackets`, such as "[]", that has at least `least` items.
-
-        `item` is called to read an item. Return a list of the opening bracket and the items.
-        """
-        opening, closing = brackets
-        return [self.take(opening), *self.items_to(closing, item, least)]
-
-    def items_to(self, closing: str, item: Callable[[], _Item], least: int = 0) -> list[_Item]:
-        """Read items with commas between them, and the closing bracket after the items.
-
-        `item` is called to read an item. There must be at least `least` items.
-        """
-        items: list[_Item] = []
-        while self.token != closing:
-            items.append(item())
-            if self.token != ",":
-                break
-            self.advance(self.stop)
-            _require(self.loose or self.token != closing)
-        _require(len(items) >= least)
-        self.expect(closing)
-        return items
+        self.reserved = _LOGICAL.keys() if language.loose else builder.keywords | BUILTINS
+        super().__init__(text, language, most)
 
     # Documents
 
@@ -175,7 +83,7 @@ class FastReader:
     def quantization(self) -> Any:
         """Read a graph.quant, which has entries `"name": operation(...);`."""
         entries: list[Any] = []
-        while self.kind == _STRING:
+        while self.kind == STRING:
             key = self.take()
             self.expect(":")
             quantizer = self.invocation(self.name())
@@ -185,7 +93,7 @@ class FastReader:
 
     def assertion(self) -> Any:
         """Read an assertion of tract: `condition`, or `scenario: condition`."""
-        first_token = _placed(self.token, self.start)
+        first_token = placed(self.token, self.start)
         expression = self.expression()
         is_name = expression == tree.Identifier(0, first_token)
         if is_name and self.accept(":"):
@@ -195,7 +103,7 @@ class FastReader:
     def definitions(self) -> list[Any]:
         """Read the version, the extensions and the fragments of a document."""
         self.expect("version")
-        _require(self.kind == _NUMBER)
+        require(self.kind == NUMBER)
         definitions: list[Any] = [self.build.version(self.take(), None)]
         if not self.build.provisional or self.token == ";":
             self.expect(";")
@@ -203,7 +111,7 @@ class FastReader:
             line = self.language.extension.match(self.text, self.start)
             if line is None:
                 raise NotUnderstood
-            definitions.append(self.build.extension(_token(line, 1), None))
+            definitions.append(self.build.extension(token_of(line, 1), None))
             self.advance(line.end())
         while self.accept("fragment"):
             definitions.append(self.fragment())
@@ -241,9 +149,9 @@ class FastReader:
         match = self.language.declared.match(self.text, self.start)
         if match is not None:  # the usual case
             self.advance(match.end())
-            name = _token(match, 1)
-            type_name = _token(match, 2)
-            generic = _token(match, 3) if match[3] else None
+            name = token_of(match, 1)
+            type_name = token_of(match, 2)
+            generic = token_of(match, 3) if match[3] else None
             return name, self.arrays(self.build.named_type(type_name, generic))
         name = self.name()
         if not typed and self.token != ":":
@@ -259,7 +167,7 @@ class FastReader:
             return self.arrays(self.build.named_type(self.name(), self.generic()))
         opening = self.take()
         items = self.several(self.type)
-        _require(self.loose or len(items) > 1)
+        require(self.loose or len(items) > 1)
         self.expect(")")
         return self.arrays(self.build.tuple_type(opening, *items))
 
@@ -305,12 +213,12 @@ class FastReader:
             values.append(self.expression())
         target = targets[0] if len(targets) == 1 else self.build.bare_tuple(*targets)
         value = values[0] if len(values) == 1 else self.build.bare_value(*values)
-        _require(self.token == ";")
+        require(self.token == ";")
         return self.build.assignment(target, value, None)
 
     def target(self) -> Any:
         """Read the target of an assignment: a name, an array or a tuple."""
-        if self.kind == _NAME:
+        if self.kind == NAME:
             return self.build.identifier(self.take())
         if self.token == "[" and not self.loose:
             return self.build.array_expression(*self.listed("[]", self.target, 1))
@@ -327,19 +235,19 @@ class FastReader:
         arguments, end_of_call = self.arguments(start.end())
         name, operation, generic = start.groups()
         if self.loose:
-            name = self.build.name(_token(start, 1))
+            name = self.build.name(token_of(start, 1))
         target = tree.Identifier(start.start(1), name)
         semicolon = _SEMICOLON.match(self.text, end_of_call)
         is_flat = self.tokens_left == tokens_left  # no token was read one by one
         if semicolon is None or not is_flat or self.build.nesting < _FLAT_LEVELS:
             # The invocation may be the beginning of a larger expression.
-            generic_token = _token(start, 3) if generic else None
-            value = self.build.invocation(_token(start, 2), generic_token, None, *arguments)
+            generic_token = token_of(start, 3) if generic else None
+            value = self.build.invocation(token_of(start, 2), generic_token, None, *arguments)
             self.advance(end_of_call)
             return self.assignment([target], value), self.stop
         if self.loose:
-            operation = self.build.name(_token(start, 2))
-        type = self.build.generic(_token(start, 3)) if generic else None
+            operation = self.build.name(token_of(start, 2))
+        type = self.build.generic(token_of(start, 3)) if generic else None
         value = tree.Invocation(start.start(2), operation, type, tuple(arguments))
         return tree.Assignment(target.offset, target, value), semicolon.end()
 
@@ -361,7 +269,7 @@ class FastReader:
                 _, numbers, number, name, string, mark = match.groups()
                 if name is not None:
                     if name not in self.reserved:
-                        name = build.name(_token(match, 4)) if loose else name
+                        name = build.name(token_of(match, 4)) if loose else name
                         value = tree.Identifier(match.start(4), name)
                     elif name in _LOGICAL:
                         value = tree.Literal(match.start(4), _LOGICAL[name])
@@ -385,9 +293,9 @@ class FastReader:
                 argument_name = match[1]
                 start = value.offset if argument_name is None else match.start(1)
                 if loose and argument_name:
-                    argument_name = build.name(_token(match, 1))
+                    argument_name = build.name(token_of(match, 1))
                 items.append(tree.Argument(start, argument_name, value))
-        _require(mark == ")")
+        require(mark == ")")
         return items, offset
 
     # Expressions
@@ -395,7 +303,7 @@ class FastReader:
     def expression(self, first: tree.Expression | None = None) -> tree.Expression:
         """Read an expression. `first` is its beginning if that is already read."""
         next_character = self.text[self.stop : self.stop + 1]
-        is_atom = self.kind <= _STRING and next_character in _ENDS
+        is_atom = self.kind <= STRING and next_character in _ENDS
         if first is None and is_atom:
             return self.atom()
         value = self.binary(1, first)
@@ -452,15 +360,15 @@ class FastReader:
         """Read an expression without operators: a literal, a name, a call, an array or a tuple."""
         kind = self.kind
         token = self.take()
-        if kind == _NAME:
+        if kind == NAME:
             if token in _LOGICAL:
                 return self.build.logical(token)
-            if self.token == "(" or self.kind == _GENERIC:
+            if self.token == "(" or self.kind == GENERIC:
                 return self.invocation(token)
             return self.build.identifier(token)
-        if kind == _NUMBER:
+        if kind == NUMBER:
             return self.build.number(token)
-        if kind == _STRING:
+        if kind == STRING:
             return self.build.string(token)
         if token == "(":
             first = self.expression()
@@ -471,7 +379,7 @@ class FastReader:
             return self.build.tuple_expression(token, first, *other_items)
         if token == "[]":
             return self.build.array_expression(token)
-        _require(token == "[")
+        require(token == "[")
         is_comprehension = not self.loose and self.accept("for")
         if not is_comprehension:
             return self.build.array_expression(token, *self.items_to("]", self.expression))
@@ -489,38 +397,20 @@ class FastReader:
     def invocation(self, name: Token) -> tree.Expression:
         """Read an invocation after the name of the operation."""
         generic = self.generic()
-        _require(self.token == "(")
+        require(self.token == "(")
         arguments, end = self.arguments(self.stop)
         self.advance(end)
         return self.build.invocation(name, generic, None, *arguments)
 
     def argument(self) -> tree.Argument:
         """Read an argument: `expression` or `name = expression`."""
-        if self.kind == _NAME and self.token not in _LOGICAL:
+        if self.kind == NAME and self.token not in _LOGICAL:
             equals = _EQUALS.match(self.text, self.stop)
             if equals is not None:
                 name = self.take()
                 self.advance(equals.end())
                 return self.build.named_argument(name, self.expression())
         return self.build.argument(self.expression())
-
-
-def _require(condition: bool) -> None:
-    """Raise NotUnderstood if a condition is not true."""
-    if not condition:
-        raise NotUnderstood
-
-
-def _placed(text: str, start: int) -> Token:
-    """Return a token with its offset in the text."""
-    token = Token(text)
-    token.start_pos = start
-    return token
-
-
-def _token(match: re.Match[str], group: int) -> Token:
-    """Return the token that a group of a pattern matched."""
-    return _placed(match[group], match.start(group))
 
 
 def _number(text: str) -> int | float:

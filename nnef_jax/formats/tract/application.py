@@ -10,6 +10,7 @@ import numpy as np
 from lowering.errors import InvalidOperation
 from lowering.extents import volume
 from lowering.graph import Rule, Value
+from nnef_jax.flattening import host_operations
 from nnef_jax.flattening import hostvalues as h
 from nnef_jax.flattening.emission import ByName
 from nnef_jax.formats.syntax import tree as s
@@ -177,7 +178,7 @@ def _folded(site: CallSite, kind: str, operands: ByName, attributes: ByName) -> 
         raise h.NotFolded
     operator = OPERATORS.get(kind)
     if operator is None:
-        result = h.evaluate(kind, operands.values(), attributes)
+        result = host_operations.evaluate(kind, operands.values(), attributes)
     else:
         inner = _operation_site(site, kind, operands, attributes, names=(), folds=True)
         try:
@@ -185,7 +186,7 @@ def _folded(site: CallSite, kind: str, operands: ByName, attributes: ByName) -> 
         except InvalidOperation:
             # The error is raised again when the operation is added to the graph.
             raise h.NotFolded from None
-    h.require_few(h.weight(result))
+    host_operations.require_few(h.weight(result))
     site.graph.meter.spend(h.weight(result))
     return Results(result) if isinstance(result, list) else result
 

@@ -21,7 +21,8 @@ from lowering.ops.require import normal_axes, normal_axis
 from nnef_jax.errors import NnefError, UnsupportedError
 from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.emission import ByName, refused
-from nnef_jax.flattening.hostvalues import Host, NotFolded, evaluate, host, is_plain
+from nnef_jax.flattening.host_operations import evaluate
+from nnef_jax.flattening.hostvalues import Host, NotFolded, host, is_plain
 from nnef_jax.flattening.operators.site import ON_ITEMS, OperatorSite
 from nnef_jax.formats.base import EXPORT_KNOWN, GIVE_SHAPES, ExtentNeeded
 from nnef_jax.formats.syntax import tree as s

@@ -8,7 +8,7 @@ from typing import Any
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, show
 from nnef_jax.flattening.along_axes import split_by_lengths, split_evenly
-from nnef_jax.flattening.hostvalues import ceil_div
+from nnef_jax.flattening.host_operations import ceil_div
 from nnef_jax.flattening.operators.attributes import axis, flag, integer, integers, word
 from nnef_jax.flattening.operators.registry import Meaning
 from nnef_jax.flattening.site import Tensor

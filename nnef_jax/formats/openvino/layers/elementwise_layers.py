@@ -13,7 +13,7 @@ from lowering.errors import InvalidOperation
 from lowering.graph import Value, is_float
 from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.emission import ends_of
-from nnef_jax.flattening.hostvalues import binary
+from nnef_jax.flattening.host_operations import binary
 from nnef_jax.flattening.operators.attributes import integer, number, numbers, one_of, text, word
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant

@@ -16,7 +16,7 @@ from lowering.errors import InvalidOperation
 from lowering.graph import Value
 from nnef_jax.flattening.counts import Count
 from nnef_jax.flattening.emission import ByName
-from nnef_jax.flattening.hostvalues import ceil_div
+from nnef_jax.flattening.host_operations import ceil_div
 from nnef_jax.flattening.repetition import LAST, RepeatedBody, add_choice, flattened_branches
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant

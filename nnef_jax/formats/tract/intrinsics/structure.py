@@ -14,6 +14,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Shape, shapes_differ, show
 from lowering.graph import Call, TensorType, Value, is_integer
 from nnef_jax.errors import LimitError
+from nnef_jax.flattening import host_operations
 from nnef_jax.flattening import hostvalues as h
 from nnef_jax.flattening.emission import computation_dtype
 from nnef_jax.flattening.operators.attributes import integers, text
@@ -232,7 +233,7 @@ def range_of(site: CallSite) -> Any:
     if step == 0:
         raise InvalidOperation("'step' must not be 0")
     if h.is_plain((start, end, step)):
-        count = h.ceil_div(end - start, step)
+        count = host_operations.ceil_div(end - start, step)
         if count <= h.LARGEST and not is_real:
             graph.meter.spend(max(0, count))
             return h.integer_array(range(start, end, step))
