@@ -103,7 +103,8 @@ def _require_no_object(value: Json, key: str, name: str, meter: Meter) -> None:
         item = pending.pop()
         if item is None or isinstance(item, dict):
             kind = "null" if item is None else "an object"
-            inside = "" if item is value else " inside the list"
+            is_inside = isinstance(value, list)
+            inside = " inside the list" if is_inside else ""
             raise DataError(
                 f"{name} has {kind}{inside} at '{key}'",
                 hint="a graph can take a number, a truth value, a string or a list of these",
