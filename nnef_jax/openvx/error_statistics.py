@@ -23,7 +23,7 @@ from nnef_jax.openvx.tensor import Tensor
 from nnef_jax.options import require_flags
 from nnef_jax.results import Axes, Result, Table, axes, literally, plain, table_of
 
-_NONE = float("nan")
+_NO_FIGURE = float("nan")  # stands for a figure that a tensor does not have
 _HIGHEST_DRAWN = 120.0  # larger SNRs, in dB, are drawn at this height
 _MOST_LABELLED = 40  # the largest number of tensors whose names are shown in a picture
 
@@ -45,7 +45,7 @@ class TensorStats:
     absolute: float
     snr: float
     reason: str
-    own_snr: float = _NONE
+    own_snr: float = _NO_FIGURE
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -164,28 +164,29 @@ def statistics(
     tensors, masks = lowered_tensors({}, *arrays)
     reals = {spec.name: x for spec, x in zip(model.inputs, arrays, strict=True)}
     results = computed(*arrays)
-    # jax sorts `results` by name, whereas `names` are in the order of the network.
+    # jax has sorted the keys of `results`. `names` are in the order of the network.
     reals |= {name: results[name] for name in names}
     recorded = {name: np.asarray(x) for name, x in reals.items()}
     comparison = compare(recorded, _arrays(tensors, recorded), rtol=rtol, atol=atol)
     isolated_snr: Mapping[str, float] = {}
-    if isolate:
+    if isolate:  # each layer reads the tensors of the network in floating point
         isolated, _ = lowered_tensors({name: reals[name] for name in names}, *arrays)
         differences = compare(recorded, _arrays(isolated, recorded)).tensors
         isolated_snr = {name: x.snr for name, x in differences.items()}
 
-    stats: dict[str, TensorStats] = {}
+    figures: dict[str, TensorStats] = {}
     for name, difference in comparison.tensors.items():
         layer = layers.get(name, "input")
-        own_snr = isolated_snr.get(name, _NONE)
-        stats[name] = _tensor_stats(
+        own_snr = isolated_snr.get(name, _NO_FIGURE)
+        figures[name] = _tensor_stats(
             name, tensors[name], masks.get(name), difference, layer=layer, own_snr=own_snr
         )
+    has_batch = len(arrays) > 0 and arrays[0].ndim > 0
     return Stats(
-        tensors=stats,
+        tensors=figures,
         comparison=comparison,
         clipped=lowered.clipped,
-        samples=int(arrays[0].shape[0]) if arrays and arrays[0].ndim else 1,
+        samples=int(arrays[0].shape[0]) if has_batch else 1,
         isolated=isolate,
     )
 
@@ -205,8 +206,8 @@ def _tensor_stats(
     with the tensor in floating point.
     """
     data = np.asarray(real(tensor))
-    low = _NONE
-    high = _NONE
+    low = _NO_FIGURE
+    high = _NO_FIGURE
     if data.size:
         low = float(data.min())
         high = float(data.max())
@@ -217,7 +218,7 @@ def _tensor_stats(
         position=tensor.fixed_point_position if isinstance(tensor, Tensor) else None,
         low=low,
         high=high,
-        beyond=_NONE if mask is None else float(np.mean(np.asarray(mask))),
+        beyond=_NO_FIGURE if mask is None else float(np.mean(np.asarray(mask))),
         absolute=difference.absolute,
         snr=difference.snr,
         reason=difference.reason,
@@ -250,5 +251,5 @@ def _samples(model: Model, inputs: tuple[Input, ...]) -> tuple[list[Array], bool
     if len(counts) > 1 or 0 in counts:
         message = f"inputs of a set must have one length above 0, they have {sorted(counts)}"
         raise InputError(message)
-    bound(model, [x[0] for x in arrays])  # This raises the errors of a call.
+    bound(model, [x[0] for x in arrays])  # raises the errors of a call with the first samples
     return arrays, True

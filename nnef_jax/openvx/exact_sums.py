@@ -27,16 +27,21 @@ from numpy.typing import NDArray
 from lowering import Slide, correlation
 
 _Integers = TypeVar("_Integers", Array, NDArray[Any])
-_EXACT = 1 << 24  # Sums up to this number are exact in float32.
-_JOIN_COST = 32  # The cost of adding one sum of digits to the result, in multiply-adds.
-_CHUNKS = 256  # the largest number of unrolled chunks of channels, or of cells of a window
-_LOW = 16  # the largest number of bits of the lower word; a sum of 2**15 such words fits an int32
-_SATURATION_BITS = 17  # number of bits of a quotient; larger quotients always saturate
-_LARGEST_SHIFTED = 1 << 14  # this number, shifted by `_LOW` bits, fits an int32
+_LARGEST_EXACT = 1 << 24  # sums up to this number are exact in float32
+_JOIN_COST = 32  # the cost of adding one sum of digits to the result, in multiply-adds
+_MOST_CHUNKS = 256  # the largest number of unrolled chunks of channels
+_MOST_CELLS = 256  # the largest number of unrolled cells of a window
+# The largest number of bits of the lower word of a sum. A sum of 2**15 such words fits an int32.
+_LOW_BITS = 16
+_SATURATION_BITS = 17  # the number of bits of a quotient; larger quotients always saturate
+_LARGEST_SHIFTED = 1 << 14  # this number, shifted by `_LOW_BITS` bits, fits an int32
 _PIECE_BITS = 8  # the number of bits of a digit of the input
-_UNROLLED_GROUPS = 8  # the largest number of groups that become separate convolutions
+_MOST_UNROLLED_GROUPS = 8  # the largest number of groups that become separate convolutions
 _HIGHEST = lax.Precision.HIGHEST
-_SINGLE_CELL = Slide((1, 1), ((0, 0), (0, 0)), (1, 1), (1, 1))  # windows of one cell on two axes
+# The positions of a window of one cell on two axes: at each item, and without padding.
+_SINGLE_CELL = Slide(
+    stride=(1, 1), padding=((0, 0), (0, 0)), spread=(1, 1), dilation=(1, 1)
+)  # fmt: skip
 
 
 @partial(
@@ -69,15 +74,8 @@ def factors(filter: Array | NDArray[Any]) -> Factors | None:
     are too many products for exact sums. For a traced filter this happens if a channel has more
     than 16384 cells.
     """
-    limits = jnp.iinfo(filter.dtype)
-    bits = limits.bits
-    reach = max(-limits.min, limits.max)
-    channels = filter.shape[1]
-    cells = math.prod(filter.shape[2:])
+    bits = jnp.iinfo(filter.dtype).bits
     values = None if isinstance(filter, Tracer) else np.asarray(filter, np.int32)
-    # By the number of digits of the input: the largest magnitude of a digit. An input of 16 bits
-    # may be split into two digits of 8 bits.
-    largest_digits = {1: reach} if bits == 8 else {1: reach, 2: 1 << (_PIECE_BITS - 1)}
     splits: list[_Split] = []
     for width in {bits, 8, 4}:
         if values is None:
@@ -85,20 +83,7 @@ def factors(filter: Array | NDArray[Any]) -> Factors | None:
         else:
             planes = [x.reshape(*x.shape[:2], -1) for x in _digits(values, width, bits)]
             sums = [np.abs(x).sum(2, dtype=np.int64) for x in planes]
-        largest_filter = 0
-        for index, digit_sums in enumerate(sums):
-            largest_filter += int(digit_sums.sum(1).max()) << (index * width)
-        # The bound is rounded up to a power of 2, so that filters with the same power share
-        # programs.
-        bound = reach * largest_filter
-        largest = 1 << max(bound - 1, 0).bit_length()
-        for pieces, largest_digit in largest_digits.items():
-            depth = _most_channels(sums, _EXACT // largest_digit)
-            if depth:
-                chunks = math.ceil(channels / depth)
-                work = channels * cells + chunks * _JOIN_COST
-                cost = pieces * len(sums) * work
-                splits.append(_Split(cost, len(sums), width, pieces, depth, largest))
+        splits += _splits(filter, width, sums)
     if not splits:
         return None
     best = min(splits)
@@ -125,6 +110,40 @@ class _Split(NamedTuple):
     largest: int
 
 
+def _splits(
+    filter: Array | NDArray[Any], width: int, sums: list[NDArray[np.int64]]
+) -> list[_Split]:
+    """Return the ways to split a filter into digits of `width` bits, for exact sums over any input.
+
+    `sums` has an array of shape (outputs, inputs) for each digit of the filter: the sums of
+    absolute values over the window.
+    """
+    limits = jnp.iinfo(filter.dtype)
+    largest_input = max(-limits.min, limits.max)  # the inputs have the dtype of the filter
+    channels = filter.shape[1]
+    cells = math.prod(filter.shape[2:])
+    largest_filter = 0
+    for index, digit_sums in enumerate(sums):
+        largest_filter += int(digit_sums.sum(1).max()) << (index * width)
+    # The bound is rounded up to a power of 2. Filters with the same power of 2 share programs.
+    bound = largest_input * largest_filter
+    largest = 1 << max(bound - 1, 0).bit_length()
+    # The largest magnitude of a digit of the input, by the number of digits. An input of 16 bits
+    # may be split into two digits of 8 bits.
+    largest_digits = {1: largest_input}
+    if limits.bits != 8:
+        largest_digits[2] = 1 << (_PIECE_BITS - 1)
+    splits: list[_Split] = []
+    for pieces, largest_digit in largest_digits.items():
+        depth = _most_channels(sums, _LARGEST_EXACT // largest_digit)
+        if depth > 0:
+            chunks = math.ceil(channels / depth)
+            work = channels * cells + chunks * _JOIN_COST
+            cost = pieces * len(sums) * work
+            splits.append(_Split(cost, len(sums), width, pieces, depth, largest))
+    return splits
+
+
 def _largest_digit_sums(filter: Array | NDArray[Any], width: int) -> list[NDArray[np.int64]]:
     """Return the largest possible sum of absolute values over a window, for each digit.
 
@@ -134,7 +153,7 @@ def _largest_digit_sums(filter: Array | NDArray[Any], width: int) -> list[NDArra
     cells = math.prod(filter.shape[2:])
     sums: list[NDArray[np.int64]] = []
     for ends in _digits(np.array([limits.min, limits.max], np.int32), width, limits.bits):
-        # In the worst case lower digits reach -2**(width-1), whatever the limits are.
+        # The digits of the limits bound only the last digit. Any other digit may be -2**(width-1).
         largest_digit = max(1 << (width - 1), int(np.abs(ends).max()))
         sums.append(np.full((1, filter.shape[1]), cells * largest_digit, np.int64))
     return sums
@@ -149,7 +168,7 @@ def _most_channels(sums: list[NDArray[np.int64]], most: int) -> int:
     """
     channels = sums[0].shape[1]
     depth = channels
-    while channels <= depth * _CHUNKS:
+    while channels <= depth * _MOST_CHUNKS:
         starts = np.arange(0, channels, depth)
         fits = all(np.add.reduceat(digit_sums, starts, axis=1).max() <= most for digit_sums in sums)
         if fits:
@@ -183,6 +202,7 @@ def sums_of_products(x: Array, filter: Factors, slide: Slide) -> list[tuple[Arra
     depth = filter.digits[0].shape[1]
     integers = x.astype(np.int32)
     if _is_by_cells(filter.digits[0], slide) and filter.largest < 1 << 31:
+        # The sums fit an int32, so they are computed from the integers that the digits stand for.
         weights: Any = 0
         for index, digit in enumerate(filter.digits):
             weights += digit.astype(np.int32) << (index * filter.width)
@@ -196,6 +216,7 @@ def sums_of_products(x: Array, filter: Factors, slide: Slide) -> list[tuple[Arra
         part = grouped[:, :, channels].reshape(len(inputs), -1, *extents)
         for index, digit in enumerate(filter.digits):
             sums = _correlate(part, digit[:, channels], slide).astype(np.int32)
+            # The batch has the lowest digits of all samples, then the highest digits.
             for piece in range(filter.pieces):
                 rows = sums[piece * batch : (piece + 1) * batch]
                 terms.append((rows, index * filter.width + piece * _PIECE_BITS))
@@ -223,7 +244,7 @@ def _is_by_cells(filter: Array, slide: Slide) -> bool:
     64 planes of 28x28 take 0.12 ms cell by cell, and 2.9 ms by convolutions. If sums fit an int32,
     they are computed in integers: a MobileNet then takes 10.9 ms, whereas float32 takes 12.7 ms.
     """
-    has_few_cells = math.prod(filter.shape[2:]) <= _CHUNKS
+    has_few_cells = math.prod(filter.shape[2:]) <= _MOST_CELLS
     is_depthwise = filter.ndim > 2 and filter.shape[1] == 1 and slide.groups > 1
     return is_depthwise and has_few_cells
 
@@ -234,14 +255,14 @@ def _convolved(x: Array, filter: Array, slide: Slide) -> Array:
     batch, depth, *extents = x.shape
     if math.prod(filter.shape[2:]) == 1 and slide == _SINGLE_CELL:
         # A matrix product is faster here, because XLA's convolution transposes its operands: a
-        # MobileNet takes 6.0 ms with this, and 10.9 ms with convolutions.
+        # MobileNet takes 6.0 ms with matrix products, and 10.9 ms with convolutions.
         matrix = jnp.broadcast_to(filter.reshape(-1, depth), (batch, len(filter), depth))
         planes = x.reshape(batch, depth, -1)
         product = jnp.einsum("boi,bip->bop", matrix, planes, precision=_HIGHEST)
         return product.reshape(batch, len(filter), *extents)
-    if 1 < groups <= _UNROLLED_GROUPS:
-        # Separate convolutions are faster: two groups of 5x5 windows take 0.36 ms instead of 0.84
-        # ms.
+    if 1 < groups <= _MOST_UNROLLED_GROUPS:
+        # Separate convolutions are faster: two groups of 5x5 windows take 0.36 ms as two
+        # convolutions, and 0.84 ms as one convolution with groups.
         ungrouped = replace(slide, groups=1)
         inputs = jnp.split(x, groups, 1)
         filters = jnp.split(filter, groups)
@@ -277,8 +298,8 @@ def base_for(largest: int, shift: int) -> int | None:
     The last `shift` bits of the sums will be rounded away. The base is `shift` if possible, because
     this takes the fewest operations. The result is None if no base suffices.
     """
-    cheapest_base = min(max(shift, 0), _LOW)
-    for base in (cheapest_base, _LOW):
+    cheapest_base = min(max(shift, 0), _LOW_BITS)
+    for base in (cheapest_base, _LOW_BITS):
         if largest < 1 << (31 + base):
             return base
     return None
@@ -296,6 +317,7 @@ def total(terms: Sequence[tuple[Array, int]], base: int) -> Wide:
         if shift >= base:
             high = high + (value << (shift - base))
         else:
+            # The last bits of the value belong to the lower word.
             bits = base - shift
             high = high + (value >> bits)
             low = low + ((value & ((1 << bits) - 1)) << shift)
@@ -311,10 +333,11 @@ def narrow(
     The rounding policy is 'to_zero' or 'nearest_even'. The overflow policy is 'wrap' (two's
     complement) or 'saturate'. A negative shift multiplies. A shift is at most `base + 31`.
     """
-    left_shift = min(max(-shift, 0), _LOW)
+    left_shift = min(max(-shift, 0), _LOW_BITS)
     rounded = _rounded(_clipped(x, shift), shift, rounding_policy)
     if left_shift:
-        # Larger numbers would overflow an int32; these saturate already.
+        # A number beyond this bound could overflow an int32 by the shift, so it is clipped. This
+        # does not change the result, since the shifted bound is not inside the range of 16 bits.
         rounded = jnp.clip(rounded, -_LARGEST_SHIFTED, _LARGEST_SHIFTED) << left_shift
     limits = jnp.iinfo(dtype)
     overflowed = (rounded < limits.min) | (rounded > limits.max)
@@ -329,8 +352,8 @@ def _clipped(x: Wide, shift: int) -> Wide:
     unshifted_bits = x.base - max(shift, 0)
     if unshifted_bits <= 0:
         return x
-    most = (1 << (_SATURATION_BITS - unshifted_bits)) + 1
-    return Wide(jnp.clip(x.high, -most, most), x.low, x.base)
+    largest_high = (1 << (_SATURATION_BITS - unshifted_bits)) + 1
+    return Wide(jnp.clip(x.high, -largest_high, largest_high), x.low, x.base)
 
 
 def _rounded(x: Wide, shift: int, rounding_policy: str) -> Array:
@@ -338,6 +361,7 @@ def _rounded(x: Wide, shift: int, rounding_policy: str) -> Array:
     if shift <= 0:
         return (x.high << x.base) + x.low
     floor, half, lower = _quotient(x, shift)
+    # To truncate, a negative number that is no integer is rounded up.
     rounds_up = (x.high < 0) & (half | lower)
     if rounding_policy == "nearest_even":
         is_odd = floor & 1 == 1

@@ -51,7 +51,8 @@ class Lowered:
         self.model = model
         self.choices = choices
         self._evaluations: dict[tuple[Shape, ...], Evaluation] = {}
-        self._weights: dict[tuple[object, ...], Prepared] = {}  # by the names of steps and layers
+        # Prepared weights. A key has the name of each step, and of its layer.
+        self._weights: dict[tuple[object, ...], Prepared] = {}
         self._raw = jax.jit(self._run_raw)
         self._real = jax.jit(self._run_real)
         self._applied = jax.jit(self._run_applied)
@@ -216,7 +217,8 @@ class Lowered:
 
     def _run_raw(self, weights: Prepared, inputs: list[Tensor | Array]) -> Any:
         evaluation = self.evaluation([x.shape for x in inputs])
-        return self._packed(evaluation, evaluation.run(weights, inputs)[0])
+        values, _ = evaluation.run(weights, inputs)
+        return self._packed(evaluation, values)
 
     def _run_real(self, weights: Prepared, inputs: list[Array]) -> Any:
         evaluation = self.evaluation([x.shape for x in inputs])
@@ -251,12 +253,15 @@ class Lowered:
     def _prepared_weights(self, shapes: Sequence[Shape]) -> Prepared:
         """Return the weights, prepared for inputs of the shapes `shapes`. They are cached."""
         evaluation = self.evaluation(shapes)
-        key = tuple((step.name, step.layer and step.layer.name) for step in evaluation.plan.needed)
+        names: list[tuple[str, str]] = []
+        for step in evaluation.plan.needed:
+            names.append((step.name, step.layer.name if step.layer else ""))
+        key = tuple(names)
         if key in self._weights:
             return self._weights[key]
         are_traced = any(isinstance(x, Tracer) for x in self.model.params.values())
         if are_traced:
-            # The prepared weights are valid only in this trace.
+            # The weights are not cached, since they are valid only in this trace.
             return evaluation.prepared(self.real_weights(evaluation), static=False)
         with jax.ensure_compile_time_eval():
             weights = self.real_weights(evaluation)
@@ -371,7 +376,7 @@ def _bind_tensors(
     input is passed as an array. Raises InputError for wrong names and shapes.
     """
     types = {value.name: value.type.dtype for value in model.graph.inputs}
-    # `bind_inputs` raises the errors for too few or too many arguments.
+    # The lengths may differ. `bind_inputs` below raises the errors for a wrong number of arguments.
     inputs = dict(zip(types, args, strict=False)) | dict(kwargs)
     for name, x in inputs.items():
         if is_float(types.get(name, "float32")) and not isinstance(x, Tensor):
@@ -383,7 +388,7 @@ def _bind_tensors(
             return x
         return jax.ShapeDtypeStruct(x.shape, types.get(name, "float32"))
 
-    # The last inputs may be given by name.
+    # The lengths may differ, since the last inputs may be passed by name.
     ordered = [spec(name, x) for name, x in zip(types, args, strict=False)]
     named = {name: spec(name, x) for name, x in kwargs.items()}
     bind_inputs(network_of(model), (*ordered, *args[len(types) :]), named, abstract=True)

@@ -17,7 +17,8 @@ from nnef_jax.model import Model
 from nnef_jax.openvx.vx_errors import unsupported
 from nnef_jax.options import require_path
 
-# Parameters that the feature set vx_khr_nnef_import requires of every implementation (OpenVX 1.3).
+# For each operation of the feature set vx_khr_nnef_import: the ranks and attributes with which
+# every implementation must support the operation (OpenVX 1.3).
 _WINDOWS = "rank 4, border 'constant', dilation 1"
 FEATURE_SET = {
     "external": "rank 4",
@@ -44,6 +45,7 @@ FEATURE_SET = {
     "multilinear_upsample": "factor [2,2], border 'constant', not aligned",
 }
 
+# The name of a vx_type_e for each dtype.
 _TYPES = {"bool": "VX_TYPE_BOOL", "int32": "VX_TYPE_INT32", "float32": "VX_TYPE_FLOAT32"}
 
 

@@ -23,8 +23,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _TOO_MANY_ITEMS = 1 << 31  # a tensor must have fewer items
-# the possible numbers of bits by which sums of products are shifted to the result, or biases to the
-# sum
+# The numbers of bits by which layers can shift the position of a sum of products to the position of
+# the result, or the position of biases to the position of the sum.
 SHIFTS = range(-16, 47)
 
 
@@ -59,15 +59,15 @@ def same_format(strict: bool, **tensors: Tensor | None) -> None:
 
     If `strict`, the tensors must also have the default position of the type. A tensor may be None.
     """
-    by_name = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    first_name, first = next(iter(by_name.items()))
+    present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    first_name, first = next(iter(present.items()))
     dtype = first.dtype
-    for name, x in by_name.items():
+    for name, x in present.items():
         if x.dtype != dtype:
             message = f"{name} has {x.dtype}, {first_name} {dtype}: all must have the same type"
             wrong_format(message)
     position = POSITIONS[str(dtype)]
-    for name, x in by_name.items():
+    for name, x in present.items():
         if strict and x.fixed_point_position != position:
             wrong_format(
                 f"{name} has the fixed_point_position {x.fixed_point_position}, "
@@ -195,10 +195,10 @@ def stride(
             wrong_parameter(f"output_shape and {name} are both given: one follows from the other")
         output_extents = output_shape(output, leading, 2)[-2:]
         y, x = map(infer, extents, size, output_extents, *parameters)
-        value = (x, y)
+        value = (x, y)  # in OpenVX's order
     if value is None:
         value = (1, 1)
-    return pair(name, value, 1)
+    return pair(name, value, least=1)
 
 
 def bounded_padding(x: Tensor, padding: tuple[int, int], output: tuple[int, ...]) -> None:

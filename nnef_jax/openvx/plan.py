@@ -21,13 +21,14 @@ from nnef_jax.openvx.mapping.arithmetic_nodes import VIEWS
 from nnef_jax.openvx.mapping.mapped_operation import MappedOperation, Unfit, VxLayer
 from nnef_jax.openvx.profiles import Choices, FixedPointProfile
 
-# Kinds whose results are never negative.
-_POSITIVE = frozenset({"relu", "sigmoid", "sqr", "sqrt", "abs", "softmax", "softplus", "exp"})
-# Kinds whose results are not negative if their operands are not.
-_KEEPING_SIGN = frozenset(
+# Kinds whose results have no negative items.
+_POSITIVE_KINDS = frozenset({"relu", "sigmoid", "sqr", "sqrt", "abs", "softmax", "softplus", "exp"})
+# Kinds whose results have no negative items if their operands have none.
+_SIGN_KEEPING_KINDS = frozenset(
     {*VIEWS, "max_pool", "avg_pool", "max_reduce", "mean_reduce", "local_response_normalization"}
 )
-_AFFINE = frozenset({"batch_normalization", "add", "sub", "mul", "div"})
+# Kinds that may compute factor * x + term, with a fixed factor and term for each channel.
+_AFFINE_KINDS = frozenset({"batch_normalization", "add", "sub", "mul", "div"})
 
 
 @dataclass(eq=False)
@@ -136,12 +137,13 @@ def plan_of(graph: Graph, profile: FixedPointProfile, semantics: str) -> Plan:
     operation reads the result of the product.
     """
     fixed = {parameter.value for parameter in graph.parameters}
-    positive: set[Value] = set()
+    positive: set[Value] = set()  # the tensors without negative items
+    # For each tensor, how often operations and outputs read it.
     readers = Counter(value for operation in graph.operations for value in operation.reads())
     readers.update(graph.outputs)
     steps: list[PlanStep] = []
     folded: dict[Operation, PlanStep] = {}
-    producers: dict[Value, PlanStep] = {}
+    producers: dict[Value, PlanStep] = {}  # the step that computes each tensor
     for operation in graph.operations:
         if all(value in fixed for value in operation.reads()):
             fixed.update(operation.writes())
@@ -157,8 +159,9 @@ def plan_of(graph: Graph, profile: FixedPointProfile, semantics: str) -> Plan:
             folded[operation] = product
             producers.update(dict.fromkeys(operation.writes(), product))
             continue
-        steps.append(_step(mapped))
-        producers.update(dict.fromkeys(operation.writes(), steps[-1]))
+        step = _step(mapped)
+        steps.append(step)
+        producers.update(dict.fromkeys(operation.writes(), step))
     return Plan(graph, profile, tuple(steps), frozenset(fixed), folded)
 
 
@@ -166,21 +169,21 @@ def _step(mapped: MappedOperation) -> PlanStep:
     """Return the step of an operation: with its layer, or with the reason why there is none."""
     operation = mapped.source
     if operation.rule is not None:
-        return PlanStep(operation, None, "it has a rule of the user's, from rules=")
+        return PlanStep(operation, layer=None, reason="it has a rule of the user's, from rules=")
     mapping = KINDS.get(operation.kind)
     if mapping is None:
-        return PlanStep(operation, None, f"OpenVX has no node for {operation.kind}")
+        return PlanStep(operation, layer=None, reason=f"OpenVX has no node for {operation.kind}")
     try:
         return PlanStep(operation, mapping.run(mapped))
     except Unfit as reason:
-        return PlanStep(operation, None, str(reason))
-    except NnefError as error:  # A check of shapes raised this error.
-        return PlanStep(operation, None, error.message)
+        return PlanStep(operation, layer=None, reason=str(reason))
+    except NnefError as error:  # comes from a check of shapes
+        return PlanStep(operation, layer=None, reason=error.message)
 
 
 def _is_positive(operation: MappedOperation) -> bool:
     """Tell whether an operation has no negative item in its results, for any inputs."""
-    if operation.kind in _POSITIVE:
+    if operation.kind in _POSITIVE_KINDS:
         return True
     if operation.kind == "clamp":
         low = operation.number("a")
@@ -189,7 +192,7 @@ def _is_positive(operation: MappedOperation) -> bool:
         numbers = [operation.number("x"), operation.number("y")]
         return any(number is not None and number >= 0 for number in numbers)
     computed = [value for value in operation.source.reads() if value not in operation.fixed]
-    return operation.kind in _KEEPING_SIGN and operation.not_negative.issuperset(computed)
+    return operation.kind in _SIGN_KEEPING_KINDS and operation.not_negative.issuperset(computed)
 
 
 def _product_before(
@@ -201,7 +204,7 @@ def _product_before(
     `readers` has the number of operations that read it.
     """
     computed = operation.computed()
-    is_affine = operation.kind in _AFFINE and operation.source.rule is None
+    is_affine = operation.kind in _AFFINE_KINDS and operation.source.rule is None
     if not is_affine or len(computed) != 1:
         return None
     product_name = computed[0]
@@ -232,28 +235,14 @@ def weights_of(step: PlanStep, values: Mapping[Value, ArrayLike]) -> dict[str, A
     Operations that are folded into a product change the weights and the bias of the product. A bias
     of 0 is left out.
     """
-
-    def fixed_operands(operation: Operation) -> dict[str, Any]:
-        operands: dict[str, Any] = {}
-        for name, operand in operation.operands:
-            parts = {name: operand}
-            if isinstance(operand, tuple):
-                parts = {part_name(name, i): part for i, part in enumerate(operand)}
-            for key, part in parts.items():
-                if not isinstance(part, Value):
-                    operands[key] = part
-                elif part in values:
-                    operands[key] = values[part]
-        return operands
-
-    weights = fixed_operands(step.operation)
+    weights = _fixed_operands(step.operation, values)
     layer = step.layer
     folded = step.folded
     if layer is None or layer.scale is None:
         return weights
     name, scale = layer.scale
     if layer.is_unit:
-        # The operation itself is folded into a product with 1.
+        # The weights of the product are 1, and the operation itself is folded into them.
         weights = dict[str, Any]({name: np.ones((layer.channels, 1, 1, 1), np.float32)})
         folded = [step.operation, *folded]
     bias = weights.pop("bias", 0.0)
@@ -262,12 +251,31 @@ def weights_of(step: PlanStep, values: Mapping[Value, ArrayLike]) -> dict[str, A
         zeros = np.zeros(layer.channels, np.float32)
         line = _Line(ones, zeros + jnp.reshape(jnp.asarray(bias, np.float32), -1))
         for operation in folded:
-            line = _composed(operation, fixed_operands(operation), line)
+            line = _composed(operation, _fixed_operands(operation, values), line)
         if folded:
             factor: Any = line.factor.astype(weights[name].dtype)
             weights[name] = scale(weights[name], factor)
-        weights["bias"] = line.term.reshape(*(1 for _ in range(layer.axis)), -1)
+        axes_before_channels = (1,) * layer.axis
+        weights["bias"] = line.term.reshape(*axes_before_channels, -1)
     return weights
+
+
+def _fixed_operands(operation: Operation, values: Mapping[Value, ArrayLike]) -> dict[str, Any]:
+    """Return the operands of an operation that are numbers, or have an array in `values`, by name.
+
+    The tensors of an operand that is a list have a name for each tensor.
+    """
+    operands: dict[str, Any] = {}
+    for name, operand in operation.operands:
+        parts = {name: operand}
+        if isinstance(operand, tuple):
+            parts = {part_name(name, i): part for i, part in enumerate(operand)}
+        for key, part in parts.items():
+            if not isinstance(part, Value):
+                operands[key] = part
+            elif part in values:
+                operands[key] = values[part]
+    return operands
 
 
 def part_name(name: str, index: int) -> str:
@@ -305,7 +313,7 @@ def _composed(operation: Operation, operands: Mapping[str, ArrayLike], line: _Li
         case "add":
             (offset,) = fixed.values()
             return _Line(factor, term + offset)
-        case _ if "y" in fixed:
+        case _ if "y" in fixed:  # sub(line, y)
             return _Line(factor, term - fixed["y"])
-        case _:
+        case _:  # sub(x, line)
             return _Line(-factor, fixed["x"] - term)

@@ -21,10 +21,11 @@ from nnef_jax.openvx.plan import Plan, PlanStep, part_name, weights_of
 from nnef_jax.openvx.profiles import Choices
 from nnef_jax.openvx.tensor import StaticWeights, Tensor, static_weights
 
-# Results in fixed point are `Tensor`s. Results in floating point or in integers are arrays.
+# The results of operations. A result in fixed point is a `Tensor`. A result in floating point, or
+# of integers, is an array.
 Values = Mapping[Value, Tensor | Array]
-# Fixed operands by step and operand: `Weights` are in floating point, and `Prepared` are in the
-# form in which the layers read them.
+# For each step, by name, the fixed operands of the step by name. `Weights` are in floating point,
+# and `Prepared` are in the form in which the layers read them.
 Weights = Mapping[str, Mapping[str, ArrayLike]]
 Prepared = Mapping[str, Mapping[str, Tensor | StaticWeights | ArrayLike]]
 
@@ -134,7 +135,7 @@ class Evaluation:
         x = Tensor(raw.astype(self.plan.profile.dtype), self.positions[operand]).to_float()
         (y,) = self.computed(step, {operand: x}, jax.tree.map(lax.stop_gradient, dict(operands)))
         position = self.positions[step.results[0]]
-        y = y.reshape(x.shape)  # Other operands of one item may have raised the rank.
+        y = y.reshape(x.shape)  # an operand of one item, such as [[2]], may have raised the rank
         table = Tensor.quantize(y, self.plan.profile.dtype, position)
         return {"table": table.data, "overflow_mask": overflow_mask(y, table)}
 
@@ -253,7 +254,7 @@ class Evaluation:
                 results = apply_rule(operation, self.context, operands)
         arrays_of_results: list[Array] = []
         for result in results if isinstance(results, tuple) else (results,):
-            if isinstance(result, list | tuple):  # The result is a list of tensors.
+            if isinstance(result, list | tuple):  # a list of tensors, as `split` returns
                 arrays_of_results.extend(result)
             else:
                 arrays_of_results.append(result)

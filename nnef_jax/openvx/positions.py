@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,14 +15,17 @@ from nnef_jax.analysis.question import bound
 from nnef_jax.calls.arguments import Input
 from nnef_jax.model import Model
 from nnef_jax.openvx.integer_function import lower
+from nnef_jax.openvx.plan import Plan, PlanStep
 from nnef_jax.openvx.plan_evaluation import weights_name
+from nnef_jax.openvx.profiles import Choices
 from nnef_jax.openvx.tensor import Tensor
 
-# How many positions are tried below and above the position that fits the largest number.
-_LESS = 1
-_MORE = 4
-# The largest magnitude of a position. Layers can shift products to any of these positions.
-_FURTHEST = 22
+# The number of positions that are tried below the position that fits the largest number.
+_POSITIONS_BELOW = 1
+# The number of positions that are tried above it. At these positions large numbers are cut off.
+_POSITIONS_ABOVE = 4
+# The largest magnitude of a position that is tried. Layers can shift products to any such position.
+_LARGEST_POSITION = 22
 
 
 def search_positions(
@@ -54,14 +58,7 @@ def search_positions(
     values = {
         value: np.asarray(x) for value, x in zip(evaluation.plan.graph.inputs, arrays, strict=True)
     }
-    steps = evaluation.plan.needed
-    names: list[str] = []
-    for step in steps:
-        keeps_position = step.layer is not None and step.layer.keeps_position
-        has_one_operand = len(list(step.operation.reads())) <= 1
-        has_position_of_operand = keeps_position and has_one_operand
-        if not has_position_of_operand:
-            names += [value.name for value in step.results if is_float(value.type.dtype)]
+    names = _names_with_positions(evaluation.plan.needed)
     tensors = model.intermediates(*arrays, names=names) if names else {}
     positions: dict[str, int] = {}
     for value, x in values.items():
@@ -72,18 +69,48 @@ def search_positions(
     for step, _ in evaluation.tensor_steps:
         for name, x in weights[step.name].items():
             positions[weights_name(step, name)] = _best(np.asarray(x), kind)
-    # A bias is added to sums of products, and may not have more fractional bits than the products.
     choices = replace(lowered.choices, positions=tuple(positions.items()))
-    by_value = evaluation.plan.positions(choices)
-    for step in steps:
+    _limit_positions_of_biases(positions, evaluation.plan, weights, choices)
+    return positions
+
+
+def _limit_positions_of_biases(
+    positions: dict[str, int],
+    plan: Plan,
+    weights: Mapping[str, Mapping[str, object]],
+    choices: Choices,
+) -> None:
+    """Lower the positions of biases that have more fractional bits than the products.
+
+    A bias is added to sums of products, and a product has the fractional bits of both factors.
+    `positions` are the positions by name, and `choices` has the same positions. `weights` has the
+    weights by the names of step and operand.
+    """
+    position_by_value = plan.positions(choices)
+    for step in plan.needed:
         if step.layer is None or not step.layer.static or "bias" not in weights[step.name]:
             continue
         (name,) = step.layer.static
-        operand = next(value for value in step.operation.reads() if value in by_value)
-        product = by_value[operand] + positions[weights_name(step, name)]
+        operand = next(value for value in step.operation.reads() if value in position_by_value)
+        product_position = position_by_value[operand] + positions[weights_name(step, name)]
         bias = weights_name(step, "bias")
-        positions[bias] = min(positions[bias], product)
-    return positions
+        positions[bias] = min(positions[bias], product_position)
+
+
+def _names_with_positions(steps: Sequence[PlanStep]) -> list[str]:
+    """Return the names of the tensors whose positions are searched, of all results of steps.
+
+    The result of a layer that only moves or selects items of one operand has the position of this
+    operand, and is left out.
+    """
+    names: list[str] = []
+    for step in steps:
+        keeps_position = step.layer is not None and step.layer.keeps_position
+        has_one_operand = len(list(step.operation.reads())) <= 1
+        has_position_of_operand = keeps_position and has_one_operand
+        if not has_position_of_operand:
+            names += [value.name for value in step.results if is_float(value.type.dtype)]
+    return names
 
 
 def _best(x: NDArray[Any], dtype: str) -> int:
@@ -94,15 +121,18 @@ def _best(x: NDArray[Any], dtype: str) -> int:
     largest = float(np.max(np.abs(x[np.isfinite(x)]), initial=0))
     all_bits = np.iinfo(dtype).bits
     bits = all_bits if dtype == "uint8" else all_bits - 1  # without the sign bit
+    # The largest position at which the largest number is not cut off.
     fitting = bits - math.ceil(math.log2(largest)) if largest else 0
     numbers = np.nan_to_num(x.astype(np.float32))
 
     def error(position: int) -> float:
+        """Return the squared error of the tensor at a position."""
         rounded = np.asarray(Tensor.quantize(numbers, dtype, position).to_float())
         return float(np.sum((numbers - rounded).astype(np.float64) ** 2))
 
-    # The greatest position comes first and wins among equal errors, because it rounds more finely.
-    positions = range(fitting + _MORE, fitting - _LESS - 1, -1)
-    candidates = [position for position in positions if abs(position) <= _FURTHEST]
-    nearest = min(max(fitting, -_FURTHEST), _FURTHEST)
+    # The positions begin with the greatest one. Among positions with equal errors, `min` takes the
+    # first one, which rounds other numbers more finely.
+    positions = range(fitting + _POSITIONS_ABOVE, fitting - _POSITIONS_BELOW - 1, -1)
+    candidates = [position for position in positions if abs(position) <= _LARGEST_POSITION]
+    nearest = min(max(fitting, -_LARGEST_POSITION), _LARGEST_POSITION)
     return min(candidates, key=error, default=nearest)

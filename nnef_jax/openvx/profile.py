@@ -95,7 +95,11 @@ def check_profile(
 
 
 def _report(operation: Operation, step: PlanStep | None, plan: Plan) -> NodeReport:
-    layer = "vx_tensor"
+    """Return the report of an operation.
+
+    `step` is the step of the plan that begins with the operation, or None if there is none.
+    """
+    layer = "vx_tensor"  # stays if the operation depends only on parameters, and has no step
     reason = ""
     if operation in plan.folded:
         layer = f"in {plan.folded[operation].operation.name}"

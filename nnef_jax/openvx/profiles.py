@@ -42,11 +42,11 @@ def profile_of(name: str, dtype: str | None = None) -> FixedPointProfile:
     dtype.
     """
     require_choice("profile", name, PROFILES)
-    by_dtype = {profile.dtype: profile for profile in PROFILES[name]}
+    profile_by_dtype = {profile.dtype: profile for profile in PROFILES[name]}
     if dtype is None:
-        dtype = next(iter(by_dtype))
-    require_choice("dtype", dtype, by_dtype)
-    return by_dtype[dtype]
+        dtype = next(iter(profile_by_dtype))  # the first one is the default
+    require_choice("dtype", dtype, profile_by_dtype)
+    return profile_by_dtype[dtype]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from math import ceil
 
 from nnef_jax.openvx.vx_errors import wrong_dimension, wrong_parameter
 
-Pair = tuple[int, int]
+Pair = tuple[int, int]  # the numbers (x, y) for the two spatial axes
 
 
 def infer_skip(
@@ -31,6 +31,8 @@ def infer_skip(
     if output < 1:
         wrong_dimension(f"an output must have at least 1 item along an axis, it has {output}")
     if rounding == "floor":
+        # floor(travel / skip) must be below `output`. With a travel of 7 and 3 positions, the
+        # smallest such skip is 7 // 3 + 1 = 3.
         skip = travel // output + 1
     else:
         skip = max(ceil(travel / max(output - 1, 1)), 1)
@@ -111,6 +113,10 @@ def _windowed(
     skip: Pair,
     rounding: str,
 ) -> tuple[int, ...]:
+    """Return the shape of an input in which the positions of windows replace the last two extents.
+
+    `size` has the extents of a window in C order. The pairs are (x, y).
+    """
     travels = map(_travel, inputs[-2:], size, padding[::-1], dilation[::-1])
     rows, columns = (
         _positions(travel, step, rounding) for travel, step in zip(travels, skip[::-1], strict=True)
@@ -129,5 +135,6 @@ def _travel(extent: int, size: int, padding: int, dilation: int) -> int:
 
 
 def _positions(travel: int, skip: int, rounding: str) -> int:
+    """Return the number of positions of a window that can move by `travel` items."""
     steps = travel // skip if rounding == "floor" else ceil(travel / skip)
     return steps + 1

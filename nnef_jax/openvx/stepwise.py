@@ -20,17 +20,19 @@ from numpy.typing import NDArray
 
 from lowering import Slide
 
-# Up to `_UNROLLED` products are added one by one in the trace. If there are more, a loop adds
-# `_CHUNK` products in each iteration.
-_UNROLLED = 32
-_CHUNK = 16
+_MOST_UNROLLED = 32  # the largest number of products that are added one by one in the trace
+_CHUNK = 16  # the number of products that an iteration of a loop adds, if there are more of them
 
+# Returns the item of an array that has an index along axis 0. The item does not have this axis.
 _item: Callable[..., Array] = partial(lax.dynamic_index_in_dim, keepdims=False)
+# A function that returns the operands for the index of a channel.
 _Fetch: TypeAlias = Callable[[Array | int], Array]
 
-# sums, and a mask of overflow, which is None if it is not reported
+# Sums, and the mask that tells which of them overflowed. The mask is None if overflow is not
+# reported.
 Sums: TypeAlias = tuple[Array, Array | None]
-_State: TypeAlias = tuple[Sums, tuple[Array, Array]]  # sums, and the operands of an iteration
+# The state of a loop: the sums so far, and the operands of the next iteration.
+_State: TypeAlias = tuple[Sums, tuple[Array, Array]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +79,15 @@ class Steps:
         """
         totals, overflowed = sums
         _, rounding_policy = self.policies
+        # `factors` has divided a product in float32 by 2^shift already. A product of int32 is
+        # divided below, so a half of the result is 2^(shift - 1) before the division.
         half = 0.5 if self.saturates else (1 << self.shift) >> 1
         if self.shift and rounding_policy == "nearest_even":
             product = product + np.asarray(half, product.dtype)
         if self.shift and not self.saturates:
             # A shift rounds down. If 2^shift - 1 is added to a negative product before the shift,
             # the result is truncated instead.
-            sign = product >> 31  # All bits are 1 if the product is negative, and 0 otherwise.
+            sign = product >> 31  # all bits are 1 if the product is negative, and 0 otherwise
             product = product + (sign & ((1 << self.shift) - 1))
             product = product >> self.shift
         in_range, overflowed = self._brought_into_range(product, overflowed)
@@ -130,11 +134,13 @@ def stepwise(x: Array, filter: Array, biases: Array | None, *, slide: Slide, ste
     bias: Any = np.int32(0) if biases is None else biases.astype(np.int32)
     broadcast = jnp.broadcast_to(bias, (batch, count, *extents))
     by_group = jnp.moveaxis(broadcast.reshape(batch, groups, count_in_group, -1), 0, 2)
-    # (groups, outputs of a group, batch * output positions)
+    # The sums before the first product, of shape (groups, outputs of a group, batch * output
+    # positions).
     start = by_group.reshape(groups, count_in_group, -1)
-    # Vector instructions work along the last axis, so the longer axis is made the last one in the
-    # loops.
-    swaps = start.shape[1] > start.shape[2]
+    # Vector instructions work along the last axis. In the loops the longer one of the last two axes
+    # is therefore the last axis.
+    _, row_count, column_count = start.shape
+    swaps = row_count > column_count
 
     def swapped(x: Array) -> Array:
         return x.swapaxes(1, 2) if swaps else x
@@ -148,8 +154,8 @@ def stepwise(x: Array, filter: Array, biases: Array | None, *, slide: Slide, ste
     def add_channel(sums: Sums, rows_and_columns: tuple[Array, Array]) -> Sums:
         return steps.end(_with_products(sums, rows_and_columns, steps))
 
-    # The sums need the sharding of the products. Zeros that are computed from a product have this
-    # sharding.
+    # The first sums of the loop need the sharding that the products have. Zeros have this sharding
+    # if they are computed from a product.
     (row, *_), (column, *_) = fetch(0)
     zeros = (row[:, :, None] * column[:, None]).astype(np.int32) * 0
     first_sums = swapped(start) + zeros
@@ -187,30 +193,41 @@ class _Operands(NamedTuple):
 
 
 def _operands(x: Array, filter: Array, slide: Slide) -> _Operands:
+    """Return the operands of the products of an input and a filter, by channel.
+
+    A filter of shape (outputs, inputs) has a single channel with a cell for each input.
+    """
     if filter.ndim == 2:
-        return _Operands(lambda _: x.T[:, None], lambda _: filter.T[:, None], 1, ())
+        rows = x.T[:, None]  # (inputs, 1 group, batch)
+        columns = filter.T[:, None]  # (inputs, 1 group, outputs)
+        return _Operands(lambda _: rows, lambda _: columns, channels=1, extents=())
     groups = slide.groups
     count, depth, *size = filter.shape
     x = slide.spread_out(x)
+    # (channels of a group, groups, batch, *positions)
     planes = jnp.moveaxis(x.reshape(len(x), groups, depth, *x.shape[2:]), (2, 1), (0, 1))
     extents = slide.places(x.shape[2:], size)
+    # (channels of a group, cells of the window, groups, outputs of a group)
     grouped = jnp.moveaxis(filter.reshape(groups, count // groups, depth, -1), (2, 3), (0, 1))
 
     def cells(channel: Array | int) -> Array:
         plane = _item(planes, channel)  # (groups, batch, *positions)
-        if math.prod(size) <= _UNROLLED:
+        if math.prod(size) <= _MOST_UNROLLED:
             parts = [plane[:, :, *slide.items(cell, extents)] for cell in np.ndindex(*size)]
             return jnp.stack([part.reshape(groups, -1) for part in parts])
-        # A slice for each cell would take minutes to compile.
-        indices: list[NDArray[Any]] = []  # by axis: (cell of the window, window)
+        # A large window is gathered by indices, since a slice for each cell would take minutes to
+        # compile. For each axis, `indices` has the index of each cell (rows) of each window
+        # (columns).
+        indices: list[NDArray[Any]] = []
         for axis in range(2):
             cell_offsets = np.arange(size[axis])[:, None] * slide.dilation[axis]
             indices.append(cell_offsets + np.arange(extents[axis]) * slide.stride[axis])
         rows, columns = indices
+        # (groups, batch, rows of the window, columns of the window, *output positions)
         part = plane[:, :, rows[:, None, :, None], columns[None, :, None, :]]
         return jnp.moveaxis(part, (2, 3), (0, 1)).reshape(math.prod(size), groups, -1)
 
-    return _Operands(cells, partial(_item, grouped), depth, extents)
+    return _Operands(cells, weights=partial(_item, grouped), channels=depth, extents=extents)
 
 
 def _with_products(sums: Sums, operands: tuple[Array, Array], steps: Steps) -> Sums:
@@ -219,21 +236,22 @@ def _with_products(sums: Sums, operands: tuple[Array, Array], steps: Steps) -> S
     The rows are (cells, groups, rows), the columns (cells, groups, columns), and the sums (groups,
     rows, columns).
     """
-    count = len(operands[0])
-    if count <= _UNROLLED:
+    all_rows, _ = operands
+    cell_count = len(all_rows)
+    if cell_count <= _MOST_UNROLLED:
         for rows, columns in zip(*operands, strict=True):
             sums = steps.add(sums, rows[:, :, None] * columns[:, None, :])
         return sums
-    # The last chunk is filled up with zeros, whose products are 0 for any rounding.
-    padding = -count % _CHUNK
+    # Zeros fill up the last chunk. Their products are 0, however they are rounded.
+    padding = -cell_count % _CHUNK
     padded = [jnp.pad(x, ((0, padding), (0, 0), (0, 0))) for x in operands]
     chunked = [x.reshape(-1, _CHUNK, *x.shape[1:]) for x in padded]
+    chunked_rows, chunked_columns = chunked
 
     def fetch(chunk: Array | int) -> tuple[Array, Array]:
-        rows, columns = (_item(x, chunk) for x in chunked)
-        return rows, columns
+        return _item(chunked_rows, chunk), _item(chunked_columns, chunk)
 
-    return _pipelined(len(chunked[0]), fetch, partial(_with_products, steps=steps), sums)
+    return _pipelined(len(chunked_rows), fetch, partial(_with_products, steps=steps), sums)
 
 
 def _pipelined(
@@ -245,7 +263,8 @@ def _pipelined(
     """Compute `sums = body(sums, fetch(index))` for each index below `count`.
 
     Each iteration fetches the operands of the next iteration. XLA's loop over products then reads
-    arrays in memory and is vectorised, so the computation takes a third of the time.
+    arrays in memory and is vectorised. The computation takes a third of the time that it takes if
+    each iteration fetches its own operands.
     """
     if count == 1:
         return body(sums, fetch(0))
@@ -254,4 +273,6 @@ def _pipelined(
         sums, operands = state
         return body(sums, operands), fetch(jnp.minimum(index + 1, count - 1))
 
-    return lax.fori_loop(0, count, step, (sums, fetch(0)))[0]
+    first_state = (sums, fetch(0))
+    last_sums, _ = lax.fori_loop(0, count, step, first_state)
+    return last_sums

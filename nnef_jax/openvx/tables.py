@@ -39,7 +39,7 @@ def table(
         wrong_format(f"a table must have the type {listed(POSITIONS)}, not {np.dtype(dtype)}")
     limits = np.iinfo(dtype)
     position = POSITIONS[str(limits.dtype)] if position is None else checked_position(position)
-    target = position if output_position is None else checked_position(output_position)
+    result_position = position if output_position is None else checked_position(output_position)
     numbers = np.arange(limits.min, limits.max + 1) * 2.0**-position
     with np.errstate(all="ignore"):
         values = function(numbers)
@@ -48,7 +48,7 @@ def table(
                 f"the function must return an item for each of {len(numbers)} numbers, it returns "
                 f"the shape {np.shape(values)}"
             )
-        integers = np.nan_to_num(np.trunc(values * 2.0**target), nan=0.0)
+        integers = np.nan_to_num(np.trunc(values * 2.0**result_position), nan=0.0)
     return np.clip(integers, limits.min, limits.max).astype(dtype)
 
 

@@ -19,7 +19,8 @@ from nnef_jax.openvx.profiles import ROUNDING
 from nnef_jax.openvx.vx_errors import unsupported, wrong_dimension, wrong_format, wrong_parameter
 from nnef_jax.wording.similar import did_you_mean, listed
 
-POSITIONS = {"uint8": 0, "int8": 0, "int16": 8}  # the number of fractional bits in the two profiles
+# The number of fractional bits that the profiles have for each dtype.
+POSITIONS = {"uint8": 0, "int8": 0, "int16": 8}
 _LARGEST_POSITION = 32  # the largest magnitude of a position
 
 
@@ -110,6 +111,7 @@ class Tensor:
         """
         indices = self._indices(start, end)
         require_tensor("part", part)
+        # `eval_shape` finds the shape of the view without making the array of zeros.
         shape = jax.eval_shape(lambda: jnp.zeros(self.shape, bool)[indices]).shape
         if part.shape != shape:
             wrong_dimension(f"the view has the dims {shape[::-1]}, the part {part.dims}")
@@ -118,6 +120,10 @@ class Tensor:
         return Tensor(jnp.asarray(self.data).at[indices].set(part.data), self.fixed_point_position)
 
     def _indices(self, start: Sequence[int], end: Sequence[int]) -> tuple[int | slice, ...]:
+        """Return the index into `data` for a view. `start` and `end` are as in `view`.
+
+        Raises TypeError if they are not integers, and VxError if they do not bound a view.
+        """
         try:
             starts = tuple(map(operator.index, start))
             ends = tuple(map(operator.index, end))
@@ -131,7 +137,7 @@ class Tensor:
                 f"a view of {len(self.dims)} dimensions must have as many starts and ends, "
                 f"or fewer, not {count} and {len(ends)}"
             )
-        # A view may have fewer dimensions than the tensor.
+        # The lengths may differ, since a view may have fewer dimensions than the tensor.
         for axis, (first, end_item, extent) in enumerate(
             zip(starts, ends, self.dims, strict=False)
         ):
@@ -140,7 +146,8 @@ class Tensor:
                     f"a view from {first} to {end_item} is empty or outside dimension {axis}, "
                     f"which has {extent} items"
                 )
-        # `data` has the dimensions in reverse order.
+        # `data` has the dimensions in reverse order. For example, the view (x0, y0) to (x1, y1) of
+        # a tensor of 3 dimensions has the index (0, slice(y0, y1), slice(x0, x1)).
         zeros = (0,) * (len(self.dims) - count)
         return (*zeros, *map(slice, starts[::-1], ends[::-1]))
 
@@ -150,6 +157,7 @@ class Tensor:
 
 @partial(jax.jit, static_argnames=("dtype", "rounding_policy"), inline=True)
 def _nearest(values: Array, scale: np.float32, dtype: str, rounding_policy: str) -> Array:
+    """Multiply numbers by a scale, round and saturate them, and cast them to a dtype."""
     limits = jnp.iinfo(dtype)
     scaled = values * scale
     rounded = jnp.round(scaled) if rounding_policy == "nearest_even" else jnp.trunc(scaled)
@@ -159,6 +167,7 @@ def _nearest(values: Array, scale: np.float32, dtype: str, rounding_policy: str)
 
 @partial(jax.jit, inline=True)
 def _scaled(integers: Array, scale: np.float32) -> Array:
+    """Convert integers to float32, and multiply them by a scale."""
     return integers.astype(np.float32) * scale
 
 

@@ -34,6 +34,8 @@ class Refuse(Protocol):
 
 
 def _refusal(status: str) -> Refuse:
+    """Make a function that raises errors with the vx_status `status`."""
+
     def refuse(message: str, hint: str = "") -> NoReturn:
         raise VxError(status, message, hint=hint)
 

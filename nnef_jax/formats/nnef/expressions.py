@@ -21,7 +21,7 @@ _ORDER = frozenset({"<", "<=", ">", ">="})
 _EQUALITY = frozenset({"==", "!="})
 _LOGIC = frozenset({"&&", "||"})
 _LARGEST_TUPLE = 1000  # the largest number of items of a tuple, with the items of inner tuples
-_NUMBERS = {t.INTEGER, t.SCALAR}
+_INTEGER_AND_SCALAR = {t.INTEGER, t.SCALAR}
 
 
 # Invocations, by the name of the operation.
@@ -176,7 +176,7 @@ class ExpressionTypes:
 
         In documents of 1.0 provisional, the common type of an integer and a scalar is a scalar.
         """
-        mixed = self.provisional and {a, b} == _NUMBERS
+        mixed = self.provisional and {a, b} == _INTEGER_AND_SCALAR
         return t.SCALAR if mixed else t.common(a, b)
 
     @cached_property
@@ -218,8 +218,8 @@ class ExpressionTypes:
         operator = node.operator
         left = self.type_of(node.left)
         right = self.type_of(node.right)
-        are_mixed = {left, right} == _NUMBERS
-        if are_mixed and self.provisional:
+        are_mixed = {left, right} == _INTEGER_AND_SCALAR
+        if are_mixed and self.provisional:  # the integer becomes a scalar
             left = t.SCALAR
             right = t.SCALAR
         if isinstance(left, t.Anything) or isinstance(right, t.Anything):

@@ -192,29 +192,42 @@ class StandardFrontend(TextFrontend):
             quantization = self.quantization.text if self.quantization else ""
         members: dict[str, Member] = {GRAPH: text.encode()}
         entries = [quantization]
-        variables = () if data is None else (*graph.parameters, *graph.states)
-        for variable in variables:
-            member = member_of(variable.label)
-            file = self._file(member)
-            file = replace(file, array=file.array.reshape(variable.value.type.shape))
-            members[member] = file
-            if not file.quantization:
-                continue
-            # The file is quantised, and a header of 1.0 final cannot name the algorithm. The
-            # algorithm becomes an entry of graph.quant if the variable is a parameter that has an
-            # identifier and no entry. A run then rounds the parameter, which does not change it.
-            # Otherwise the file gets the real numbers.
-            quantizer = self.reader.header(file.quantization, member)
-            name = names.get(variable.value)
-            can_have_entry = isinstance(variable, Parameter) and name not in self._entries
-            if name and can_have_entry:
-                entries.append(conversion.entry(name, variable.value, quantizer))
-            elif data is not None:
-                members[member] = data[variable.label]
+        if data is not None:
+            for variable in (*graph.parameters, *graph.states):
+                name = names.get(variable.value, "")
+                content, entry = self._final_file(variable, name, data, conversion)
+                members[member_of(variable.label)] = content
+                entries.append(entry)
         all_entries = "\n".join([entry for entry in entries if entry])
         if all_entries:
             members[QUANTIZATION] = all_entries.encode()
         return Written(members)
+
+    def _final_file(
+        self,
+        variable: Parameter | StateVariable,
+        name: str,
+        data: Arrays,
+        conversion: _Conversion,
+    ) -> tuple[Member, str]:
+        """Return the file of a variable in 1.0 final, and an entry of graph.quant for the variable.
+
+        The entry is "" if the variable needs no new entry. `name` is the identifier of the
+        variable, or "" if it has none. `data` has the real numbers of variables by label.
+        """
+        member = member_of(variable.label)
+        stored = self._file(member)
+        file = replace(stored, array=stored.array.reshape(variable.value.type.shape))
+        if not file.quantization:
+            return file, ""
+        # The header of the file names an algorithm, which a header of 1.0 final cannot do. If
+        # possible, the algorithm becomes an entry of graph.quant. A run then rounds the parameter,
+        # which does not change it. Otherwise the file gets the real numbers.
+        quantizer = self.reader.header(file.quantization, member)
+        can_have_entry = isinstance(variable, Parameter) and name not in self._entries
+        if name and can_have_entry:
+            return file, conversion.entry(name, variable.value, quantizer)
+        return data[variable.label], ""
 
     def _file(self, member: str) -> TensorFile:
         """Read the tensor file with the name `member` in the archive."""

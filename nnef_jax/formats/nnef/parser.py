@@ -42,14 +42,14 @@ PROVISIONAL_FEATURES = {
     "shape_of": ("'shape_of'", "it was deprecated in 1.0.1; pass the extents as arguments"),
 }
 
-_FRAGMENTS = "KHR_enable_fragment_definitions"
-_OPERATORS = "KHR_enable_operator_expressions"
+_FRAGMENT_EXTENSION = "KHR_enable_fragment_definitions"
+_OPERATOR_EXTENSION = "KHR_enable_operator_expressions"
 # For each feature that needs an extension in 1.0 final: the extension, and the message of the error
 # if the document does not declare it.
 EXTENDED = {
-    "operator in graph": (_OPERATORS, "an expression is not allowed here"),
-    "fragment": (_FRAGMENTS, "fragment definitions need an extension"),
-    "operator in fragment": (_OPERATORS, "operator expressions need an extension"),
+    "operator in graph": (_OPERATOR_EXTENSION, "an expression is not allowed here"),
+    "fragment": (_FRAGMENT_EXTENSION, "fragment definitions need an extension"),
+    "operator in fragment": (_OPERATOR_EXTENSION, "operator expressions need an extension"),
 }
 
 _VERSION = re.compile(
@@ -223,7 +223,7 @@ def _statement_ends(tokens: Sequence[_Token]) -> Iterator[int]:
             end = index
         elif token.text == "=" and is_in_body and depth == 0 and not follows_comma:
             # The statement before ends where the target of this statement begins.
-            end = target if _TARGET.match(tokens[target].text) else 0
+            end = target if _TARGET_START.match(tokens[target].text) else 0
         if begins_target:
             target = index
         previous = token.text
@@ -231,4 +231,4 @@ def _statement_ends(tokens: Sequence[_Token]) -> Iterator[int]:
             yield end
 
 
-_TARGET = re.compile(r"[A-Za-z_0-9(\[]")  # matches the first letter of a target
+_TARGET_START = re.compile(r"[A-Za-z_0-9(\[]")  # matches the first letter of a target

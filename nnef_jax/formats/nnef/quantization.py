@@ -30,11 +30,14 @@ from nnef_jax.wording.similar import did_you_mean
 
 # Maps a name in chapter 7 of the provisional text to the name of the same operation elsewhere.
 _ALIASES = {"quantize_linear": "linear_quantize"}
-_SCALARS = (Tensor("scalar"), Tensor("?"), Tensor(None))
-_REAL = (SCALAR, Tensor("scalar"))
+# The types of a tensor that may hold scalars. A quantisation algorithm takes and returns such a
+# tensor.
+_TENSORS_OF_SCALARS = (Tensor("scalar"), Tensor("?"), Tensor(None))
+# The types for which an integer in a text of 1.0 provisional becomes a scalar.
+_REAL_TYPES = (SCALAR, Tensor("scalar"))
 # In the invocation of an entry, this name stands for the tensor. No argument can have this name.
 _TENSOR = ""
-_NAMES = "an entry must name a tensor that the body of the graph itself assigns"
+_HINT_TO_NAME = "an entry must name a tensor that the body of the graph itself assigns"
 
 
 class _ArgumentTypes(ExpressionTypes):
@@ -114,7 +117,7 @@ class QuantizationReader:
         if name in labels:
             hint = f"that is a label: write the variable's identifier, '{labels[name]}'"
         else:
-            hint = did_you_mean(name, identifiers, meter=self.meter) or _NAMES
+            hint = did_you_mean(name, identifiers, meter=self.meter) or _HINT_TO_NAME
         return SemanticError(f"the graph has no tensor '{name}'", span=span, hint=hint)
 
     def header(self, text: str, member: str) -> Quantizer:
@@ -178,7 +181,7 @@ class QuantizationReader:
             raise SemanticError(message, span=span, hint=hint)
         types = [parameter.type for parameter in fragment.parameters[:1]]
         types += [result.type for result in fragment.results]
-        if len(types) != 2 or any(type not in _SCALARS for type in types):
+        if len(types) != 2 or any(type not in _TENSORS_OF_SCALARS for type in types):
             message = f"fragment '{name}' cannot quantise a tensor"
             hint = "its first parameter and its only result must be of type tensor<scalar>"
             raise SemanticError(message, span=span, hint=hint)
@@ -256,4 +259,4 @@ def _as_declared(value: Any, type: Type) -> Any:
     if isinstance(value, list):
         return [_as_declared(item, type) for item in value]  # pyright: ignore[reportUnknownVariableType]
     is_integer = isinstance(value, int)
-    return float(value) if is_integer and type in _REAL else value
+    return float(value) if is_integer and type in _REAL_TYPES else value

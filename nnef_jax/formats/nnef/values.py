@@ -68,13 +68,11 @@ def _power(base: Known, exponent: Known) -> Known:
         return base**exponent
     try:
         return math.pow(base, exponent)
-    except ZeroDivisionError:  # 0 to a negative power
-        return math.inf
     except OverflowError:  # the power is too large for a float
         is_positive = base > 0 or exponent % 2 == 0
         return math.inf if is_positive else -math.inf
     except ValueError:
-        if base == 0.0:
+        if base == 0.0:  # 0 to a negative power
             return math.inf
         raise InvalidValue(f"{base} to the power {exponent} is not a real number") from None
 

@@ -33,9 +33,9 @@ from nnef_jax.formats.onnx.tensor_types import dtype_of
 _MOST_CAST_REALS = 8
 
 # Descriptions of the values that an attribute may have, for errors. The keys are Python types.
-_NUMBER = (int, float)
-_DUE: Mapping[type | tuple[type, ...], str] = {
-    int: "a whole number", _NUMBER: "a number", str: "a text", tuple: "a list",
+_NUMBER_TYPES = (int, float)
+_DESCRIPTIONS: Mapping[type | tuple[type, ...], str] = {
+    int: "a whole number", _NUMBER_TYPES: "a number", str: "a text", tuple: "a list",
     Constant: "a tensor", ModelGraph: "a graph",
 }  # fmt: skip
 
@@ -190,7 +190,7 @@ class NodeSite(Site[NodeGraph]):
         if value is None:
             raise InvalidOperation(f"attribute '{name}' is missing")
         if not isinstance(value, kind):
-            raise self.wrong(name, _DUE[kind], value)
+            raise self.wrong(name, _DESCRIPTIONS[kind], value)
         return value
 
     def int(self, name: str, default: int | None = None) -> int:
@@ -203,7 +203,7 @@ class NodeSite(Site[NodeGraph]):
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return an attribute that is a number."""
-        return float(self.attribute(name, _NUMBER, default))
+        return float(self.attribute(name, _NUMBER_TYPES, default))
 
     def ints(self, name: str, default: Sequence[int] | None = None) -> tuple[int, ...]:
         """Return an attribute that is a list of integers."""
@@ -211,7 +211,7 @@ class NodeSite(Site[NodeGraph]):
 
     def numbers(self, name: str, default: Sequence[float] | None = None) -> tuple[float, ...]:
         """Return an attribute that is a list of numbers."""
-        return self._items(name, _NUMBER, "a list of numbers", default)
+        return self._items(name, _NUMBER_TYPES, "a list of numbers", default)
 
     def _items(
         self, name: str, kind: type | tuple[type, ...], due: str, default: Sequence[float] | None

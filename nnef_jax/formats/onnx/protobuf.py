@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Kinds of fields (https://protobuf.dev/programming-guides/encoding).
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_SIZES = {_FIXED64: 8, _FIXED32: 4}
+_FIXED_SIZES = {_FIXED64: 8, _FIXED32: 4}
 _LEAST_RAW_BYTES = 1024  # `raw_data` of this size or more is taken out of the message
 # The deepest nesting of messages. A graph in a graph adds three levels. Protobuf itself refuses
 # more than 100 levels.
@@ -34,7 +34,7 @@ _RAW_DATA = 9  # the number of the field `raw_data` of a TensorProto
 _TEXT, _NUMBER, _NUMBERS, _FLOATS, _WHOLES = "text", "number", "numbers", "floats", "wholes"
 # The fields that are read: the content of each field, by message and by number of the field
 # (onnx.proto).
-_READ: Mapping[str, Mapping[int, str]] = {
+_READ_FIELDS: Mapping[str, Mapping[int, str]] = {
     "model": {1: _NUMBER, 7: "graph", 8: "operator set", 25: "function"},
     "operator set": {1: _TEXT, 2: _NUMBER},
     "graph": {1: "node", 2: _TEXT, 5: "tensor", 11: "port", 12: "port", 15: "sparse tensor"},
@@ -156,7 +156,7 @@ class _Walk:
         if depth > _DEEPEST:
             raise LimitError(f"{self._name}: graphs are nested too deeply", hint=raising("nesting"))
         self._meter.spend(_STEPS_OF_OBJECT.get(message, _STEPS_OF_MESSAGE), self._name)
-        contents = _READ[message]
+        contents = _READ_FIELDS[message]
         out = bytearray()
         copied = 0  # the number of bytes of `data` that were handled: `out` has their read fields
         for field in _fields(data):
@@ -169,7 +169,7 @@ class _Walk:
             if field.kind != _BYTES:
                 if content in _NUMERIC:
                     continue
-            elif content in _READ:
+            elif content in _READ_FIELDS:
                 inner = data[field.start : field.end]
                 replacement = self.read(inner, content, depth + 1)
                 if replacement is inner:
@@ -241,8 +241,8 @@ def _fields(data: memoryview) -> Iterator[_Field]:
             end = start + length
         elif kind == _VARINT:
             _, end = _varint(data, start)
-        elif kind in _SIZES:
-            end = start + _SIZES[kind]
+        elif kind in _FIXED_SIZES:
+            end = start + _FIXED_SIZES[kind]
         else:
             raise _Broken
         if end > size:

@@ -21,8 +21,8 @@ _DTYPES: dict[int, Any] = {
     21: ml_dtypes.uint4, 22: ml_dtypes.int4, 23: ml_dtypes.float4_e2m1fn,
     24: ml_dtypes.float8_e8m0fnu, 25: ml_dtypes.uint2, 26: ml_dtypes.int2,
 }  # fmt: skip
-_NAMES = {code: np.dtype(dtype).name for code, dtype in _DTYPES.items()}
-_STRING = 8  # the code of strings
+_DTYPE_NAMES = {code: np.dtype(dtype).name for code, dtype in _DTYPES.items()}
+_STRING_CODE = 8  # the code of strings
 
 
 def dtype_of(code: int) -> str:
@@ -30,16 +30,16 @@ def dtype_of(code: int) -> str:
 
     Raises InvalidOperation for strings and for unknown codes.
     """
-    if code == _STRING:
+    if code == _STRING_CODE:
         raise InvalidOperation("it has strings, of which there are no arrays in JAX")
-    if code not in _NAMES:
+    if code not in _DTYPE_NAMES:
         raise InvalidOperation(f"there is no element type {code}")
-    return _NAMES[code]
+    return _DTYPE_NAMES[code]
 
 
 def code_of(dtype: str) -> int:
     """Return the code that a dtype has in files."""
-    code_by_name = {name: code for code, name in _NAMES.items()}
+    code_by_name = {name: code for code, name in _DTYPE_NAMES.items()}
     return code_by_name[dtype]
 
 

@@ -30,11 +30,11 @@ from nnef_jax.limits import Meter
 
 EXTENSION = "KHR_enable_fragment_definitions"
 _PREFIX = "nnef_jax_"
-_BODY = f"{_PREFIX}body"
+_NAME_OF_BODY = f"{_PREFIX}body"
 REAL = "real"  # in a document, the name of the dtype that the reader of the document chooses
-_NUMBER = re.compile(r"_\d+$")
+_NUMBER_AT_END = re.compile(r"_\d+$")
 # Maps former names of kinds to their present names. Old documents have the former names.
-_FORMER = {"tract.tree_ensemble": "tree_ensemble"}
+_FORMER_KINDS = {"tract.tree_ensemble": "tree_ensemble"}
 _Declared = Sequence[tuple[str, t.Type]]  # pairs (name, type)
 
 
@@ -46,9 +46,9 @@ def custom_kind(fragment: tree.Fragment) -> str:
     if fragment.body is not None or not fragment.name.startswith(_PREFIX):
         return ""
     name = fragment.name.removeprefix(_PREFIX).replace("__", ".")
-    name_without_number = _NUMBER.sub("", name)
+    name_without_number = _NUMBER_AT_END.sub("", name)
     for candidate in (name, name_without_number):
-        kind = _FORMER.get(candidate, candidate)
+        kind = _FORMER_KINDS.get(candidate, candidate)
         if kind in rules:
             return kind
     return ""
@@ -59,7 +59,7 @@ def is_body(value: object) -> bool:
     if not isinstance(value, tuple | list) or not value:
         return False
     first_item = cast("Sequence[object]", value)[0]
-    return str(first_item).startswith(_BODY)
+    return str(first_item).startswith(_NAME_OF_BODY)
 
 
 class KeepingWriter(FlatWriter):
@@ -142,7 +142,7 @@ class KeepingWriter(FlatWriter):
         if not isinstance(value, Graph):
             return value
         graph = KeepingWriter(value, self.meter, self._real, self).write().graph
-        name = self._fresh(_BODY)
+        name = self._fresh(_NAME_OF_BODY)
         parameters = _typed(graph.parameters, value.inputs)
         results = _typed(graph.results, value.outputs)
         body = graph.body[len(parameters) :]  # the first assignments declare the inputs
@@ -215,7 +215,8 @@ def _with_casts(graph: Graph, real: str) -> Graph:
     dtype. If only casts read the tensor, no cast is added.
     """
     nnef_dtypes = {real, "int32", "bool"}
-    read_values = set(graph.outputs)  # the values that are outputs, or that an operation reads
+    # The values that are outputs, or that an operation other than a cast reads.
+    read_values = set(graph.outputs)
     for operation in graph.operations:
         if operation.kind != "cast":
             read_values.update(operation.reads())

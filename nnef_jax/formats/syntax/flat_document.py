@@ -26,8 +26,8 @@ from nnef_jax.formats.syntax.tokens import KEYWORDS
 from nnef_jax.limits import Meter
 
 NO_OFFSET = 0  # the offset of a node that was not read from a text
-_ITEMS = ("scalar", "integer", "logical")
-_INTEGERS = ("int32", "int64")  # dtypes in which integers of the language are computed
+_ITEM_WORDS = ("scalar", "integer", "logical")
+_INTEGER_DTYPES = ("int32", "int64")  # dtypes in which integers of the language are computed
 Number = Scalar | complex
 _STEPS_OF_EXPRESSION = 5  # steps of the meter to make and print an expression
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]")  # matches a letter that identifiers cannot have
@@ -232,6 +232,22 @@ class FlatWriter:
         if declaration is None:
             self.refuse(f"'{kind}' is not an operation of the standard", operation)
             return None
+        self._check_arguments(operation, kind, declaration, arguments)
+        generic = item_of(arguments["dtype"]) if kind in GENERIC_RESULT else None
+        return Invoked(declaration, arguments, generic)
+
+    def _check_arguments(
+        self,
+        operation: Operation,
+        kind: str,
+        declaration: tree.Fragment,
+        arguments: Mapping[str, Any],
+    ) -> None:
+        """Record an error for each argument that NNEF's operation cannot have.
+
+        `kind` and `arguments` are those of the operation of NNEF, whose declaration is
+        `declaration`. `operation` is the operation of the graph.
+        """
         # A kind may have more parameters than the standard's operation. An argument for such a
         # parameter must be equal to the default.
         defaults = rules[kind].defaults if operation.rule is None else {}
@@ -247,8 +263,6 @@ class FlatWriter:
         if kind == "cast" and not _is_exact_cast(arguments["dtype"], arguments["input"]):
             reason = "limits the range of numbers, but integers of NNEF have 32 bits"
             self.refuse(f"a cast to {arguments['dtype']} {reason}", operation)
-        generic = item_of(arguments["dtype"]) if kind in GENERIC_RESULT else None
-        return Invoked(declaration, arguments, generic)
 
     def _operation(self, operation: Operation) -> Iterator[tree.Assignment]:
         """Yield the statement for an operation, unless the operation cannot be written."""
@@ -277,6 +291,14 @@ class FlatWriter:
         if generic == declaration.generic_default:
             generic = None
         call = tree.Invocation(NO_OFFSET, declaration.name, generic, tuple(arguments))
+        yield tree.Assignment(NO_OFFSET, self._target_of(operation, declaration), call)
+
+    def _target_of(self, operation: Operation, declaration: tree.Fragment) -> tree.Target:
+        """Return the target of the statement for an operation: the names of its results.
+
+        `declaration` is the declaration of NNEF's operation. It says whether a result that consists
+        of several tensors is an array or a tuple.
+        """
         targets: list[tree.Target] = []
         for result, declared in zip(operation.results, declaration.results, strict=True):
             if isinstance(result, tuple):
@@ -284,8 +306,7 @@ class FlatWriter:
                 targets.append(sequence(NO_OFFSET, tuple(map(self._tensor, result))))
             else:
                 targets.append(self._tensor(result))
-        target = targets[0] if len(targets) == 1 else tree.Tuple(NO_OFFSET, tuple(targets))
-        yield tree.Assignment(NO_OFFSET, target, call)
+        return targets[0] if len(targets) == 1 else tree.Tuple(NO_OFFSET, tuple(targets))
 
     # Expressions
 
@@ -368,7 +389,7 @@ def _wrong_dtype(declaration: tree.Fragment, arguments: Mapping[str, Any]) -> st
         type = parameter.type
         if isinstance(type, t.ArrayOf):
             type = type.item
-        if not isinstance(type, t.Tensor) or type.item not in _ITEMS:
+        if not isinstance(type, t.Tensor) or type.item not in _ITEM_WORDS:
             continue
         values = values_of(arguments.get(parameter.name, ()))
         dtypes = {value.type.dtype for value in values}
@@ -384,7 +405,7 @@ def _is_exact_cast(dtype: str, operand: object) -> bool:
     This is so if NNEF can express the dtype, or if the dtype represents all numbers that the
     operand may have.
     """
-    if not is_integer(dtype) or dtype in _INTEGERS:
+    if not is_integer(dtype) or dtype in _INTEGER_DTYPES:
         return True
     source_dtype = operand.type.dtype if isinstance(operand, Value) else ""
     if not is_integer(source_dtype):

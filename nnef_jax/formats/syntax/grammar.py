@@ -19,12 +19,13 @@ from nnef_jax.formats.syntax.tree_builder import TreeBuilder
 # The largest number of allowed terminals that a message lists. If more terminals are allowed, the
 # message lists none.
 _MOST_SHOWN = 8
+# Matches the word or mark at the offset of an error, which the message shows.
 _WORD = re.compile(r"[A-Za-z_0-9.]+|[=<>!]=|->|&&|\|\||[^A-Za-z_0-9]")
 _STRING = re.compile(STRING)
-_STATEMENT = re.compile(r"[A-Za-z_([}]")
-_UNCLOSED = re.compile(r"\b(graph|fragment)\s+$")
+_STATEMENT_START = re.compile(r"[A-Za-z_([}]")
+_UNCLOSED_BODY = re.compile(r"\b(graph|fragment)\s+$")
 # How messages show terminals of the grammar, by the name of the terminal.
-_SHOWN = {
+_SHOWN_TERMINALS = {
     "NAME": "an identifier", "NUMBER": "a number", "STRING": "a string", "END": "';'",
     "BRACKET": "'['", "PARENTHESIS": "'('", "GENERIC": "'<type>'", "GENERIC_DECLARATION": "'<?>'",
     "EXTENSION": "the name of an extension", "$END": "the end of the text",
@@ -131,8 +132,8 @@ def _shown_terminals(lark: Lark, terminals: Collection[str]) -> set[str]:
     patterns = {terminal.name: terminal.pattern for terminal in lark.terminals}
     names: set[str] = set()
     for name in terminals:
-        if name in _SHOWN:
-            names.add(_SHOWN[name])
+        if name in _SHOWN_TERMINALS:
+            names.add(_SHOWN_TERMINALS[name])
         elif name in patterns:
             names.add(f"'{patterns[name].value}'")
         else:
@@ -169,12 +170,12 @@ def _hint(text: str, offset: int, word: str, expected: set[str], is_token: bool)
             return "a ')' may be missing before this"
         if "']'" in expected:
             return "a ']' may be missing before this"
-    may_begin_statement = is_token and _STATEMENT.match(word) is not None
+    may_begin_statement = is_token and _STATEMENT_START.match(word) is not None
     if may_begin_statement and "';'" in expected:
         return "a semicolon may be missing before this"
     # The pattern finds the word "graph" or "fragment" before a name. It is searched only in the 40
     # letters before the name, so that a long text takes no longer.
-    if first_letter.isalpha() and _UNCLOSED.search(text, max(0, offset - 40), offset):
+    if first_letter.isalpha() and _UNCLOSED_BODY.search(text, max(0, offset - 40), offset):
         return "the body before this may lack its '}'"
     return ""
 

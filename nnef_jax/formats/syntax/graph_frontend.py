@@ -28,17 +28,19 @@ from nnef_jax.storage.writer import Member
 Titles = Mapping[int, str]
 # For each dtype of packed integers: the dtype of numpy for an integer, and the number of bits of an
 # integer in tensor files.
-_INTEGERS = {
+_PACKED_INTEGERS = {
     "int4": (np.int8, 4), "uint4": (np.uint8, 4), "int2": (np.int8, 2), "uint2": (np.uint8, 2),
 }  # fmt: skip
 # Dtypes whose numbers can all be stored exactly in float16.
-_HALVES = (
+_EXACT_IN_FLOAT16 = (
     "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float4_e2m1fn",
 )  # fmt: skip
 # The largest number of characters of a text that is certain to stay within the default limits. The
 # limits count at most six steps for each character.
 _LONGEST_SAFE_TEXT = 1 << 20
-_KEEP = "convert(..., keep=True), --keep, write it as a custom operation, which load reads again"
+_HINT_TO_KEEP = (
+    "convert(..., keep=True), --keep, write it as a custom operation, which load reads again"
+)
 
 
 class GraphFrontend(Frontend):
@@ -165,12 +167,12 @@ def _as_member(weights: NDArray[Any]) -> Member:
     is stored in float32.
     """
     name = weights.dtype.name
-    if name in _INTEGERS:
-        dtype, bits = _INTEGERS[name]
+    if name in _PACKED_INTEGERS:
+        dtype, bits = _PACKED_INTEGERS[name]
         is_signed = dtype is np.int8
         array = weights.astype(dtype)
         return TensorFile(array, bits, signed=is_signed, quantized=False)
-    if name in _HALVES:
+    if name in _EXACT_IN_FLOAT16:
         return weights.astype(np.float16)
     is_numpy_dtype = weights.dtype.kind != "V"
     return weights if is_numpy_dtype else weights.astype(np.float32)
@@ -209,4 +211,4 @@ class _TitledWriter(FlatWriter):
             super().refuse(message, operation, hint)
         elif offset not in self._refused:
             self._refused.add(offset)
-            super().refuse(f"{title}: {message}", operation, hint or _KEEP)
+            super().refuse(f"{title}: {message}", operation, hint or _HINT_TO_KEEP)

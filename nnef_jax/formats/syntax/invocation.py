@@ -115,7 +115,7 @@ def bind(
             manner = "twice" if are_both_named else "by position and by name"
             raise InvalidInvocation(f"argument '{name}' is given {manner}", argument)
         positions[name] = position
-    ordered: dict[str, int] = {}
+    ordered: dict[str, int] = {}  # `positions` in the order of the parameters
     missing: list[str] = []
     for name, parameter in parameters.items():
         if name in positions:
@@ -123,13 +123,20 @@ def bind(
         elif parameter.default is None:
             missing.append(name)
     if missing:
-        noun = "arguments" if len(missing) > 1 else "argument"
-        names = ", ".join(f"'{name}'" for name in missing)
-        written = ", ".join(f"{name} = ..." for name in missing)
-        message = f"'{fragment.name}' lacks its {noun} {names}"
-        hint = f"write {fragment.name}(..., {written})"
-        raise InvalidInvocation(message, invocation, hint)
+        raise _missing_arguments(fragment, invocation, missing)
     return ordered
+
+
+def _missing_arguments(
+    fragment: tree.Fragment, invocation: tree.Invocation, names: Sequence[str]
+) -> InvalidInvocation:
+    """Return the error for an invocation without arguments for the parameters `names`."""
+    noun = "arguments" if len(names) > 1 else "argument"
+    quoted_names = ", ".join(f"'{name}'" for name in names)
+    written = ", ".join(f"{name} = ..." for name in names)
+    message = f"'{fragment.name}' lacks its {noun} {quoted_names}"
+    hint = f"write {fragment.name}(..., {written})"
+    return InvalidInvocation(message, invocation, hint)
 
 
 def _unknown_parameter(

@@ -40,7 +40,7 @@ ALGORITHMS = (
 )
 # The names of arguments that have the same value for all channels.
 SCALARS = ("bits", "signed", "symmetric")
-_NUMBERS = ("min", "max", "zero_point", "scale")
+_NUMERIC_ARGUMENTS = ("min", "max", "zero_point", "scale")
 _LARGEST_SCALAR = float(np.finfo(np.float32).max)
 _LARGEST_INTEGER = 2**31 - 1
 _MOST_BITS = 64
@@ -146,7 +146,9 @@ class Quantizer:
         if bits < least or bits > _MOST_BITS:
             message = f"'bits' must be at least {least} and at most {_MOST_BITS}, it is {bits}"
             yield self._error(message, "bits")
-        numbers = {name: np.asarray(arguments[name]) for name in _NUMBERS if name in arguments}
+        numbers = {
+            name: np.asarray(arguments[name]) for name in _NUMERIC_ARGUMENTS if name in arguments
+        }
         for name, array in numbers.items():
             if array.size == 0:
                 yield self._error(f"'{name}' is empty", name)

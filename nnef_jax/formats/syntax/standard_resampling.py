@@ -15,7 +15,7 @@ Resampling = tuple[str, dict[str, Any]]
 
 # For each pair (`coordinate_transformation_mode`, `nearest_mode`) of a resize that makes tensors
 # larger: the largest factor with which the resize repeats each item, as nearest_upsample does.
-_REPEATS = {
+_LARGEST_REPEATING_FACTORS = {
     ("asymmetric", "floor"): math.inf,
     ("asymmetric", "round_prefer_floor"): 2,
     ("half_pixel", "round_prefer_floor"): math.inf,
@@ -31,7 +31,7 @@ _REPEATS = {
 # For each pair (`coordinate_transformation_mode`, `nearest_mode`) of a resize that makes tensors
 # smaller: the largest factor with which the resize takes the first item of each block, as
 # nearest_downsample does.
-_FIRSTS = {
+_LARGEST_SELECTING_FACTORS = {
     ("asymmetric", "floor"): math.inf,
     ("asymmetric", "ceil"): math.inf,
     ("asymmetric", "round_prefer_floor"): math.inf,
@@ -52,7 +52,7 @@ _METHODS = {
     "align_corners": "aligned",
 }
 # The modes in which a linear resize by 1/2 takes the mean of two adjacent items.
-_MEANS = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
+_MODES_WITH_MEAN = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
 
 
 def standard_resampling(operation: Operation) -> Resampling | None:
@@ -91,7 +91,9 @@ def _upsample(x: Value, factors: tuple[int, ...], attributes: Any) -> Resampling
     rounding = attributes["nearest_mode"]
     if rounding == "simple":
         rounding = "floor"
-    if mode == "nearest" and max(factors) <= _REPEATS.get((coordinates, rounding), 0):
+    if mode == "nearest" and max(factors) <= _LARGEST_REPEATING_FACTORS.get(
+        (coordinates, rounding), 0
+    ):
         return "nearest_upsample", {"input": x, "factor": factors}
     if mode == "linear" and coordinates in _METHODS:
         method = {"method": _METHODS[coordinates], "border": "replicate"}
@@ -119,12 +121,12 @@ def _downsample(
         has_no_change = max(factors) == 1
         rounding = "floor" if has_no_change else "ceil"
     if mode == "nearest":
-        takes_first = max(factors) <= _FIRSTS.get((coordinates, rounding), 0)
+        takes_first = max(factors) <= _LARGEST_SELECTING_FACTORS.get((coordinates, rounding), 0)
     else:
         takes_first = coordinates == "asymmetric"
     if takes_first:
         return "nearest_downsample", {"input": x, "factor": factors}
-    is_mean = mode == "linear" and coordinates in _MEANS and max(factors) <= 2
+    is_mean = mode == "linear" and coordinates in _MODES_WITH_MEAN and max(factors) <= 2
     has_single_item = any(lengths[axis] == 1 for axis in shrunk_axes)
     is_exception = has_single_item and coordinates == "pytorch_half_pixel"
     if is_mean and not is_exception:

@@ -18,8 +18,8 @@ from nnef_jax.openvx.stepwise import Steps, stepwise
 from nnef_jax.openvx.tensor import StaticWeights, Tensor, require_one_of
 from nnef_jax.openvx.vx_errors import unsupported, wrong_dimension, wrong_format
 
-# The largest number of cells of a window, since `stepwise` gathers all products of a channel at
-# once.
+# The largest number of cells of a window that `stepwise` can take. It gathers all products of a
+# channel at once, which takes memory.
 _MOST_CELLS = 4096
 # An accumulator of 32 bits can hold the sum of fewer products than this number.
 _TOO_MANY_PRODUCTS = 1 << 16
@@ -57,6 +57,7 @@ def multiply_accumulate(
     channels of a group, height, width), the inputs are ([batch...,] channels, height, width). If
     the weights are (outputs, channels), the inputs are ([batch...,] channels).
     """
+    # `core` is (channels of a group, height, width) or (channels,).
     count, *core = weights.tensor.shape
     if biases is not None:
         biases = checks.tensor("biases", biases)
@@ -71,6 +72,7 @@ def multiply_accumulate(
         offsets = _offsets(biases, count, shape[-len(core) :])
         bias_shift = _bias_shift(biases, product_position)
         largest += 1 << (_LARGEST_BIAS_BITS + bias_shift)
+    # The axes of the batch, of which there may be any number, become one axis.
     data = x.data.reshape(-1, *x.shape[len(x.shape) - len(core) :])
     policies = (arithmetic.overflow_policy, arithmetic.rounding_policy)
     if arithmetic.semantics == "khronos" and _rounds_products(x, arithmetic):

@@ -71,6 +71,7 @@ def activation_layer(
 
 @partial(jax.jit, static_argnames="most")
 def _between(x: Array, *, most: int) -> Array:
+    """Clip raw integers to the range from 0 to `most`."""
     positive = jnp.maximum(x, np.asarray(0, x.dtype))
     return jnp.minimum(positive, np.asarray(most, x.dtype))
 
@@ -117,6 +118,7 @@ def softmax_layer(
 
 @partial(jax.jit, static_argnames=("axis", "position"))
 def _softmax(x: Tensor, *, axis: int, position: int) -> Array:
+    """Return the softmax of a tensor over an axis, as raw integers at a fixed-point position."""
     return _truncated(jax.nn.softmax(x.to_float(), axis), position, x.data.dtype)
 
 
@@ -152,22 +154,29 @@ def normalization_layer(
     position = checks.position_of_output(strict, output_position, x)
     map_window = (size, 1, 1) if type == "across_maps" else (1, size, size)
     window = (1,) * (len(x.shape) - 3) + map_window
-    powers = (bias, alpha / np.prod(window).item(), beta)
-    return Tensor(_normalized(x, window=window, powers=powers, position=position), position)
+    item_count = np.prod(window).item()
+    coefficients = (bias, alpha / item_count, beta)
+    raw = _normalized(x, window=window, coefficients=coefficients, position=position)
+    return Tensor(raw, position)
 
 
-@partial(jax.jit, static_argnames=("window", "powers", "position"))
+@partial(jax.jit, static_argnames=("window", "coefficients", "position"))
 def _normalized(
-    x: Tensor, *, window: tuple[int, ...], powers: tuple[float, float, float], position: int
+    x: Tensor, *, window: tuple[int, ...], coefficients: tuple[float, float, float], position: int
 ) -> Array:
+    """Return x / (bias + factor * sum of squares in a window)**beta, as raw integers.
+
+    `coefficients` are the bias, the factor and beta.
+    """
     values = x.to_float()
     ones = (1,) * values.ndim
     sums = lax.reduce_window(values * values, np.float32(0), lax.add, window, ones, "SAME")
-    bias, alpha, beta = map(np.float32, powers)
-    return _truncated(values / (bias + alpha * sums) ** beta, position, x.data.dtype)
+    bias, factor, beta = map(np.float32, coefficients)
+    return _truncated(values / (bias + factor * sums) ** beta, position, x.data.dtype)
 
 
 def _truncated(values: Array, position: int, dtype: np.dtype[Any]) -> Array:
+    """Convert numbers to raw integers: they are truncated, then saturated. A NaN becomes 0."""
     limits = jnp.iinfo(dtype)
     truncated = jnp.trunc(values * np.float32(2.0**position))
     return jnp.clip(jnp.nan_to_num(truncated), limits.min, limits.max).astype(dtype)

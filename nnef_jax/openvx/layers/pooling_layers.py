@@ -21,7 +21,8 @@ from nnef_jax.openvx.tensor import Tensor, require_one_of
 from nnef_jax.openvx.vx_errors import unsupported, wrong_dimension
 
 POOLING = ("max", "avg")
-_MOST_CELLS = 1 << 16  # the largest number of cells of a window, whose sum fits an int32
+# The largest number of cells of a window over which a mean is computed. The sum fits an int32.
+_MOST_CELLS = 1 << 16
 _TOO_MANY_PARTS = 1 << 15  # a region must be divided into fewer parts along an axis
 _Pair = tuple[int, int]
 
@@ -57,7 +58,7 @@ def pooling_layer(
     require_one_of("semantics", semantics, SEMANTICS)
     x = checks.tensor("inputs", inputs, 3, 4)
     checks.same_format(strict, inputs=x)
-    size = checks.pair("pooling_size", pooling_size, 1)[::-1]
+    size = checks.pair("pooling_size", pooling_size, least=1)[::-1]
     padding = checks.pair("pooling_padding", pooling_padding)
     leading = x.shape[:-2]
     extents = x.shape[-2:]
@@ -86,9 +87,10 @@ class _Windows(NamedTuple):
 
 @partial(jax.jit, static_argnames="windows")
 def _mean(x: Array, *, windows: _Windows) -> Array:
-    total = _reduce(x.astype(np.int32), lax.add, 0, windows)
-    # `div` truncates.
-    return lax.div(total, np.int32(math.prod(windows.size))).astype(x.dtype)
+    """Return the mean of each window, truncated. Padding counts as zeros."""
+    total = _reduce(x.astype(np.int32), lax.add, padding=0, windows=windows)
+    cell_count = np.int32(math.prod(windows.size))
+    return lax.div(total, cell_count).astype(x.dtype)  # `div` truncates
 
 
 @partial(jax.jit, static_argnames=("windows", "ignores_padding"))
@@ -102,10 +104,10 @@ def _maximum(x: Array, *, windows: _Windows, ignores_padding: bool) -> Array:
         # As many zeros follow the inputs as precede them. Cells beyond these zeros have the least
         # number.
         zeros = tuple((before, min(before, after)) for before, after in windows.pads)
-        x = _padded(x, 0, zeros)
+        x = _padded(x, value=0, pads=zeros)
         further = tuple((0, max(after - before, 0)) for before, after in windows.pads)
         windows = windows._replace(pads=further)
-    return _reduce(x, lax.max, least, windows)
+    return _reduce(x, lax.max, padding=least, windows=windows)
 
 
 def _reduce(
@@ -121,6 +123,7 @@ def _reduce(
 
 
 def _padded(x: Array, value: int, pads: tuple[_Pair, ...]) -> Array:
+    """Pad planes by a number. `pads` has the pair (before, after) for the rows and the columns."""
     leading = [(0, 0, 0)] * (x.ndim - 2)
     spatial = [(before, after, 0) for before, after in pads]
     return lax.pad(x, np.asarray(value, x.dtype), leading + spatial)
@@ -152,14 +155,15 @@ def roi_pooling_layer(
         unsupported("pool_type must be 'max'")
     x = checks.tensor("inputs", inputs, 3, 4)
     rois = checks.tensor("input_rois", input_rois, len(x.shape) - 1)
-    checks.same_format(False, inputs=x, input_rois=rois)
+    checks.same_format(strict=False, inputs=x, input_rois=rois)
     checks.same_format(strict, inputs=x)
     *batch, count, corners = rois.shape
     if corners != 4 or tuple(batch) != x.shape[:-3]:
         wrong_dimension(
             f"input_rois have the shape {rois.shape}, it must be {(*x.shape[:-3], 'regions', 4)}"
         )
-    output_shape = checks.output_shape(output_shape, (*batch, count, x.shape[-3]), 2)
+    leading = (*batch, count, x.shape[-3])
+    output_shape = checks.output_shape(output_shape, leading, free=2)
     if max(output_shape[-2:]) >= _TOO_MANY_PARTS:
         unsupported(f"output_shape divides regions into 2**15 parts or more: {output_shape}")
     pool = partial(_pooled_regions, part_counts=output_shape[-2:], clips=semantics == "spec")
@@ -180,12 +184,15 @@ def _pooled_regions(x: Array, rois: Array, *, part_counts: _Pair, clips: bool) -
     columns.
     """
     corners = rois.astype(np.int32)
-    # (regions, rows of parts, height)
-    rows = _items_of_parts(corners[:, 1], corners[:, 3], part_counts[0], x.shape[-2], clips)
-    columns = _items_of_parts(corners[:, 0], corners[:, 2], part_counts[1], x.shape[-1], clips)
+    x0, y0, x1, y1 = (corners[:, i] for i in range(4))
+    _, height, width = x.shape
+    row_count, column_count = part_counts
+    rows = _items_of_parts(y0, y1, row_count, height, clips)  # (regions, rows of parts, height)
+    columns = _items_of_parts(x0, x1, column_count, width, clips)
     least = np.asarray(jnp.iinfo(x.dtype).min, x.dtype)
-    # (regions, channels, rows of parts, width)
+    # The maxima over axis 3, the height, have the shape (regions, channels, rows of parts, width).
     row_maxima = jnp.where(rows[:, None, :, :, None], x[None, :, None], least).max(3)
+    # The maxima over axis 4, the width, have the shape (regions, channels, rows, columns of parts).
     maxima = jnp.where(columns[:, None, None], row_maxima[:, :, :, None], least).max(4)
     has_items = rows.any(2)[:, None, :, None] & columns.any(2)[:, None, None]
     return jnp.where(has_items, maxima, np.asarray(0, x.dtype))
@@ -200,7 +207,8 @@ def _items_of_parts(first: Array, last: Array, count: int, extent: int, clips: b
     """
     length = jnp.maximum(last - first, 0) + 1
     part = jnp.arange(count, dtype=np.int32)
-    # Starts are rounded down, and ends up, so that neighbouring parts may overlap.
+    # Starts are rounded down, and ends are rounded up, so that neighbouring parts may overlap. Two
+    # parts of a region of 3 items have the items 0 to 1 and 1 to 2.
     start = lax.div(part[None] * length[:, None], np.int32(count))
     end = lax.div((part[None] + 1) * length[:, None] + (count - 1), np.int32(count))
     first_item = (first[:, None] + start)[:, :, None]

@@ -80,8 +80,8 @@ def convolution_layer(
     require_fitting(x, prepared_weights.tensor, groups)
     extents = x.shape[-2:]
     size = prepared_weights.tensor.shape[2:]
-    # OpenVX's pairs are (x, y). They are reversed below, since `extents` and `size` are (rows,
-    # columns).
+    # The pairs of OpenVX are (x, y). They are reversed where they meet `extents` and `size`, which
+    # are (rows, columns).
     padding = checks.pair("padding", padding)
     dilation = checks.pair("dilation", dilation)
     leading = (*x.shape[:-3], prepared_weights.tensor.shape[0])
@@ -104,14 +104,16 @@ def convolution_layer(
     # The C routines begin `dilation` items later (OpenVX-cts, issue 5).
     delays = dilation[::-1] if semantics == "khronos" else (0, 0)
     before = [pad - delay for pad, delay in zip(padding[::-1], delays, strict=True)]
-    spans: list[int] = []
+    spans: list[int] = []  # the number of items from the first to the last cell of a window
     for window_extent, zeros_between in zip(size, dilation[::-1], strict=True):
         spans.append(window_extent + (window_extent - 1) * zeros_between)
     pads = tuple(map(ends, extents, before, spans, shape[-2:], skip[::-1]))
     # The extension's dilation is the number of zeros between two weights. The dilation of `Slide`
     # is the distance between two weights, which is larger by 1.
     distance = (dilation[1] + 1, dilation[0] + 1)
-    slide = correlation.Slide(skip[::-1], pads, (1, 1), distance, groups)
+    slide = correlation.Slide(
+        stride=skip[::-1], padding=pads, spread=(1, 1), dilation=distance, groups=groups
+    )
     return multiply_accumulate(
         x, prepared_weights, biases, slide, shape, arithmetic, report_overflow
     )
@@ -157,8 +159,8 @@ def deconvolution_layer(
     require_fitting(x, prepared_weights.tensor, groups)
     extents = x.shape[-2:]
     size = prepared_weights.tensor.shape[2:]
-    # OpenVX's pairs are (x, y). They are reversed below, since `extents` and `size` are (rows,
-    # columns).
+    # The pairs of OpenVX are (x, y). They are reversed where they meet `extents` and `size`, which
+    # are (rows, columns).
     padding = checks.pair("padding", padding)
     a = checks.pair("a", a)
     for axis, window_extent, pad in zip("xy", size[::-1], padding, strict=True):
@@ -196,7 +198,9 @@ def deconvolution_layer(
     for window_extent, pad in zip(size, padding[::-1], strict=True):
         before.append(window_extent - 1 - pad)
     pads = tuple(map(ends, x.shape[-2:], before, size, shape[-2:], (1, 1), upscale[::-1]))
-    slide = correlation.Slide((1, 1), pads, upscale[::-1], (1, 1), groups)
+    slide = correlation.Slide(
+        stride=(1, 1), padding=pads, spread=upscale[::-1], dilation=(1, 1), groups=groups
+    )
     return multiply_accumulate(
         x, prepared_weights, biases, slide, shape, arithmetic, report_overflow
     )
@@ -234,9 +238,12 @@ def fully_connected_layer(
         weights = Tensor(flat, weights.fixed_point_position)
     prepared_weights = prepared(weights, 2)
     count, depth = prepared_weights.tensor.shape
-    # The number of last axes of the inputs that are joined is 1 or 3.
-    possible = [n for n in (1, 3) if n <= len(x.shape)]
-    axis_counts = [n for n in possible if math.prod(x.shape[-n:]) == depth]
+    # `axis_counts` has the possible numbers of last axes of the inputs that are merged. These axes
+    # must have as many items as a row of the weights.
+    axis_counts: list[int] = []
+    for n in (1, 3):
+        if n <= len(x.shape) and math.prod(x.shape[-n:]) == depth:
+            axis_counts.append(n)
     if output_shape is not None:
         output_shape = checks.shape("output_shape", output_shape)
         axis_counts = [n for n in axis_counts if output_shape == (*x.shape[:-n], count)]
@@ -247,7 +254,8 @@ def fully_connected_layer(
         if output_shape is not None:
             message += f" and an output_shape of {output_shape}"
         wrong_dimension(message)
-    shape = (*x.shape[: -axis_counts[0]], count)
+    axis_count, *_ = axis_counts
+    shape = (*x.shape[:-axis_count], count)
     flat = Tensor(x.data.reshape(math.prod(shape[:-1]), depth), x.fixed_point_position)
     return multiply_accumulate(
         flat, prepared_weights, biases, correlation.Slide(), shape, arithmetic, report_overflow

@@ -28,6 +28,7 @@ from nnef_jax.openvx.tables import look_up
 from nnef_jax.openvx.tensor import Tensor
 from nnef_jax.openvx.vx_errors import unsupported
 
+# The function of vxActivationLayer for each kind.
 _FUNCTIONS = {
     "sigmoid": "logistic",
     "tanh": "hyperbolic_tan",
@@ -37,6 +38,7 @@ _FUNCTIONS = {
     "sqr": "square",
     "sqrt": "sqrt",
 }
+# The node that computes each kind of arithmetic on two tensors.
 _NODES = {
     "add": "vxTensorAddNode",
     "sub": "vxTensorSubtractNode",
@@ -104,9 +106,9 @@ def bounded(operation: MappedOperation) -> VxLayer:
         return table(operation)
     if kind == "max" and bounds == [0.0]:
         return _activation("x", "relu")
-    is_clamp_from_zero = kind == "clamp" and bounds[0] == 0
+    low, high = bounds[0], bounds[-1] or 0.0  # the same number unless the kind is clamp
+    is_clamp_from_zero = kind == "clamp" and low == 0
     is_min_of_positive = kind == "min" and operation.operand("x") in operation.not_negative
-    high = bounds[-1] or 0.0
     if high > 0 and (is_clamp_from_zero or is_min_of_positive):
         return _activation("x", "brelu", a=high)
     return table(operation)
@@ -121,10 +123,12 @@ def arithmetic(operation: MappedOperation) -> VxLayer:
     """
     kind = operation.kind
     line = _line(operation)
+    # The layer takes only finite parameters that are not negative.
     is_layer = line is not None and min(line) >= 0 and math.isfinite(max(line))
     if line is not None and is_layer:
         tensor_name = "y" if operation.is_fixed("x") else "x"
-        return _activation(tensor_name, "linear", *line)
+        a, b = line
+        return _activation(tensor_name, "linear", a=a, b=b)
     if _only_tensor(operation) is not None and (operation.profile.has_tables or kind == "div"):
         return table(operation)
     if kind == "div":
@@ -173,10 +177,10 @@ def _only_tensor(operation: MappedOperation) -> str | None:
     name = computed[0]
     if not is_real(operands[name]):
         return None
-    others = [other for other in operands if other not in computed]
-    others_are_single = all(is_single(operation.shape(other)) for other in others)
+    fixed_names = [fixed_name for fixed_name in operands if fixed_name not in computed]
+    fixed_are_single = all(is_single(operation.shape(x)) for x in fixed_names)
     keeps_type = operation.type(name) == operation.result
-    return name if others_are_single and keeps_type else None
+    return name if fixed_are_single and keeps_type else None
 
 
 def _line(operation: MappedOperation) -> tuple[float, float] | None:
@@ -205,13 +209,14 @@ def _combined(kind: str, node: NodeInputs, tensors: Sequence[Tensor]) -> Compute
     """
     x, y = broadcast.align(*(tensor.data.astype(np.int32) for tensor in tensors))
     positions = [tensor.fixed_point_position for tensor in tensors]
+    position_x, position_y = positions
+    # `terms` are pairs (integers, shift). Their sum is the exact result at `position`.
     if kind == "mul":
-        position = sum(positions)
+        position = position_x + position_y
         terms = [(x * y, 0)]
         largest = 1 << 30  # the magnitude of a product of two numbers of 16 bits
     else:
         position = max(positions)
-        position_x, position_y = positions
         signed_y = -y if kind == "sub" else y
         terms = [(x, position - position_x), (signed_y, position - position_y)]
         # Before the shift to the same position, a sum of two numbers has a magnitude up to 2^16.

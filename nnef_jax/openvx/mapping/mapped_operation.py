@@ -57,9 +57,10 @@ class NodeInputs:
         }
 
 
-# The result of a layer, or a list of results, and a mask of items that overflow. The mask is None
-# if no item can overflow.
+# The result of a layer, or a list of its results, and a mask of the items that overflow. The mask
+# is None if no item can overflow.
 Computed = tuple[Any, Array | None]
+# A function that multiplies weights by an array of factors, one for each channel of the result.
 Scaling = Callable[[Array, Array], Array]
 
 

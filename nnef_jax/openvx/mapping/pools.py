@@ -46,9 +46,9 @@ def pool(operation: MappedOperation) -> VxLayer:
     return _pooling(
         operation,
         pooling_type=kind,
-        pooling_size=xy_pair(window.size[2:], 1),
-        pooling_padding=xy_pair(padding[2:], 0),
-        skip=xy_pair(window.stride[2:], 1),
+        pooling_size=xy_pair(window.size[2:], single=1),
+        pooling_padding=xy_pair(padding[2:], single=0),
+        skip=xy_pair(window.stride[2:], single=1),
     )
 
 
@@ -62,7 +62,7 @@ def _require_border(operation: MappedOperation, kind: str, border: str) -> None:
         if border != "constant":
             raise Unfit("its averages leave out the padding, the layer's averages include it")
         return
-    # Padding takes part in maxima in the text of OpenVX, but not in the C code.
+    # According to the text of OpenVX, padding takes part in maxima. In the C code it does not.
     takes_part = border == "constant"
     takes_part_in_layer = operation.semantics == "spec"
     operand = operation.operand("input")
@@ -82,10 +82,12 @@ def reduction(operation: MappedOperation) -> VxLayer:
     axes = tuple(operation.attributes["axes"])
     if sorted(axes) != list(range(2, len(shape))):
         raise Unfit(f"it reduces axes {list(axes)}, the layer reduces width and height")
-    return _pooling(operation, pooling_type=kind, pooling_size=xy_pair(shape[2:], 1), skip=(1, 1))
+    size = xy_pair(shape[2:], single=1)
+    return _pooling(operation, pooling_type=kind, pooling_size=size, skip=(1, 1))
 
 
 def _pooling(operation: MappedOperation, **attributes: Any) -> VxLayer:
+    """Return the layer vxPoolingLayer for an operation. `attributes` are those of the layer."""
     shape = operation.result.shape
 
     def run(node: NodeInputs) -> Computed:
@@ -130,8 +132,9 @@ def normalization(operation: MappedOperation) -> VxLayer:
     shape = operation.require_planes("input")
     declared_size = tuple(operation.attributes["size"])
     size = declared_size + (1,) * (len(shape) - len(declared_size))
-    count = max(size)
-    if size == (1, count, *(1 for _ in shape[2:])):
+    count = max(size)  # the extent of the window along the axis or axes that it spans
+    spatial_ones = (1,) * (len(shape) - 2)
+    if size == (1, count, *spatial_ones):
         kind = "across_maps"
     elif size == (1, 1, count, count):
         kind = "same_map"
@@ -139,7 +142,9 @@ def normalization(operation: MappedOperation) -> VxLayer:
         raise Unfit(f"its window {list(size)} is neither across maps nor a square in a map")
     if count not in NORMALIZATION_SIZES:
         raise Unfit(f"its window has {count} items, the layer takes 3, 5 or 7")
-    alpha, beta, bias = (operation.attributes[name] for name in ("alpha", "beta", "bias"))
+    alpha = operation.attributes["alpha"]
+    beta = operation.attributes["beta"]
+    bias = operation.attributes["bias"]
     if min(alpha, beta, bias) <= 0:
         raise Unfit("alpha, beta and bias must be positive")
 

@@ -43,9 +43,9 @@ def convolution(operation: MappedOperation) -> VxLayer:
     require_smallest_strides(window, padding)
     groups = operation.attributes["groups"] or shape[1]
     attributes: dict[str, Any] = {
-        "padding": xy_pair(padding, 0),
-        "dilation": xy_pair([distance - 1 for distance in window.dilation], 0),
-        "skip": xy_pair(window.stride, 1),
+        "padding": xy_pair(padding, single=0),
+        "dilation": xy_pair([distance - 1 for distance in window.dilation], single=0),
+        "skip": xy_pair(window.stride, single=1),
         "groups": groups,
     }
     rank = len(shape)
@@ -86,9 +86,9 @@ def deconvolution(operation: MappedOperation) -> VxLayer:
     for extent, result, size, stride, padding in axes:
         additions.append(_addition(extent, result, size, stride, padding))
     attributes: dict[str, Any] = {
-        "padding": xy_pair(paddings, 0),
-        "a": xy_pair(additions, 0),
-        "upscale": xy_pair(window.stride, 1),
+        "padding": xy_pair(paddings, single=0),
+        "a": xy_pair(additions, single=0),
+        "upscale": xy_pair(window.stride, single=1),
         "groups": groups,
     }
     rank = len(shape)
@@ -104,7 +104,7 @@ def deconvolution(operation: MappedOperation) -> VxLayer:
         return correlation.transposed_filter(filter, groups)
 
     def scaled(filter: Array, factor: Array) -> Array:
-        # The filter has shape (inputs, outputs of a group, *size), and there is a factor for each
+        # The filter has shape (inputs, outputs of a group, *size). `factor` has an item for each
         # output.
         inputs, group_outputs, *size = filter.shape
         by_group = filter.reshape(groups, inputs // groups, group_outputs, *size)
@@ -150,10 +150,10 @@ def linear(operation: MappedOperation) -> VxLayer:
     filter = operation.shape("filter")
     bias = operation.shape("bias")
     if len(bias) == len(operation.result.shape):
-        bias = bias[:-1]  # The last axis of the bias is that of the channels.
+        bias = bias[:-1]  # without the axis of the channels
     if not is_single(filter[:-2]) or not is_single(bias):
         raise Unfit("its weights or biases differ between the items of the batch")
-    return _fully_connected(operation, ("input", "filter"), (False, True))
+    return _fully_connected(operation, names=("input", "filter"), transposes=(False, True))
 
 
 @maps("matmul")
@@ -169,12 +169,14 @@ def product(operation: MappedOperation) -> VxLayer:
     if len(a_shape) < 2 or len(b_shape) < 2:
         raise Unfit("a vector is no matrix")
     if operation.is_fixed("B") and is_single(b_shape[:-2]):
-        return _fully_connected(operation, ("A", "B"), (transposes_a, transposes_b))
+        transposes = (transposes_a, transposes_b)
+        return _fully_connected(operation, names=("A", "B"), transposes=transposes)
     shape = operation.result.shape
     count = volume(shape[:-2])
 
     def run(node: NodeInputs) -> Computed:
-        # The text of OpenVX 1.2 rounds to the nearest and saturates, whereas the C code truncates.
+        # According to the text of OpenVX 1.2, products are rounded to the nearest and saturated.
+        # The C code truncates them.
         rounding = "nearest_even" if node.choices.semantics == "spec" else "to_zero"
         options: Any = {**node.products, "overflow_policy": "saturate"}
         options |= {"rounding_policy": rounding, "semantics": "spec"}
@@ -330,7 +332,7 @@ def require_smallest_strides(window: windows.Windows, padding: list[int]) -> Non
     for extent, span, stride, pad, count in zip(
         window.upscaled, window.dilated, window.stride, padding, window.downscaled, strict=True
     ):
-        travel = extent + 2 * pad - span  # number of items by which a window moves along the axis
+        travel = extent + 2 * pad - span  # the number of items by which a window can move
         smallest = travel // count + 1
         if travel % stride != 0:
             is_exact = False

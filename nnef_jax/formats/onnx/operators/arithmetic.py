@@ -29,7 +29,7 @@ def _identity(site: NodeSite) -> Any:
     return site.last.copy(x) if isinstance(x, Tensor) else x
 
 
-def _on_two(kind: str) -> Meaning:
+def _pair_meaning(kind: str) -> Meaning:
     """Make the function that flattens an operator on two tensors to one operation of a kind."""
 
     def meaning(site: NodeSite, x: Tensor, y: Tensor) -> Any:
@@ -39,7 +39,7 @@ def _on_two(kind: str) -> Meaning:
     return meaning
 
 
-def _along_axis(meaning: Meaning) -> Meaning:
+def _meaning_with_axis(meaning: Meaning) -> Meaning:
     """Make the function that flattens an operator on two tensors before version 7.
 
     `meaning` is the function for version 7. Before version 7, the first axis of y lies along the
@@ -72,11 +72,11 @@ def _power(site: NodeSite, x: Tensor, y: Tensor) -> Any:
 
 
 for _name, _meaning in {
-    **{name: _on_two(kind) for name, kind in _PAIRS.items()},
+    **{name: _pair_meaning(kind) for name, kind in _PAIRS.items()},
     "Pow": _power,
 }.items():
     operator(_name, since=7)(_meaning)
-    operator(_name, broadcasts=flag("broadcast"))(_along_axis(_meaning))
+    operator(_name, broadcasts=flag("broadcast"))(_meaning_with_axis(_meaning))
 
 
 @operator("BitShift")
@@ -126,7 +126,7 @@ def _combined(site: NodeSite, kind: str, values: Sequence[Tensor], end: ByKind) 
     return add_last_step(result, last_value)
 
 
-def _of_all(kind: str) -> Meaning:
+def _variadic_meaning(kind: str) -> Meaning:
     """Make the function that flattens an operator on any number of tensors.
 
     The operator combines the tensors by operations of one kind, such as "add".
@@ -139,7 +139,7 @@ def _of_all(kind: str) -> Meaning:
 
 
 for _name, _kind in (("Max", "max"), ("Min", "min"), ("Sum", "add")):
-    operator(_name)(_of_all(_kind))
+    operator(_name)(_variadic_meaning(_kind))
 
 
 @operator("Mean")

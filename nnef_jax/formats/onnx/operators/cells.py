@@ -166,28 +166,9 @@ def _run_cell(
     direction. If `reverse`, the sequence is read from the end.
     """
     hidden = site.shape(states[0])[-1]
-    items = hidden * cell.gates
     input_weights, state_weights = weights
-    # The bias of the state is added to the product with the input. The exception is a GRU that
-    # applies its reset gate after the product with the state: the last part of the bias,
-    # `candidate_bias`, is then added to that product.
-    bias = None
-    candidate_bias = None
-    if site.has(3):
-        biases = _of_direction(site, 3, direction)
-        bias = site.part(biases, 0, 0, items)
-        state_bias = site.part(biases, 0, items, 2 * items)
-        if cell.kind == "gru" and cell.resets_after:
-            candidate_bias = site.part(state_bias, 0, 2 * hidden, items)
-            state_bias = site.part(state_bias, 0, 0, 2 * hidden)
-            state_bias = site.cut_or_padded(state_bias, 0, items)
-        bias = site.step.add(bias, state_bias)
-    peepholes: dict[str, Any] = {}
-    if cell.kind == "lstm" and site.has(7):
-        all_peepholes = _of_direction(site, 7, direction)  # of shape (3 * hidden,)
-        parts = site.step.split(all_peepholes, axis=0, ratios=(1, 1, 1))
-        for letter, part in zip("iof", parts, strict=True):
-            peepholes[letter] = site.unsqueezed(part, (0,))
+    bias, candidate_bias = _biases(site, cell, hidden, direction)
+    peepholes = _peepholes(site, direction) if cell.kind == "lstm" else {}
 
     def product(body: RepeatedBody, state: Tensor, first: int, last: int) -> Any:
         """Multiply the state in a body by the weights of the gates from `first` up to `last`."""
@@ -207,6 +188,44 @@ def _run_cell(
     if site.has(4):
         mask = steps_within(site, site.extent(x, 0), site.operand(4), 0)
     return cell.run(site, products, states, product, mask, peepholes, axis=0, reverse=reverse)
+
+
+def _biases(site: NodeSite, cell: Cell, hidden: int, direction: int) -> tuple[Any, Any]:
+    """Return the bias of the product with the input, and the bias of a GRU's candidate.
+
+    Input 3 has the bias of the input, then the bias of the state. Usually both are added to the
+    product with the input. The exception is a GRU that applies its reset gate after the product
+    with the state: the last part of the state's bias is then added to that product, and is the
+    second result. A bias is None if there is none.
+    """
+    if not site.has(3):
+        return None, None
+    items = hidden * cell.gates
+    biases = _of_direction(site, 3, direction)
+    input_bias = site.part(biases, 0, 0, items)
+    state_bias = site.part(biases, 0, items, 2 * items)
+    candidate_bias = None
+    if cell.kind == "gru" and cell.resets_after:
+        # The bias of the two gates comes first. Zeros take the place of the candidate's bias.
+        candidate_bias = site.part(state_bias, 0, 2 * hidden, items)
+        state_bias = site.part(state_bias, 0, 0, 2 * hidden)
+        state_bias = site.cut_or_padded(state_bias, 0, items)
+    return site.step.add(input_bias, state_bias), candidate_bias
+
+
+def _peepholes(site: NodeSite, direction: int) -> dict[str, Any]:
+    """Return the peephole weights of an LSTM's gates i, o and f, of shape (1, hidden), by gate.
+
+    The result is empty if input 7 is left out.
+    """
+    if not site.has(7):
+        return {}
+    all_peepholes = _of_direction(site, 7, direction)  # of shape (3 * hidden,)
+    parts = site.step.split(all_peepholes, axis=0, ratios=(1, 1, 1))
+    peepholes: dict[str, Any] = {}
+    for letter, part in zip("iof", parts, strict=True):
+        peepholes[letter] = site.unsqueezed(part, (0,))
+    return peepholes
 
 
 _LAYOUT = flag("layout")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -59,14 +59,23 @@ def _if(
     is_then = site.reshaped(site.cast(condition, "bool"), ())
     bodies = [then_body, else_body]
     values = add_choice(site.emit, is_then, bodies, [then_tensors, else_tensors])
-    next_values = iter(values if isinstance(values, list | tuple) else [values])
-    results: list[Any] = []
+    return _with_sequences(values if isinstance(values, list | tuple) else [values], lengths)
+
+
+def _with_sequences(tensors: Iterable[Any], lengths: Iterable[int | None]) -> tuple[Any, ...]:
+    """Return the outputs of a node whose tensors, and items of sequences, follow one another.
+
+    `lengths` has, for each output, the length of the sequence, or None for a tensor. For example,
+    the tensors a, b, c and the lengths 2, None become [a, b], c.
+    """
+    next_tensors = iter(tensors)
+    outputs: list[Any] = []
     for length in lengths:
         if length is None:
-            results.append(next(next_values))
+            outputs.append(next(next_tensors))
         else:
-            results.append([next(next_values) for _ in range(length)])
-    return tuple(results)
+            outputs.append([next(next_tensors) for _ in range(length)])
+    return tuple(outputs)
 
 
 def _length(result: _State) -> int | None:
@@ -164,21 +173,21 @@ def _as_loop(
     """
     repetition = RepeatedBody(site)
     inner_states = [repetition.state(state) for state in states]
-    inputs = _inputs(site, body, repetition.iteration(None), inner_states)
+    inputs = _inputs(site, body, repetition.iteration(count=None), inner_states)
     condition, *results = site.flatten_subgraph(body, repetition.graph, inputs)
-    most: Any
+    largest_count: Any
     if isinstance(count, Value):
-        most = site.reshaped(site.as_integer(count), ())
+        largest_count = site.reshaped(site.as_integer(count), ())
     elif limit == math.inf:
-        most = int(np.iinfo(site.graph.builder.integer).max)
+        largest_count = int(np.iinfo(site.graph.builder.integer).max)
     else:
-        most = int(limit)
+        largest_count = int(limit)
     first_condition: Any = True
     if begins is not None:
         first_condition = site.reshaped(site.cast(begins, "bool"), ())
-    start = {"count": most, "condition": first_condition}
+    start = {"count": largest_count, "condition": first_condition}
     after = [_result(repetition.at, result) for result in results]
-    bound = int(limit) if limit <= _MOST_UNROLLED else -1
+    bound = int(limit) if limit <= _MOST_UNROLLED else -1  # -1 stands for no bound
     continue_condition = [repetition.at.cast(condition, "bool")]
     modes = [LAST] * len(after)
     last_states = repetition.add(
@@ -210,7 +219,7 @@ def _continues(site: NodeSite, body: ModelGraph, states: Sequence[_State]) -> bo
             inner_states.append(trial.outer_input(state))
         else:
             inner_states.append(_as_state(trial, state))
-    inputs = _inputs(site, body, trial.iteration(None), inner_states)
+    inputs = _inputs(site, body, trial.iteration(count=None), inner_states)
     condition_graph = replace(body, outputs=body.outputs[:1])
     (condition,) = site.flatten_subgraph(condition_graph, trial.graph, inputs)
     if not isinstance(condition, Constant):

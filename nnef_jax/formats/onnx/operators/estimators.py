@@ -25,7 +25,7 @@ DOMAIN = "ai.onnx.ml"
 TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 TRANSFORM = word("post_transform", *TRANSFORMS)
 _SMALLEST_SCORE = 1e-7  # SOFTMAX_ZERO takes smaller absolute scores for 0
-# The constants of the approximation of PROBIT, as runtimes have them.
+# The constants of the approximation that computes PROBIT. Runtimes use the same digits.
 _WINITZKI = 0.147
 _ROOT_OF_2 = 1.41421356
 
@@ -245,17 +245,11 @@ def _label_encoder(
         default = default_tensor.array.reshape(-1)[0]
     else:
         default = default_float if dtype.startswith("float") else default_int
-    last_indices: dict[float, int] = {}  # maps each key except NaN to its last index
-    nan_index: int | None = None
-    for i, key in enumerate(keys.tolist()):
-        if math.isnan(key):
-            nan_index = i
-        else:
-            last_indices[key] = i
+    last_indices, nan_index = _last_indices(keys)
     x = site.cast(x, site.computation_dtype(key_dtype))
     # The lookup table must not be empty. If all keys are NaN, the table has the first NaN. No item
     # equals this key.
-    table_rows = list(last_indices.values()) or [0]
+    table_rows = last_indices or [0]
     distinct_keys = parameter(site, "keys", keys[table_rows], key_dtype)
     index = site.step.reverse_lookup(x, distinct_keys, fallback=-1)
     if nan_index is not None:
@@ -264,6 +258,22 @@ def _label_encoder(
         index = site.step.select(site.step.is_nan(x), len(table_rows) - 1, index)
     table = parameter(site, "values", values[table_rows], dtype)
     return site.last.direct_lookup(index, table, site.constant(default, dtype))
+
+
+def _last_indices(keys: NDArray[Any]) -> tuple[list[int], int | None]:
+    """Return the last index of each distinct key except NaN, and the last index of NaN.
+
+    The second result is None if no key is NaN. For example, the keys 5, NaN, 7, 5 have the results
+    [3, 2] and 1.
+    """
+    index_by_key: dict[float, int] = {}
+    nan_index: int | None = None
+    for i, key in enumerate(keys.tolist()):
+        if math.isnan(key):
+            nan_index = i
+        else:
+            index_by_key[key] = i
+    return list(index_by_key.values()), nan_index
 
 
 def _encoded(site: NodeSite, name: str) -> tuple[NDArray[Any], str]:

@@ -117,17 +117,18 @@ def _conv_transpose(
     spans = windows.spans(kernel, dilations)
     padding: Pairs = []
     unreached: Pairs = [(0, 0), (0, 0)]  # of the batch and the channels
+    # Negative padding after an axis becomes zeros, to which the bias is added like to other items.
     for before, after in _transposed_padding(site, mode, spans, strides):
         padding.append((before, max(after, 0)))
         unreached.append((0, max(-after, 0)))
-    window = {
+    attributes = {
         "padding": padding, "stride": strides, "dilation": dilations, "output_shape": (),
         "groups": groups, "border": "constant",
     }  # fmt: skip
     has_unreached = any(after > 0 for _, after in unreached)
     if not has_unreached:
-        return site.last.deconv(x, filter, _bias_operand(site, bias), **window)
-    result = site.step.deconv(x, filter, _bias_operand(site, None), **window)
+        return site.last.deconv(x, filter, _bias_operand(site, bias), **attributes)
+    result = site.step.deconv(x, filter, _bias_operand(site, bias=None), **attributes)
     result = site.step.pad(result, padding=unreached, border="constant", value=0.0)
     return _with_bias(site, result, bias)
 
@@ -197,4 +198,5 @@ def _col_to_im(site: NodeSite) -> Any:
     size = site.integers(1)
     kernel = site.integers(2)
     window = windows_of(site, kernel, size)
-    return add_patches(site, size, kernel, _bias_operand(site, None), **window)
+    no_bias = _bias_operand(site, bias=None)
+    return add_patches(site, size, kernel, no_bias, **window)

@@ -26,7 +26,9 @@ from nnef_jax.formats.onnx.operators.registry import OPERATORS, operator
 from nnef_jax.formats.onnx.operators.transformers import require_supported
 from nnef_jax.formats.onnx.tensor_types import unpacked
 
-_VERSION = 21  # the version of the standard's operators of which this module composes operators
+_STANDARD_VERSION = (
+    21  # the version of the standard's operators of which this module composes operators
+)
 
 
 def _applied(site: NodeSite, name: str, operands: Sequence[Any], **attributes: Any) -> Any:
@@ -34,12 +36,12 @@ def _applied(site: NodeSite, name: str, operands: Sequence[Any], **attributes: A
 
     Return the first output of the operator.
     """
-    standard_operator = OPERATORS.get(name, _VERSION)
+    standard_operator = OPERATORS.get(name, _STANDARD_VERSION)
     assert standard_operator is not None, name
     standard_site = replace(
         site,
         node=replace(site.node, operator=name, domain="", attributes=attributes),
-        version=_VERSION,
+        version=_STANDARD_VERSION,
         operands=operands,
         prefix=f"{site.prefix}{site.name}.{name}.",
     )
@@ -65,7 +67,9 @@ def _as_quantized(site: NodeSite, x: Tensor, i: int, dtype: str) -> Any:
     return quantized(site, x, scale, zero_point, dtype)
 
 
-def _on_levels(name: str, real_count: int, level_inputs: Sequence[int], output: int) -> Meaning:
+def _meaning_on_levels(
+    name: str, real_count: int, level_inputs: Sequence[int], output: int
+) -> Meaning:
     """Make the function that flattens an operator on levels, by the standard's operator on reals.
 
     `name` is the name of the standard's operator. The first `real_count` inputs are passed to it
@@ -93,14 +97,14 @@ def _on_levels(name: str, real_count: int, level_inputs: Sequence[int], output: 
     return meaning
 
 
-# For each operator: its name without the prefix, and the arguments of `_on_levels`.
+# For each operator: its name without the prefix, and the arguments of `_meaning_on_levels`.
 for _name, _real_count, _level_inputs, _output in (
     ("Add", 0, (0, 3), 6), ("Mul", 0, (0, 3), 6), ("Sigmoid", 0, (0,), 3),
     ("LeakyRelu", 0, (0,), 3), ("AveragePool", 0, (0,), 3), ("Softmax", 0, (0,), 3),
     ("GlobalAveragePool", 0, (0,), 3), ("ReduceMean", 0, (0,), 3), ("Where", 1, (1, 4), 7),
 ):  # fmt: skip
     operator(f"QLinear{_name}", domain=MICROSOFT, channels_last=flag("channels_last"))(
-        _on_levels(_name, _real_count, _level_inputs, _output)
+        _meaning_on_levels(_name, _real_count, _level_inputs, _output)
     )
 
 
@@ -272,7 +276,7 @@ def _fused_matmul(
     return result if alpha == 1 else site.step.mul(result, alpha)
 
 
-def _fused(standard: str) -> Meaning:
+def _fused_meaning(standard: str) -> Meaning:
     """Make the function that flattens activation(standard(inputs 0 to 2) + input 3).
 
     `standard` is the name of the standard's operator, such as "Conv".
@@ -308,10 +312,10 @@ for _name in ("Conv", "Gemm"):
         domain=MICROSOFT,
         name=text("activation", ""),
         parameters=numbers("activation_params", ()),
-    )(_fused(_name))
+    )(_fused_meaning(_name))
 
 
-def _gelu(approximate: str) -> Meaning:
+def _gelu_meaning(approximate: str) -> Meaning:
     """Make the function that flattens gelu(x + bias).
 
     `approximate` is the attribute of the standard's operator Gelu.
@@ -325,8 +329,8 @@ def _gelu(approximate: str) -> Meaning:
     return meaning
 
 
-operator("Gelu", "BiasGelu", domain=MICROSOFT)(_gelu("none"))
-operator("FastGelu", domain=MICROSOFT)(_gelu("tanh"))
+operator("Gelu", "BiasGelu", domain=MICROSOFT)(_gelu_meaning("none"))
+operator("FastGelu", domain=MICROSOFT)(_gelu_meaning("tanh"))
 operator("QuickGelu", domain=MICROSOFT, alpha=number("alpha", 1.702))(
     lambda site, x, *, alpha: _applied(site, "Swish", [x], alpha=alpha)
 )

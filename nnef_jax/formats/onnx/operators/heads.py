@@ -165,7 +165,7 @@ def attended(
         mask_operand = False if bias is None else bias
         return step.attention(query, key, value, mask_operand, scale=scale, is_causal=False), None
     scores, value = _scores(site, query, key, value, scale)
-    stages = [scores]
+    stages = [scores]  # the scores after each stage
     if softcap:
         scores = step.mul(step.tanh(step.div(scores, softcap)), softcap)
     stages.append(scores)
@@ -183,7 +183,8 @@ def attended(
     weights = site.cast(site.part(weights, 3, 0, keys), dtype)
     stages.append(weights)
     result = site.product(weights, value)
-    return result, None if stage is None else stages[stage]
+    scores_of_stage = None if stage is None else stages[stage]
+    return result, scores_of_stage
 
 
 def _with_sink(site: NodeSite, scores: Tensor, sink: Tensor) -> Any:

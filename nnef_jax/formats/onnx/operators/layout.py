@@ -149,7 +149,7 @@ def _tile_along_axis(site: NodeSite, x: Tensor) -> Any:
     return site.last.tile(x, repeats=repeats)
 
 
-def _blocks(move: Callable[..., object]) -> Meaning:
+def _block_meaning(move: Callable[..., object]) -> Meaning:
     """Make the function that flattens an operator that moves blocks.
 
     The blocks are moved between channels and spatial axes. `move` is the function that adds the
@@ -165,4 +165,6 @@ def _blocks(move: Callable[..., object]) -> Meaning:
 
 
 for _name, _move in (("DepthToSpace", depth_to_space), ("SpaceToDepth", space_to_depth)):
-    operator(_name, mode=word("mode", "DCR", "CRD"), size=integer("blocksize"))(_blocks(_move))
+    operator(_name, mode=word("mode", "DCR", "CRD"), size=integer("blocksize"))(
+        _block_meaning(_move)
+    )

@@ -87,7 +87,8 @@ def _tf_idf_vectorizer(
         x = site.unsqueezed(x, (0,))
     parts: list[Any] = []
     # For each column of the result, the index of its sequence in `parts`, or -1.
-    order = np.full(max(columns) + 1, -1)
+    column_count = max(columns) + 1
+    order = np.full(column_count, -1)
     pool_count = 0  # the number of shorter sequences in the pool
     part_count = 0  # the number of shorter sequences in `parts`
     # The pool has all sequences of one token, then all sequences of two tokens, and so on. `starts`
@@ -110,7 +111,7 @@ def _tf_idf_vectorizer(
         counts = site.step.min(counts, 1)
     counts = site.cast(counts, site.computation_dtype("float32"))
     if mode != "TF":
-        weights = np.zeros(len(order), np.float32)
+        weights = np.zeros(column_count, np.float32)
         weights[list(columns)] = site.numbers("weights", (1.0,) * len(columns))
         counts = site.step.mul(counts, site.constant(weights, "float32"))
     return counts if rank > 1 else site.squeezed(counts, 0)

@@ -75,7 +75,7 @@ def _batch_normalization(
     attribute `spatial` is 0, each item of a sample has separate statistics.
     """
     # In training and since version 14, x is normalised in the dtype of the running statistics.
-    # Before, it was normalised in the dtype of x.
+    # Otherwise x is normalised in its own dtype.
     dtype_input = 3 if trains or site.version >= 14 else 0
     dtype = site.dtype_of(dtype_input)
     vectors: list[Any] = []  # of shape (1, channels)

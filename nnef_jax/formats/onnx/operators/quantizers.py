@@ -52,12 +52,20 @@ def broadcastable(site: NodeSite, x: Tensor, parameter: Tensor, axis: int, block
             f"a scale or zero point {show(shape)} does not fit {show(site.shape(x))} and blocks of "
             f"{block}"
         )
-    # Each item of the parameter is repeated `block` times along the axis. With blocks of 2, the
-    # items [a, b] become [a, a, b, b], of which x may need only [a, a, b].
+    return _repeated_in_blocks(site, x, parameter, axis, block)
+
+
+def _repeated_in_blocks(site: NodeSite, x: Tensor, parameter: Tensor, axis: int, block: int) -> Any:
+    """Repeat each item of a parameter `block` times along an axis, up to the extent of x.
+
+    With blocks of 2, the items [a, b] become [a, a, b, b]. If x has 3 items along the axis, the
+    result is [a, a, b]. Raises InvalidShape if the number of blocks does not fit x.
+    """
     repeated_shape = list(site.known_shape(parameter))
     block_count = repeated_shape[axis]
     repeated_shape[axis] = block_count * block
-    repeats = [1] * (rank + 1)
+    # Each item gets a new axis after `axis`, is repeated along it, and the two axes become one.
+    repeats = [1] * (site.rank(x) + 1)
     repeats[axis + 1] = block
     unsqueezed = site.unsqueezed(parameter, (axis + 1,))
     repeated = site.step.tile(unsqueezed, repeats=repeats)

@@ -30,7 +30,7 @@ def _axes(site: NodeSite) -> tuple[int, ...]:
     return tuple(range(site.rank()))
 
 
-def _reduced(steps: tuple[str, str, str]) -> Meaning:
+def _reduction_meaning(steps: tuple[str, str, str]) -> Meaning:
     """Make the function that flattens a reduction. `steps` is a value of `REDUCTIONS`."""
     _, kind, kind_after = steps
 
@@ -51,7 +51,7 @@ def _reduced(steps: tuple[str, str, str]) -> Meaning:
 
 
 for _name, _steps in REDUCTIONS.items():
-    operator(f"Reduce{_name}", keeps_axes=flag("keepdims", True))(_reduced(_steps))
+    operator(f"Reduce{_name}", keeps_axes=flag("keepdims", True))(_reduction_meaning(_steps))
 
 
 def _extreme_of_empty(
@@ -74,7 +74,7 @@ def _extreme_of_empty(
     return site.last.constant(shape=shape, value=(item,), dtype=dtype)
 
 
-def _index_of_extreme(kind: str) -> Meaning:
+def _extreme_index_meaning(kind: str) -> Meaning:
     """Make the function that flattens an operator to the index of the extreme item along an axis.
 
     `kind` is the kind of the operation, such as "argmax_reduce".
@@ -98,7 +98,7 @@ for _name, _kind in (("ArgMax", "argmax_reduce"), ("ArgMin", "argmin_reduce")):
         axis=axis("axis", 0),
         last=flag("select_last_index"),
         keeps_axes=flag("keepdims", True),
-    )(_index_of_extreme(_kind))
+    )(_extreme_index_meaning(_kind))
 
 
 @operator("Hardmax", since=13)

@@ -44,7 +44,7 @@ def _class_axes(site: NodeSite) -> tuple[int, ...]:
     return tuple(range(first_axis, site.rank()))
 
 
-def _optional(i: int, default: float) -> Callable[[NodeSite], Any]:
+def _input_or(i: int, default: float) -> Callable[[NodeSite], Any]:
     """Make a function that returns input `i` of a site, or a default if the input is left out."""
 
     def read(site: NodeSite) -> Any:
@@ -97,7 +97,7 @@ _ROWS: Mapping[str, Meaning] = {
         operation("scatter_elements", 0, 1, 2, axis=axis("axis", 0), reduction=_REDUCTION),
     ),
     "ScatterND": operation("scatter_nd", 0, 1, 2, reduction=_REDUCTION),
-    "Trilu": operation("triangle", 0, _optional(1, 0), upper=flag("upper", True)),
+    "Trilu": operation("triangle", 0, _input_or(1, 0), upper=flag("upper", True)),
     "Where": operation("select", 0, 1, 2),
 }  # fmt: skip
 

@@ -83,8 +83,8 @@ def _weighted_half(site: NodeSite, x: Tensor, axis: int, count: int) -> Any:
     the frequencies of the lower half. Therefore most frequencies of the lower half count twice.
     """
     half_count = count // 2 + 1
-    # Frequency 0 has no conjugate. If the number of frequencies is even, neither has the middle
-    # one. The factors are 1, 2, 2 for 5 frequencies and 1, 2, 2, 1 for 6.
+    # Frequency 0 has no conjugate. If the number of frequencies is even, the middle frequency has
+    # no conjugate either. The factors are 1, 2, 2 for 5 frequencies, and 1, 2, 2, 1 for 6.
     factors = np.full(half_count, 2.0)
     factors[0] = 1
     if count % 2 == 0:

@@ -117,14 +117,16 @@ def _attended(
     The input with the index `padding` says which keys are padding, as for `_mask_padding`. The
     input with the index `bias` is added to the scores.
     """
-    times, keys = site.extent(q, 2), site.extent(k, 2)
+    query_count, key_count = site.extent(q, 2), site.extent(k, 2)
     mask = Mask(site)
-    _mask_padding(site, mask, padding, keys, q, least)
+    _mask_padding(site, mask, padding, key_count, q, least)
     if site.has(bias):
         mask.add(site.operand(bias))
     if is_causal:
-        mask.restrict_to_window(times, keys, keys - times, right=0)
-    return joined_heads(site, attended(mask, q, k, v, scale=scale)[0])
+        past_count = key_count - query_count
+        mask.restrict_to_window(query_count, key_count, past_count, right=0)
+    result, _ = attended(mask, q, k, v, scale=scale)
+    return joined_heads(site, result)
 
 
 @operator("Attention", domain=MICROSOFT, **_ATTENTION)
@@ -260,7 +262,8 @@ def _group_query_attention(
     batch, _, query_count, items = site.known_shape(q)
     for i in (3, 4):
         if site.has(i):
-            site.imply(i, 3, items)  # onnxruntime-genai leaves the items of a key open
+            # onnxruntime-genai leaves the number of items of a key open.
+            site.imply(i, axis=3, extent=items)
     buffer_length = site.extent(3, 2) if site.has(3) else 0
     past_count: Any = 0
     if buffer_length:
@@ -296,11 +299,23 @@ def _group_query_attention(
         sink = site.constant([[[0]]], site.dtype_of(q))  # the score 0
     result, _ = attended(mask, q, k, v, sink=sink, **scaling)
     if buffer_length and not is_total_known:
-        fits = step.lt(site.reshaped(site.as_integer(5), (batch, 1, 1, 1)), key_count)
-        fits_as_number = site.cast(fits, site.dtype_of(q))
-        # Where the sequence does not fit, 0 / 0 is NaN, for which NNEF has no literal.
-        result = step.mul(result, step.div(fits_as_number, fits_as_number))
+        result = _nan_if_too_long(site, result, key_count)
     return joined_heads(site, result), k, v
+
+
+def _nan_if_too_long(site: NodeSite, result: Tensor, key_count: int) -> Any:
+    """Replace the result of a sequence by NaN if the sequence has more than `key_count` keys.
+
+    `result` has shape (batch, heads, time, items). Input 5 has the number of keys of each sequence,
+    minus 1.
+    """
+    step = site.step
+    batch = site.extent(result, 0)
+    fits = step.lt(site.reshaped(site.as_integer(5), (batch, 1, 1, 1)), key_count)
+    fits_as_number = site.cast(fits, site.dtype_of(result))
+    # The factor is 1 / 1, or 0 / 0, which is NaN. NNEF has no literal for NaN.
+    factor = step.div(fits_as_number, fits_as_number)
+    return step.mul(result, factor)
 
 
 def _packed_heads(site: NodeSite, counts: tuple[int, int, int]) -> list[Any]:

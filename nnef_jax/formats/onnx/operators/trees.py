@@ -6,7 +6,7 @@ The operands of this kind are tables of nodes and leaves.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -179,19 +179,13 @@ def _ensemble(
         index_by_node[node] = i
     if len(index_by_node) != len(trees):
         raise InvalidOperation("a tree has two nodes with the same number")
-    # The votes are sorted by their nodes, so that node i has the leaves `ends[i] : ends[i + 1]`.
-    voters = zip(ensemble.vote_trees, ensemble.vote_nodes, strict=True)
-    voter_indices = np.array([index_by_node[node] for node in voters], np.int64)
-    order = np.argsort(voter_indices, kind="stable")
-    votes = np.stack([np.asarray(ensemble.vote_classes, np.int32), _float_bits(weights)], 1)
-    leaves = votes[order]
-    ends = np.searchsorted(voter_indices[order], np.arange(len(trees) + 1))
+    leaves, starts = _leaf_table(ensemble, index_by_node, weights)
     nodes = np.zeros((len(trees), 5), np.int32)
     thresholds = _float_bits(_numbers(site, "nodes_values"))
     tracks = ensemble.tracks or [0] * len(trees)
     for i, (tree, mode) in enumerate(zip(trees, ensemble.modes, strict=True)):
         if mode == "LEAF":
-            nodes[i, :2] = ends[i], ends[i + 1]
+            nodes[i, :2] = starts[i], starts[i + 1]
             continue
         nan_takes_true = tracks[i] != 0 or mode == "BRANCH_NEQ"
         code = _COMPARISONS[mode] + (_TRUE_FOR_NAN if nan_takes_true else 0)
@@ -204,6 +198,24 @@ def _ensemble(
     for i in reversed(range(len(trees))):
         roots[trees[i]] = i
     return _scores(site, list(roots.values()), nodes, leaves, count, aggregate)
+
+
+def _leaf_table(
+    ensemble: _Trees, index_by_node: Mapping[tuple[int, int], int], weights: NDArray[Any]
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Return the table of leaves, as `_scores` takes it, and the start of each node in the table.
+
+    The votes are sorted by their nodes. Node i has the leaves `starts[i] : starts[i + 1]`, where
+    `starts` is the second result. `index_by_node` maps the tree and number of a node to its index.
+    `weights` has an item for each vote.
+    """
+    voters = zip(ensemble.vote_trees, ensemble.vote_nodes, strict=True)
+    voter_indices = np.array([index_by_node[node] for node in voters], np.int64)
+    order = np.argsort(voter_indices, kind="stable")
+    votes = np.stack([np.asarray(ensemble.vote_classes, np.int32), _float_bits(weights)], 1)
+    node_count = len(ensemble.trees)
+    starts = np.searchsorted(voter_indices[order], np.arange(node_count + 1))
+    return votes[order], starts
 
 
 def _with_base_values(site: NodeSite, scores: Tensor, count: int) -> Any:
