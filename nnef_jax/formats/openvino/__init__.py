@@ -22,7 +22,7 @@ GRAPHS = ("*.xml", "saved_model.pb", "*.pdmodel")
 ALONE = {
     "model.xml": rb"\s*<(\?xml|net\b)",
     "model.tflite": rb"[\0-\xff]{4}TFL3",
-    # The first bytes of a TensorFlow GraphDef: the first node, its name, and its operation.
+    # A TensorFlow GraphDef begins with the first node, the node's name, and the node's operation.
     "model.pb": rb"\x0a[\x80-\xff]{0,4}[\0-\x7f]\x0a[\x80-\xff]?[\x01-\x7f][\w./>-]+"
     rb"\x12[\x02-\x7f][A-Z_]",
 }

@@ -166,5 +166,5 @@ def _status(command: Sequence[str], folder: str, errors: int, seconds: int) -> i
             if os.name == "nt":
                 process.kill()
             else:
-                with suppress(OSError):  # no process is left
+                with suppress(OSError):  # the call fails if no process is left
                     os.killpg(process.pid, signal.SIGKILL)

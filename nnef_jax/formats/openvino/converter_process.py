@@ -21,7 +21,8 @@ try:
 except ImportError:  # Windows has no such module, so only the time is limited there
     resource = None
 
-# Bytes of memory for the interpreter, the converter and the converter's threads.
+# The number of bytes of memory that the interpreter, the converter and its threads need for any
+# network.
 _BASE_MEMORY = 1 << 30
 
 
@@ -68,7 +69,9 @@ def _end_with_parent(folder: str) -> None:
     The parent's folder `folder` is removed first. All processes that this process started end too,
     except on Windows.
     """
-    while os.read(0, 1):  # blocks, and returns b"" once the input is closed
+    standard_input = 0
+    # The call waits for a byte, and returns b"" once the input is closed.
+    while os.read(standard_input, 1):
         pass
     shutil.rmtree(folder, ignore_errors=True)
     if os.name == "nt":

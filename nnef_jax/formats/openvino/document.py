@@ -41,7 +41,7 @@ class Port:
 
     id: int
     shape: tuple[int, ...] | None
-    type: str  # "" if it is not declared
+    type: str  # the element type, or "" if it is not declared
     names: tuple[str, ...]
 
 
@@ -379,7 +379,7 @@ def _data(layer: Element, type: str) -> Element:
     for name in (kind, _OLD_TYPES.get(kind, kind), "norm"):
         names += [f"{name}_data", f"{name}-data", name]
     data = layer.child(*names) or layer.child("elementwise_data")
-    return data or Element("data", {}, layer.line, layer.column)
+    return data or Element("data", attributes={}, line=layer.line, column=layer.column)
 
 
 def _blobs(layer: Element) -> dict[str, Blob]:

@@ -39,8 +39,8 @@ _NAMES = {type: np.dtype(dtype).name for type, dtype in _DTYPES.items()}
 BY_DTYPE = {name: type for type, name in reversed(_NAMES.items())}
 # Maps element types of less than a byte to the number of bits of an item.
 _BITS = {"u1": 1, "bin": 1, "u2": 2, "i4": 4, "u4": 4, "nf4": 4, "f4e2m1": 4}
-# The 16 numbers of nf4, which are quantiles of the normal distribution (Dettmers et al. 2023,
-# arXiv:2305.14314, appendix E).
+# The number that each code of nf4 stands for. The numbers are quantiles of the normal distribution
+# (Dettmers et al. 2023, arXiv:2305.14314, appendix E).
 NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
     -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
@@ -138,6 +138,6 @@ def computation_dtype(type: str, real: str) -> str:
     """
     if type in ("f16", "nf4"):
         return real
-    if type not in _DTYPES:  # strings
+    if type not in _DTYPES:  # the type is that of strings
         raise InvalidOperation(f"there are no tensors of type '{type}'")
     return emission.computation_dtype(_NAMES[type], real)

@@ -318,7 +318,17 @@ def _needed(
     # A ReadValue declares its variable, so it must come before the Assign that writes the variable.
     # Therefore each Assign comes last, unless a layer other than a Result reads it.
     layers = [layer for layer in net.layers if layer.id in visited_ids]
-    ids_of_read_layers = set[int]()
+    ids_of_read_layers = _ids_of_read_layers(net, layers)
+
+    def comes_last(layer: NetLayer) -> bool:
+        return layer.kind == "assign" and layer.id not in ids_of_read_layers
+
+    return sorted(layers, key=comes_last)
+
+
+def _ids_of_read_layers(net: Net, layers: Sequence[NetLayer]) -> set[int]:
+    """Return the ids of the layers whose results one of `layers`, other than a Result, reads."""
+    ids = set[int]()
     for layer in layers:
         if layer.kind == "result":
             continue
@@ -326,9 +336,5 @@ def _needed(
             source = net.sources.get((layer.id, port.id))
             if source is not None:
                 source_id, _ = source
-                ids_of_read_layers.add(source_id)
-
-    def comes_last(layer: NetLayer) -> bool:
-        return layer.kind == "assign" and layer.id not in ids_of_read_layers
-
-    return sorted(layers, key=comes_last)
+                ids.add(source_id)
+    return ids

@@ -71,7 +71,8 @@ class LayerSite(Site[LayerGraph]):
     graph: LayerGraph
     weights: Weights
     operands: Sequence[Tensor | None]
-    flatten: Callable[..., dict[PortRef, Tensor]]  # `Flattener.flatten_body`
+    # The method `flatten_body` of the `Flattener` that flattens the network.
+    flatten: Callable[..., dict[PortRef, Tensor]]
     prefix: str = ""  # the beginning of the labels and names of a body
     # Whether operations are computed at once instead of being added to the graph.
     folds: bool = False
@@ -452,18 +453,14 @@ def stored(site: LayerSite, type: str = "") -> Constant:
     if not layer.outputs:
         raise InvalidOperation("it has no output")
     output = layer.outputs[0]
-    shape = output.shape or ()
     # Before version 10, the items are a blob, which usually has the tag "custom". Later versions
     # have attributes instead.
     is_stored_as_blob = "element_type" not in layer.attributes and len(layer.blobs) > 0
     if is_stored_as_blob:
-        first_tag = next(iter(layer.blobs))
-        constant = site.blob("custom", shape) or site.blob(first_tag, shape)
-        if constant is None:
-            return Constant(np.zeros(shape, np.float32), "f32", site.name)
-        return constant
+        return _stored_as_blob(site, output.shape or ())
     declared_type = layer.attributes.get("element_type", output.type or "f32")
     type = type or element_type(declared_type)
+    shape = output.shape or ()
     if "shape" in layer.attributes:
         shape = tuple(site.ints("shape", []))
     if len(shape) > MAX_RANK:
@@ -480,3 +477,10 @@ def stored(site: LayerSite, type: str = "") -> Constant:
         raise InvalidOperation(message)
     data = site.weights.slice(site.int("offset", 0), size)
     return site.read(data, type, shape, site.name)
+
+
+def _stored_as_blob(site: LayerSite, shape: Sequence[int]) -> Constant:
+    """Return the constant that a Const layer stores as a blob, or zeros if the blob is empty."""
+    first_tag = next(iter(site.layer.blobs))
+    constant = site.blob("custom", shape) or site.blob(first_tag, shape)
+    return constant or Constant(np.zeros(shape, np.float32), "f32", site.name)

@@ -77,8 +77,8 @@ def ends_of(net: Net) -> Ends:
     Before version 10, an input port without an edge is an input too, and an output port without an
     edge is an output.
     """
-    inputs: list[tuple[str, tuple[NetLayer, Port]]] = []  # pairs of a name and an input
-    outputs: list[tuple[str, PortRef]] = []  # pairs of a name and an output
+    inputs: list[tuple[str, tuple[NetLayer, Port]]] = []  # pairs of an input's name and its port
+    outputs: list[tuple[str, PortRef]] = []  # pairs of an output's name and its port
     for layer in sorted(net.layers, key=lambda layer: layer.span.offset):
         if layer.kind in INPUTS and layer.outputs:
             name, port = layer.named(layer.outputs)[0]  # the first output
@@ -109,10 +109,14 @@ def _output_of(result: NetLayer, net: Net) -> tuple[str, PortRef]:
         raise SemanticError(message, span=result.span)
     layer_id, port_id = source
     producer = net.by_id[layer_id]
-    named_ports = {port.id: (name, port) for name, port in producer.named(producer.outputs)}
-    default_name, port = named_ports[port_id]
-    names = port.names or result.inputs[0].names or (default_name,)
-    return names[0], source
+    ports: dict[int, Port] = {}  # the ports of the producer by their ids
+    default_names: dict[int, str] = {}  # the default names of these ports
+    for default_name, port in producer.named(producer.outputs):
+        ports[port.id] = port
+        default_names[port.id] = default_name
+    declared_names = ports[port_id].names or result.inputs[0].names
+    name = declared_names[0] if declared_names else default_names[port_id]
+    return name, source
 
 
 def _by_name(items: Iterable[tuple[str, _T]]) -> dict[str, _T]:

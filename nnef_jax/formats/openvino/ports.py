@@ -97,7 +97,8 @@ def back_edges(body: Body) -> dict[PortRef, PortRef]:
             raise InvalidOperation("a back edge leads from or to a missing layer")
         if body.net.is_legacy:
             edges[target] = source
-        else:  # a back edge names only the layers
+        else:
+            # A back edge names only layers, since Parameter and Result layers have one port.
             target_port = _first_port(layers[target_id])
             source_port = _first_port(layers[source_id])
             edges[target_id, target_port] = (source_id, source_port)

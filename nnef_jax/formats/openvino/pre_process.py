@@ -75,7 +75,8 @@ def _processed(element: Element, x: Value, site: LayerSite) -> Value:
         type = element_type(element.attributes.get("mean-precision", "FP32"))
         shape = x.type.shape[2:]
         images = [_image(site, mean, type, shape) for mean in means]
-        mean_array = np.stack(images)[None].astype(np.float32)  # (1, channels, height, width)
+        # The array has shape (1, channels, height, width).
+        mean_array = np.stack(images)[None].astype(np.float32)
         x = site.step.sub(x, Constant(mean_array, "f32", f"{x.name}.mean"))
     elif any(mean is not None for mean in means):
         x = site.step.sub(x, _per_channel(means, 0.0, x, "mean"))

@@ -148,4 +148,5 @@ class _ElementReader:
 
     def _beyond(self, message: str, limit: str) -> LimitError:
         """Return an error for a document that exceeds a limit. `limit` is the name of the limit."""
-        return LimitError(message, span=self._error("").span, hint=raising(limit))
+        place = self._error("").span  # only the place of this error is used
+        return LimitError(message, span=place, hint=raising(limit))

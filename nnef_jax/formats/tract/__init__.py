@@ -18,8 +18,8 @@ from nnef_jax.storage.archive import Archive
 GRAPHS = ("graph.nnef",)
 ALONE: dict[str, bytes] = {}
 HAS_WEIGHTS_BESIDE = False
-# Constructions that only the dialect has. The pattern also matches comments and strings, so that
-# constructions in them are skipped.
+# Matches a construction that only the dialect has; the construction is group 1. The pattern also
+# matches comments and strings, without a group, so that constructions in them are skipped.
 _SIGN = re.compile(
     r"\#[^\n]*+|(\bextension\s++tract_\w|\bfragment\s++tract_core_properties\b"
     rf"|\bi{OPEN_STRING})|{OPEN_STRING}"
@@ -46,8 +46,9 @@ def read(archive: Archive, options: Options) -> Frontend:
 
 def is_tract(text: str) -> bool:
     """Tell whether a text is in the dialect: it names a registry, or has identifiers in quotes."""
+    # This test is fast. The search for the pattern takes 20 ms for a text of 5,000 statements.
     if not any(sign in text for sign in ("tract_", "i'", 'i"')):
-        return False  # the pattern would take 20 ms for a text of 5,000 statements
+        return False
     return any(signs(text))
 
 

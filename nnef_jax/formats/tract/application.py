@@ -24,7 +24,7 @@ from nnef_jax.formats.tract.operations import words
 from nnef_jax.formats.tract.operators import OPERATORS
 from nnef_jax.limits import RESULT_STEPS
 
-# Operations with a bias. `_bias` converts the bias to real numbers.
+# Operations with a bias, which the function `_bias` converts to real numbers.
 _BIASED = ("conv", "deconv", "linear")
 # Operations whose result has the same quantisation scale as their operand.
 _KEEPS_SCALE = frozenset(
@@ -197,9 +197,16 @@ def _operation_site(
 ) -> CallSite:  # fmt: skip
     """Return the site of an operation that a call, or an expression in its arguments, applies."""
     return CallSite(
-        site.evaluator, site.node, site.frame, names, {**operands, **attributes}, kind,
-        [*operands.values()], words(kind), folds,
-    )  # fmt: skip
+        site.evaluator,
+        site.node,
+        site.frame,
+        names,
+        arguments={**operands, **attributes},
+        operation=kind,
+        operands=[*operands.values()],
+        words=words(kind),
+        folds=folds,
+    )
 
 
 def _bias(

@@ -16,7 +16,7 @@ from nnef_jax.flattening.hostvalues import host, integers
 from nnef_jax.formats.base import EXPORT_KNOWN, GIVE_SHAPES
 from nnef_jax.formats.syntax.types import INTEGER, LITERALS, ArrayOf, Primitive, TupleOf, Type
 
-_LARGEST_INTEGER = (1 << 63) - 1  # of the signed integers of 64 bits
+_LARGEST_INTEGER = (1 << 63) - 1  # the largest signed integer of 64 bits
 
 
 def is_attribute(value: Any, type: Type) -> bool:

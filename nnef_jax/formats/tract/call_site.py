@@ -51,7 +51,8 @@ class _Evaluator(Protocol):
 
     unit: Unit
     graph: FlatGraph
-    # Values of the inputs by their names in the unit's header; None for inputs of the network.
+    # Maps the names in the header of the unit to the values of the inputs. An input of the entire
+    # network is None.
     inputs: ByName
 
     def into(self, graph: FlatGraph) -> _Evaluator: ...
@@ -320,9 +321,11 @@ class CallSite(OperatorSite[FlatGraph]):
 
         The names of the results of these operations end with `name`.
         """
-        return ByKind(
-            lambda kind, operands, **attributes: self._insert(kind, operands, attributes, name)
-        )
+
+        def insert(kind: str, operands: ByName, **attributes: Any) -> Any:
+            return self._insert(kind, operands, attributes, suffix=name)
+
+        return ByKind(insert)
 
     def _typed(self, kind: str, operands: ByName) -> ByName:
         """Convert numbers among the operands of elementwise kinds to the dtype of the tensors."""
@@ -331,7 +334,7 @@ class CallSite(OperatorSite[FlatGraph]):
             return operands
         dtype = dtypes[-1]
         builder = self.graph.builder
-        is_default = dtype in (builder.real, builder.integer)  # which Python numbers have anyway
+        is_default = dtype in (builder.real, builder.integer)  # Python numbers have this dtype
         is_elementwise = kind in ON_ITEMS or "y" in operands
         if is_default or not is_elementwise:
             return operands
@@ -426,7 +429,8 @@ class CallSite(OperatorSite[FlatGraph]):
         except InvalidOperation as error:
             raise self.invalid(error, "constant") from None
         attributes = {"shape": array.shape, "value": items, "dtype": dtype}
-        return self.add("constant", {}, attributes, names)[0]
+        (constant,) = self.add("constant", operands={}, attributes=attributes, names=names)
+        return constant
 
     def state(self, type: TensorType, name: str, initial: NDArray[Any] | None = None) -> Value:
         """Add a state to the graph and return its tensor.

@@ -10,7 +10,7 @@ from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.parsing import read_package
 from nnef_jax.formats.syntax.types import ArrayOf, Tensor, Type, has_tensor
 
-# The registries. tract looks an operation up in the last of these first.
+# The registries. tract looks an operation up in the last registry first.
 REGISTRIES = (
     "tract_nnef", "tract_core", "tract_resource", "tract_pulse", "tract_onnx", "tract_extra",
     "tract_transformers",
@@ -29,11 +29,11 @@ ALIASES = {
     "tract_onnx_isinf": "tract_core_is_inf",
 }
 
-# Maps operations that are always refused to the reason, or to a way around the operation.
 _HIDES_CACHE = (
     "it hides a cache that grows inside the network: export the cache as inputs and outputs instead"
 )
 _DRAWS_NUMBERS = "it draws random numbers: pass them to the network as an input instead"
+# Maps operations that are always refused to the reason, or to a way around the operation.
 REFUSED = {
     "tract_transformers_dyn_kv_cache": _HIDES_CACHE,
     "tract_transformers_quantized_dyn_kv_cache": _HIDES_CACHE,

@@ -13,7 +13,7 @@ from lowering.location import Source
 from nnef_jax.formats.syntax import tree as s
 
 SCAN = "tract_core_scan"
-# For each operation that declares an input, the position of the argument `shape`.
+# Maps an operation that declares an input to the index of the argument `shape`.
 EXTERNALS = {"external": 0, "tract_core_external": 1}
 
 
@@ -97,7 +97,7 @@ class TractDocument:
                 shapes[name] = ()
             elif isinstance(shape, s.Array):
                 shapes[name] = shape.items
-            else:  # a single extent
+            else:  # the shape is a single extent
                 shapes[name] = (shape,)
         return shapes
 

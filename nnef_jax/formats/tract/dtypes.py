@@ -170,7 +170,7 @@ def _promoted(dtypes: list[str]) -> str:
     if len(set(dtypes)) == 1:
         return dtypes[0]
     result = jnp.dtype(dtypes[0])
-    with jax.numpy_dtype_promotion("standard"):  # independent of the user's setting
+    with jax.numpy_dtype_promotion("standard"):  # whatever the user's setting is
         for dtype in dtypes[1:]:
             result = jnp.promote_types(result, dtype)
     return result.name

@@ -26,7 +26,7 @@ from nnef_jax.limits import raising
 
 # The conversion of a parameter to a host value takes one step for each group of this many items.
 _ITEMS_PER_STEP = 8
-_LARGEST_SHAPE = 16  # items; a parameter with more items is never taken for a shape
+_LARGEST_SHAPE = 16  # the largest number of items of a parameter that may be a shape
 
 Stored = NDArray[Any]  # the data of a parameter, a state or a constant
 # Maps the first result of each operation of the document to the name, the operands and the
@@ -52,10 +52,10 @@ class FlatGraph(Emitter):
         self.constants: dict[Value, Stored] = {}  # the stored arrays of parameters
         self.defaults: Defaults = Defaults(options.real, integer, self.constants.keys())
         self.calls: FlatCalls = {}
-        # The members below come from graph.quant.
+        # These three members come from graph.quant.
         self.entries: dict[Value, Quantizer] = {}  # the entries of tensors that have codes
         self.decoded: set[Value] = set()  # variables that are stored as codes
-        # The scale of a tensor, which is one number or one number for each channel.
+        # Maps a tensor to its scale, which is one number or one number for each channel.
         self.scales: dict[Value, Stored] = {}
         self.captured: dict[Value, Value] = {}  # maps variables of `outer` to inputs of this body
         # Maps the label of a state to the number of labels that were made from it by a suffix.

@@ -45,7 +45,7 @@ from nnef_jax.limits import BINDING_STEPS, CALL_STEPS, ERROR_STEPS, within_memor
 
 _NAMED_NUMBERS = {"inf": math.inf, "nan": math.nan}
 _LONGEST_PREFIX = 200  # the largest number of characters of the prefix of a fragment's names
-# The steps of the meter for each assignment, for each invocation, and so on.
+# The numbers of steps of the meter: for an assignment, for an invocation, and so on.
 _ASSIGNMENT_STEPS = 3
 _INVOCATION_STEPS = 10
 _ARGUMENT_STEPS = 2
@@ -123,14 +123,14 @@ class _UnitFlattener:
     """The evaluation of a network into a graph.
 
     `extents` are the values of the network's symbols, and `inputs` the values of its inputs.
-    `unsupported_names` are the fragments and operations that cannot run.
+    `unsupported_names` are the fragments and operations that cannot run, if the network is only
+    shown.
     """
 
     unit: Unit
     graph: FlatGraph
     extents: ByName
     inputs: ByName
-    # The unsupported operations of a network that is only shown.
     unsupported_names: Set[str] = frozenset()
 
     def into(self, graph: FlatGraph) -> _UnitFlattener:
@@ -237,7 +237,7 @@ class _UnitFlattener:
                 return value
             case s.Identifier():
                 value = self.lookup(node, frame)
-                # Each time that a name is read counts against the limits.
+                # A large value counts against the limits each time that its name is read.
                 if type(value) in COSTLY_TYPES:
                     self.graph.meter.spend(_ITEM_STEPS * weight(value))
                 return value
@@ -328,11 +328,8 @@ class _UnitFlattener:
         The operation is a fragment of the document, or a declared operation of tract. The user may
         have a rule for it.
         """
-        # The bodies of the standard's fragments do not see the fragments of the document.
-        document = self.unit.document
         options = self.graph.options
-        is_in_document = site.frame.source is document.source
-        document_fragment = document.fragments.get(node.operation) if is_in_document else None
+        document_fragment = self._document_fragment(node.operation, site)
         is_of_document = document_fragment is not None
         fragment = document_fragment or declarations().get(node.operation)
         if fragment is None:
@@ -356,8 +353,19 @@ class _UnitFlattener:
             return apply_fragment(site, fragment.name, rule)
         if self.graph.entries:
             arguments = with_codes(site, fragment.name)
+        # The declaration of an alias has the operation's first name. A rule is for the name in the
+        # document.
         name = fragment.name if rule is None else node.operation
         return applied(site, name, arguments, site.names, rule)
+
+    def _document_fragment(self, name: str, site: CallSite) -> s.Fragment | None:
+        """Return the fragment of the document that a call at `site` names, or None.
+
+        The bodies of the standard's fragments do not see the fragments of the document.
+        """
+        document = self.unit.document
+        is_in_document = site.frame.source is document.source
+        return document.fragments.get(name) if is_in_document else None
 
     def _arguments(
         self, fragment: s.Fragment, node: s.Invocation, site: CallSite, *, is_strict: bool

@@ -44,7 +44,7 @@ from nnef_jax.storage.archive import Archive
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _NAMED_NUMBERS = ("inf", "nan")  # identifiers that stand for numbers
-_NO_OFFSET = 0  # the offset of the nodes that are written, which are not from a text
+_NO_OFFSET = 0  # the offset of new nodes, which are not from a text
 
 
 class TractFrontend(TextFrontend):
@@ -65,7 +65,7 @@ class TractFrontend(TextFrontend):
         self.dialect: str = f"NNEF 1.0 of tract ({registries})"
         self._data: dict[str, NDArray[Any] | None] = {}
         self.integer: str = computation_dtype("int64", options.real)
-        self.symbols: Sequence[str] = list(symbols.solve(document, {}, options.meter))
+        self.symbols: Sequence[str] = list(symbols.solve(document, shapes={}, meter=options.meter))
 
     def flatten(self, options: Options) -> Graph:
         """Return the flat graph for `options.input_shapes`.
@@ -117,7 +117,7 @@ class TractFrontend(TextFrontend):
         """
 
         def extent_name(expression: s.Expression) -> str:
-            is_open = symbols.evaluate(expression, {}) is UNKNOWN
+            is_open = symbols.evaluate(expression, values={}) is UNKNOWN
             return print_expression(expression) if is_open else ""
 
         names: dict[str, list[str]] = {}
@@ -165,7 +165,7 @@ class TractFrontend(TextFrontend):
         variables. If it is None, the archive has no data.
         """
         if not flat:
-            return self.members(data or {}, None)
+            return self.members(data or {}, quantization=None)
 
         def cut_nothing(graph: Graph) -> tuple[Graph, dict[Value, Value]]:
             return graph, {}
@@ -194,17 +194,24 @@ class TractFrontend(TextFrontend):
         for old_input, new_input in inputs.items():
             writer.replaced[new_input] = old_input
         flat_document = writer.write()
-        registries = [*self.document.registries, "tract_core", *writer.registries]
-        lines: list[str] = []
-        for name in dict.fromkeys(registries):  # each name once
-            if name not in ("", "tract_nnef"):
-                lines.append(f"tract_registry {name}")
-        lines += [f"tract_symbol {name}" for name in writer.symbols]
-        lines += [x for x in self.document.extensions if not x.startswith("tract_registry")]
-        extensions = [f"extension {line};" for line in lines]
+        extensions = self._extensions_for(writer)
         # The first line of the text has the version. The extensions are inserted after this line.
         version, _, text = print_document(flat_document).partition("\n")
         return part, "\n".join([version, *extensions, text])
+
+    def _extensions_for(self, writer: _DialectWriter) -> list[str]:
+        """Return the extension lines for the document that `writer` has written."""
+        registries = [*self.document.registries, "tract_core", *writer.registries]
+        distinct_registries = dict.fromkeys(registries)
+        lines: list[str] = []
+        for name in distinct_registries:
+            if name not in ("", "tract_nnef"):
+                lines.append(f"tract_registry {name}")
+        lines += [f"tract_symbol {name}" for name in writer.symbols]
+        for line in self.document.extensions:
+            if not line.startswith("tract_registry"):
+                lines.append(line)
+        return [f"extension {line};" for line in lines]
 
 
 class _QuotedNames(Names):
@@ -230,7 +237,7 @@ class _DialectWriter(FlatWriter):
         self._real = options.real
         self.registries: dict[str, None] = {}
         self.symbols: Sequence[str] = []  # symbols that the document lacks
-        # For each input of a part, the value of the entire graph that it replaces.
+        # Maps each input of a part to the value of the entire graph that the input replaces.
         self.replaced: dict[Value, Value] = {}
         self._document_read = document
         self._calls = calls

@@ -58,14 +58,17 @@ def read_json(source: Source, meter: Meter) -> Any:
         document = json.loads(source.text)
     except json.JSONDecodeError as error:
         raise DataError(f"not JSON: {error.msg}", span=Span(source, error.pos)) from None
-    except ValueError as error:  # an integer has more digits than Python converts
+    except ValueError as error:  # Python converts no integers with so many digits
         raise DataError(f"{source.name}: {error}") from None
     except RecursionError:
         raise too_deep from None
     level_values = [document]
     for _ in range(deepest):
         # The values of the next level of nesting are the parts of all values of this level.
-        level_values = [part for value in level_values for part in _parts(value)]
+        parts: list[Any] = []
+        for value in level_values:
+            parts += _parts(value)
+        level_values = parts
         if not level_values:
             return document
     raise too_deep
@@ -86,7 +89,8 @@ def value_at(document: object, key: str, name: str, meter: Meter) -> Json:
             raise DataError(
                 f"'{key}' is not a key path", hint="write names and numbers with points between"
             )
-        value = _step(value, step[1] or step[2], key, name, meter)
+        unbracketed, bracketed = step.groups()
+        value = _step(value, unbracketed or bracketed, key, name, meter)
         offset = step.end()
     _require_no_object(value, key, name, meter)
     return value

@@ -44,7 +44,7 @@ _END = {quote: re.compile(rf"{quote}\s*+\)\s*+[,\]]") for quote in "\"'"}
 _END[""] = re.compile(r"\)\s*+[,\]]")
 _BLANKS_PER_STEP = 100  # the number of blanks before an assertion that take one step of the meter
 _MOST_DIGITS = 20  # the number of digits of the largest unsigned integer of 64 bits
-_TEMPLATE = re.compile(r"\{\{|\{%")
+_TEMPLATE = re.compile(r"\{\{|\{%")  # matches the beginning of an insertion in a template
 
 
 def parse(source: Source, meter: Meter) -> TractDocument:
@@ -54,20 +54,7 @@ def parse(source: Source, meter: Meter) -> TractDocument:
     twice, and LimitError if the text is too large.
     """
     text, properties = without_properties(source.text)
-    template = _TEMPLATE.search(text)
-    if template is not None:
-        raise NnefSyntaxError(
-            "the text is a template",
-            span=Span(source, template.start(), len(template[0])),
-            hint="render it first: values of JSON resources are not filled in here",
-        )
-    run_on = _RUN_ON.search(text)
-    if run_on is not None:
-        raise NnefSyntaxError(
-            f"unexpected '{run_on[1]}' in an extension line",
-            span=Span(source, run_on.start(1), len(run_on[1])),
-            hint="a semicolon may be missing before this",
-        )
+    _refuse_frequent_faults(source, text)
     lines, fragments, graph = PARSER.parse(source, meter, text=text)
     by_name: dict[str, s.Fragment] = {}
     for fragment in fragments:
@@ -92,6 +79,28 @@ def parse(source: Source, meter: Meter) -> TractDocument:
         fragments=by_name,
         graph=graph,
     )
+
+
+def _refuse_frequent_faults(source: Source, text: str) -> None:
+    """Raise NnefSyntaxError for a template, and for an extension line without a semicolon.
+
+    The errors of the grammar would not name these faults. `text` is the text of `source` without
+    its properties.
+    """
+    template = _TEMPLATE.search(text)
+    if template is not None:
+        raise NnefSyntaxError(
+            "the text is a template",
+            span=Span(source, template.start(), len(template[0])),
+            hint="render it first: values of JSON resources are not filled in here",
+        )
+    run_on = _RUN_ON.search(text)
+    if run_on is not None:
+        raise NnefSyntaxError(
+            f"unexpected '{run_on[1]}' in an extension line",
+            span=Span(source, run_on.start(1), len(run_on[1])),
+            hint="a semicolon may be missing before this",
+        )
 
 
 def without_properties(text: str) -> tuple[str, dict[str, str]]:
@@ -138,10 +147,11 @@ class _Line(s.SyntaxNode):
 
 
 def _assertion(source: Source, line: _Line, meter: Meter) -> Assertion:
+    """Parse the condition in a line `extension tract_assert`."""
     meter.spend(line.offset // _BLANKS_PER_STEP, source.name)
     text = " " * line.offset + line.value  # the blanks keep the offsets of the document
     scenario, condition = PARSER.parse(source, meter, "assertion", text)
-    return Assertion(scenario, condition, line.value, line.offset)
+    return Assertion(scenario, condition, text=line.value, offset=line.offset)
 
 
 class _TractBuilder(TreeBuilder):
@@ -172,7 +182,8 @@ class _TractBuilder(TreeBuilder):
     def extension(self, name: Token, *names: Token | None) -> _Line:
         line = _LINE.fullmatch(name)
         assert line is not None
-        return _Line(name.start_pos + line.start(2), line[1], line[2].rstrip())
+        kind, value = line.groups()
+        return _Line(name.start_pos + line.start(2), kind, value.rstrip())
 
     def fragment(self, name: Token, generic: Token | None, *items: Any) -> s.Fragment:
         no_generic = None  # the generic parameter is ignored, like all declared types

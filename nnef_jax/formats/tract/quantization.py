@@ -41,7 +41,7 @@ _ENTRY = re.compile(r"""^[ \t]*i?["']""", re.MULTILINE)
 _ESCAPE = re.compile(r"\\(.)")
 _MOST_ERRORS = 20  # after this many wrong entries, the rest of the file is not read
 _TOKEN_STEPS = 5  # steps of the meter for a token
-_LONGEST_INTEGER = 18  # characters; every integer of this length fits 64 bits
+_LONGEST_INTEGER = 18  # an integer with at most this many characters fits 64 bits
 _MOST_SHOWN = 40  # the largest number of characters of a token in errors
 
 # Maps the name of an algorithm to the types of its arguments, by the name of the argument.
@@ -61,7 +61,8 @@ _Arguments = dict[str, tuple[int, ArgumentValue]]
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    kind: str  # the name of a group of `_TOKEN`; the kind of a mark is the mark itself
+    # The name of a group of `_TOKEN`. Only the kind of a mark is the mark itself.
+    kind: str
     text: str
     span: Span
 

@@ -43,8 +43,8 @@ def _averages(x: Array, state: Array, alpha: float, skip: int) -> Array:
     terms = x[skip:] * (1 - alpha)
     factors = jnp.full((terms.shape[0], *[1] * (x.ndim - 1)), alpha, x.dtype)
 
-    # A pair (factor, term) stands for the step that replaces s by factor * s + term. Two such steps
-    # after one another are such a step, too, which this function returns.
+    # A pair (factor, term) stands for the step that replaces s by factor * s + term. This function
+    # returns the pair for the step `second` after the step `first`.
     def composed(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
         first_factor, first_term = first
         second_factor, second_term = second

@@ -18,7 +18,7 @@ from nnef_jax.formats.syntax.standard import COMPARISONS
 from nnef_jax.formats.tract.document import Assertion, TractDocument
 from nnef_jax.limits import Meter
 
-_LARGEST_SYMBOL = 1 << 40  # the search for the value of a symbol ends at this value
+_LARGEST_SYMBOL = 1 << 40  # larger values of a symbol are not searched
 # Values of expressions are clamped to this bound and to its negative. No extent is so large.
 _BEYOND = 1 << 64
 _EQUATION_STEPS = 20  # steps of the meter for an equation or an assertion
@@ -98,8 +98,9 @@ def _equations(document: TractDocument, shapes: Shapes, meter: Meter) -> list[_E
             parts = [*_parts(expression)]
             names = _names(parts)
             if names:
-                size = len(parts)
-                equation = _Equation(name, axis, expression, extent, size, names, meter)
+                equation = _Equation(
+                    name, axis, expression, extent, size=len(parts), names=names, meter=meter
+                )
                 equations.append(equation)
     return sorted(equations, key=lambda equation: _divides(equation.expression))
 

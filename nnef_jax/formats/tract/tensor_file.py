@@ -221,7 +221,8 @@ def _blocks(
     payload = _payload(data, header, items // _BLOCK * block_size, name)
     meter.expand(4 * items, name)  # the result is float32
     blocks = np.frombuffer(payload, np.uint8).reshape(-1, block_size)
-    with np.errstate(invalid="ignore"):  # no warning is due if an infinite scale times 0 is NaN
+    # An infinite scale times 0 is NaN, which needs no warning.
+    with np.errstate(invalid="ignore"):
         array = numbers_of(blocks)
     return StoredTensor(shaped(array, header.shape, name), name, in_blocks=True)
 

@@ -25,7 +25,7 @@ from nnef_jax.storage.labels import member_of
 
 _ARCHIVES = (".nnef.tgz", ".nnef.tar")
 _MAX_DEPTH = 16  # the deepest nesting of networks; an archive could contain itself
-# The hint for numbers of 64 bits beyond the range of 32 bits.
+# The hint of errors for numbers that need 64 bits.
 _X64_HINT = "enable jax's x64 mode, jax.config.update('jax_enable_x64', True), and load again"
 
 
@@ -169,5 +169,8 @@ def as_dtype(array: NDArray[Any], dtype: str, member: str, meter: Meter) -> NDAr
 
 
 def _member(label: str, suffix: str) -> str:
-    """Return the name of the archive's member for a label, such as "a/b.dat" for "/a/b"."""
+    """Return the name of the archive's member for a label, such as "a/b.dat" for "/a/b".
+
+    If `suffix` is "", return the name of the label's folder.
+    """
     return member_of(label.lstrip("/"), suffix)

@@ -145,7 +145,7 @@ def _half_extents(size: float, ratios: Sequence[float]) -> list[tuple[float, flo
     return [(half * math.sqrt(ratio), half / math.sqrt(ratio)) for ratio in ratios]
 
 
-_OF_SIZES: dict[str, Any] = {
+_SIZE_ATTRIBUTES: dict[str, Any] = {
     "smallest": numbers("min_size", ()), "largest": numbers("max_size", ()),
     "fixed": numbers("fixed_size", ()), "fixed_ratios": numbers("fixed_ratio", ()),
     "density": numbers("density", ()), "ratios": _ratios,
@@ -154,8 +154,8 @@ _OF_SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
-@legacy("PriorBox", sizes=_old_sizes, **_OF_SIZES)
-@opsets("PriorBox", sizes=_sizes, **_OF_SIZES)
+@legacy("PriorBox", sizes=_old_sizes, **_SIZE_ATTRIBUTES)
+@opsets("PriorBox", sizes=_sizes, **_SIZE_ATTRIBUTES)
 def _prior_box(
     site: LayerSite, *, sizes: _Sizes, smallest: list[float], largest: list[float],
     fixed: list[float], fixed_ratios: list[float], density: list[float], ratios: list[float],
@@ -221,14 +221,14 @@ def _grid_shapes(
     return shapes
 
 
-_OF_EXTENTS: dict[str, Any] = {
+_EXTENT_ATTRIBUTES: dict[str, Any] = {
     "widths": numbers("width"), "heights": numbers("height"), "step": number("step", 0),
     "step_h": number("step_h", 0), "step_w": number("step_w", 0), "offset": number("offset", 0),
 }  # fmt: skip
 
 
-@legacy("PriorBoxClustered", sizes=_clustered_sizes, **_OF_EXTENTS)
-@opsets("PriorBoxClustered", sizes=_sizes, **_OF_EXTENTS)
+@legacy("PriorBoxClustered", sizes=_clustered_sizes, **_EXTENT_ATTRIBUTES)
+@opsets("PriorBoxClustered", sizes=_sizes, **_EXTENT_ATTRIBUTES)
 def _prior_box_clustered(
     site: LayerSite, *, sizes: _Sizes, widths: list[float], heights: list[float], step: float,
     step_h: float, step_w: float, offset: float,
@@ -300,7 +300,7 @@ _ANCHORS = [lambda site, i=i: site.tensor(i) if site.has(i) else False for i in 
 legacy("DetectionOutput")(
     operation(
         "detection_output", tensor(0), tensor(1), _old_priors, *_ANCHORS,
-        **_scale_and_classes(True), **_DETECTIONS,
+        **_scale_and_classes(normalized_default=True), **_DETECTIONS,
     )
 )  # fmt: skip
 opsets("DetectionOutput")(
@@ -369,7 +369,7 @@ operator("Proposal")(
 # The anchors are boxes of 16 x 16 pixels, in three ratios and in all scales.
 _SIMPLER = operation(
     "proposal", *_INPUTS,
-    anchors=lambda site: _anchors(16, (0.5, 1, 2), site.numbers("scale"), 1.0),
+    anchors=lambda site: _anchors(16, (0.5, 1, 2), site.numbers("scale"), offset=1.0),
     feature_stride=integer("feat_stride"), truncates=True, min_size=number("min_bbox_size"),
     nms_threshold=number("iou_threshold"), later_ties=True, **_COUNTS,
 )  # fmt: skip
@@ -443,7 +443,7 @@ def _prior_grid_generator(
     columns = step_x * (np.arange(width) + 0.5)
     y, x = np.meshgrid(rows, columns, indexing="ij")
     centres = np.stack([x, y, x, y], axis=-1).reshape(-1, 1, 4).astype(np.float32)
-    centred_priors = site.unsqueezed(priors, (0,))  # of shape (1, priors, 4)
+    centred_priors = site.unsqueezed(priors, (0,))  # has shape (1, priors, 4)
     boxes = site.step.add(derived(centres), centred_priors)
     if not flattens:
         return site.reshaped(boxes, [height, width, priors.type.shape[0], 4])

@@ -66,12 +66,7 @@ def _interpolate(
     opset = site.layer.opset
     has_calculation_mode = site.has_attribute("shape_calculation_mode")
     if opset in ("opset1", "") and not has_calculation_mode:
-        axes = [site.axis(axis) for axis in site.ints("axes")]
-        mode = site.choice("mode", "nearest", "linear", "cubic")
-        sizes = dict(zip(axes, site.integers(1), strict=True))
-        aligns_corners = site.flag("align_corners", True)
-        coordinates = _CORNERS[aligns_corners]
-        return _interpolated(site, x, mode, coordinates, "simple", sizes=sizes)
+        return _first_interpolate(site, x)
     mode = site.choice(
         "mode", "nearest", "linear", "linear_onnx", "cubic", "bilinear_pillow", "bicubic_pillow"
     )
@@ -87,6 +82,16 @@ def _interpolate(
     factors = site.known(scales_input).reshape(-1).astype(float).tolist()
     scales = dict(zip(axes, factors, strict=True))
     return _interpolated(site, x, mode, coordinates, nearest, scales=scales)
+
+
+def _first_interpolate(site: LayerSite, x: Value) -> Value:
+    """Resize a tensor to the sizes in input 1, by the attributes of operation set 1."""
+    axes = [site.axis(axis) for axis in site.ints("axes")]
+    mode = site.choice("mode", "nearest", "linear", "cubic")
+    sizes = dict(zip(axes, site.integers(1), strict=True))
+    aligns_corners = site.flag("align_corners", True)
+    coordinates = _CORNERS[aligns_corners]
+    return _interpolated(site, x, mode, coordinates, nearest="simple", sizes=sizes)
 
 
 def _interpolated(

@@ -310,7 +310,7 @@ def _scatter_update(
     # The axis is moved to the front of `x`.
     order = [axis, *range(axis), *range(axis + 1, rank)]
     x_axis_first = site.transposed(x, order)
-    # In `updates`, the axes of the indices are in the place of the axis. They are moved too.
+    # In `updates`, the indices' axes are in the place of the axis, and are moved to the front.
     after_indices = axis + indices_rank
     updates_order = [
         *range(axis, after_indices), *range(axis), *range(after_indices, updates_rank)
@@ -322,7 +322,7 @@ def _scatter_update(
     )
     if axis == 0:
         return result
-    return site.last.transpose(result, axes=np.argsort(order).tolist())  # undoes the first one
+    return site.last.transpose(result, axes=np.argsort(order).tolist())  # moves the axis back
 
 
 @opsets("SliceScatter")
@@ -478,7 +478,7 @@ def _filled_rows(site: LayerSite, values: Value, *, rows: int = integer_at(1)) -
     step = site.step
     indices = site.integer_tensor(2)
     count = site.known_shape(values)[0]
-    row_indices = site.part(indices, axis=1, first=0, last=1)  # of shape (entries, 1)
+    row_indices = site.part(indices, axis=1, first=0, last=1)  # has shape (entries, 1)
     entries_by_row = site.count(step.eq(row_indices, site.positions(rows, axis=1, rank=2)), 0)
     is_empty = step.eq(site.reshaped(entries_by_row, (rows,)), 0)
     # All entries, and a default for each row, are sorted by row. A default that is not needed gets

@@ -119,7 +119,7 @@ class _Repetition:
         """
         if not self._cut_inputs:
             return None
-        # All inputs are cut into equally many parts.
+        # All inputs are cut into equally many parts, so the first cut input decides the number.
         link = self._cut_inputs[0]
         shape = self.site.known_shape(_outer(self.site, link))
         axis = self.site.axis(link.axis or 0, len(shape))
@@ -182,7 +182,7 @@ class _Repetition:
         limit = min(known_bounds, default=-1)
         if limit > _MOST_ITERATIONS:
             limit = -1
-        iteration = self.repeated.iteration(None)
+        iteration = self.repeated.iteration(count=None)
         self._feed_iteration(iteration)
         for link in self._cut_inputs:
             self.feeds[link.end] = self._sliced_part(link, iteration)
@@ -196,7 +196,7 @@ class _Repetition:
         if not isinstance(first_condition, bool):
             first_condition = _truth(site, first_condition)
         operands = {"count": most, "condition": first_condition}
-        return self._emit(condition_port, operands, limit)
+        return self._emit(condition_port, loop_operands=operands, limit=limit)
 
     def _sliced_part(self, link: Link, iteration: Value) -> Value:
         """Slice the part for an iteration out of the input that `link` cuts, in the body of a loop.
@@ -241,25 +241,28 @@ class _Repetition:
         states_after: list[Tensor] = []
         for port, state in zip(next_ports, states_before, strict=True):
             next_state = inner.tensor(tensors[port])
+            # A state has the same dtype in all iterations.
             states_after.append(inner.cast(next_state, inner.dtype_of(state)))
         values = [inner.tensor(tensors[port]) for port in result_ports]
         modes: list[tuple[str, int, int]] = []
         for link, value in zip(connected, values, strict=True):
             modes.append(self._mode(link, value))
         is_loop = loop_operands is not None
-        continue_condition: list[Value] = []  # one item for a loop, and none for a scan
+        continue_condition: list[Value] = []  # a loop has one condition, and a scan has none
         if is_loop:
             continues = True if condition_port is None else tensors[condition_port]
             continue_condition.append(_truth(inner, continues))
-            # The last result is the number of iterations.
-            values.append(inner.step.add(self.repeated.loop_inputs[0], 1))
+            # The last result is the number of iterations. The numbers of iterations begin with 0.
+            iteration = self.repeated.loop_inputs[0]
+            values.append(inner.step.add(iteration, 1))
             modes.append(LAST)
         outputs = self.repeated.add(
-            site.insert, continue_condition, states_after, values, modes, loop_operands, limit
-        )
+            site.insert, continue_condition, states_after, values, modes,
+            start=loop_operands, limit=limit,
+        )  # fmt: skip
         if is_loop:
             self._note_counts(connected, outputs)
-        # No port has the last output of a loop, the number of iterations.
+        # A loop has one more output, the number of iterations, which is at no port.
         output_by_port = dict(zip([link.port for link in connected], outputs, strict=False))
         return [output_by_port.get(port.id) for port in site.layer.outputs]
 
@@ -372,7 +375,7 @@ def _results(
     outputs = links(body, inputs=False)
     sources = [source_of(body, link.end) for link in outputs]
     tensors = site.flatten(body, graph, feeds, sources, site.layer.name)
-    results: dict[int, Tensor] = {}  # by output port of the layer
+    results: dict[int, Tensor] = {}  # maps the id of an output port of the layer to its tensor
     for link, source in zip(outputs, sources, strict=True):
         results[link.port] = tensors[source]
     for port in site.layer.outputs:

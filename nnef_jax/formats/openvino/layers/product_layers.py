@@ -16,13 +16,13 @@ from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
 from nnef_jax.formats.openvino.layers.registry import either, legacy, opsets
 
-_TRANSPOSES: dict[str, Any] = {
+_TRANSPOSE_ATTRIBUTES: dict[str, Any] = {
     "transpose_x": flag("transpose_a"),
     "transpose_y": flag("transpose_b"),
 }
 
 
-@opsets("MatMul", **_TRANSPOSES)
+@opsets("MatMul", **_TRANSPOSE_ATTRIBUTES)
 def _matmul(site: LayerSite, x: Value, y: Value, *, transpose_x: bool, transpose_y: bool) -> Value:
     """Multiply matrices as numpy does. A vector `x` is a row, and a vector `y` is a column."""
     is_row = len(x.type.shape) == 1
@@ -74,7 +74,7 @@ def _fully_connected(
     return site.last.linear(x, filter, bias)
 
 
-@legacy("GEMM", **_TRANSPOSES)
+@legacy("GEMM", **_TRANSPOSE_ATTRIBUTES)
 def _gemm(
     site: LayerSite,
     x: Value,
@@ -177,8 +177,8 @@ def _with_sink(
         mask = derived(np.tri(queries, keys, dtype=np.bool_))
     elif isinstance(mask, bool):
         mask = derived(np.zeros((1, 1), np.float32))
-    # The mask is added to the products of queries and keys. A mask of bool becomes such scores: 0
-    # where it is true, and -inf where it is false.
+    # The mask is added to the products of queries and keys. A mask of bool becomes a mask of
+    # numbers: 0 where the mask is true, and -inf where the mask is false.
     scores = site.tensor(mask)
     if scores.type.dtype == "bool":
         scores = step.select(scores, 0.0, -math.inf)

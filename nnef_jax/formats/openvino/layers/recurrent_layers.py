@@ -219,7 +219,8 @@ def _sequence(
         raise InvalidOperation(f"there is no direction '{direction}'")
     mask = steps_within(site, x.type.shape[1], lengths, 1)
 
-    # All inputs except x may have an item for each direction, along the axis of directions.
+    # All inputs except x and the lengths have an axis of directions. This function returns the item
+    # for direction `i`. A single item is for all directions.
     def for_direction(value: Value, i: int, directions_axis: int) -> Value:
         if value.type.shape[directions_axis] != 1:
             value = site.part(value, axis=directions_axis, first=i, last=i + 1)

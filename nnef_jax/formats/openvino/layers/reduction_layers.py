@@ -21,7 +21,7 @@ from nnef_jax.formats.openvino.layers.registry import (
 )
 
 # Maps the end of a layer's type, such as "Sum" of "ReduceSum", to the `steps` of `_reduced`.
-_STEPS = {
+_STEPS_OF_REDUCTIONS = {
     **REDUCTIONS,
     **dict.fromkeys(("LogicalAnd", "And"), ("", "all_reduce", "")),
     **dict.fromkeys(("LogicalOr", "Or"), ("", "any_reduce", "")),
@@ -53,7 +53,7 @@ def _reduced(
     return reduced(site, x, axes, steps, keeps_axes=keeps_axes, result_dtype=result_dtype)
 
 
-for _name, _steps in _STEPS.items():
+for _name, _steps in _STEPS_OF_REDUCTIONS.items():
     # The default of the attribute `keep_dims` is true before version 10, and false since then.
     for _register, _default in ((legacy, True), (opsets, False)):
         _keeps_axes = flag("keep_dims", _default)
@@ -176,10 +176,10 @@ def _scale_shift(site: LayerSite, x: Value) -> Value:
     return site.chain(x, *steps)
 
 
-_EXPONENTS: dict[str, Any] = {"alpha": number("alpha"), "beta": number("beta")}
+_EXPONENT_ATTRIBUTES: dict[str, Any] = {"alpha": number("alpha"), "beta": number("beta")}
 
 
-@legacy("Norm", "LRN", **_EXPONENTS)
+@legacy("Norm", "LRN", **_EXPONENT_ATTRIBUTES)
 def _legacy_response(
     site: LayerSite,
     x: Value,
@@ -201,7 +201,7 @@ def _legacy_response(
     return _response(site, x, axes=axes, size=size, bias=bias, alpha=alpha, beta=beta)
 
 
-@opsets("LRN", **_EXPONENTS)
+@opsets("LRN", **_EXPONENT_ATTRIBUTES)
 def _response(
     site: LayerSite,
     x: Value,

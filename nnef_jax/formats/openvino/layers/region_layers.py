@@ -94,12 +94,13 @@ def _order(site: LayerSite) -> str:
     return _ORDERS[order]
 
 
-# A reader of the attribute that says whether boxes are sorted across images.
-_ACROSS = flag("sort_result_across_batch")
-_CLASSES: dict[str, Any] = {
+# Reads the attribute that says whether boxes are sorted across images.
+_SORTS_ACROSS_IMAGES = flag("sort_result_across_batch")
+_CLASS_ATTRIBUTES: dict[str, Any] = {
     "score_threshold": number("score_threshold", 0), "top_k": integer("nms_top_k", -1),
     "keep_top_k": integer("keep_top_k", -1), "background": integer("background_class", -1),
-    "pixel_offset": lambda site: 0.0 if site.flag("normalized", True) else 1.0, "across": _ACROSS,
+    "pixel_offset": lambda site: 0.0 if site.flag("normalized", True) else 1.0,
+    "across": _SORTS_ACROSS_IMAGES,
 }  # fmt: skip
 
 
@@ -110,7 +111,7 @@ def _matrix_order(site: LayerSite) -> str:
     Otherwise the runtime ignores this attribute, and the order is "score".
     """
     order = _order(site)
-    return order if _ACROSS(site) else "score"
+    return order if _SORTS_ACROSS_IMAGES(site) else "score"
 
 
 def _box_counts(site: LayerSite) -> Any:
@@ -125,7 +126,7 @@ def _box_counts(site: LayerSite) -> Any:
 @opsets(
     "MatrixNms",
     results=operation(
-        "matrix_suppression", tensor(0), tensor(1), **_CLASSES, order=_matrix_order,
+        "matrix_suppression", tensor(0), tensor(1), **_CLASS_ATTRIBUTES, order=_matrix_order,
         decay=text("decay_function", "linear"), sigma=number("gaussian_sigma", 2),
         post_threshold=number("post_threshold", 0),
     ),
@@ -133,8 +134,8 @@ def _box_counts(site: LayerSite) -> Any:
 @opsets(
     "MulticlassNms",
     results=operation(
-        "multiclass_suppression", tensor(0), tensor(1), _box_counts, **_CLASSES, order=_order,
-        eta=number("nms_eta", 1), iou_threshold=number("iou_threshold", 0),
+        "multiclass_suppression", tensor(0), tensor(1), _box_counts, **_CLASS_ATTRIBUTES,
+        order=_order, eta=number("nms_eta", 1), iou_threshold=number("iou_threshold", 0),
     ),
 )  # fmt: skip
 def _several_classes(site: LayerSite, *, results: Sequence[Value]) -> list[Value]:
@@ -177,14 +178,14 @@ def _roi_pooling(
     return site.last.mul(pooled, site.unsqueezed(exists, (2, 3)))
 
 
-_SENSITIVE: dict[str, Any] = {
+_POOL_ATTRIBUTES: dict[str, Any] = {
     "channels": integer("output_dim"), "scale": number("spatial_scale"),
     "rows": integer("spatial_bins_y", 1), "columns": integer("spatial_bins_x", 1),
 }  # fmt: skip
 
 
-@operator("PSROIPooling", mode=text("mode", "average"), **_SENSITIVE)
-@opsets("DeformablePSROIPooling", mode="bilinear_deformable", **_SENSITIVE)
+@operator("PSROIPooling", mode=text("mode", "average"), **_POOL_ATTRIBUTES)
+@opsets("DeformablePSROIPooling", mode="bilinear_deformable", **_POOL_ATTRIBUTES)
 def _position_sensitive(
     site: LayerSite, *, mode: str, channels: int, scale: float, rows: int, columns: int
 ) -> Value:
@@ -227,10 +228,10 @@ def _samples(site: LayerSite) -> dict[str, Any]:
     return {"output_size": (height, width), "sampling_ratio": site.int("sampling_ratio")}
 
 
-_SCALED: dict[str, Any] = {"scale": number("spatial_scale"), "samples": _samples}
+_ALIGN_ATTRIBUTES: dict[str, Any] = {"scale": number("spatial_scale"), "samples": _samples}
 
 
-@opsets("ROIAlign", **_SCALED)
+@opsets("ROIAlign", **_ALIGN_ATTRIBUTES)
 def _roi_align(
     site: LayerSite,
     *,
@@ -259,7 +260,7 @@ def _roi_align(
     )
 
 
-@opsets("ROIAlignRotated", **_SCALED)
+@opsets("ROIAlignRotated", **_ALIGN_ATTRIBUTES)
 def _rotated_roi_align(
     site: LayerSite,
     *,
@@ -300,7 +301,7 @@ def _roi_feature_extractor(
     relative = step.add(step.div(root, 224.0), 1e-6)
     region_level = step.floor(step.add(step.log2(relative), 2.0))
     region_level = step.clamp(region_level, 0.0, float(len(levels) - 1))
-    # Regions without an area have the level -1, so that they are pooled from no level.
+    # Regions without an area get the level -1. There is no such level, so their results are 0.
     region_level = site.unsqueezed(step.select(exists, region_level, -1.0), (2, 3))
     images = derived(np.zeros(site.known_shape(rois)[0], np.int64))
     sampling = {"output_size": (size, size), "sampling_ratio": samples, "mode": "avg", "least": 1.0}

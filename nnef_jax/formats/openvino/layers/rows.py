@@ -52,7 +52,7 @@ PAIRS = {
 }  # fmt: skip
 _TIES = {"half_to_even": "even", "half_away_from_zero": "away"}
 
-_EVERYWHERE: dict[str, Meaning] = {
+_ROWS_OF_ALL_VERSIONS: dict[str, Meaning] = {
     **{type: operation(kind) for type, kind in FUNCTIONS.items()},
     "Elu": operation("elu", alpha=number("alpha", 1.0)),
     "LogSoftmax": operation("log_softmax", axes=lambda site: (site.axis_of("axis", 1),)),
@@ -68,7 +68,7 @@ _EVERYWHERE: dict[str, Meaning] = {
     "SoftMax": operation("softmax", axes=lambda site: (site.axis_of("axis", 1),)),
     "SoftSign": lambda site, x: site.last.div(x, site.step.add(site.step.abs(x), 1.0)),
 }  # fmt: skip
-_OPSETS: dict[str, Meaning] = {
+_ROWS_OF_OPSETS: dict[str, Meaning] = {
     **{type: on_two(kind) for type, kind in PAIRS.items()},
     "CumSum": operation(
         "cumsum", axis=lambda site: site.axes(1)[0] if site.has(1) else site.axis(0),
@@ -115,7 +115,7 @@ _OPSETS: dict[str, Meaning] = {
         largest=number("max_delta_log_wh"), weights=numbers("deltas_weights"),
     ),
 }  # fmt: skip
-_OLD: dict[str, Meaning] = {
+_ROWS_OF_LEGACY: dict[str, Meaning] = {
     "CTCGreedyDecoder": operation("ctc_greedy_decoder", 0, 1, merges=True),
     "Fill": operation("broadcast", 1, shape=methodcaller("integers", 0)),
     "Flatten": lambda site, x: site.flattened(
@@ -145,6 +145,6 @@ REFUSED: Mapping[str, Meaning] = {
     ),
 }
 
-OPERATORS.rows(_EVERYWHERE)
-OPERATORS.rows(_OLD, until=LEGACY)
-OPERATORS.rows(_OPSETS | REFUSED, since=FIRST_OF_OPSETS)
+OPERATORS.rows(_ROWS_OF_ALL_VERSIONS)
+OPERATORS.rows(_ROWS_OF_LEGACY, until=LEGACY)
+OPERATORS.rows(_ROWS_OF_OPSETS | REFUSED, since=FIRST_OF_OPSETS)

@@ -288,18 +288,18 @@ def _roll(
 
 # Blocks of space as channels or batches
 
-_BLOCKS: dict[str, Any] = {
+_BLOCK_ATTRIBUTES: dict[str, Any] = {
     "block": integer("block_size", 1),
     "mode": word("mode", "blocks_first", "depth_first"),
 }
 
 
-@operator("DepthToSpace", **_BLOCKS)
+@operator("DepthToSpace", **_BLOCK_ATTRIBUTES)
 def _depth_to_space(site: LayerSite, *, block: int, mode: str) -> Value:
     return depth_to_space(site, block, depth_first=mode == "depth_first")
 
 
-@operator("SpaceToDepth", **_BLOCKS)
+@operator("SpaceToDepth", **_BLOCK_ATTRIBUTES)
 def _space_to_depth(site: LayerSite, *, block: int, mode: str) -> Value:
     """Move blocks of `block` items along each spatial axis to channels."""
     extents = site.known_shape()[2:]
@@ -308,10 +308,14 @@ def _space_to_depth(site: LayerSite, *, block: int, mode: str) -> Value:
     return space_to_depth(site, block, depth_first=mode == "depth_first")
 
 
-_PARTS: dict[str, Any] = {"block": integers_at(1), "begin": integers_at(2), "end": integers_at(3)}
+_BLOCK_INPUTS: dict[str, Any] = {
+    "block": integers_at(1),
+    "begin": integers_at(2),
+    "end": integers_at(3),
+}
 
 
-@opsets("SpaceToBatch", **_PARTS)
+@opsets("SpaceToBatch", **_BLOCK_INPUTS)
 def _space_to_batch(
     site: LayerSite, x: Value, *, block: Sequence[int], begin: Sequence[int], end: Sequence[int]
 ) -> Value:
@@ -338,7 +342,7 @@ def _space_to_batch(
     return site.last_reshape(positions_first, [math.prod(block) * batch, *extents])
 
 
-@opsets("BatchToSpace", **_PARTS)
+@opsets("BatchToSpace", **_BLOCK_INPUTS)
 def _batch_to_space(
     site: LayerSite, x: Value, *, block: Sequence[int], begin: Sequence[int], end: Sequence[int]
 ) -> Value:
@@ -399,7 +403,8 @@ def _reorg_yolo(site: LayerSite, x: Value, *, strides: Sequence[int] = integers(
     # c, i and j are the channel, the row and the column of each item of a batch item. They have
     # shape (channels, height, width).
     c, i, j = np.meshgrid(*map(np.arange, (channels, height, width)), indexing="ij")
-    # Item (c, i, j) of the result is the input's item (channel, row, column) in the larger planes.
+    # Item (c, i, j) of `moved` is the item (channel, row, column) of the input, if the input is
+    # taken for plane_channels planes of height * stride rows and width * stride columns.
     channel = c % plane_channels
     position_in_block = c // plane_channels
     row = i * stride + position_in_block // stride

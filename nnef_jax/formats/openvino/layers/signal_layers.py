@@ -226,10 +226,10 @@ def _irdft(site: LayerSite) -> Value:
 # Frames
 
 
-_FRAMES: dict[str, Any] = {"size": integer_at(2), "hop": integer_at(3)}
+_FRAME_INPUTS: dict[str, Any] = {"size": integer_at(2), "hop": integer_at(3)}
 
 
-@opsets("STFT", **_FRAMES)
+@opsets("STFT", **_FRAME_INPUTS)
 def _stft(
     site: LayerSite,
     x: Value,
@@ -253,7 +253,7 @@ def _stft(
     return _halved(site, site.transposed(spectra, order), axis)
 
 
-@opsets("ISTFT", **_FRAMES)
+@opsets("ISTFT", **_FRAME_INPUTS)
 def _istft(
     site: LayerSite,
     x: Value,
@@ -290,10 +290,7 @@ def _istft(
     squares = step.broadcast(step.sqr(padded_window), shape=(1, *frames.type.shape[1:]))
     frame_sums = _overlapped_sums(site, windowed_frames, hop)
     square_sums = _overlapped_sums(site, squares, hop)
-    # An item that no window covers is 0. It is divided by 1 instead of by 0.
-    is_covered = step.gt(square_sums, 0.0)
-    divisor = step.select(is_covered, square_sums, site.filled(1.0, square_sums.type.dtype))
-    signal = step.div(frame_sums, divisor)
+    signal = _quotient(site, frame_sums, square_sums)
     batch, _, extent = signal.type.shape
     signal = site.reshaped(signal, (batch, extent))
     edge = size // 2 if is_centred else 0
@@ -303,6 +300,14 @@ def _istft(
     else:
         signal = site.part(signal, axis=1, first=edge, last=extent - edge)
     return signal if has_batch else site.reshaped(signal, signal.type.shape[1:])
+
+
+def _quotient(site: LayerSite, sums: Value, square_sums: Value) -> Value:
+    """Divide sums of frames by sums of squared windows. An item that no window covers stays 0."""
+    is_covered = site.step.gt(square_sums, 0.0)
+    one = site.filled(1.0, square_sums.type.dtype)
+    divisor = site.step.select(is_covered, square_sums, one)
+    return site.step.div(sums, divisor)
 
 
 def _overlapped_sums(site: LayerSite, frames: Value, hop: int) -> Value:

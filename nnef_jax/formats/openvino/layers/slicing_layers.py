@@ -71,21 +71,21 @@ def _strided_slice(site: LayerSite, x: Value, *, with_bound: bool) -> Value:
     added_axes: list[int] = []  # axes of the result
     dropped_axes: list[int] = []  # axes of the input
     for i in range(count):
-        if skips_axes[i]:
+        if skips_axes[i]:  # as `...` in an index of numpy
             # Each later position belongs to an axis of the input, unless the position adds an axis.
             later_axes = adds_axis[i + 1 :].count(False)
             skipped = rank - axis - later_axes
             axis += skipped
             result_axis += skipped
             continue
-        if adds_axis[i]:
+        if adds_axis[i]:  # as `None` in an index of numpy
             added_axes.append(result_axis)
             result_axis += 1
             continue
         if axis >= rank:
             raise InvalidShape(f"it has more bounds than the {rank} axes of its input")
         first = begin[i] if begin_mask[i] == with_bound else None
-        if takes_item[i]:
+        if takes_item[i]:  # as an integer in an index of numpy; the axis is dropped later
             index = 0 if first is None else first
             next_index = None if index == -1 else index + 1  # None is the end of the axis
             bounds_by_axis[axis] = (index, next_index, 1)

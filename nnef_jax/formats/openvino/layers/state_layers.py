@@ -87,7 +87,7 @@ def _read_value(site: LayerSite) -> Value:
     _require_outside_bodies(site)
     initial_tensor = site.operand(0) if site.has(0) else None
     variable = graph.variables.get(label)
-    if variable is None:  # no layer writes the variable
+    if variable is None:  # no layer writes the variable, so that it keeps its initial value
         return site.last.copy(site.tensor(0))
     # The tensor that the first call computes as the initial value, or None.
     computed_start = initial_tensor if variable.starts_from_inputs else None

@@ -130,7 +130,7 @@ def _declared_extents(site: LayerSite) -> Sequence[int] | None:
 
 
 # The attributes of transposed convolutions in operation sets.
-_NEW: dict[str, Any] = {
+_OPSET_ATTRIBUTES: dict[str, Any] = {
     "extents": _input_extents,
     "mode": auto_pad,
     "mode_padding_end": "same_lower",
@@ -141,8 +141,8 @@ _NEW: dict[str, Any] = {
     "Deconvolution", filter=_old_filter(is_transposed=True), extents=_declared_extents,
     mode=auto_pad, mode_padding_end="same_upper",
 )  # fmt: skip
-@opsets("ConvolutionBackpropData", filter=_filter(), **_NEW)
-@opsets("GroupConvolutionBackpropData", filter=_grouped, **_NEW)
+@opsets("ConvolutionBackpropData", filter=_filter(), **_OPSET_ATTRIBUTES)
+@opsets("GroupConvolutionBackpropData", filter=_grouped, **_OPSET_ATTRIBUTES)
 def _transposed(
     site: LayerSite, x: Value, *, filter: _Filter, extents: Sequence[int] | None, mode: str,
     mode_padding_end: str,
@@ -174,15 +174,7 @@ def _transposed(
         padding = [(0, 0)] * rank
     else:
         padding = pads_of(site, rank)
-    # The output padding adds items at the end of an axis. Items of the result that the padding
-    # would cut off there come first. If there are more items to add, they are zeros, since no
-    # window reaches them. For example, if the padding cuts off 1 item and the output padding adds 3
-    # items, nothing is cut off and 2 zeros are added.
-    cut_off: list[tuple[int, int]] = []
-    zeros: list[tuple[int, int]] = []
-    for (before, after), added in zip(padding, output_padding, strict=True):
-        cut_off.append((before, max(after - added, 0)))
-        zeros.append((0, max(added - after, 0)))
+    cut_off, zeros = _with_output_padding(padding, output_padding)
     has_zeros = any(count > 0 for _, count in zeros)
     result = site.step_or_last(not has_zeros).deconv(
         x, filter.items, filter.bias, output_shape=(), groups=filter.groups, padding=cut_off,
@@ -191,6 +183,22 @@ def _transposed(
     if not has_zeros:
         return result
     return site.last.pad(result, padding=[(0, 0), (0, 0), *zeros], border="constant", value=0.0)
+
+
+def _with_output_padding(padding: Pairs, output_padding: Sequence[int]) -> tuple[Pairs, Pairs]:
+    """Return how many items to cut off, and how many zeros to add, at the ends of each axis.
+
+    Both lists have a pair (start, end) for each axis. The output padding adds items at the end of
+    an axis. If the padding cuts items off there, fewer items are cut off. All further items are
+    zeros, because no window reaches them. For example, if the padding cuts off 1 item and the
+    output padding adds 3 items, no item is cut off and 2 zeros are added.
+    """
+    cut_off: list[tuple[int, int]] = []
+    zeros: list[tuple[int, int]] = []
+    for (before, after), added in zip(padding, output_padding, strict=True):
+        cut_off.append((before, max(after - added, 0)))
+        zeros.append((0, max(added - after, 0)))
+    return cut_off, zeros
 
 
 def _cut_off(mode: str, excess: int, begin: int, *, mode_padding_end: str) -> tuple[int, int]:
@@ -224,11 +232,14 @@ def _bits(site: LayerSite) -> Constant:
     return stored(replace(site, layer=layer, operands=()), "bin")
 
 
-_SIGNS: dict[str, Any] = {"mode": text("mode", "xnor-popcount"), "pad": number("pad_value", 0)}
+_SIGN_ATTRIBUTES: dict[str, Any] = {
+    "mode": text("mode", "xnor-popcount"),
+    "pad": number("pad_value", 0),
+}
 
 
-@legacy("BinaryConvolution", filter=_old_bits, **_SIGNS)
-@opsets("BinaryConvolution", filter=_bits, **_SIGNS)
+@legacy("BinaryConvolution", filter=_old_bits, **_SIGN_ATTRIBUTES)
+@opsets("BinaryConvolution", filter=_bits, **_SIGN_ATTRIBUTES)
 def _binary(site: LayerSite, x: Value, *, filter: Constant, mode: str, pad: float) -> Value:
     """Convolve signs (-1 and 1) with a filter of signs.
 
@@ -252,13 +263,13 @@ def _mask(site: LayerSite) -> Value | bool:
     return site.tensor(3) if site.has(3) else False
 
 
-_DEFORMABLE: dict[str, Any] = {
+_DEFORMABLE_ATTRIBUTES: dict[str, Any] = {
     "groups": integer("group", 1), "pads_bilinear": flag("bilinear_interpolation_pad"),
 }  # fmt: skip
 
 
-@legacy("DeformableConvolution", filter=_old_filter(), mask=False, **_DEFORMABLE)
-@opsets("DeformableConvolution", filter=_filter(2), mask=_mask, **_DEFORMABLE)
+@legacy("DeformableConvolution", filter=_old_filter(), mask=False, **_DEFORMABLE_ATTRIBUTES)
+@opsets("DeformableConvolution", filter=_filter(2), mask=_mask, **_DEFORMABLE_ATTRIBUTES)
 def _deformable(
     site: LayerSite, *, filter: _Filter, mask: Value | bool, groups: int, pads_bilinear: bool
 ) -> Value:

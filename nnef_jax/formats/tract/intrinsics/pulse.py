@@ -39,6 +39,8 @@ def delayed(site: CallSite, *, delay: int, overlap: int) -> Value:
         bounds = {"axes": [axis], "begin": [begin], "end": [end], "stride": []}
         return apply(site, "slice", name, input=joined, **bounds)
 
+    # `joined` has delay + overlap + pulse items. The result is the first overlap + pulse items. The
+    # next buffer is the last delay + overlap items.
     pulse = input.type.shape[axis]
     next_buffer = part(pulse, delay + overlap + pulse, f"{site.name}_next")
     site.graph.builder.update(buffer, next_buffer)
@@ -103,7 +105,8 @@ def _between(site: CallSite, *, begin: int, end: int, value: float, overlap: int
     site.graph.builder.update(position, next_position)
     attributes = {"axis": axis, "begin": _position(begin), "end": _position(end), "value": value}
     operands = {"input": input, "position": position}
-    return site.add("tract.pulse_mask", operands, attributes, [site.name])[0]
+    (masked,) = site.add("tract.pulse_mask", operands, attributes, [site.name])
+    return masked
 
 
 def _stream(site: CallSite) -> tuple[Value, int]:

@@ -98,17 +98,9 @@ def scan(site: CallSite, *, name: str, skip: int, resets: bool) -> Any:
     changes_state = bool(entries["state"]) or skip != 0
     is_in_stream = document.is_pulsed and site.graph.outer is None
     keeps_state = is_in_stream and changes_state and not resets
-    scanned: list[_Scanned] = []
-    for parameter, value, *axis_and_chunk in entries["scan"]:
-        axis, chunk = _axis_and_chunk(axis_and_chunk)
-        scanned.append(_Scanned(parameter, tensor(site, value), axis, chunk))
-    states: list[_State] = []
-    for parameter, start, result in entries["state"]:
-        states.append(_State(parameter, tensor(site, start), result))
-    outputs: list[_Output] = []
-    for result, mode, *axis_and_chunk in entries["output"]:
-        axis, chunk = _axis_and_chunk(axis_and_chunk)
-        outputs.append(_Output(result, mode, axis, chunk))
+    scanned = _scanned_of(site, entries["scan"])
+    states = _states_of(site, entries["state"])
+    outputs = _outputs_of(entries["output"])
     results = [output.result for output in outputs]
     skipped_iterations = skip if keeps_state else 0
     body = _Body(site, fragment, scanned, entries["full"], results, skipped_iterations)
@@ -154,6 +146,32 @@ def _entries(value: object, key: str) -> list[tuple[Any, ...]]:
     return entries
 
 
+def _scanned_of(site: CallSite, entries: Sequence[tuple[Any, ...]]) -> list[_Scanned]:
+    """Read the entries of the argument `scan`."""
+    scanned: list[_Scanned] = []
+    for parameter, value, *axis_and_chunk in entries:
+        axis, chunk = _axis_and_chunk(axis_and_chunk)
+        scanned.append(_Scanned(parameter, tensor(site, value), axis, chunk))
+    return scanned
+
+
+def _states_of(site: CallSite, entries: Sequence[tuple[Any, ...]]) -> list[_State]:
+    """Read the entries of the argument `state`."""
+    states: list[_State] = []
+    for parameter, start, result in entries:
+        states.append(_State(parameter, tensor(site, start), result))
+    return states
+
+
+def _outputs_of(entries: Sequence[tuple[Any, ...]]) -> list[_Output]:
+    """Read the entries of the argument `output`."""
+    outputs: list[_Output] = []
+    for result, mode, *axis_and_chunk in entries:
+        axis, chunk = _axis_and_chunk(axis_and_chunk)
+        outputs.append(_Output(result, mode, axis, chunk))
+    return outputs
+
+
 def _axis_and_chunk(values: Sequence[Any]) -> tuple[int, int]:
     """Return the end of an entry, [axis, chunk] or [axis], as integers. The default chunk is 1."""
     axis, *chunks = values
@@ -187,12 +205,12 @@ class _Body:
         graph = site.graph
         bound = _Bound(site, self.site.graph, self.fragment)
         slices = [bound.bind(x.parameter, x.tensor, x.axis, x.chunk) for x in self.scanned]
-        # Tensors that the body reads in full: each input of the body, and the tensor outside of the
-        # body that it stands for.
+        # The tensors that the body reads in full, as pairs of an input of the body and the tensor
+        # outside of the body that the input stands for.
         full_tensors: list[tuple[Value, Any]] = []
         for name, outer in self.full:
             body_input = bound.bind(name, outer)
-            if isinstance(body_input, Value):  # not for a known value
+            if isinstance(body_input, Value):  # the body has no input for a known value
                 full_tensors.append((body_input, outer))
         state_inputs = [bound.bind(state.parameter, state.first) for state in states]
         bound.refuse_missing()

@@ -121,7 +121,7 @@ def _stored(site: CallSite, label: str, shape: Shape) -> tuple[NDArray[Any], boo
     quantizer = site.unit.quantizers.get(site.name)
     if quantizer is None or record.codes is None:
         return array, False
-    numbers = dequantize(record.codes, quantizer, f"{label}.dat", site.graph.meter)  # in float64
+    numbers = dequantize(record.codes, quantizer, f"{label}.dat", site.graph.meter)  # has float64
     return numbers.astype(np.float32).reshape(array.shape), True
 
 
@@ -170,8 +170,8 @@ def cast(site: CallSite, value: object) -> Any:
         return apply(site, "copy", *site.names, x=value)
     dtype = dtype_of(datum_type, graph.builder.real)
     is_known = not isinstance(value, Value)
-    # A known value remains a host value if the dtype is one of these. Each is the dtype of a type
-    # of host values.
+    # Maps the dtypes in which host values are computed to the types of host values. A known value
+    # remains a host value if it is cast to one of these dtypes.
     host_types = {
         graph.builder.integer: "integer", graph.builder.real: "scalar", "bool": "logical",
     }  # fmt: skip
@@ -242,7 +242,8 @@ def range_of(site: CallSite) -> Any:
         for bound in bounds:
             graph.literal(bound, dtype)  # raises an error if the bound does not fit the dtype
     attributes = {"start": start, "end": end, "step": step, "dtype": dtype}
-    return site.add("range", {}, attributes, site.names)[0]
+    (numbers,) = site.add("range", operands={}, attributes=attributes, names=site.names)
+    return numbers
 
 
 def _item_of(number: h.Host) -> Any:

@@ -286,7 +286,7 @@ def resize(
         # The two transformations differ only for an axis of one item, where tract does not make the
         # exception that "pytorch_half_pixel" makes.
         coordinates = "half_pixel"
-    region = False  # which only the transformation that crops has
+    region = False  # only the transformation that crops has a region
     return site.last.resize(
         input, region, scales=scales, sizes=sizes, mode=mode,
         coordinate_transformation_mode=coordinates, cubic_coeff_a=resampling.CUBIC,

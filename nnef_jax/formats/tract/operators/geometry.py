@@ -134,8 +134,25 @@ def pad(
     border: str = text("border"),
 ) -> TractOperand:
     """Pad an input. As in ONNX, negative padding first cuts items off at the ends of axes."""
+    require.length("padding", padding, site.rank(input), "axes of 'input'")
+    cuts = any(_cut_items(before) or _cut_items(after) for before, after in padding)
+    if cuts:
+        input = _cut(site, input, padding)
+        # The negative padding is done, so its place is taken by 0.
+        padding = [
+            (before + _cut_items(before), after + _cut_items(after)) for before, after in padding
+        ]
+    if border == "replicated":
+        border = "replicate"
+    return site.last.pad(input, padding=padding, border=border)
+
+
+def _cut(site: CallSite, input: TractOperand, padding: Sequence[tuple[int, int]]) -> TractOperand:
+    """Cut off the items of an input that negative padding cuts off at the ends of axes.
+
+    `padding` has a pair (before, after) for each axis.
+    """
     shape = site.shape(input)
-    require.length("padding", padding, len(shape), "axes of 'input'")
     axes: list[int] = []
     begin: list[int] = []
     end: list[int] = []
@@ -155,15 +172,7 @@ def pad(
         else:
             begin.append(cut_before)
             end.append(-cut_after)
-    if axes:
-        input = site.step_on("input").slice(input, axes=axes, begin=begin, end=end, stride=[])
-        # The slice has done the negative padding, so its place is taken by 0.
-        padding = [
-            (before + _cut_items(before), after + _cut_items(after)) for before, after in padding
-        ]
-    if border == "replicated":
-        border = "replicate"
-    return site.last.pad(input, padding=padding, border=border)
+    return site.step_on("input").slice(input, axes=axes, begin=begin, end=end, stride=[])
 
 
 def _cut_items(padding: int) -> int:

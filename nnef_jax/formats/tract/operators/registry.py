@@ -7,8 +7,9 @@ from typing import Any
 from nnef_jax.flattening.operators.attributes import attribute
 from nnef_jax.flattening.operators.registry import Operators, Registration
 
-# The registry of operators on tensors. Operands are converted to the declared types. If the last
-# operation of a meaning lacks an argument, it takes the call's argument of the same name.
+# The registry of operators on tensors. Operands are converted to the declared types. If a meaning
+# does not give an argument to its last operation, the operation gets the call's argument of the
+# same name.
 OPERATORS = Operators()
 operator: Registration = OPERATORS.operator
 

@@ -178,6 +178,8 @@ def _checked_windows(site: CallSite, groups: int) -> tuple[int, Sequence[tuple[i
             "channels and at least one spatial axis",
             hint="`unsqueeze` an input that has no batch axis",
         )
+    channels = input[1]
+    outputs, channels_of_group = filter[:2]
     padding = _spatial_padding(site, rank)
     windows = {"padding": padding, "stride": site.ints("stride"), "dilation": site.ints("dilation")}
     for name, items in windows.items():
@@ -188,18 +190,18 @@ def _checked_windows(site: CallSite, groups: int) -> tuple[int, Sequence[tuple[i
             f"'groups' must be positive, or 0 for one group per channel, it is {groups}"
         )
     if groups == 0:
-        # The number of groups follows from the channels. If a shape is wrong, it is 1, so that the
-        # error below names the shapes.
-        groups = 1 if filter[1] == 0 else input[1] // filter[1]
+        # The number of groups follows from the channels. If a shape is wrong, the number is 1, and
+        # the error below names the shapes.
+        groups = 1 if channels_of_group == 0 else channels // channels_of_group
         groups = groups or 1
-    if differ(filter[1] * groups, input[1]):
+    if differ(channels_of_group * groups, channels):
         raise InvalidShape(
-            f"'filter' {show(filter)} takes {filter[1] * groups} channels in {groups} group(s), "
-            f"'input' {show(input)} has {input[1]}",
+            f"'filter' {show(filter)} takes {channels_of_group * groups} channels in {groups} "
+            f"group(s), 'input' {show(input)} has {channels}",
             hint="the filter has the shape [output channels, input channels / groups, ...], "
             "for deconv too",
         )
-    if differ(filter[0] % groups, 0):
+    if differ(outputs % groups, 0):
         message = f"'groups' {groups} does not divide the first extent of 'filter' {show(filter)}"
         raise InvalidShape(message)
     return groups, padding
