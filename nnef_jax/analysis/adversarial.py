@@ -25,7 +25,7 @@ from nnef_jax.results import Axes, Result, Table, result, static, table_of
 
 _NORMS = {"linf": "L\u221e", "l2": "L2"}
 # All steps of an attack together are 2.5 * epsilon long, as in Madry et al. (2017).
-_STEPS = 2.5
+_PATH_IN_EPSILONS = 2.5
 _HALVINGS = 16
 
 
@@ -192,7 +192,7 @@ def pgd(
     attack = _attack("pgd", model, inputs, norm, options)
     distances = sizes_of(attack.question, "epsilon", epsilon)
     if step_size is None:
-        step_size = _STEPS / steps * distances
+        step_size = _PATH_IN_EPSILONS / steps * distances
     step_lengths = sizes_of(attack.question, "step_size", step_size)
     return _pgd(attack, distances, step_lengths, key, steps)
 
@@ -266,6 +266,7 @@ def _result(attack: Attack, method: str, attacked: Array) -> Adversarial:
     """Return the result of an attack that ends at the tensor `attacked`."""
     question = attack.question
     margin, succeeds = attack.margins_and_success(attacked)
+    # The distances are [batch, 1, ...] until the result is made.
     distance = attack.length(attacked - attack.original)
 
     def classes_at(x: Array) -> Array | None:

@@ -13,7 +13,7 @@ from lowering.facts import facts
 from lowering.jaxprs import Equation, primitive
 from nnef_jax.analysis.intervals import Bounded, Interval, epsilon, size, value_of, varies
 
-_ALL = 99  # No equation has so many operands.
+_MORE_THAN_OPERANDS = 99  # No equation has so many operands.
 SUMS = {"reduce_sum", "cumsum", "reduce_window_sum", "scatter-add"}
 PRODUCTS = {jaxprs.PRODUCT, jaxprs.CONVOLUTION}
 
@@ -54,8 +54,8 @@ def _indices(name: str) -> range:
         "scatter": range(1, 2),
         "scatter-add": range(1, 2),
         "select_n": range(1),
-        "dynamic_slice": range(1, _ALL),
-        "dynamic_update_slice": range(2, _ALL),
+        "dynamic_slice": range(1, _MORE_THAN_OPERANDS),
+        "dynamic_update_slice": range(2, _MORE_THAN_OPERANDS),
     }
     return positions.get(name, range(0))
 
@@ -84,12 +84,14 @@ def term_counts(equation: Equation) -> tuple[int, int]:
         # The transpose sums over the axes that only one of the two operands has. There are
         # `shared_size` items along the axes that both operands have.
         shared_size = math.prod(shape[axis] for axis in batch_axes) * count
-        transpose_count = max(sizes[0], sizes[1]) // max(1, shared_size)
+        size_x, size_y = sizes
+        transpose_count = max(size_x, size_y) // max(1, shared_size)
         return count, transpose_count
     if name == jaxprs.CONVOLUTION:
         out_axis, in_axis, *_ = params["dimension_numbers"].rhs_spec
-        filter_shape = equation.invars[1].aval.shape
-        filter_size = sizes[1]
+        _input, filter = equation.invars
+        filter_shape = filter.aval.shape
+        filter_size = math.prod(filter_shape)
         # The sum runs over all axes of the filter but the axis of output channels. The sum of the
         # transpose runs over all axes but the axis of input channels.
         count = filter_size // max(1, filter_shape[out_axis])

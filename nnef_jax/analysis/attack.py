@@ -14,10 +14,10 @@ from nnef_jax.analysis.question import Question, QuestionOptions
 Norm = Literal["linf", "l2"]
 Bounds = tuple[float, float]
 
-_NEWTON = 12  # This is the number of Newton's steps. Most tensors need 3 steps.
+_NEWTON_STEPS = 12  # This is the number of Newton's steps. Most tensors need 3 steps.
 # Two scores count as equal if they differ by at most 16 units in the last place.
-_ROUNDING = 16
-_OVERSHOOT = 0.05  # A step goes 5 % farther than to the plane.
+_ROUNDING_ULPS = 16
+_OVERSHOOT_SHARE = 0.05  # A step goes 5 % farther than to the plane.
 
 
 class AttackOptions(QuestionOptions, total=False):
@@ -137,7 +137,7 @@ class Attack:
         scores = question.scores(outputs)
         if question.score is not None:
             margin = self._sign * scores
-            return _Verdict(margin, margin < 0, None)
+            return _Verdict(margin, succeeds=margin < 0, is_other=None)
         entries = question.entries(outputs)
         item_classes = question.classes
         assert item_classes is not None
@@ -145,8 +145,8 @@ class Attack:
         is_other = class_indices[None] != item_classes[:, None]
         highest_other = jnp.where(is_other, entries, -jnp.inf).max(1)
         margin = self._sign * (scores - highest_other)
-        rounding = _ROUNDING * float(jnp.finfo(entries.dtype).eps) * jnp.abs(scores)
-        return _Verdict(margin, margin < -rounding, is_other)
+        rounding = _ROUNDING_ULPS * float(jnp.finfo(entries.dtype).eps) * jnp.abs(scores)
+        return _Verdict(margin, succeeds=margin < -rounding, is_other=is_other)
 
     def after_step(self, x: Array, gradient: Array, length: Array) -> Array:
         """Return `x` after a step of the given length in the direction of steepest ascent.
@@ -201,7 +201,7 @@ class Attack:
             return (self.projected(moved, size), best, best_margin), None
 
         start = x, x, jnp.full(x.shape[:1], jnp.inf)
-        (last, best, best_margin), _ = lax.scan(move, start, None, length=steps)
+        (last, best, best_margin), _ = lax.scan(move, start, length=steps)
         margin, _ = self.margins_and_success(last)
         best, _ = self._better(last, margin, best, best_margin)
         return best
@@ -241,7 +241,7 @@ class Attack:
             x, best, least_distance = state
             margin, normal, succeeds = self._nearest_plane(x, classes)
             best, least_distance = better(x, succeeds, best, least_distance)
-            margin_to_lose = margin + _OVERSHOOT * jnp.abs(margin)
+            margin_to_lose = margin + _OVERSHOOT_SHARE * jnp.abs(margin)
             from_x = self._nearest_on_plane(x, margin_to_lose, normal)
             axes = tuple(range(1, x.ndim))
             # The plane is given by the margin at `x`. To first order, the margin at the original is
@@ -254,7 +254,7 @@ class Attack:
             return (x, best, least_distance), None
 
         start = original, original, jnp.full_like(self.length(original), jnp.inf)
-        (last, best, least_distance), _ = lax.scan(move, start, None, length=steps)
+        (last, best, least_distance), _ = lax.scan(move, start, length=steps)
         _, succeeds = self.margins_and_success(last)
         best, _ = better(last, succeeds, best, least_distance)
         return best
@@ -273,7 +273,8 @@ class Attack:
             if is_other is None or self.targeted:
                 return margin[:, None], succeeds
             other_entries = jnp.where(is_other, question.entries(outputs), -jnp.inf)
-            count = min(classes, other_entries.shape[1] - 1)
+            _batch, class_count = other_entries.shape
+            count = min(classes, class_count - 1)
             highest, _ = lax.top_k(other_entries, count)
             return question.scores(outputs)[:, None] - highest, succeeds
 
@@ -331,7 +332,7 @@ class Attack:
             return t + jnp.abs(remaining_margin) / jnp.where(slope > 0, slope, jnp.inf)
 
         # Without bounds the margin is linear in t, and a single step gives the solution.
-        steps = 1 if self.bounds is None else _NEWTON
+        steps = 1 if self.bounds is None else _NEWTON_STEPS
         solution = lax.fori_loop(0, steps, newton_step, 0 * margin)
         return point_at(solution)
 
@@ -357,7 +358,7 @@ class Attack:
 
         zero = self.broadcast_items(jnp.zeros(x.shape[:1], x.dtype))
         one = zero + 1
-        (_, share), _ = lax.scan(halve, (zero, one), None, length=rounds)
+        (_, share), _ = lax.scan(halve, (zero, one), length=rounds)
         return self.original + share * change
 
     def _within(self, x: Array) -> Array:

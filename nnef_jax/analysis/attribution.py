@@ -62,6 +62,7 @@ class Attribution(Result):
                 largest.append(item_values[index])
                 positions.append(show([int(i) for i in index]))
             else:
+                # An empty item has no largest value.
                 largest.append(None)
                 positions.append(show([]))
         sums = [item_values.sum() for item_values in values]

@@ -26,7 +26,7 @@ from nnef_jax.workings import arrays_read, cycle_of, graph_for, without_mesh
 
 # `compare` takes a model, a dict of recorded tensors by name, or a function of the inputs.
 Run = Model | Mapping[str, ArrayLike] | Callable[..., object]
-_NONE = float("nan")
+_UNKNOWN_FIGURE = float("nan")
 _MOST_LABELLED = 40  # If a picture has more tensors, it does not show their names.
 
 
@@ -46,15 +46,15 @@ class TensorDifference:
     nan: tuple[int, int]
     inf: tuple[int, int]
     reason: str
-    absolute: float = _NONE
-    relative: float = _NONE
-    excess: float = _NONE
-    snr: float = _NONE
-    ulps: float = _NONE
-    saturated: float = _NONE
+    absolute: float = _UNKNOWN_FIGURE
+    relative: float = _UNKNOWN_FIGURE
+    excess: float = _UNKNOWN_FIGURE
+    snr: float = _UNKNOWN_FIGURE
+    ulps: float = _UNKNOWN_FIGURE
+    saturated: float = _UNKNOWN_FIGURE
     own: str | None = None
-    own_excess: float = _NONE
-    own_snr: float = _NONE
+    own_excess: float = _UNKNOWN_FIGURE
+    own_snr: float = _UNKNOWN_FIGURE
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -37,7 +37,7 @@ from nnef_jax.workings import graph_for
 
 # Effective ranks are computed for tensors of at most 1024 units. For 1024 units, an effective rank
 # takes 0.3 s.
-_WIDEST = 1024
+_MOST_UNITS_FOR_RANK = 1024
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -319,7 +319,7 @@ def _measured(
         numbers, alive = measured
         needs_rank = rank and jnp.issubdtype(x.dtype, jnp.floating)
         gram = None
-        if needs_rank and axis is not None and x.shape[axis] <= _WIDEST:
+        if needs_rank and axis is not None and x.shape[axis] <= _MOST_UNITS_FOR_RANK:
             gram = products(x, axis)
         figures = {key: number.item() for key, number in jax.device_get(numbers).items()}
         statistics = TensorStatistics(

@@ -54,10 +54,6 @@ def difference(
         tolerances = atol + rtol * np.maximum(sizes, rms)
         excesses = np.where(errors > 0, errors / tolerances, 0.0)
         is_wrong = excesses > 1
-        error_power = float(np.sum(errors**2))
-        snr = float("inf")
-        if error_power:
-            snr = 10 * float(np.log10(np.sum(sizes**2) / error_power))
         saturated = 0.0
         if is_wrong.any():
             saturated = float(np.mean(_saturated(x, y)[is_wrong]))
@@ -65,7 +61,7 @@ def difference(
             "absolute": _largest(errors),
             "relative": _largest(errors[is_not_zero] / sizes[is_not_zero]),
             "excess": _largest(excesses),
-            "snr": snr,
+            "snr": _signal_to_noise(sizes, errors),
             "ulps": ulps,
             "saturated": saturated,
         }
@@ -110,6 +106,17 @@ def _in_64_bits(x: Array) -> Array:
     if x.dtype.kind == "c":
         x = np.stack([np.real(x), np.imag(x)])
     return x.astype(np.float64)
+
+
+def _signal_to_noise(sizes: Array, errors: Array) -> float:
+    """Return the signal-to-noise ratio in dB, which is infinite without errors.
+
+    `sizes` are the magnitudes of the reference's items, and `errors` are the errors of the items.
+    """
+    error_power = float(np.sum(errors**2))
+    if not error_power:
+        return float("inf")
+    return 10 * float(np.log10(np.sum(sizes**2) / error_power))
 
 
 def _largest(x: Array) -> float:

@@ -22,13 +22,14 @@ def require_derivative(
     A path stops derivatives if it passes through rounding or integers.
     """
     rounding_kinds = () if rounds_straight_through(model) else _ROUNDS
-    stop = _stopping_operation(graph, sources, results, rounding_kinds)
+    stop = _stopping_operation(graph, sources, results, kinds=rounding_kinds)
     if stop is None:
         return
     reason = "is rounded" if stop.kind in rounding_kinds else "is of integers"
     hint = "occlusion and feature_ablation need no derivatives"
-    only_rounding_stops = _stopping_operation(graph, sources, results, ()) is None
-    if only_rounding_stops:
+    # Without kinds that round, only integers stop derivatives.
+    stop_by_integers = _stopping_operation(graph, sources, results, kinds=())
+    if stop_by_integers is None:
         hint = 'load(..., quantization="ste") passes derivatives straight through rounding'
     message = f"all derivatives are 0: '{stop.name}' {reason}"
     raise InputError(message, span=stop.span, hint=hint)
@@ -64,8 +65,8 @@ def require_derivatives(model: Model, graph: Graph, sources: Iterable[Value]) ->
     """
     if rounds_straight_through(model):
         return
-    connected = _differentiable(graph, ())
-    connected_without_rounding = _differentiable(graph, _ROUNDS)
+    connected = _differentiable(graph, avoided=())
+    connected_without_rounding = _differentiable(graph, avoided=_ROUNDS)
     for value in sources:
         if value in connected and value not in connected_without_rounding:
             require_derivative(model, graph, [value], graph.outputs)

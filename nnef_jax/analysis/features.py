@@ -83,7 +83,7 @@ class _Features:
         `values` are the values of features, [batch, feature]. `question`, `method`, `scores` and
         `x` are as in the function `attributed`.
         """
-        return attributed(question, method, values[:, self.groups], scores, x)
+        return attributed(question, method, values[:, self.groups], scores=scores, x=x)
 
 
 def feature_ablation(
@@ -259,7 +259,7 @@ def _ablation(features: _Features, key: Array | None) -> Attribution:
 
     falls = scores[None] - lax.map(score_without, jnp.arange(features.count))
     method = "feature ablation" if key is None else "feature permutation"
-    return features.attributed(question, method, falls.T, scores, x)
+    return features.attributed(question, method, falls.T, scores=scores, x=x)
 
 
 @jax.jit
@@ -287,7 +287,7 @@ def _exact_shapley_values(features: _Features) -> Attribution:
     # (batch, feature).
     values = jnp.einsum("cf,cb->bf", weights, scores, precision="highest")
     full_scores = scores[-1]
-    return features.attributed(question, "Shapley values", values, full_scores, x)
+    return features.attributed(question, "Shapley values", values, scores=full_scores, x=x)
 
 
 @partial(jax.jit, static_argnames="samples")
@@ -315,7 +315,8 @@ def _sampled_shapley_values(features: _Features, key: Array, *, samples: int) ->
     no_gains = jnp.zeros((x.shape[0], features.count), empty_score.dtype)
     gains, _ = lax.scan(add_order, no_gains, jax.random.split(key, samples))
     values = gains / samples
-    return features.attributed(question, "Shapley sampling", values, question.scores_at(x), x)
+    scores = question.scores_at(x)
+    return features.attributed(question, "Shapley sampling", values, scores=scores, x=x)
 
 
 @partial(jax.jit, static_argnames="samples")
@@ -328,7 +329,8 @@ def _kernel_shap(features: _Features, key: Array, *, samples: int) -> Attributio
     change = full_score - empty_score
     if count <= 1:
         # A single feature has the change of the score as its value.
-        return features.attributed(question, "kernel SHAP", change[:, None], full_score, x)
+        values = change[:, None]
+        return features.attributed(question, "kernel SHAP", values, scores=full_score, x=x)
     size_key, rank_key = jax.random.split(key)
     all_sizes = np.arange(1, count)
     # In the kernel of the paper, a coalition has s of n features with a probability proportional to
@@ -339,7 +341,8 @@ def _kernel_shap(features: _Features, key: Array, *, samples: int) -> Attributio
     # coalition.
     ranks = jax.random.uniform(rank_key, (samples, count)).argsort(1).argsort(1)
     coalitions = ranks < sizes[:, None]
-    gains = lax.map(score, coalitions) - empty_score[None]  # (sample, batch)
+    # `gains` is an array (sample, batch).
+    gains = lax.map(score, coalitions) - empty_score[None]
     rows = coalitions.astype(x.dtype)
     # All values together are the change of the score. The last value is therefore the change minus
     # all other values, and the regression is solved for the other values only.
@@ -348,7 +351,7 @@ def _kernel_shap(features: _Features, key: Array, *, samples: int) -> Attributio
     solution, *_ = jnp.linalg.lstsq(coefficients, gains - has_last * change[None])
     last_values = change - solution.sum(0)
     values = jnp.concatenate([solution.T, last_values[:, None]], 1)
-    return features.attributed(question, "kernel SHAP", values, full_score, x)
+    return features.attributed(question, "kernel SHAP", values, scores=full_score, x=x)
 
 
 @jax.jit
@@ -365,11 +368,13 @@ def _lime(features: _Features, drawn: Array, penalty: Array) -> Attribution:
         distance = 1 - cosine
         return question.scores_at(sample), jnp.exp(-(distance**2) / 2)
 
-    scores, weights = lax.map(score_and_weight, drawn)  # both (sample, batch)
+    # Both arrays are (sample, batch).
+    scores, weights = lax.map(score_and_weight, drawn)
     rows = drawn.astype(x.dtype)
     fit_items = jax.vmap(partial(_lasso, rows, penalty), in_axes=1)
     values = fit_items(scores, weights)
-    return features.attributed(question, "LIME", values, question.scores_at(x), x)
+    full_scores = question.scores_at(x)
+    return features.attributed(question, "LIME", values, scores=full_scores, x=x)
 
 
 def _lasso(rows: Array, penalty: Array, y: Array, weights: Array) -> Array:

@@ -70,8 +70,8 @@ def _saliency(question: Question, *, times_input: bool) -> Attribution:
     question = question.with_classes(x)
     scores, gradient = question.gradient(x)
     if times_input:
-        return attributed(question, "saliency times input", gradient * x, scores, x)
-    return attributed(question, "saliency", gradient, scores, x)
+        return attributed(question, "saliency times input", gradient * x, scores=scores, x=x)
+    return attributed(question, "saliency", gradient, scores=scores, x=x)
 
 
 def integrated_gradients(
@@ -125,4 +125,4 @@ def _integrated_gradients(
     scores = question.scores_at(x)
     score_change = scores - question.scores_at(x0)
     gap = sums(values) - score_change.astype(values.dtype)
-    return attributed(question, "integrated gradients", values, scores, x, gap)
+    return attributed(question, "integrated gradients", values, scores=scores, x=x, gap=gap)

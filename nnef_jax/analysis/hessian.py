@@ -119,8 +119,9 @@ class HessianEigenvalues(Result):
         rows: list[tuple[Any, ...]] = []
         for index, value in enumerate(self.values):
             shares_of_value = {label: shares[label][index] for label in shares}
-            label, share = max(shares_of_value.items(), key=lambda item: item[1])
-            rows.append((value, self.residuals[index], f"{label} ({share:.0%})"))
+            label = max(shares_of_value, key=shares_of_value.__getitem__)
+            text = f"{label} ({shares_of_value[label]:.0%})"
+            rows.append((value, self.residuals[index], text))
         columns = ["eigenvalue", "residual", "most of its direction"]
         return table_of("Hessian", columns, rows)
 
@@ -289,7 +290,8 @@ def _eigenvalues(
         product = jax.vmap(vector_product, in_axes=1, out_axes=1)(block[0])
         return product[None]
 
-    pairs = eigenpairs(block_product, key, flat.size, min(k, flat.size), steps)
+    most = min(k, flat.size)
+    pairs = eigenpairs(block_product, key, size=flat.size, k=most, steps=steps)
     vectors = jax.vmap(unravel, 1)(pairs.vectors)
     return HessianEigenvalues(values=pairs.values, residuals=pairs.residuals, vectors=vectors)
 

@@ -62,7 +62,7 @@ _FUNCTIONS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("acos", "rsqrt", "erfc"), (-1,)),
 }
 _POSITIVE = {"exp", "exp2", "logistic", "sqrt", "rsqrt"}
-_ULPS = 16  # A library function has a relative error of at most 16 epsilons.
+_FUNCTION_ULPS = 16  # A library function has a relative error of at most 16 epsilons.
 
 
 def bounded(equation: Equation, operands: Sequence[Bounded]) -> list[Interval]:
@@ -87,7 +87,7 @@ def bounded(equation: Equation, operands: Sequence[Bounded]) -> list[Interval]:
         return [widened(result, 2 * epsilon(result.low) * result.size)]
     if name in _FUNCTIONS:
         (result,) = _between(equation, operands, _FUNCTIONS[name])
-        result = widened(result, _ULPS * epsilon(result.low) * result.size)
+        result = widened(result, _FUNCTION_ULPS * epsilon(result.low) * result.size)
         if name in _POSITIVE:
             return [Interval(jnp.maximum(result.low, 0), result.high)]
         return [result]
@@ -172,7 +172,7 @@ def _div(equation: Equation, x: Bounded, y: Bounded) -> Interval:
 
 
 def related_bounds(equation: Equation, x: Interval, y: Interval, result: Interval) -> Interval:
-    """Return tighter bounds of x minus its maximum y, or of x divided by its sum y (a softmax).
+    """Return tighter bounds of x - y or of x / y, where y is the maximum or the sum of x (softmax).
 
     `result` is the interval that ignores the relation of x and y. The quotient x / y is x / (x +
     z), where z is the sum of the other items. If x is positive, the quotient is monotone in x and
@@ -245,7 +245,7 @@ def _valley(curve: Callable[[Array], Array], x: Interval) -> Interval:
     lowest = curve(jnp.zeros_like(x.low))
     low = jnp.where(contains_zero, lowest, at_ends.low)
     result = Interval(low, at_ends.high)
-    return widened(result, _ULPS * epsilon(low) * result.size)
+    return widened(result, _FUNCTION_ULPS * epsilon(low) * result.size)
 
 
 def _valley_rule(equation: Equation, x: Interval) -> Interval:
@@ -263,7 +263,7 @@ def _integer_pow(equation: Equation, x: Interval) -> Interval:
     if is_positive and is_even:
         return _valley_rule(equation, x)
     result = _hull([value_of(equation, x.low), value_of(equation, x.high)])
-    result = widened(result, _ULPS * epsilon(result.low) * result.size)
+    result = widened(result, _FUNCTION_ULPS * epsilon(result.low) * result.size)
     if is_positive:
         return result
     excludes_zero = x.low * x.high > 0
@@ -273,7 +273,7 @@ def _integer_pow(equation: Equation, x: Interval) -> Interval:
 def _pow(equation: Equation, x: Bounded, y: Bounded) -> Interval:
     """Bound the power of two tensors, whose base x must not be negative."""
     result = _corners(equation, x, y)
-    result = widened(result, _ULPS * epsilon(result.low) * result.size)
+    result = widened(result, _FUNCTION_ULPS * epsilon(result.low) * result.size)
     low_x, _ = ends(x)
     low_y, _ = ends(y)
     has_value_at_zero = (low_x >= 0) & (low_y > 0)
@@ -287,7 +287,7 @@ def _waves(shift: float) -> Callable[[Equation, Interval], Interval]:
     """
 
     def rule(equation: Equation, x: Interval) -> Interval:
-        margin = _ULPS * epsilon(x.low) * (1 + x.size)
+        margin = _FUNCTION_ULPS * epsilon(x.low) * (1 + x.size)
 
         def contains(angle: float) -> Array:
             """Tell whether the interval x contains shift + angle plus a multiple of 2 pi."""
@@ -299,14 +299,14 @@ def _waves(shift: float) -> Callable[[Equation, Interval], Interval]:
         at_ends = _hull([value_of(equation, x.low), value_of(equation, x.high)])
         low = jnp.where(contains(np.pi), -1, at_ends.low)
         high = jnp.where(contains(0), 1, at_ends.high)
-        return widened(Interval(low, high), _ULPS * epsilon(low))
+        return widened(Interval(low, high), _FUNCTION_ULPS * epsilon(low))
 
     return rule
 
 
 def _tan(equation: Equation, x: Interval) -> Interval:
     """Bound a tangent, which is unbounded if the interval contains a pole."""
-    margin = _ULPS * epsilon(x.low) * (1 + x.size)
+    margin = _FUNCTION_ULPS * epsilon(x.low) * (1 + x.size)
     outer = Interval(x.low - margin, x.high + margin)
     first_branch = jnp.floor((outer.low + np.pi / 2) / np.pi)
     last_branch = jnp.floor((outer.high + np.pi / 2) / np.pi)

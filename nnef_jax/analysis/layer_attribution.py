@@ -80,7 +80,7 @@ def _grad_cam(question: Question, *, layer: str, upsample: bool) -> Attribution:
     if upsample:
         batch = values.shape[0]
         values = jax.image.resize(values, (batch, *x.shape[2:]), "linear")
-    return attributed(question, "Grad-CAM", values, scores, x, of=layer)
+    return attributed(question, "Grad-CAM", values, scores=scores, x=x, of=layer)
 
 
 def layer_conductance(
@@ -141,7 +141,9 @@ def _layer_conductance(
     scores = question.scores_at(x)
     score_change = scores - question.scores_at(x0)
     gap = sums(values) - score_change.astype(values.dtype)
-    return attributed(question, "conductance", values, scores, last_layer, gap, of=layer)
+    return attributed(
+        question, "conductance", values, scores=scores, x=last_layer, gap=gap, of=layer
+    )
 
 
 def internal_influence(
@@ -244,6 +246,7 @@ def _sum_along_line(
         return by_item * jax.grad(sum_of_unit)(point) * (x - x0)
 
     def add_gradient(total: Array, share: Array) -> tuple[Array, None]:
+        """Add the gradient at a point of the line, at the layer or through the unit."""
         point = x0 + share * (x - x0)
         gradient = question.layer_gradient(point, layer).gradient
         if unit is not None:
@@ -260,7 +263,9 @@ def _sum_along_line(
         of = question.wrt
     shares, _ = quadrature("riemann_middle", steps, x)
     total, _ = lax.scan(add_gradient, zeros(tensor), shares)
-    return attributed(question, method, total / steps, question.scores_at(x), tensor, of=of)
+    mean = total / steps
+    scores = question.scores_at(x)
+    return attributed(question, method, mean, scores=scores, x=tensor, of=of)
 
 
 def _require_layer(question: Question, layer: str) -> None:

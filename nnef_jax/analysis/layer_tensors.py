@@ -117,8 +117,15 @@ def _layers(graph: Graph) -> Iterable[LayerTensor]:
             unit_axes[value] = axis
             has_name = value.name in graph.values and not value.inserted
             if has_name and value in graph.needed:
-                kind = operation.kind
-                yield LayerTensor(value.name, kind, value, operation, params, weights, axis)
+                yield LayerTensor(
+                    name=value.name,
+                    kind=operation.kind,
+                    value=value,
+                    operation=operation,
+                    params=params,
+                    weights=weights,
+                    unit_axis=axis,
+                )
 
 
 def _parameters(

@@ -33,8 +33,9 @@ from nnef_jax.analysis.intervals import (
 )
 from nnef_jax.analysis.relaxations import BackwardStep, ThresholdSelection, lines_of
 
-_PASSES = 512  # So many backward passes are computed together.
-_DEPTH = 12  # Between the compared variable and a case of a `select` are at most 12 equations.
+_PASSES = 512  # This many backward passes are computed together.
+# Between the compared variable and a case of a `select` are at most 12 equations.
+_MOST_EQUATIONS_OF_CASE = 12
 # A softmax subtracts from x the maximum of x, and divides x by the sum of x. For each of the two
 # primitives, this is the reduction that computes the second operand.
 _RELATED = {"sub": "reduce_max", "div": "reduce_sum"}
@@ -152,7 +153,9 @@ class Walk:
             return self._source(further_operands[0])
         return name, first
 
-    def at(self, variable: Atom, values: Mapping[Atom, Bounded], depth: int = _DEPTH) -> Bounded:
+    def at(
+        self, variable: Atom, values: Mapping[Atom, Bounded], depth: int = _MOST_EQUATIONS_OF_CASE
+    ) -> Bounded:
         """Return the value of a variable if other variables have the values in `values`.
 
         Elementwise equations between the variables are evaluated again, up to `depth` equations in
@@ -197,7 +200,8 @@ class Walk:
             return None
         if variable.aval.shape != equation.outvars[0].aval.shape:
             return None
-        return ThresholdSelection(variable, threshold, int(selects_second_below))
+        # `select_n` selects case 1, the second one, where its condition is True.
+        return ThresholdSelection(variable, threshold, case_below=int(selects_second_below))
 
     def is_affine_in(self, variable: Atom, x: Atom) -> bool:
         """Tell whether a variable is an elementwise affine function of `x`, and of nothing else.
@@ -270,7 +274,7 @@ class Walk:
             for result in results:
                 lows.append(result.low.astype(dtype))
                 highs.append(result.high.astype(dtype))
-            return BackwardStep((), (), lows, highs)
+            return BackwardStep(variables=(), pulls=(), low=lows, high=highs)
         varying = {position: x for position, x in enumerate(operands) if varies(x)}
         zeros = [jnp.zeros_like(x.low) for x in varying.values()]
 
@@ -294,7 +298,7 @@ class Walk:
             lows.append(constant - slack)
             highs.append(constant + slack)
         variables = [equation.invars[position] for position in varying]
-        return BackwardStep(variables, (pull,), lows, highs)
+        return BackwardStep(variables, pulls=(pull,), low=lows, high=highs)
 
     def _sharpen(self, variable: Atom) -> None:
         """Tighten the interval of a variable by the backward pass, item by item.
@@ -381,19 +385,7 @@ class Walk:
                 zeros = jnp.zeros(result.aval.shape, dtype)
                 factors.append(remaining.pop(result, zeros))
                 add_least_value(factors[-1], low, high)
-            # The upper function replaces results with negative coefficients, and the lower function
-            # all others. If both functions have the same linear part, there is a single pull. If
-            # both are constant, there is none.
-            pulled: list[Sequence[Array]] = []
-            if len(step.pulls) == 1:
-                (pull,) = step.pulls
-                pulled = [pull(factors)]
-            elif len(step.pulls) == 2:
-                pull_below, pull_above = step.pulls
-                positive = [jnp.maximum(factor, 0) for factor in factors]
-                negative = [jnp.minimum(factor, 0) for factor in factors]
-                pulled = [pull_below(positive), pull_above(negative)]
-            for parts in pulled:
+            for parts in _pulled(step, factors):
                 for operand, part in zip(step.variables, parts, strict=True):
                     earlier = remaining.get(operand)
                     remaining[operand] = part if earlier is None else earlier + part
@@ -405,12 +397,28 @@ class Walk:
         for terms in least_values:
             bound += terms.sum()
             # Rounding changes a sum of n terms by at most n / 2 * epsilon * sum(|terms|). Each
-            # backward step counts as one more term. Each
             # backward step counts as one more term.
             term_count = terms.size + len(self._steps) + 2
             rounding_error += term_count / 2 * epsilon(terms) * jnp.abs(terms).sum()
         safe_bound = bound - rounding_error
         return jnp.where(jnp.isnan(safe_bound), -jnp.inf, safe_bound)
+
+
+def _pulled(step: BackwardStep, factors: Sequence[Array]) -> list[Sequence[Array]]:
+    """Return coefficients of a step's operands from the coefficients `factors` of its results.
+
+    The coefficients are in up to two lists, which are to be added up. For a lower bound of a sum,
+    the lower function replaces results with positive coefficients, and the upper function replaces
+    results with negative coefficients.
+    """
+    if len(step.pulls) == 2:
+        pull_below, pull_above = step.pulls
+        positive = [jnp.maximum(factor, 0) for factor in factors]
+        negative = [jnp.minimum(factor, 0) for factor in factors]
+        return [pull_below(positive), pull_above(negative)]
+    # If both functions have the same linear part, there is one pull. If both functions are
+    # constant, there is none.
+    return [pull(factors) for pull in step.pulls]
 
 
 def _times(coefficients: Array, x: Array) -> Array:
@@ -464,7 +472,8 @@ def _loop_bounds(equation: Equation, operands: Sequence[Bounded]) -> list[Bounde
     def step(*arguments: Any) -> list[Any]:
         return _intervals_where(is_varying_result, Walk(closed, arguments).results)
 
-    # `scanned` is declared for arrays. It also takes pytrees of arrays, such as intervals.
+    # `scanned` is declared for arrays. The function also takes pytrees of arrays, such as
+    # intervals.
     scanned: Any = jaxpr_evaluation.scanned
     return scanned(equation, step, constants, start, stacks)
 

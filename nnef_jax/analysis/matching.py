@@ -12,7 +12,7 @@ import numpy as np
 from nnef_jax.errors import InputError
 from nnef_jax.wording.similar import did_you_mean
 
-# The table for a longest common sequence has at most so many entries, which take 0.4 GB. Longer
+# The table for a longest common sequence has at most this many entries, which take 0.4 GB. Longer
 # sequences are not paired.
 _MOST_ENTRIES = 10**8
 

@@ -64,7 +64,8 @@ def _gradient_shap(
     """Average gradients times changes at random points between baselines and items."""
     x = question.value()
     question = question.with_classes(x)
-    starts = lax.map(question.start, jnp.asarray(baselines))  # (baseline, batch, ...)
+    # `starts` is an array (baseline, batch, ...).
+    starts = lax.map(question.start, jnp.asarray(baselines))
     items = jnp.arange(x.shape[0])
 
     def add_gradient(total: Array, sample_key: Array) -> tuple[Array, None]:
@@ -72,14 +73,17 @@ def _gradient_shap(
         start_key, share_key = jax.random.split(sample_key)
         start_of_item = jax.random.randint(start_key, items.shape, 0, len(starts))
         x0 = starts[start_of_item, items]
-        shares = jax.random.uniform(share_key, items.shape, x.dtype)
-        shares = shares.reshape(-1, *[1] * (x.ndim - 1))  # (batch, 1, ...)
+        shares_of_items = jax.random.uniform(share_key, items.shape, x.dtype)
+        # The array (batch) becomes (batch, 1, ...), so that it broadcasts to the tensor.
+        shares = shares_of_items.reshape(-1, *[1] * (x.ndim - 1))
         change = x - x0
         _, gradient = question.gradient(x0 + shares * change)
         return total + (gradient * change).astype(total.dtype), None
 
     total, _ = lax.scan(add_gradient, zeros(x), jax.random.split(key, samples))
-    return attributed(question, "gradient SHAP", total / samples, question.scores_at(x), x)
+    mean = total / samples
+    scores = question.scores_at(x)
+    return attributed(question, "gradient SHAP", mean, scores=scores, x=x)
 
 
 def noise_tunnel(

@@ -110,7 +110,7 @@ def _occlusion(
     indices = jnp.arange(int(np.prod(window_counts_of_axes)))
     (total, window_counts), _ = lax.scan(add_window, (no_falls, no_windows), indices)
     values = total / window_counts[None].astype(total.dtype)
-    return attributed(question, "occlusion", values, scores, x)
+    return attributed(question, "occlusion", values, scores=scores, x=x)
 
 
 def _extents(name: str, value: int | Sequence[int], rank: int) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from nnef_jax.calls.arguments import Input
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 
-_SMALL = 1e-10  # No number is divided by a difference below this limit.
+_SMALLEST_DIVISOR = 1e-10  # No number is divided by a difference below this limit.
 _EXTREMES = {
     **dict.fromkeys(("max", "max_pool", "max_reduce", "adaptive_max_pool"), jnp.maximum),
     **dict.fromkeys(("min", "min_reduce"), jnp.minimum),
@@ -119,7 +119,7 @@ def _deep_lift(question: Question, baselines: Array, method: str) -> Attribution
     mean_start_scores = total_scores / len(baselines)
     score_change = scores.astype(mean_start_scores.dtype) - mean_start_scores
     gap = sums(mean) - score_change
-    return attributed(question, method, mean, scores, x, gap)
+    return attributed(question, method, mean, scores=scores, x=x, gap=gap)
 
 
 def _mean(a: Array, b: Array) -> Array:
@@ -162,7 +162,7 @@ def _rescaled(values: Tensors, start: Tensors, middle: Tensors) -> Rule:
         slopes = step.pull(values, pulled)
         for operand, share, slope in zip(step.reads, shares, slopes, strict=True):
             change = values[operand] - start[operand]
-            is_small = jnp.abs(change) < _SMALL
+            is_small = jnp.abs(change) < _SMALLEST_DIVISOR
             quotient = share / jnp.where(is_small, 1, change)
             multipliers.append(jnp.where(is_small, slope, quotient))
         return multipliers

@@ -13,9 +13,10 @@ from jax import Array, lax
 from lowering.jaxprs import Atom, Equation, primitive
 from nnef_jax.analysis.intervals import Bounded, Interval, apply, ends, epsilon, interval, varies
 
-_ULPS = 32  # A line that bounds a library function has a rounding error of at most 32 epsilons.
+# A line that bounds a library function has a rounding error of at most 32 epsilons.
+_FUNCTION_ULPS = 32
 _FEW_ULPS = 4  # A line that bounds any other function has a rounding error of at most 4 epsilons.
-_HALVINGS = 24  # A bisection halves its interval so many times.
+_HALVINGS = 24  # A bisection halves its interval this many times.
 
 Pull = Callable[[Sequence[Array]], Sequence[Array]]
 
@@ -127,7 +128,7 @@ def lines_of(
         return result
 
     below, above = _CURVES[name](curve, *intervals)
-    return _step(variables, intervals, below, above, out, ulps=_ULPS)
+    return _step(variables, intervals, below, above, out, ulps=_FUNCTION_ULPS)
 
 
 def _step(
@@ -175,7 +176,7 @@ def _step(
     low = finite_below.constant - error_below
     high = finite_above.constant + error_above
     pulls = transpose(finite_below), transpose(finite_above)
-    return BackwardStep(variables, pulls, [low], [high])
+    return BackwardStep(variables, pulls, low=[low], high=[high])
 
 
 class _Kink(NamedTuple):
@@ -340,7 +341,7 @@ def _maximum(equation: Equation, x: Interval, out: Interval) -> BackwardStep:
     _, pull_to_highest = jax.vjp(lambda operand: apply(equation, [operand])[0], low)
     # Windows may overlap, and then the gradients of several windows are added up. The factor 2
     # covers the rounding of these sums.
-    slack = 2 * _ULPS * epsilon(out.low) * out.size
+    slack = 2 * _FUNCTION_ULPS * epsilon(out.low) * out.size
 
     def pull_below(coefficients: Sequence[Array]) -> Sequence[Array]:
         (of_result,) = coefficients
@@ -350,7 +351,12 @@ def _maximum(equation: Equation, x: Interval, out: Interval) -> BackwardStep:
         # The upper bound is a constant, so its coefficients for the operand are 0.
         return [jnp.zeros_like(low)]
 
-    return BackwardStep([equation.invars[0]], (pull_below, pull_above), [-slack], [out.high])
+    return BackwardStep(
+        variables=equation.invars[:1],
+        pulls=(pull_below, pull_above),
+        low=[-slack],
+        high=[out.high],
+    )
 
 
 Curve = Callable[[Array], Array]
@@ -381,7 +387,7 @@ def _convex(curve: Curve, x: Interval) -> tuple[Line, Line]:
 
 
 def _concave(curve: Curve, x: Interval) -> tuple[Line, Line]:
-    """Return a line below a concave curve, its chord, and a line above it, its tangent."""
+    """Return a line below a concave curve, the chord, and a line above the curve, a tangent."""
     tangent, chord = _convex(curve, x)
     return chord, tangent
 

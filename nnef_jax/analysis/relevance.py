@@ -117,7 +117,7 @@ def _lrp(question: Question, numbers: Array, *, rules_by_pattern: RuleNames) -> 
     values = propagated(question, operand_relevances, tensors, times_output=True)
     scores = score_of(question, tensors)
     gap = sums(values) - scores
-    return attributed(question, "relevance", values, scores, x, gap)
+    return attributed(question, "relevance", values, scores=scores, x=x, gap=gap)
 
 
 def guided_backprop(
@@ -185,7 +185,7 @@ def _guided(question: Question, factor: Array | float = 1.0, *, method: str) -> 
         return step.pull(tensors, positive)
 
     values = propagated(question, rule, tensors) * factor
-    return attributed(question, method, values, score_of(question, tensors), x)
+    return attributed(question, method, values, scores=score_of(question, tensors), x=x)
 
 
 def _rectified(question: Question) -> Question:

@@ -168,7 +168,9 @@ def sensitivity(
     for name, layer in layers.items():
         if 0 in layer.value.type.shape:
             raise InputError(f"'{name}' is empty: it is {layer.value.type}")
-    labels = {label for layer in layers.values() for label in layer.params}
+    labels: set[str] = set()
+    for layer in layers.values():
+        labels.update(layer.params)
     require_gradients(model, graph, layers, labels)
     measured = _sensitivity(
         model,
@@ -232,7 +234,7 @@ def _sensitivity(
             is_for_layer = run % layer_count == layer
             index = jnp.where(is_for_layer, run // layer_count, no_rounding)
             branches = [*roundings.values(), _unchanged]
-            # In runs that round weights, the index is too large. It is clipped to `no_rounding`.
+            # In runs that round weights, the index is too large, and is clipped to `no_rounding`.
             return jax.lax.switch(jnp.clip(index, 0, no_rounding), branches, x)
 
         rounded_params = dict(params)

@@ -173,49 +173,29 @@ class _Spectrum(NamedTuple):
 
 @partial(jax.jit, static_argnames=("k", "steps", "batched"))
 def _spectrum(question: Question, key: Array, *, k: int, steps: int, batched: bool) -> _Spectrum:
-    def run(x: Array) -> Array:
+    def output_at(x: Array) -> Array:
         outputs, _ = question.run(x)
         return outputs
 
     x = question.value()
-    y, push = jax.linearize(run, x)
-    _, pull = jax.vjp(run, x)
+    y, push = jax.linearize(output_at, x)
+    _, pull = jax.vjp(output_at, x)
     if not jnp.issubdtype(y.dtype, jnp.floating):
         raise InputError(f"output '{question.output}' is of {y.dtype}, which has no derivative")
-    batch = len(x) if batched else 1
-    is_empty = 0 in (x.size, y.size)
-    is_other_batch = batched and (y.ndim == 0 or len(y) != batch)
-    if is_empty or is_other_batch:
-        message = f"'{question.wrt}' is {show(x.shape)}, '{question.output}' is {show(y.shape)}"
-        hint = "both need the same batch of one item or more; or give batched=False"
-        raise InputError(message, hint=hint)
+    batch = _checked_batch(question, x, y, batched=batched)
     columns = x.size // batch
     rows = y.size // batch
-
-    def by_column(product: Callable[[Array], Array], like: Array) -> Map:
-        """Return a linear map of tensors as a map of blocks [batch, size, columns].
-
-        `product` takes a tensor of the shape of `like`. The map applies `product` to each column of
-        a block.
-        """
-
-        def block_product(block: Array) -> Array:
-            block_columns = jnp.moveaxis(block, 2, 0)  # (columns, batch, size)
-            tensors = block_columns.reshape(-1, *like.shape).astype(like.dtype)
-            results = jax.vmap(product)(tensors)
-            result_columns = results.reshape(len(results), batch, -1)
-            return jnp.moveaxis(result_columns, 0, 2).astype(jnp.float32)
-
-        return block_product
 
     def pull_one(tensor: Array) -> Array:
         (result,) = pull(tensor)
         return result
 
-    forward = by_column(push, x)
-    adjoint = by_column(pull_one, y)
+    forward = _by_column(push, x, batch)
+    adjoint = _by_column(pull_one, y, batch)
     k = min(k, rows, columns)
-    triplets = singular_triplets(forward, adjoint, key, batch, (rows, columns), k, steps)
+    triplets = singular_triplets(
+        forward, adjoint, key, batch=batch, sizes=(rows, columns), k=k, steps=steps
+    )
     item_shape = x.shape[1:] if batched else x.shape
     rounding = max(_LEAST_ROUNDING, 8 * float(jnp.finfo(y.dtype).eps))
     random_vectors = jax.random.normal(key, (batch, columns, 1))
@@ -228,6 +208,39 @@ def _spectrum(question: Question, key: Array, *, k: int, steps: int, batched: bo
     is_valid = jnp.all(is_finite, axis=1, keepdims=True) & ~mixed
     values = jnp.where(is_valid, triplets.values, jnp.nan)
     return _Spectrum(values, directions, triplets.residuals, mixed)
+
+
+def _checked_batch(question: Question, x: Array, y: Array, *, batched: bool) -> int:
+    """Return the number of items of the input `x` and the output `y`, which is 1 if not `batched`.
+
+    Raises InputError if a tensor is empty, or if the tensors have different numbers of items.
+    """
+    batch = len(x) if batched else 1
+    is_empty = 0 in (x.size, y.size)
+    is_other_batch = batched and (y.ndim == 0 or len(y) != batch)
+    if is_empty or is_other_batch:
+        message = f"'{question.wrt}' is {show(x.shape)}, '{question.output}' is {show(y.shape)}"
+        hint = "both need the same batch of one item or more; or give batched=False"
+        raise InputError(message, hint=hint)
+    return batch
+
+
+def _by_column(product: Callable[[Array], Array], like: Array, batch: int) -> Map:
+    """Return a linear map of tensors as a map of blocks [batch, size, columns].
+
+    `product` takes a tensor of the shape of `like`. The map applies `product` to each column of a
+    block.
+    """
+
+    def block_product(block: Array) -> Array:
+        # The axes of the block become (columns, batch, size).
+        block_columns = jnp.moveaxis(block, 2, 0)
+        tensors = block_columns.reshape(-1, *like.shape).astype(like.dtype)
+        results = jax.vmap(product)(tensors)
+        result_columns = results.reshape(len(results), batch, -1)
+        return jnp.moveaxis(result_columns, 0, 2).astype(jnp.float32)
+
+    return block_product
 
 
 def _has_mixed_items(product: Map, vectors: Array, rounding: float) -> Array:
@@ -246,8 +259,10 @@ def _has_mixed_items(product: Map, vectors: Array, rounding: float) -> Array:
     batch = len(vectors)
     bit_count = max(1, (batch - 1).bit_length())
     items = np.arange(batch)[:, None]
-    bits = (items >> np.arange(bit_count)[None]) & 1  # (batch, bit)
-    signs = jnp.asarray(1 - 2 * bits, jnp.float32)[:, None]  # (batch, 1, bit)
+    # `bits` is (batch, bit). A bit of 0 becomes the sign 1, and a bit of 1 the sign -1. The signs
+    # are (batch, 1, bit), so that they broadcast to vectors (batch, size, 1).
+    bits = (items >> np.arange(bit_count)[None]) & 1
+    signs = jnp.asarray(1 - 2 * bits, jnp.float32)[:, None]
     results = product(vectors)
     results_of_signed = product(vectors * signs)
     differences = jnp.abs(results_of_signed - results * signs)

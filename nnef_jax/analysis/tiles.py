@@ -14,9 +14,9 @@ from nnef_jax.results import Axes, axes, plotting
 
 Tile = NDArray[np.float64]  # A tile is (height, width, RGB), with values from 0 to 1.
 
-_GAP = 0.12  # The gap between two tiles is 0.12 times as wide as a tile.
+_GAP_IN_WIDTHS = 0.12  # The gap between two tiles is 0.12 times as wide as a tile.
 _MAP = "RdBu_r"
-_CHANNELS = (1, 3, 4)  # Pictures have so many channels.
+_CHANNELS = (1, 3, 4)  # A picture has 1, 3 or 4 channels.
 
 
 def heat_maps(ax: Axes | None, values: Array, x: Array, titles: Sequence[str]) -> Axes:
@@ -62,10 +62,10 @@ def montage(
     # Lengths on the axes are in units of a tile's width.
     height, width = 1, 1
     if rows and rows[0]:
-        first_tile = rows[0][0]
-        height, width = first_tile.shape[:2]
+        first_tile, *_ = rows[0]
+        height, width, _ = first_tile.shape
     ratio = height / width
-    row_gap = 2.2 * _GAP
+    row_gap = 2.2 * _GAP_IN_WIDTHS
     row_count = len(rows)
     column_count = max(map(len, rows), default=1)
     tile_width_in_inches = 1.6 + 1.4 / max(column_count, row_count)
@@ -75,13 +75,13 @@ def montage(
     for row, (tiles, names) in enumerate(zip(rows, titles, strict=True)):
         top = row * (ratio + row_gap)
         for column, (tile, name) in enumerate(zip(tiles, names, strict=True)):
-            left = column * (1 + _GAP)
+            left = column * (1 + _GAP_IN_WIDTHS)
             box = (left, left + 1, top + ratio, top)
             ax.imshow(tile, extent=box, interpolation="nearest", aspect="equal")
             frame = plotting("patches").Rectangle((left, top), 1, ratio)
             ax.add_patch(frame).set(fill=False, edgecolor="0.8", linewidth=0.5)
             ax.text(left + 0.5, top - 0.03, name, ha="center", va="bottom", size="medium")
-    right = column_count * (1 + _GAP) - _GAP
+    right = column_count * (1 + _GAP_IN_WIDTHS) - _GAP_IN_WIDTHS
     bottom = row_count * (ratio + row_gap) - row_gap
     ax.set(xlim=(-0.02, right + 0.02), ylim=(bottom + 0.02, -0.2))
     ax.set_axis_off()

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from nnef_jax.cli.batch_results import Parts
     from nnef_jax.reading.network import Network
 
-_PER_DEVICE = 32  # By default a batch has 32 items for each device.
-_SHOWN = 10  # At most 10 failures are printed.
+_ITEMS_PER_DEVICE = 32  # By default a batch has 32 items for each device.
+_MOST_PRINTED_FAILURES = 10  # At most 10 failures are printed.
 
 
 @app.command()
@@ -58,7 +58,7 @@ def batch(
         typer.Option(
             min=1,
             help="Items that are computed at once on all devices; by default the batch that the "
-            f"document declares, or {_PER_DEVICE} on each device.",
+            f"document declares, or {_ITEMS_PER_DEVICE} on each device.",
         ),
     ] = None,
     part_size: Annotated[
@@ -113,12 +113,13 @@ def batch(
 
             devices = jax.local_devices()
             declared = _declared(network)
-            default_size = declared if declared > 1 else _PER_DEVICE * len(devices)
+            default_size = declared if declared > 1 else _ITEMS_PER_DEVICE * len(devices)
             size = batch_size or default_size
             # Each device gets equally many items. For a batch of 12 items, 4 of 8 devices are used.
             devices = devices[: math.gcd(size, len(devices))]
             options = {"progress": progress, "cache_dir": folder, "measure": bool(folder)}
-            model = _load(source, specs, size, declared, **keywords, **options)
+            model = _load(source, specs, size=size, declared=declared, **keywords, **options)
+            # A later run may continue this one only if it has the same settings.
             settings = {
                 "network": _digest(network),
                 "--dialect": reading.dialect,
@@ -127,22 +128,24 @@ def batch(
             }
             folder_of_results = _folder(out, shard_index, shard_count)
             parts = Parts(folder_of_results, items, settings, model.outputs, part_size)
-        pending_items = [item for part in parts.pending for item in parts.items_of(part)]
+        pending_items: list[Any] = []
+        for part in parts.pending:
+            pending_items += parts.items_of(part)
         with status(f"running {network.graph.name}", counts=True) as progress:
 
-            def done(count: int) -> None:
+            def report_progress(count: int) -> None:
                 if progress:
                     progress(count, len(pending_items))
 
-            done(0)
+            report_progress(0)
             # While a batch is computed, the items of the next two batches are read.
             reads = read(pending_items, 2 * size)
             groups = groups_of(reads, size, stop=on_error == "stop")
             compute = computing(model, devices, size)
-            results = results_of(compute, groups, done)
+            results = results_of(compute, groups, report_progress)
             for part in parts.pending:
                 parts.write(part, list(islice(results, len(parts.items_of(part)))))
-    _report(parts, len(items), len(pending_items), len(devices))
+    _report(parts, count=len(items), computed=len(pending_items), devices=len(devices))
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -231,7 +234,7 @@ def _declared(network: Network) -> int:
     first_extents = {value.type.shape[:1] for value in network.graph.inputs}
     if len(first_extents) != 1:
         return 0
-    # `extents` has one extent. It is empty if the inputs have no axes.
+    # `extents` has one extent. If the inputs have no axes, `extents` is empty.
     (extents,) = first_extents
     if extents and is_known(extents):
         return extents[0]
@@ -300,7 +303,7 @@ def _report(parts: Parts, count: int, computed: int, devices: int) -> None:
     print_result(*damaged, counts, f"saved {parts.folder}")
     if not parts.failures:
         return
-    for _, text in parts.failures[:_SHOWN]:
+    for _, text in parts.failures[:_MOST_PRINTED_FAILURES]:
         report_error(*text.split("\n"))
     message = f"{len(parts.failures)} of {count} files failed"
     raise DataError(message, hint=f"{path_of_failures} lists them, as --list reads them")

@@ -36,8 +36,8 @@ _PART_SIZE = "--part-size"
 _OTHER_FOLDER = "give another folder to --out"
 _CHECKSUM = "sha256"
 _PART = re.compile(r"part-(\d{5,})\.jsonl")
-_DEFAULT_BYTES = 64 << 20  # By default a part has about so many bytes.
-_MOST_ITEMS = 1024  # By default a part has at most so many items.
+_DEFAULT_BYTES = 64 << 20  # By default a part has about this many bytes.
+_MOST_ITEMS = 1024  # By default a part has at most this many items.
 
 
 class Parts:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from nnef_jax import InputError
 from nnef_jax.execution import cache_folder
 
-MOST = 2_000_000_000  # The user's folder is trimmed to so many bytes.
+MOST = 2_000_000_000  # The user's folder is trimmed to this many bytes.
 
 
 @contextmanager

@@ -26,12 +26,12 @@ from nnef_jax.storage import protected_files
 if TYPE_CHECKING:
     from nnef_jax import Model
 
-# This is the class ClickException. It is click's class, or typer's copy of the class, depending on
-# the version of typer.
+# This is the class ClickException: click's class, or typer's copy of the class, depending on the
+# version of typer.
 _UsageError: Any = typer.BadParameter.__mro__[2]
 
-# `rich_markup_mode=None` prints usage errors and help without boxes. Their text may then be piped,
-# and does not need the package rich.
+# `rich_markup_mode=None` prints usage errors and help without boxes. The text without boxes may be
+# piped, and does not need the package rich.
 app: typer.Typer = typer.Typer(
     name="nnef-jax",
     no_args_is_help=True,
@@ -323,7 +323,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except _UsageError as error:
         buffer = io.StringIO()
         error.show(file=buffer)
-        # pydantic adds the words "Value error" to some messages. They are removed.
+        # pydantic adds the words "Value error" to some messages. The words are removed.
         message = buffer.getvalue().replace(": Value error, ", ": ", 1)
         report_usage(message)
         return error.exit_code

@@ -23,7 +23,7 @@ from nnef_jax.cli.pictures import PICTURES, PictureOptions, is_picture, read_pic
 from nnef_jax.errors import extra_missing
 from nnef_jax.storage import files
 
-_CHUNK = 16  # A thread reads at most so many files at a time.
+_CHUNK = 16  # A thread reads at most this many files at a time.
 _SUFFIXES = (*ARRAYS, *PICTURES)
 
 

@@ -25,7 +25,7 @@ _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _BYTES_PER_CHANNEL = 6
 # This marker begins a scan of a JPEG file. The decoder passes over all pixels for each scan.
 _SCAN = b"\xff\xda"
-_PIXELS_PER_STEP = 256  # Decoding so many pixels of a scan counts as one step of the meter.
+_PIXELS_PER_STEP = 256  # Decoding this many pixels of a scan counts as one step of the meter.
 
 Array = NDArray[Any]
 

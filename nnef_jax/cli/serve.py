@@ -104,7 +104,8 @@ def serve(
             # SIGPIPE. By default this signal ends the process. Windows has no SIGPIPE.
             if hasattr(signal, "SIGPIPE"):
                 signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-            Server(application, host, port, timeout, listening).run(sockets)
+            server = Server(application, host, port, idle=timeout, listening=listening)
+            server.run(sockets)
 
 
 def _write_line(text: str) -> None:

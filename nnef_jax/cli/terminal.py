@@ -12,7 +12,7 @@ import typer
 
 from nnef_jax.wording.printable import printable, printable_text
 
-STATUS_AFTER = 0.5  # The status is shown after so many seconds.
+STATUS_AFTER = 0.5  # The status is shown after this many seconds.
 
 
 def print_result(*lines: str) -> None:

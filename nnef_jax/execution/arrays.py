@@ -25,14 +25,14 @@ from nnef_jax.storage import files
 
 Where = Device | Sharding
 _Stored = jax.Array | NDArray[np.generic] | jax.ShapeDtypeStruct
-Leaves = tuple[Any, Any]  # dicts of parameters and of the initial state, by label
+Leaves = tuple[Any, Any]  # Both are dicts by label: of parameters, and of the initial state.
 
 _ABSTRACT = (
     "nnef_jax.load reads them if parameters is 'arrays', and model.with_params(...) sets them; "
     "a mesh must be of attached devices"
 )
 
-# Indices of `Leaves`.
+# These are the indices of the two dicts in `Leaves`.
 _PARAMETERS = 0
 _STATE = 1
 
@@ -65,7 +65,8 @@ class Arrays:
         self.definition = definition
         self.from_user = from_user
         self.state_from_user = state_from_user
-        # Arrays from a file are numpy arrays at first, and jax arrays once they are on a device.
+        # Arrays from a file are numpy arrays at first. When they are put on a device, jax arrays
+        # take their place in the dicts.
         self._leaves = leaves
         self._placed = Once()
 
@@ -142,7 +143,9 @@ class Arrays:
         layout = self.definition.layout
         if self.are_traced or layout is None or not layout.divisions:
             return params
-        with jax.ensure_compile_time_eval():  # The cache needs arrays, even within a trace.
+        # Within a trace, jax would return tracers, which cannot be cached. In this context it
+        # returns arrays.
+        with jax.ensure_compile_time_eval():
             divided = self._placed.get("divided", lambda: layout.divided(params))
         return Prepared(params, divided, self.definition)
 
@@ -153,7 +156,8 @@ class Arrays:
         """
         state = self._on_device(where, _STATE)
         if self.are_traced and not self.state_from_user:
-            return jax.lax.stop_gradient(state)  # It is a constant to derivatives.
+            # To derivatives, an initial state that no user passed is a constant.
+            return jax.lax.stop_gradient(state)
         return state
 
     def select(self, labels: Iterable[str]) -> dict[str, Any]:
@@ -274,7 +278,8 @@ class Arrays:
 
         def put_and_release() -> dict[str, jax.Array]:
             arrays = _put(self._leaves[index], device)
-            self._leaves[index].update(arrays)  # The arrays on the host are no longer needed.
+            # The arrays on the host are no longer needed. Those on the device take their place.
+            self._leaves[index].update(arrays)
             return arrays
 
         return self._placed.get((device, index), put_and_release)
@@ -310,7 +315,8 @@ def _put(stored: Mapping[str, _Stored], where: Where) -> dict[str, jax.Array]:
     replicated = where if isinstance(where, NamedSharding) else None
     device = Placement(where, is_committed=False).device
     stored_arrays = list(map(np.asarray, stored.values()))
-    # The results are cached, so they must be arrays even if this code runs within a trace.
+    # The results are cached. Within a trace, jax would return tracers, which cannot be cached. In
+    # this context it returns arrays.
     with jax.ensure_compile_time_eval(), computing_at(device):
         arrays = jax.device_put(stored_arrays, replicated)
     for x in stored.values():

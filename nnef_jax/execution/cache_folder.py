@@ -24,8 +24,10 @@ _NAME = re.compile(r"[0-9a-f]{64}\.(?:xla|bin)|machine-[0-9a-f]{16}\.json")
 class CachedFile(NamedTuple):
     """A file of a cache folder: when it was last used, how large it is, and where it is."""
 
-    used: float  # when the entry was last read or written, in seconds since the epoch
-    size: int  # in bytes
+    # The entry was last read or written at this time, in seconds since 1970.
+    used: float
+    # The file has this many bytes.
+    size: int
     path: str
 
 
@@ -66,7 +68,8 @@ def reason_unusable(folder: str) -> str:
         return str(getattr(error, "strerror", None) or error)
     if not stat.S_ISDIR(status.st_mode):
         return "it is not a folder"
-    if hasattr(os, "geteuid"):  # On Windows the folder is in the user's profile.
+    # Windows has no user ids. There the folder is in the user's profile, which others cannot write.
+    if hasattr(os, "geteuid"):
         if status.st_uid != os.geteuid():
             return "it belongs to another user"
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -115,4 +118,5 @@ def clear(folder: str) -> list[CachedFile]:
     """
     with suppress(OSError):
         temporaries.sweep(folder)
-    return trim(folder, -1)  # Even empty files are too large for this limit.
+    # With a limit of 0 bytes, empty files would stay. With -1 no file stays.
+    return trim(folder, most=-1)

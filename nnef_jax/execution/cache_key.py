@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from nnef_jax.execution.places import Device
     from nnef_jax.reading.network import Network
 
-# Words in the names of those settings of jax that are not part of the key: settings of logs, of
-# cache folders, and of the choice of devices. All other settings are part of the key, also those
-# that a later version of jax adds.
+# A setting of jax is not part of the key if its name contains one of these words. The words are in
+# the names of settings for logs, for cache folders, and for the choice of devices. All other
+# settings are part of the key, also those that a later version of jax adds.
 _IRRELEVANT = re.compile("cache|cross_host|default_device|dump|_log|platform|traceback|visible")
 
 
@@ -71,7 +71,8 @@ def described(graph: Graph, numbers: dict[Value, int] | None = None) -> Iterator
                 number = numbers.setdefault(item, len(numbers))
                 return f"{item.name!r}%{number}:{item.type}"
             case np.generic():
-                # The dtype is added because a bfloat16 and a float may have equal reprs.
+                # A number of bfloat16 and a number of float32 may have equal reprs, so the dtype is
+                # added.
                 return f"{item.dtype}:{item!r}"
             case Graph():
                 return "".join(described(item, numbers))
@@ -94,8 +95,8 @@ def _environment() -> Iterator[str]:
     yield from _installation()
     for name, value in sorted(jax.config.values.items()):
         if not _IRRELEVANT.search(name):
-            # The attribute is the value of the setting in this thread. Some settings have no
-            # attribute.
+            # A setting may have another value in this thread, which is the attribute of
+            # `jax.config`. Some settings have no attribute.
             yield f"{name}={getattr(jax.config, name, value)!r}"
 
 
@@ -123,6 +124,7 @@ def content_of(network: Network, unread: Mapping[str, ArrayLike]) -> tuple[objec
     objects: list[object] = []
     for item in network.frontend.content():
         if isinstance(item, str | bytes):
+            # A document may be large, so only its digest is kept.
             content = item if isinstance(item, bytes) else item.encode()
             texts.append(hashlib.sha256(content).hexdigest())
         else:

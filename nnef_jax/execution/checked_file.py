@@ -41,13 +41,16 @@ from lowering import ALIGNMENT
 from nnef_jax.errors import ArchiveError
 from nnef_jax.storage import files, protected_files
 
-HEADER = 64  # in bytes; a multiple of the alignment, so that aligned data stay aligned in the file
+# The magic line, the size and the digest take 64 bytes. This is a multiple of the alignment, so
+# data that are aligned in the content are also aligned in the file.
+HEADER = 64
 _MAGIC = b"nnef_jax checked file 1\n"
-_CHUNK = 1 << 20  # in bytes
-_LENGTH_BYTES = 8  # in which the size of the content, and the size of a header, are stored
+_CHUNK = 1 << 20  # The digest has a crc32 for each chunk of this many bytes.
+# The size of the content, and the size of a header, are stored in this many bytes.
+_LENGTH_BYTES = 8
 
-# The number of threads. More threads than cores would delay the thread that loads machine code: it
-# would take 126 ms instead of 105 ms.
+# As many threads as cores compute the digest. At the same time another thread loads machine code,
+# which takes 105 ms. If more threads than cores compute the digest, the loading takes 126 ms.
 _CORES = os.cpu_count()
 
 
@@ -72,10 +75,12 @@ def read_checked(path: str, *, mapped: bool) -> memoryview | None:
             content_size = max(0, os.fstat(file.fileno()).st_size - HEADER)
             expected_start = _start(content_size)
             if file.read(len(expected_start)) != expected_start:
-                return None  # Another program wrote the file, or it is incomplete.
+                # Another program wrote the file, or the file is incomplete.
+                return None
             file.seek(0)
             data = files.contents(file) if mapped else memoryview(file.read())
-    except (OSError, ValueError):  # ArchiveError is a ValueError.
+    except (OSError, ValueError):
+        # There is no file. `open_regular` raises ArchiveError, a ValueError, for a device.
         return None
     content = data[HEADER:]
     stored_digest = data[len(expected_start) : HEADER].tobytes()
@@ -115,7 +120,8 @@ def read_array(path: str) -> NDArray[Any] | None:
         dtype_name, shape = json.loads(bytes(content[_LENGTH_BYTES:header_end]))
         data_start = _aligned(header_end)
         return np.ndarray(shape, np.dtype(dtype_name), content, data_start)
-    except Exception:  # numpy may raise any exception for a corrupt header.
+    except Exception:
+        # The header may contain anything, for which numpy may raise any exception.
         return None
 
 
@@ -157,7 +163,8 @@ def _chunks(parts: Iterable[bytes | memoryview]) -> Iterator[list[memoryview]]:
     A piece is a part, or a section of a part.
     """
     pieces: list[memoryview] = []
-    free_bytes = _CHUNK  # of the chunk to which `pieces` belong
+    # The chunk to which `pieces` belong has room for this many further bytes.
+    free_bytes = _CHUNK
     for part in parts:
         remainder = memoryview(part)
         while remainder:

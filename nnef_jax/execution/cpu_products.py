@@ -43,9 +43,10 @@ def remarks(definition: Definition, graph: Graph) -> list[str]:
         if definition.options.precision is None:
             lines.append("weights are stored in bfloat16, and widened in each call")
     if not rates.multiplies_bytes:
-        with_bytes = integer_operations(graph, True)
-        without_bytes = integer_operations(graph, False)
-        if with_bytes > without_bytes:
+        # The second argument tells whether the machine multiplies bytes fast.
+        if_fast = integer_operations(graph, True)
+        if_slow = integer_operations(graph, False)
+        if if_fast > if_slow:
             lines.append(remark.format("8 bits"))
     return lines
 

@@ -25,9 +25,9 @@ from nnef_jax.execution.run_options import Prepared, RunOptions
 from nnef_jax.limits import Meter
 from nnef_jax.reading.network import Network
 
-Arrays = Mapping[str, Any]  # arrays, tracers or types
-Inputs = Sequence[Any]  # arrays, tracers or types, in graph order
-# The outputs in order, the next state by label, and the captured tensors by name.
+Arrays = Mapping[str, Any]  # The values are arrays, tracers or types.
+Inputs = Sequence[Any]  # The items are arrays, tracers or types, in the order of the graph.
+# Results are the outputs in order, the next state by label, and the captured tensors by name.
 Results = tuple[Any, dict[str, Any], dict[str, Any]]
 Function = Callable[..., Results]
 
@@ -51,7 +51,7 @@ class Definition:
     def __init__(self, network: Network, options: RunOptions, layout: Layout | None = None) -> None:
         left_out = frozenset[str]() if options.unused else network.unused
         self.unread: Mapping[str, Any] = {label: network.data[label] for label in left_out}
-        # The data are left out, so that the definition does not keep arrays of the host in memory.
+        # The network without its data does not keep the arrays of the host in memory.
         self.network: Network = replace(network, data={})
         self.options = options
         self.layout = layout
@@ -77,15 +77,16 @@ class Definition:
         """Return a copy with other values of some attributes."""
         copy = Definition.__new__(Definition)
         copy.__dict__ = self.__dict__ | attributes
-        copy.__dict__.pop("content", None)  # A cached property, which depends on the attributes.
+        # The cached property `content` depends on the attributes, so it is computed again.
+        copy.__dict__.pop("content", None)
         return copy
 
     def _optimize(self, options: RunOptions) -> bool | Literal["strict"]:
         """Return the option `optimize`, or False if parameters are sharded."""
         has_sharded_params = self.layout is not None and bool(self.layout.specs)
         if has_sharded_params:
-            # Kernels for CPUs join and transpose weights. Sharded weights would have to move
-            # between devices.
+            # The passes for CPUs join and transpose weights. To do so with sharded weights, their
+            # shards would have to move between devices.
             return False
         return options.optimize
 
@@ -154,7 +155,7 @@ class Definition:
         bound = bind_variables("state", state, variables, list(variables))
         arrays = {label: bound[label] for label in variables}
         for label, x in arrays.items():
-            # jnp.asarray takes 1 us even for a jax.Array, so it is not called for these.
+            # `jnp.asarray` takes 1 us, even if x is a jax.Array, which it returns unchanged.
             if not isinstance(x, jax.Array):
                 arrays[label] = jnp.asarray(x)
         return arrays
@@ -207,11 +208,11 @@ class Definition:
         """
         self._require_constant_shapes(state, inputs)
 
-        def body(state: Arrays, inputs: Inputs) -> tuple[dict[str, Any], Any]:
+        def run_cycle(state: Arrays, inputs: Inputs) -> tuple[dict[str, Any], Any]:
             outputs, next_state, captures = self.cycle(params, state, inputs, probe)
             return next_state, (outputs, captures)
 
-        last_state, (outputs, captures) = jax.lax.scan(body, dict(state), list(inputs))
+        last_state, (outputs, captures) = jax.lax.scan(run_cycle, dict(state), list(inputs))
         return outputs, last_state, captures
 
     def mapped_cycle(self, params: Arrays, state: Arrays, inputs: Inputs, probe: Probe) -> Results:
@@ -275,6 +276,7 @@ class Definition:
         meter = Meter(self.network.options.meter.limits)
         context = Context(
             precision=options.precision,
+            # The meter counts what is computed while the network is traced.
             fold=meter.fold,
             straight_through=options.straight_through,
             refusal=partial(at_operation, family=UnsupportedError),
@@ -331,7 +333,8 @@ class Definition:
             if not has_probe:
                 preparation = params.values.get(function.__name__)
         arguments = raw_params, self.state_of(state), list(map(jnp.asarray, inputs)), probe
-        # Kernels for CPUs are chosen by the measured rates of the host, if jax computes on its CPU.
+        # The passes for CPUs choose kernels by these rates. The rates are those measured on the
+        # host if the host's CPU is jax's default device.
         rates = host_profile.rates(self.network.graph, self.options, default_platform())
         about = self.about._replace(rates=rates)
 
@@ -343,8 +346,9 @@ class Definition:
         def as_written() -> Results:
             return function(*arguments)
 
-        # A run that only captures tensors computes the network as it is written. So does a run in
-        # which jax looks for the operation that computes a NaN.
+        # A run that only captures tensors computes the network as it is written, without passes. If
+        # jax looks for a NaN, there are no passes either, because without passes each primitive has
+        # the name of its operation.
         is_rewritten = self.optimize and probe.results and not debugs_or_disables_jit()
         with named(about):
             if is_rewritten:
@@ -391,7 +395,7 @@ class Definition:
             return preparation(self.target(platform), function, *arguments, NOTHING)
 
         def without_values() -> None:
-            # This call raises the errors of the function.
+            # Nothing is computed here. The evaluation raises the errors of the function.
             jax.eval_shape(partial(function, probe=NOTHING), *arguments)
 
         with named(self.about):
@@ -403,7 +407,8 @@ class Definition:
         return {label: state[label] for label in labels if label in state}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Devices cannot be pickled, so an unpickled definition is on no mesh.
+        # Devices cannot be pickled, so the layout is left out. An unpickled definition is on no
+        # mesh.
         network = replace(self.network, data=self.unread, _specialised={})
         return Definition, (network, self.options)
 
@@ -415,7 +420,7 @@ class Definition:
         return hash(self.content)
 
     def __repr__(self) -> str:
-        # jax shows this text where two tree structures differ.
+        # If two tree structures differ, jax shows this text in its error.
         return f"<{', '.join([self.network.graph.name, *self.differences])}>"
 
     @property

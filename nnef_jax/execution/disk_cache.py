@@ -35,7 +35,7 @@ from nnef_jax.execution import checked_file
 from nnef_jax.execution.cache_key import compiler_versions
 from nnef_jax.execution.places import Device
 
-_Tree = Any  # A PyTreeDef of jax, which type checkers do not accept as a type.
+_Tree = Any  # This is a PyTreeDef of jax. Type checkers do not accept this class as a type.
 
 
 class DiskCache:
@@ -91,16 +91,17 @@ class DiskCache:
             values_of: a function from the part that prepares parameters to the prepared values.
         """
         path = self._path(key, "xla")
-        # The file does not contain the tree: some types in the tree, such as namedtuples, may exist
-        # only in one process.
+        # The tree of the result is not in the file, because types in the tree, such as namedtuples,
+        # may exist only in the process that made them.
         stored = _read(path, device, tree)
         if stored is not None:
             _mark_used(path)
             preparation, load_call = stored
-            # jaxlib may raise any exception for code that it cannot load.
+            # jaxlib may raise any exception for code that it cannot load. The call is then compiled
+            # below.
             with suppress(Exception):
-                # One thread loads the code, while this thread computes the digest of the
-                # parameters. Each takes 0.1 s for ResNet-50.
+                # One thread loads the code, which takes 0.1 s for ResNet-50. At the same time this
+                # thread computes the digest of the parameters, which also takes 0.1 s.
                 with ThreadPoolExecutor(1) as pool:
                     loading = pool.submit(load_call)
                     values_of(preparation)
@@ -136,7 +137,7 @@ class DiskCache:
             else:
                 read_arrays[i] = array
         computed = parts.computed(missing, parameters) if missing else []
-        # The values must be arrays even if this code runs while a function is traced.
+        # Within a trace, jax would return tracers. In this context it returns arrays.
         with jax.ensure_compile_time_eval():
             values: dict[int, jax.Array] = jax.device_put(read_arrays)
         for i in read_arrays:
@@ -153,7 +154,8 @@ class DiskCache:
         read_indices = recipe.reads(chosen)
         read_parameters = [np.asarray(parameters[i]) for i in read_indices]
         read_digests = checked_file.digests_of(read_parameters)
-        # Parameters that are not read have an empty digest.
+        # The recipe takes a digest for each parameter. Only the parameters that it reads need one,
+        # and all others have an empty text.
         parameter_digests = [""] * len(parameters)
         for i, digest in zip(read_indices, read_digests, strict=True):
             parameter_digests[i] = digest
@@ -183,7 +185,8 @@ class DiskCache:
 
 def _mark_used(path: str) -> None:
     """Set a file's modification time, which shows when the file was last used."""
-    with suppress(OSError):  # The folder may be read-only.
+    # If the folder is read-only, the time stays as it is.
+    with suppress(OSError):
         os.utime(path)
 
 
@@ -265,15 +268,17 @@ def _read(
     Returns the part that prepares parameters, and a function that loads the executable of the
     call.
     """
-    # The file is not mapped. If machine code changed after the check, it might crash the process.
+    # The file is read and not mapped. If a mapped file changed after the check of its digest, the
+    # changed machine code might crash the process.
     content = checked_file.read_checked(path, mapped=False)
     if content is None:
         return None
     try:
         sources, recipe, preparation, call = pickle.loads(content)
+        # The prepared values are a list, with an item for each source that is None.
         values_tree = jax.tree.structure([0] * sources.count(None))
     except Exception:
-        # The file may hold the bytes of another program, for which pickle may raise any exception.
+        # Another program may have written the file. For its bytes, pickle may raise any exception.
         return None
     load_preparation = None
     if preparation is not None:

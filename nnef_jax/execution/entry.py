@@ -20,7 +20,7 @@ from nnef_jax.execution.probe import NOTHING, Probe
 from nnef_jax.execution.run_options import Params
 from nnef_jax.wording.similar import did_you_mean, listed
 
-# the inputs of a call, followed by the arrays of the state if the entry takes a state
+# The first list has the inputs of a call. If the entry takes a state, a second list has its arrays.
 Lists = Sequence[Sequence[Any]]
 
 
@@ -66,7 +66,9 @@ class Entry:
         A step may write the next state into the memory of the passed state, which follows the
         prepared values and the inputs.
         """
-        return (2,) if self.name == "step" and self.definition.options.donate_state else ()
+        position_of_state = 2
+        donates_state = self.name == "step" and self.definition.options.donate_state
+        return (position_of_state,) if donates_state else ()
 
     @property
     def labels(self) -> list[str]:
@@ -106,7 +108,7 @@ class Entry:
         definition = self.definition
         compute = partial(definition.compute_in_trace, self.function)
 
-        def run(params: Params, state: Arrays, inputs: Inputs, probe: Probe) -> Any:
+        def call(params: Params, state: Arrays, inputs: Inputs, probe: Probe) -> Any:
             arguments = params_of(params), state, inputs, probe
             if definition.layout or explicit_mesh(arguments):
                 with named(definition.about):
@@ -115,8 +117,9 @@ class Entry:
                 results = compute(*arguments)
             return self.result(results, probe)
 
-        run.__name__ = self.title
-        return jax.jit(run, compiler_options=options)
+        # jax shows the name of the function in profiles.
+        call.__name__ = self.title
+        return jax.jit(call, compiler_options=options)
 
     def arguments(self, state: Arrays, inputs: Inputs) -> tuple[list[Any], ...]:
         """Return the arguments that follow the prepared values of an executable, as lists.
@@ -136,7 +139,7 @@ class Entry:
         """
 
         def run_on_lists(arrays: Inputs, inputs: Inputs, states: Inputs = ()) -> Any:
-            # `arrays` include the initial state if calls pass no state.
+            # If calls pass no state, the arrays of the initial state are among `arrays`.
             params = dict(zip(labels, arrays, strict=True))
             passed_state = dict(zip(self.labels, states, strict=True))
             state = self.definition.state_of({**params, **passed_state})
@@ -155,7 +158,7 @@ class Entry:
             state = dict(zip(self.labels, states, strict=True))
         else:
             (inputs,) = arguments
-        return self.definition.specialised(state, inputs, self.time_axes)
+        return self.definition.specialised(state, inputs, time_axes=self.time_axes)
 
     def lowered(self, arguments: Lists) -> tuple[Entry, Lists]:
         """Return the call that passes rewrite, with its arguments: this one."""
@@ -170,6 +173,7 @@ class Entry:
 
         `graph` must be the network's graph for the shapes of the call.
         """
+        # The numbers stand for the arrays, of which the structure does not depend.
         outputs = [0] * len(graph.outputs)
         next_state = {state.label: 0 for state in graph.states}
         return jax.tree.structure(self.result((outputs, next_state, {})))
@@ -202,7 +206,8 @@ def results_of(graph: Graph) -> Callable[..., Any]:
         return operator.itemgetter(0)
     indices: dict[Value, int] = {}
     for i, value in enumerate(graph.outputs):
-        indices.setdefault(value, i)  # The first of equal outputs counts.
+        # If a tensor is an output twice, its name stands for the first of the two outputs.
+        indices.setdefault(value, i)
     aliases: dict[str, int] = {}
     for alias, value in graph.aliases.items():
         if value in indices:

@@ -39,8 +39,9 @@ if TYPE_CHECKING:
     from nnef_jax.execution.disk_cache import DiskCache
 
 
-_TIME = 1.0  # seconds for timing all candidates of compiler options
-_RUNS = 20  # timed runs of a candidate, at most
+# All candidates of compiler options together are timed for about this many seconds.
+_TRIAL_SECONDS = 1.0
+_MOST_TRIAL_RUNS = 20  # Each candidate is timed at most this many times.
 _AnyEntry = Entry | RoutineEntry
 
 
@@ -65,7 +66,8 @@ class Store:
 
 
 def _copy_values(source: Once, target: Once) -> None:
-    items = [*source.values.items()]  # A copy, since other threads may add values.
+    # Other threads may add values during the loop, so the loop runs over a copy.
+    items = [*source.values.items()]
     for key, value in items:
         target.keep(key, value)
 
@@ -145,8 +147,8 @@ class Executables:
 
         The function may be called within a trace.
         """
-        # The setting is part of the key, because jax does not trace a function again when the user
-        # turns on the search for NaN.
+        # If the user turns on jax's search for NaN, jax does not trace a jitted function again. The
+        # setting is part of the key, so that the function is made again.
         return self._store.functions.get(
             (entry.name, debugs_or_disables_jit()), lambda: entry.jitted()
         )
@@ -184,9 +186,11 @@ class Executables:
                 inputs = [array_type(value) for value in graph.inputs]
                 entry = Entry(definition, "outputs")
                 split, _call = self.lower(entry, arrays, (inputs,), platform)
-            except NnefError:  # The network has no example of its open extents.
+            except NnefError:
+                # The network has no example of its open extents.
                 return {}
-            is_alone = False  # The call is a part of the user's function.
+            # The call is only a part of the user's function.
+            is_alone = False
             return split.options(is_alone)
 
         with named(definition.about):
@@ -200,12 +204,12 @@ class Executables:
         of jax under which a network is not optimised.
         """
 
-        def make() -> Any:
+        def make_function() -> Any:
             options = self.options(default_platform())
             run_step = partial(self._run_step, entry.step)
             return jax.jit(entry.in_trace(run_step), compiler_options=options)
 
-        return self._store.functions.get((entry.name, debugs_or_disables_jit()), make)
+        return self._store.functions.get((entry.name, debugs_or_disables_jit()), make_function)
 
     def _run_step(self, entry: Entry, params: Any, state: Any, inputs: Any) -> Any:
         return self.jitted(entry)(params, state, inputs, NOTHING)
@@ -234,8 +238,8 @@ class Executables:
             key: the entry, the place and the shapes.
             keeps_values: whether prepared values are stored on disk.
         """
-        # This list keeps the values alive, because the cache of prepared values has only weak
-        # references.
+        # The cache of prepared values has only weak references to them. This list keeps the values
+        # alive until the executable is bound to them.
         live_values: list[Any] = []
         parameters = [*arrays.values()]
 
@@ -250,7 +254,7 @@ class Executables:
             live_values.append(values)
             return values
 
-        def make() -> tuple[Any, Preparing]:
+        def make_executable() -> tuple[Any, Preparing]:
             """Return the executable, and the part of the split that prepares its values."""
             split_and_jit = partial(self._split_and_jit, entry, arrays, arguments, place)
             if disk is not None:
@@ -262,13 +266,13 @@ class Executables:
                 )
             parts, run = split_and_jit()
             if not is_traced():
-                # Compile now. Otherwise several threads would each compile the function in their
-                # first calls.
+                # The function is compiled here, by one thread. If it were compiled in its first
+                # call, several threads might compile it at the same time.
                 run.lower(values_of(parts), *arguments).compile()
             return run, parts
 
         with uncollected(), computing_at(place.device), named(self.definition.about):
-            run, parts = self._store.compiled.get(key, make)
+            run, parts = self._store.compiled.get(key, make_executable)
             return partial(run, values_of(parts))
 
     def is_on_disk(self, entry: Entry, arrays: Arrays, arguments: Lists, place: Placement) -> bool:
@@ -308,11 +312,11 @@ class Executables:
                 program = differentiable(program)
             split = lower(program, definition.target(platform, devices))
 
-            def call(values: Sequence[jax.Array], *arguments: Sequence[jax.Array]) -> Any:
+            def call_split(values: Sequence[jax.Array], *arguments: Sequence[jax.Array]) -> Any:
                 results = split.call(values, jax.tree.leaves(arguments))
                 return jax.tree.unflatten(jax.tree.structure(result_types), results)
 
-            return split, call
+            return split, call_split
 
         def without_passes() -> tuple[Split, Callable[..., Any]]:
             return unprepared(run_on_lists, len(parameters)), run_on_lists
@@ -334,9 +338,12 @@ class Executables:
         definition = self.definition
         platform = place.device.platform
         lowered_entry, lists = entry.lowered(arguments)
-        split, lowered_call = self.lower(lowered_entry, arrays, lists, platform, place.devices)
+        split, lowered_call = self.lower(
+            lowered_entry, arrays, lists, platform, devices=place.devices
+        )
         call = entry.around(lowered_call)
-        is_alone = True  # The function is this call, and nothing else.
+        # The compiled function consists of this call only.
+        is_alone = True
         options = split.options(is_alone)
         if definition.options.autotune:
             candidates = definition.target(platform).candidates
@@ -396,11 +403,12 @@ def fastest(runs: Sequence[Callable[[], object]]) -> int:
 
     The functions are called in turn, so that a disturbance of the machine affects all of them.
     """
-    for run in runs:  # The first calls are not timed.
+    # First calls take longer than later ones, so they are not timed.
+    for run in runs:
         jax.block_until_ready(run())
     shortest = [math.inf] * len(runs)
-    end = time.perf_counter() + _TIME
-    for _ in range(_RUNS):
+    end = time.perf_counter() + _TRIAL_SECONDS
+    for _ in range(_MOST_TRIAL_RUNS):
         for index, run in enumerate(runs):
             start = time.perf_counter()
             jax.block_until_ready(run())

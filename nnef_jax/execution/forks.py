@@ -15,12 +15,14 @@ is_without_threads: bool = False
 
 def _note() -> None:
     global is_without_threads
-    # The name is private. A public function for the same purpose would start jax's runtime.
+    # The attribute has the backends of jax's runtime, if it has started. The attribute is private.
+    # A public function that returns the backends would start the runtime.
     bridge = sys.modules.get("jax._src.xla_bridge")
     is_without_threads = bool(getattr(bridge, "_backends", None))
 
 
-if hasattr(os, "register_at_fork"):  # Windows does not fork.
+# Windows has no forks, and no such function.
+if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_note)
 
 

@@ -38,18 +38,19 @@ from nnef_jax.execution.cache_key import compiler_versions
 from nnef_jax.execution.run_options import RunOptions
 from nnef_jax.storage import files, protected_files
 
-# Multiply-adds of a network from which the host is measured. The measurement takes a second, which
-# is too long for smaller networks.
+# The host is measured only for a network of at least this many multiply-adds. The measurement takes
+# a second, which is too long for smaller networks.
 _MULTIPLY_ADDS_WORTH_MEASURING = 10_000_000
 
 # If this environment variable is 0, the process uses the shipped profile.
 _SWITCH = "NNEF_JAX_MEASURE"
-_LARGEST_FILE = 1 << 16  # the largest number of bytes that are read from a file
+_LARGEST_FILE_BYTES = 1 << 16  # At most this many bytes are read from a file.
 
-_profiles: dict[str | None, MachineProfile] = {}  # by folder; None is the user's cache folder
+# The key is a folder, or None for the user's cache folder.
+_profiles: dict[str | None, MachineProfile] = {}
 _lock = threading.Lock()
-_WAIT = 5.0  # the longest time in seconds to wait while another thread measures
-_NO_QUOTA = 1 << 16  # in cores; more than any host has
+_WAIT = 5.0  # While another thread measures, a thread waits for at most this many seconds.
+_NO_QUOTA = 1 << 16  # This number of cores stands for no limit. No host has so many.
 
 
 def rates(
@@ -113,7 +114,8 @@ def measure(folder: str | None = None) -> MachineProfile | None:
     if not _lock.acquire(timeout=_WAIT):
         return None
     try:
-        profile = read(folder)  # Another thread may have measured during the wait.
+        # Another thread may have written a profile while this thread waited for the lock.
+        profile = read(folder)
         if profile is None:
             profile = _profiles.setdefault(folder, _measure_and_write(path))
         return profile
@@ -128,7 +130,8 @@ def _measure_and_write(path: str) -> MachineProfile:
     returned. A profile that is not in the file is not used, because other processes would
     choose by other rates.
     """
-    with suppress(Exception):  # XLA may raise any exception if it lacks an option.
+    # If this version of XLA lacks a compiler option, XLA may raise any exception.
+    with suppress(Exception):
         profile = _measured()
         content = {**asdict(profile), "host": list(_host_identity())}
         with files.replacing(path, overwrite=True) as file:
@@ -192,9 +195,9 @@ def quota(root: str = "/sys/fs/cgroup") -> int:
     for names in (files_of_version_2, files_of_version_1):
         with suppress(OSError, ValueError, ArithmeticError):
             texts = [Path(root, name).read_text("ascii") for name in names]
-            # The text is, for example, "150000 100000": microseconds of processor time in each
-            # period of so many microseconds. Without a limit the first word is -1, or "max",
-            # which raises a ValueError.
+            # The text "150000 100000" allows 150000 us of processor time in each period of 100000
+            # us, which are 1.5 cores. Without a limit the first word is -1 in version 1, and "max"
+            # in version 2. `int` raises ValueError for "max".
             allowed, period = map(int, " ".join(texts).split())
             if allowed > 0:
                 return math.ceil(allowed / period)
@@ -205,14 +208,16 @@ def _read(path: str) -> MachineProfile | None:
     """Return the profile in a file, or None if the file is missing, damaged or of another host."""
     try:
         with protected_files.without_noting(), files.open_regular(path, ArchiveError) as file:
-            content = json.loads(file.read(_LARGEST_FILE))
+            content = json.loads(file.read(_LARGEST_FILE_BYTES))
         if content.pop("host") != list(_host_identity()):
             return None
         profile = _profile(content)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    with suppress(OSError):  # The folder may be read-only.
-        os.utime(path)  # The modification time shows when the file was last used.
+    # The modification time shows when the file was last used. If the folder is read-only, the time
+    # stays as it is.
+    with suppress(OSError):
+        os.utime(path)
     return profile
 
 

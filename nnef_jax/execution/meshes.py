@@ -29,11 +29,12 @@ from nnef_jax.execution.places import Placement, default_platform, is_explicit
 from nnef_jax.execution.run_options import Params, Prepared
 from nnef_jax.reading.network import Network
 
-if TYPE_CHECKING:  # The import takes a while.
+if TYPE_CHECKING:
+    # `lowering` is imported only for types, because the import takes a while.
     from lowering import Division
 
 _FREE = PartitionSpec.UNCONSTRAINED
-# the mesh axes for one axis of an array, as a PartitionSpec has them
+# These are the mesh axes along which one axis of an array is divided, as a PartitionSpec has them.
 _Names = str | tuple[str, ...] | None
 AnyMesh = Mesh | AbstractMesh
 
@@ -99,7 +100,7 @@ class Layout:
         has_batch = len(shape) > batch_axis and shape[batch_axis] == extent
         spec = PartitionSpec()
         if self.batch and has_batch:
-            # With batch_axis 1 the spec is P(None, batch).
+            # If the batch is axis 1, the spec is PartitionSpec(None, self.batch).
             spec = PartitionSpec(*[None] * batch_axis, self.batch)
         return NamedSharding(self.mesh, spec)
 
@@ -112,7 +113,8 @@ class Layout:
         state_spec = self._specs.get(label)
         if state_spec is None:
             return batch_sharding
-        # The state's own spec takes precedence over the sharding along the batch.
+        # If both specs divide an axis, the entry of the state's own spec is taken. A spec may have
+        # fewer entries than the array has axes, so the spec of the batch is first filled with None.
         missing_axes = len(shape) - len(batch_sharding.spec)
         names_by_axis = [*batch_sharding.spec, *[None] * missing_axes]
         for axis, names in enumerate(state_spec):
@@ -153,6 +155,7 @@ class Layout:
                 raise InputError(f"{message}, and they are not the model's devices", hint=hint)
             if not self._has_hosts:
                 return jax.device_put(x, sharding)
+        # jax asks for one shard after the other, and only for shards of this host's devices.
         array = np.asarray(x)
         return jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
 
@@ -184,9 +187,12 @@ class Layout:
         shardings: dict[str, NamedSharding] = {}
         for label, division in self.divisions:
             spec = self._specs.get(label, PartitionSpec())
+            # If no factor precedes the divided factor, the stored parameter is divided already. If
+            # the parameter is sharded along the batch's axes, each call gathers and reshapes it.
+            has_factor_before = division.before > 1
             is_gathered = has_names(spec, self.batch)
-            if division.before > 1 and not is_gathered:
-                # `with_axes` inserts an axis before the divided axis.
+            if has_factor_before and not is_gathered:
+                # `with_axes` makes two axes of the divided axis, and the second one is divided.
                 divided_axis = division.axis + 1
                 divided_spec = PartitionSpec(*[None] * divided_axis, self.along)
                 shardings[label] = NamedSharding(self.mesh, divided_spec)
@@ -271,6 +277,7 @@ class Layout:
         shape = list(value.type.shape)
         if len(shape) <= self.axis:
             return value
+        # Each host passes a part of the batch, whose extent is not the declared one.
         shape[self.axis] = UNKNOWN
         return replace(value, type=replace(value.type, shape=tuple(shape)))
 
@@ -305,7 +312,8 @@ class Layout:
             if is_in_shard_map or not sharding.spec:
                 return x
             self._require_divides(name, extent, self.parts)
-            if self._is_explicit:  # The tracer's type has the caller's sharding.
+            if self._is_explicit:
+                # The sharding that the caller chose is a part of the tracer's type.
                 return x
             names_by_axis: list[Any] = [_FREE] * x.ndim
             for axis, names in enumerate(sharding.spec):
@@ -318,7 +326,8 @@ class Layout:
                 self._require_divides(name, extent, self.parts)
             return self.put(f"input '{name}'", x, sharding)
         if sharding.spec:
-            # An array with one item for each shard tells which of the shards are on this host.
+            # If the batch had one item for each shard, this map would have the index of each item
+            # that is on this host. The number of these items is the number of shards on this host.
             shape = (1,) * (self.axis + time_axes) + (self.parts,)
             indices = sharding.addressable_devices_indices_map(shape)
             shards = set(map(str, indices.values()))
@@ -333,7 +342,8 @@ class Layout:
         device = self.mesh.devices.flat[0]
         try:
             return device in jax.devices(device.platform)
-        except RuntimeError:  # jax has no such platform
+        except RuntimeError:
+            # jax has no such platform.
             return False
 
     @property
@@ -404,8 +414,11 @@ class Layout:
         for label, x in params.items():
             spec = self.of_parameter(label).spec
             gathered_spec = PartitionSpec(*[_without(names, self.batch) for names in spec])
+            # A constraint also holds for the derivative. With this first constraint, the derivative
+            # by the parameter is sharded like the parameter.
             x = with_sharding_constraint(x, NamedSharding(self.in_use(), spec))
             if gathered_spec != spec:
+                # The second constraint gathers the parameter for the computation.
                 x = with_sharding_constraint(x, NamedSharding(self.in_use(), gathered_spec))
             arrays[label] = x
         return arrays

@@ -16,7 +16,7 @@ from nnef_jax.execution.places import debugs_or_disables_jit, explicit_mesh
 from nnef_jax.execution.probe import Probe
 from nnef_jax.execution.run_options import Params, Prepared
 
-Compute = Callable[..., Any]  # a function of params, state, inputs and a probe
+Compute = Callable[..., Any]  # The function takes parameters, a state, inputs and a probe.
 
 
 def over_mesh(
@@ -46,23 +46,10 @@ def over_mesh(
     mesh = effective_layout.mesh
     extent = effective_layout.extent([x.shape for x in inputs], time_axes)
 
-    def run(params: Params, *arguments: Any) -> Any:
-        """Call `compute`, with gathered parameters or with divided parameters."""
-        raw_params = layout.gathered(params) if layout else params
-        divided_params: Mapping[str, Any] = {}
-        if isinstance(raw_params, Prepared):
-            divided_params = raw_params.values
-            raw_params = raw_params.params
-
-        def undivided() -> Any:
-            return compute(raw_params, *arguments)
-
-        if not effective_layout.divisions or debugs_or_disables_jit():
-            return undivided()
-        divided = partial(
-            _divided, compute, effective_layout, time_axes, raw_params, divided_params, *arguments
-        )
-        return or_else(divided, undivided)
+    def compute_with_layout(params: Params, *arguments: Any) -> Any:
+        # A layout that comes from types has neither sharded nor divided parameters.
+        params = layout.gathered(params) if layout else params
+        return _gathered_or_divided(compute, effective_layout, time_axes, params, *arguments)
 
     def shardings_of(tree: object) -> Any:
         """Return the shardings along the batch of a tree of outputs or captured tensors."""
@@ -79,7 +66,7 @@ def over_mesh(
         return shardings
 
     if AxisType.Explicit not in mesh.axis_types:
-        results = run(*arguments)
+        results = compute_with_layout(*arguments)
         outputs, next_state, captures = results
         shardings = (
             shardings_of(outputs),
@@ -87,12 +74,14 @@ def over_mesh(
             shardings_of(captures),
         )
         return with_sharding_constraint(results, shardings)
-    on_auto_axes: Any = partial(auto_axes, run, axes=mesh.explicit_axes)
+    on_auto_axes: Any = partial(auto_axes, compute_with_layout, axes=mesh.explicit_axes)
+    # The first evaluation only finds the types of the results, which determine the shardings.
     replicated = NamedSharding(mesh, PartitionSpec())
     result_types = jax.eval_shape(on_auto_axes(out_sharding=replicated), *arguments)
     outputs, next_state, captures = result_types
     state_shardings = state_shardings_of(next_state)
-    # `state` lacks the states whose initial value is computed.
+    # A state that the call passes keeps its sharding. `state` lacks the states whose initial value
+    # is computed, and these are sharded along the batch.
     for label, x in state.items():
         if label in next_state:
             state_shardings[label] = NamedSharding(mesh, jax.typeof(x).sharding.spec)
@@ -120,6 +109,29 @@ def _layout_of_types(arguments: tuple[Any, ...], time_axes: int) -> Layout | Non
     return Layout(mesh, batch_names)
 
 
+def _gathered_or_divided(
+    compute: Compute, layout: Layout, time_axes: int, params: Params, *arguments: Any
+) -> Any:
+    """Call `compute` with divided parameters, if the layout divides parameters.
+
+    `params` are gathered along the batch's axes already. `arguments` are the state, the inputs and
+    the probe.
+    """
+    raw_params: Any = params
+    divided_params: Mapping[str, Any] = {}
+    if isinstance(params, Prepared):
+        divided_params = params.values
+        raw_params = params.params
+
+    def undivided() -> Any:
+        return compute(raw_params, *arguments)
+
+    if not layout.divisions or debugs_or_disables_jit():
+        return undivided()
+    divided = partial(_divided, compute, layout, time_axes, raw_params, divided_params, *arguments)
+    return or_else(divided, undivided)
+
+
 def _divided(
     compute: Compute,
     layout: Layout,
@@ -143,12 +155,14 @@ def _divided(
 
     operands = {label: prepared.get(label, x) for label, x in params.items()}
     program, arrays, tree = traced(compute_reshaped, operands, state, inputs, probe)
-    if not program.has_items:  # The extents of the program are not numbers.
+    if not program.has_items:
+        # Extents of the program are symbols and not numbers, so they cannot be divided.
         return compute(params, state, inputs, probe)
-    # The arrays are the operands and the states, both sorted by label, and then the inputs.
+    # jax sorts the keys of dicts. So the program takes the operands sorted by label, then the
+    # states sorted by label, and then the inputs.
     divisions_of_params: dict[int, Division] = {}
     for index, label in enumerate([*sorted(operands), *sorted(state)]):
-        division = layout.division(label, label in prepared)
+        division = layout.division(label, is_reshaped=label in prepared)
         if division:
             divisions_of_params[index] = division
     extent = layout.extent([x.shape for x in inputs], time_axes)
@@ -159,6 +173,7 @@ def _divided(
         leading_axes = time_axes if index >= first_input else 0
         spec = layout.sharding_for(extent, arrays[index].shape, leading_axes).spec
         if spec:
+            # The batch is the last entry of the spec.
             batch_axis = len(spec) - 1
             batch_divisions[index] = Division(batch_axis)
     along_params = Along(layout.along, divisions_of_params)

@@ -11,7 +11,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 
-Device = Any  # A jax.Device, which type checkers do not accept as a type.
+Device = Any  # This is a jax.Device. Type checkers do not accept this class as a type.
 
 
 class Placement(NamedTuple):
@@ -39,7 +39,7 @@ class Placement(NamedTuple):
 
 def default_device() -> Device:
     """Return the device on which jax puts arrays that are not committed to a device."""
-    # The user's setting is a device, the name of a platform, or None.
+    # The setting is a device, the name of a platform, or None if the user has not set it.
     setting: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     if setting is None or isinstance(setting, str):
         first_device, *_ = jax.local_devices(backend=setting)
@@ -49,7 +49,8 @@ def default_device() -> Device:
 
 def is_traced() -> bool:
     """Tell whether jax is tracing now, for instance within a function that a user compiles."""
-    # Outside of a trace, stop_gradient returns its argument and computes nothing.
+    # Within a trace, the result of `stop_gradient` is a tracer. Outside of a trace, `stop_gradient`
+    # returns its argument and computes nothing.
     return isinstance(jax.lax.stop_gradient(np.float32(0)), Tracer)
 
 

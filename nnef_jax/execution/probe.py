@@ -18,7 +18,7 @@ from nnef_jax.errors import InputError
 from nnef_jax.options import names_of, numpy_of, require, shown
 from nnef_jax.wording.similar import did_you_mean
 
-_READERS = 4  # the largest number of reading operations that a hint names
+_MOST_NAMED_READERS = 4  # A hint names at most this many operations that read a tensor.
 Edit = Callable[[jax.Array], ArrayLike]
 Edits = Mapping[str, Edit | ArrayLike]
 
@@ -67,10 +67,12 @@ class Probe:
             if callable(function_or_array):
                 edits.append((name, function_or_array))
             else:
+                # The array is in `arrays`, so that jax sees it as an argument and not as a
+                # constant.
                 edits.append((name, None))
                 arrays[name] = _array_of(name, function_or_array)
         names = None if capture is None else names_of("capture", capture, "names of tensors")
-        return cls(tuple(edits), arrays, names)
+        return cls(edits=tuple(edits), arrays=arrays, capture=names)
 
     def captured(self, graph: Graph) -> dict[str, Value]:
         """Return the tensors to capture, by name. Raises InputError for an unknown name."""
@@ -116,7 +118,8 @@ def _array_of(name: str, replacement: Any) -> Any:
         return replacement
     message = f"edit of '{name}' must be a function or an array, it is {shown(replacement)}"
     array = numpy_of(replacement, InputError, message)
-    # The kinds are boolean, integer, unsigned, float, complex, and the dtypes of ml_dtypes.
+    # An array holds numbers if its dtype is boolean (b), an integer (i), an unsigned integer (u),
+    # floating-point (f), complex (c), or a dtype of ml_dtypes (V).
     if array.dtype.kind not in "biufcV":
         raise InputError(message)
     return array
@@ -157,7 +160,7 @@ def hint_for(pattern: str, graph: Graph, names: Collection[str]) -> str:
             return f"it is the label of '{variable.value.name}'"
     for name in graph.folded:
         if name == pattern or fnmatchcase(name, pattern):
-            readers = graph.readers_of(name)[:_READERS]
+            readers = graph.readers_of(name)[:_MOST_NAMED_READERS]
             shown_readers = ", ".join(map(repr, readers)) or "an output"
             reason = "it was computed when the network was read, from shapes and constants"
             return f"'{name}' was folded: {reason}; take what reads it: {shown_readers}"
@@ -188,6 +191,7 @@ def _checked(name: str, edit: Edit) -> Edit:
         except (TypeError, ValueError):
             message = f"the edit of '{name}' returns no array but {shown(returned)}"
             raise InputError(message) from None
+        # An edit such as `lambda x: 0.5` returns a number whose dtype is weak.
         if after.weak_type and jnp.result_type(after, before) == before.dtype:
             after = after.astype(before.dtype)
         if after.shape != before.shape or after.dtype != before.dtype:

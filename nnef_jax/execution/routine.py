@@ -13,8 +13,9 @@ from lowering.graph import Graph
 from nnef_jax.execution.definition import Arrays, Definition
 from nnef_jax.execution.entry import Entry, Lists
 
-# Runs one cycle. Takes a state by label, and inputs in the order of the graph. Returns the outputs
-# as a user gets them, and the next state.
+# A step is a function that runs one cycle. A step takes a state by label, and inputs in the order
+# of the graph. A step returns the outputs in the form that a user gets, and the next state by
+# label.
 Step = Callable[[Mapping[str, Any], Sequence[Any]], tuple[Any, dict[str, Any]]]
 
 
@@ -80,6 +81,7 @@ class RoutineEntry:
     @property
     def donated(self) -> tuple[int, ...]:
         """Return the positions of the donated arguments, after the prepared values."""
+        # Argument 0 is the list of prepared values, so the routine's arguments begin at 1.
         return tuple(1 + i for i in self.routine.donates)
 
     @property
@@ -104,13 +106,13 @@ class RoutineEntry:
         states.
         """
 
-        def run(values: Sequence[Any], *arguments: Any) -> Any:
+        def run_routine(values: Sequence[Any], *arguments: Any) -> Any:
             def step(state: Mapping[str, Any], inputs: Sequence[Any]) -> Any:
                 return call(values, *self.step.arguments(state, self._converted(inputs)))
 
             return self.routine.run(step, *arguments)
 
-        return run
+        return run_routine
 
     def in_trace(self, run_step: Callable[..., Any]) -> Callable[..., Any]:
         """Return the routine as a function of parameters and its arguments, for a caller's trace.
@@ -118,14 +120,14 @@ class RoutineEntry:
         `run_step` is a jitted step, a function of parameters, state and inputs.
         """
 
-        def run(params: Any, *arguments: Any) -> Any:
+        def run_routine(params: Any, *arguments: Any) -> Any:
             def step(state: Mapping[str, Any], inputs: Sequence[Any]) -> Any:
                 return run_step(params, dict(state), self._converted(inputs))
 
             return self.routine.run(step, *arguments)
 
-        run.__name__ = self.title
-        return run
+        run_routine.__name__ = self.title
+        return run_routine
 
     def _converted(self, inputs: Sequence[Any]) -> list[Any]:
         values = self.definition.network.graph.inputs

@@ -42,8 +42,9 @@ class RunOptions:
     donate_state: bool = False
     unused: bool = False
     straight_through: bool = False
-    # These fields are left out of the repr, which is part of the keys of the disk cache. Compiled
-    # code does not depend on these values. It depends only on the rates that `measure` leads to.
+    # The repr of the options is part of the keys of the disk cache. Compiled code does not depend
+    # on the values of the following fields, so the repr leaves them out. `measure` has an effect
+    # only through the rates, which are part of the keys too.
     measure: bool = field(default=True, repr=False)
     max_executables: int = field(default=128, repr=False)
     cache_dir: str | None = field(default=None, repr=False)
@@ -83,7 +84,9 @@ class Prepared:
 
     params: Mapping[str, Any]
     values: Mapping[str, Any]
-    definition: Any  # a Definition, whose module imports this module
+    # This is a `Definition`. The module of this class imports this module, so the class cannot be
+    # imported here.
+    definition: Any
 
     def checked_for(self, definition: object) -> Prepared:
         """Return this object, or raise InputError if it was not prepared for `definition`."""

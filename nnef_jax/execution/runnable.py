@@ -67,17 +67,18 @@ class Runnable:
         """
         execution = self._execution
         if edit is None and capture is None:
-            # This is a shortcut: a repeated call skips the binding of inputs and the choice of an
-            # executable.
+            # If there is an executable for inputs of these types, it is called at once. This call
+            # is faster than `execution.call` below, which checks and converts the inputs first.
             inputs = in_order(execution.network.graph.inputs, args, kwargs) if kwargs else args
             executable = None if inputs is None else execution.executable_for(inputs)
             if inputs is not None and executable is not None:
                 try:
                     return executable(list(map(copied, inputs)))
                 except Exception:
-                    # The executable may fail because jax traces or looks for NaNs. Its error is
-                    # dropped in these cases, because the general call below succeeds, or its error
-                    # names the NaN.
+                    # The executable may fail because jax traces or looks for NaNs. In these cases
+                    # the error is dropped, and the general call below is made. Within a trace the
+                    # general call succeeds. If there is a NaN, the error of the general call names
+                    # the operation that computes it.
                     general_call_may_succeed = debugs_or_disables_jit() or is_traced()
                     if not general_call_may_succeed:
                         raise
@@ -316,5 +317,5 @@ class Runnable:
         return self._execution.run(entry, state, inputs, params, probe)
 
 
-# Return the execution of a model, for `nnef_jax.workings`.
+# This function returns the execution of a model. Only `nnef_jax.workings` uses it.
 execution_of: Callable[[Runnable], Execution] = attrgetter("_execution")

@@ -37,7 +37,8 @@ class Once:
     def __init__(self, limit: int | None = None) -> None:
         self._limit = limit
         self.values: OrderedDict[Hashable, Any] = OrderedDict()
-        self._locks: dict[Hashable, threading.Lock] = {}  # by process and key
+        # The key is the number of the process, and the key of a value that is being made.
+        self._locks: dict[Hashable, threading.Lock] = {}
 
     def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return the value of a key. If there is none, cache and return `make()`."""
@@ -55,14 +56,16 @@ class Once:
                     value = self.keep(key, make())
                 finally:
                     _thread.is_making = False
-        self._locks.pop(lock_key, None)  # Waiting threads hold their own reference to the lock.
+        # Threads that wait for the lock have references to it, so it can be removed from the dict.
+        self._locks.pop(lock_key, None)
         return value
 
     def keep(self, key: Hashable, candidate: Any) -> Any:
         """Return the value of a key. If there is none, cache and return `candidate`."""
         value = self.values.setdefault(key, candidate)
         if self._limit is not None:
-            with suppress(KeyError):  # Another thread may have removed the value.
+            # Another thread may have removed the value, and then there is nothing to move.
+            with suppress(KeyError):
                 self.values.move_to_end(key)
                 while len(self.values) > self._limit:
                     self.values.popitem(last=False)
@@ -71,5 +74,6 @@ class Once:
 
 def _is_foreign() -> bool:
     """Tell whether Python did not start the current thread."""
-    # Python names such threads "Dummy-1" and so on. Their class is private.
+    # If Python did not start a thread, it names the thread "Dummy-1" or "Dummy-2" and so on. The
+    # class of such threads is private, so the name is tested.
     return threading.current_thread().name.startswith("Dummy-")

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-SAMPLE = 1 << 17  # An array of more items is sampled. The sample has so many items.
+SAMPLE = 1 << 17  # An array of more items is sampled. The sample has this many items.
 # A sample consists of 64 contiguous blocks. Fewer pages of a mapped file are read for blocks than
 # for single items.
-_BLOCKS = 64
-_BINS = 32  # A histogram has so many bins.
-_CHUNK = 1 << 20  # So many items are converted to another dtype at a time.
+_BLOCKS_OF_SAMPLE = 64
+_BINS = 32  # A histogram has this many bins.
+_CHUNK = 1 << 20  # This many items are converted to another dtype at a time.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -170,7 +170,7 @@ def _sampled(flat: NDArray[Any]) -> NDArray[Any]:
     """
     if flat.size <= SAMPLE:
         return flat
-    block_length = SAMPLE // _BLOCKS
+    block_length = SAMPLE // _BLOCKS_OF_SAMPLE
     last_start = flat.size - block_length
-    starts = np.linspace(0, last_start, _BLOCKS).astype(np.int64)
+    starts = np.linspace(0, last_start, _BLOCKS_OF_SAMPLE).astype(np.int64)
     return np.concatenate([flat[start : start + block_length] for start in starts])

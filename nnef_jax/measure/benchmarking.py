@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from nnef_jax.errors import InputError, NnefError, first_line
 from nnef_jax.measure.difference import distances
 from nnef_jax.measure.engines import engine
-from nnef_jax.measure.examples import devices_of, random_inputs, subject_of
+from nnef_jax.measure.examples import Subject, devices_of, random_inputs, subject_of
 from nnef_jax.model import Model
 from nnef_jax.options import require
 from nnef_jax.results import Axes, Result, Table, axes, table_of
@@ -30,9 +30,9 @@ _OURS = "nnef_jax"
 _REST = 0.02
 # A turn begins with 0.05 s of calls that are not timed, in which caches and clock rates settle.
 _WARM = 0.05
-_FEWEST = 3  # A turn has at least so many timed calls.
+_FEWEST_TIMED_CALLS = 3  # A turn has at least this many timed calls.
 # If other processes use more than 0.2 cores, the title of the table says so.
-_BUSY = 0.2
+_CORES_WORTH_MENTIONING = 0.2
 _COLORS = ("#1f4e79", "#c0392b", "#d68910", "#7d8a97")  # A picture has a colour for each engine.
 
 Array = NDArray[Any]
@@ -106,7 +106,7 @@ class Benchmark(Result):
         if has_others:
             heads.append("difference")
         title = f"{self.network} on {self.device}, {self.rounds} rounds"
-        if self.elsewhere > _BUSY:
+        if self.elsewhere > _CORES_WORTH_MENTIONING:
             title += f"; other processes used {self.elsewhere:.1f} cores"
         return table_of(title, heads, rows)
 
@@ -197,13 +197,9 @@ def benchmark(
         subject = subject_of(model, batch_inputs, named, entry, seed)
         first_seconds, results = _timed_call(subject.run)
         devices.add(devices_of(results))
-        # The batch is the first extent of the first input. "step" and "scan" have no batch here,
-        # because states precede the inputs.
-        batch = None
-        if entry == "apply" and subject.arrays:
-            first_shape = subject.arrays[0].shape
-            batch = first_shape[0] if first_shape else None
-        cases.append(_Case(Timing(_OURS, batch, first_seconds), subject.run))
+        # In a step the first array may be a state, and in a scan its first axis is time.
+        batch = _batch_of(subject) if entry == "apply" else None
+        cases.append(_Case(Timing(_OURS, batch, first=first_seconds), subject.run))
         for name, prepare in engines.items():
             arrays = dict(zip(input_names, subject.arrays, strict=True))
             cases.append(_other_engine(name, batch, prepare, arrays, results))
@@ -219,10 +215,18 @@ class _Case:
     """An engine with a batch size, whose calls are timed."""
 
     timing: Timing
-    # The function makes a call. It is None if the engine failed.
+    # The function makes a call. There is no function if the engine failed.
     run: Callable[[], Any] | None = None
     # For each round, these are the durations of the calls in seconds.
     rounds: list[list[float]] = field(default_factory=list[list[float]])
+
+
+def _batch_of(subject: Subject) -> int | None:
+    """Return the first extent of the first input of a call, or None if there is none."""
+    if not subject.arrays:
+        return None
+    first_shape = subject.arrays[0].shape
+    return first_shape[0] if first_shape else None
 
 
 def _batches(model: Model, sizes: Sequence[int], seed: int) -> list[tuple[Array, ...]]:
@@ -250,7 +254,7 @@ def _other_engine(
         first_seconds, outputs = _timed_call(call)
         reference = [np.asarray(x) for x in jax.tree.leaves(results)]
         difference = _relative_difference(reference, [np.asarray(x) for x in outputs])
-        return _Case(Timing(name, batch, first_seconds, difference=difference), call)
+        return _Case(Timing(name, batch, first=first_seconds, difference=difference), call)
     except Exception as error:
         # An engine may raise any exception. The failure is reported, and the remaining engines are
         # measured nevertheless.
@@ -281,7 +285,7 @@ def _measure(cases: Sequence[_Case], rounds: int, seconds: float) -> float:
             while time.perf_counter() < warm_until:
                 case.run()
             times: list[float] = []
-            while len(times) < _FEWEST or sum(times) < seconds:
+            while len(times) < _FEWEST_TIMED_CALLS or sum(times) < seconds:
                 call_seconds, _ = _timed_call(case.run)
                 times.append(call_seconds)
             case.rounds.append(times)

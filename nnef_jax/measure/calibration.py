@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from lowering.graph import Graph, Value
 from nnef_jax.calls.arguments import Sample, arguments_of, over_samples
@@ -20,7 +20,7 @@ from nnef_jax.reading.network import Network
 from nnef_jax.workings import call_with_probe, network_of, stored
 
 Algorithm = Literal["min_max_linear_quantize", "zero_point_linear_quantize"]
-_MOST_BITS = 16
+_MOST_BITS = 16  # A code has at most this many bits.
 # By default, parameters are quantised only if they are operands with these names. Biases and
 # statistics would lose too much precision if they had only a few bits.
 _WEIGHTS = {"filter", "plane_filter", "point_filter", "A", "B"}
@@ -89,11 +89,9 @@ def calibrate(
         identifiers[name] = identifier
     activations, weights = _tensors_to_quantise(network, identifiers, names)
     ranges = _ranges_of_runs(model, samples, activations, percentile)
+    arrays = stored(model)
     for name, label in weights.items():
-        array = np.asarray(stored(model)[label], np.float32)
-        first_axis = 1 if per_channel else 0
-        axes = tuple(range(first_axis, array.ndim))
-        ranges[name] = array.min(axes), array.max(axes)
+        ranges[name] = _range_of_weight(arrays[label], per_channel=per_channel)
     codes = f"bits = {bits}, signed = {signed}, symmetric = {symmetric}".lower()
     lines: list[str] = []
     for name, (least, greatest) in ranges.items():
@@ -102,9 +100,9 @@ def calibrate(
             raise InputError(f"tensor '{name}' has values that are not finite")
         low, high = _widened_if_empty(least, greatest)
         if algorithm == "min_max_linear_quantize":
-            arguments = _min_max(low, high, symmetric)
+            arguments = _min_max(low, high, symmetric=symmetric)
         else:
-            arguments = _zero_point(low, high, bits, signed, symmetric)
+            arguments = _zero_point(low, high, bits, signed=signed, symmetric=symmetric)
         lines.append(f'"{identifiers[name]}": {algorithm}({arguments}, {codes});\n')
     return "".join(lines)
 
@@ -170,6 +168,17 @@ def _default_names(graph: Graph, tensors: Mapping[str, Value]) -> list[str]:
     return list(names.values())
 
 
+def _range_of_weight(weight: ArrayLike, *, per_channel: bool) -> _Range:
+    """Return the least and the greatest number of a weight.
+
+    If `per_channel`, there are two numbers for each index along axis 0.
+    """
+    array = np.asarray(weight, np.float32)
+    first_reduced_axis = 1 if per_channel else 0
+    axes = tuple(range(first_reduced_axis, array.ndim))
+    return array.min(axes), array.max(axes)
+
+
 def _ranges_of_runs(
     model: Runnable, samples: Iterable[Any], names: list[str], percentile: float | None
 ) -> dict[str, _Range]:
@@ -191,15 +200,16 @@ def _ranges_of_runs(
     ranges: dict[str, _Range] = {}
     probe = Probe(capture=tuple(names), results=False)
 
-    def run(inputs: tuple[Any, ...]) -> Mapping[str, jax.Array]:
+    def tensors_of_call(inputs: tuple[Any, ...]) -> Mapping[str, jax.Array]:
         args, kwargs = arguments_of(inputs)
         return call_with_probe(model, args, kwargs, probe)
 
     if not names:
         return ranges
-    for tensors in over_samples("sample", samples, run):
+    for tensors in over_samples("sample", samples, tensors_of_call):
         extremes = jax.device_get(extremes_of(tensors))
         for name, (low, high) in extremes.items():
+            # In the first sample there is no earlier range.
             earlier_low, earlier_high = ranges.get(name, (low, high))
             ranges[name] = np.minimum(earlier_low, low), np.maximum(earlier_high, high)
     if not ranges:

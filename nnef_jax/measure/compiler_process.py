@@ -35,7 +35,11 @@ def main(folder: Path) -> None:
         serialized = (folder / f"{number}.jax").read_bytes()
         try:
             compiled = compile_program(
-                serialized, donated, devices, request["mesh"], request["axis_types"]
+                serialized,
+                donated,
+                devices,
+                axes=request["mesh"],
+                axis_types=request["axis_types"],
             )
         except Exception as error:
             # The compiler refuses the program.

@@ -92,7 +92,7 @@ class Cost(Result):
         """Return a table with a line for each of XLA's figures."""
         rows: list[tuple[str, str, str]] = []
 
-        def add(name: str, figure: float | None, note: str = "") -> None:
+        def add_row(name: str, figure: float | None, note: str = "") -> None:
             if figure is not None:
                 rows.append((name, f"{int(figure):,}", note))
 
@@ -100,17 +100,17 @@ class Cost(Result):
         if self.flops and self.multiply_adds:
             ratio = self.flops / (2 * self.multiply_adds)
             flops_note = f"{ratio:.2f} of 2 a multiply-add"
-        add("multiply-adds", self.multiply_adds, "of products and convolutions in the document")
-        add("flops", self.flops, flops_note)
-        add("transcendentals", self.transcendentals)
-        add("bytes accessed", self.bytes_accessed, "" if self.compiled else "before fusion")
+        add_row("multiply-adds", self.multiply_adds, "of products and convolutions in the document")
+        add_row("flops", self.flops, flops_note)
+        add_row("transcendentals", self.transcendentals)
+        add_row("bytes accessed", self.bytes_accessed, "" if self.compiled else "before fusion")
         if self.intensity is not None:
             rows.append(("flops a byte", f"{self.intensity:.3g}", ""))
-        add("arguments", self.argument_bytes, "bytes of inputs and prepared parameters")
-        add("outputs", self.output_bytes, "bytes")
-        add("temporaries", self.temporary_bytes, "bytes")
-        add("code", self.code_bytes, "bytes")
-        add("loops", self.loops or None, "whose bodies are counted once")
+        add_row("arguments", self.argument_bytes, "bytes of inputs and prepared parameters")
+        add_row("outputs", self.output_bytes, "bytes")
+        add_row("temporaries", self.temporary_bytes, "bytes")
+        add_row("code", self.code_bytes, "bytes")
+        add_row("loops", self.loops or None, "whose bodies are counted once")
         stage = "compiled" if self.compiled else "lowered"
         table = table_of(f"{self.network}, {stage} for {self.platform}", ("", "", ""), rows)
         table.show_header = False

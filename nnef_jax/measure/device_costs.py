@@ -23,8 +23,8 @@ from nnef_jax.options import require, shown
 from nnef_jax.parameters.module_names import ModuleNames, shared_start
 from nnef_jax.results import Result, Table, table_of
 
-_MOST = 8  # A table has rows for at most so many kernels.
-_NAMES = 3  # A row names at most so many operations of a kernel.
+_MOST_KERNELS = 8  # A table has rows for at most this many kernels.
+_MOST_NAMES = 3  # A row names at most this many operations of a kernel.
 
 
 @dataclass(frozen=True)
@@ -161,24 +161,26 @@ class DeviceCost(Result):
         is_gpu = self._is_gpu()
         fusion = "before fusion" if is_gpu else ""
 
-        def add(name: str, figure: float | None, text: Callable[[float], str], note: str) -> None:
+        def add_row(
+            name: str, figure: float | None, text: Callable[[float], str], note: str
+        ) -> None:
             if figure is not None:
                 rows.append((name, text(figure), note))
 
-        add("arguments", self.argument_bytes, _size, "prepared parameters and inputs")
-        add("results", self.output_bytes, _size, "less those in the memory of arguments")
-        add("temporaries", self.temporary_bytes, _size, "")
-        add("code", self.code_bytes, _size, "")
-        add("multiply-adds", self.multiply_adds, _count, "of the document, on all devices")
-        add("flops", self.flops, _count, fusion)
-        add("bytes accessed", self.bytes_accessed, _size, fusion)
+        add_row("arguments", self.argument_bytes, _size, "prepared parameters and inputs")
+        add_row("results", self.output_bytes, _size, "less those in the memory of arguments")
+        add_row("temporaries", self.temporary_bytes, _size, "")
+        add_row("code", self.code_bytes, _size, "")
+        add_row("multiply-adds", self.multiply_adds, _count, "of the document, on all devices")
+        add_row("flops", self.flops, _count, fusion)
+        add_row("bytes accessed", self.bytes_accessed, _size, fusion)
         peak = _rate(self.flops, self.compute_seconds, 1e12, "Tflop/s")
         compute_note = f"flops at the published peak{peak}"
-        add("time by matrix units", self.compute_seconds, _time, compute_note)
+        add_row("time by matrix units", self.compute_seconds, _time, compute_note)
         bandwidth = _rate(self.bytes_accessed, self.memory_seconds, 1e9, "GB/s")
         moved = f"bytes {fusion}," if fusion else "bytes"
         memory_note = f"{moved} at the published bandwidth{bandwidth}"
-        add("time by memory", self.memory_seconds, _time, memory_note)
+        add_row("time by memory", self.memory_seconds, _time, memory_note)
         if self.seconds is not None:
             rows.append(("time by the compiler", _time(self.seconds), self._time_note()))
         elif is_gpu and not self.refusal:
@@ -187,10 +189,12 @@ class DeviceCost(Result):
             name = f"{collective.count} {collective.kind}"
             rows.append((name, _size(collective.bytes), f"between {collective.group} devices"))
         if self.collectives:
-            add("time by links", self.link_seconds, _time, "our estimate, at published bandwidth")
+            add_row(
+                "time by links", self.link_seconds, _time, "our estimate, at published bandwidth"
+            )
         if self.rows:
             rows.append(("slowest kernels", "", "of the time by the compiler"))
-        for row in self.rows[:_MOST]:
+        for row in self.rows[:_MOST_KERNELS]:
             rows.append((f"  {_names(row)}", _time(row.seconds), _place(row)))
         return rows
 
@@ -272,28 +276,7 @@ def device_cost(
     if isinstance(compiled, Refused):
         if not compiled.is_for_memory:
             raise UnsupportedError(f"the compiler for '{topology.name}' refuses: {compiled.reason}")
-        return DeviceCost(
-            network=network,
-            topology=topology.name,
-            mesh=axes,
-            refusal=compiled.reason.removeprefix("RESOURCE_EXHAUSTED: "),
-            argument_bytes=None,
-            output_bytes=None,
-            temporary_bytes=None,
-            code_bytes=None,
-            memory_bytes=chip.memory,
-            multiply_adds=multiply_adds,
-            flops=None,
-            bytes_accessed=None,
-            compute_seconds=None,
-            memory_seconds=None,
-            seconds=None,
-            custom_calls={},
-            open_loops=0,
-            collectives=(),
-            link_seconds=0.0,
-            rows=(),
-        )
+        return _refused_cost(network, topology, axes, compiled, multiply_adds)
     text = HloText(compiled.text)
     device_count = math.prod(axes.values())
     flops, accessed_bytes = _work(compiled, program.analysis, device_count)
@@ -303,6 +286,7 @@ def device_cost(
     memory_seconds = None
     if accessed_bytes is not None:
         memory_seconds = accessed_bytes / chip.bandwidth
+    # The first extent of a GPU topology is the number of hosts. Links between hosts are slower.
     has_hosts = topology.shape[0] > 1
     link_rate = chip.network if chip.network and has_hosts else chip.link
     exchanged_bytes = sum(collective.exchanged for collective in text.collectives)
@@ -331,6 +315,41 @@ def device_cost(
     )
 
 
+def _refused_cost(
+    network: str,
+    topology: Topology,
+    axes: Mapping[str, int],
+    refused: Refused,
+    multiply_adds: int | None,
+) -> DeviceCost:
+    """Return the cost of a program that the compiler refuses because it needs too much memory.
+
+    `axes` are the extents of the mesh by name. The compiler reports no figures of the program.
+    """
+    return DeviceCost(
+        network=network,
+        topology=topology.name,
+        mesh=axes,
+        refusal=refused.reason.removeprefix("RESOURCE_EXHAUSTED: "),
+        argument_bytes=None,
+        output_bytes=None,
+        temporary_bytes=None,
+        code_bytes=None,
+        memory_bytes=topology.chip.memory,
+        multiply_adds=multiply_adds,
+        flops=None,
+        bytes_accessed=None,
+        compute_seconds=None,
+        memory_seconds=None,
+        seconds=None,
+        custom_calls={},
+        open_loops=0,
+        collectives=(),
+        link_seconds=0.0,
+        rows=(),
+    )
+
+
 def _kernel_times(
     hlo: str, text: HloText, graph: Graph | None, seconds: float
 ) -> tuple[DeviceRow, ...]:
@@ -349,7 +368,8 @@ def _kernel_times(
     cycles_by_names: defaultdict[tuple[str, ...], int] = defaultdict(int)
     for instruction, cycles in text.cycles.items():
         names = names_by_instruction.get(instruction, ())
-        cycles_by_names[tuple(sorted(names, key=positions.__getitem__))] += cycles
+        names_in_order = tuple(sorted(names, key=positions.__getitem__))
+        cycles_by_names[names_in_order] += cycles
     seconds_per_cycle = seconds / sum(cycles_by_names.values())
     rows: list[DeviceRow] = []
     for names, cycles in cycles_by_names.items():
@@ -357,12 +377,16 @@ def _kernel_times(
         for name in names:
             operations += operations_by_name[name]
         kinds = tuple(dict.fromkeys(operation.kind for operation in operations))
-        module = ""
-        if modules:
-            paths = [modules.of_operation(operation) for operation in operations]
-            module = ".".join(shared_start([path for path in paths if path]) or ())
+        module = _shared_module(operations, modules) if modules else ""
         rows.append(DeviceRow(names, cycles * seconds_per_cycle, kinds, module))
     return tuple(sorted(rows, key=lambda row: -row.seconds))
+
+
+def _shared_module(operations: Sequence[Operation], modules: ModuleNames) -> str:
+    """Return the innermost module that contains all operations whose module is known, or ""."""
+    paths = [modules.of_operation(operation) for operation in operations]
+    known_paths = [path for path in paths if path]
+    return ".".join(shared_start(known_paths) or ())
 
 
 def estimated_seconds(analysis: Mapping[str, float], text: HloText) -> float | None:
@@ -431,8 +455,8 @@ def _peak(topology: Topology, arguments: Sequence[Any]) -> float:
 
 def _names(row: DeviceRow) -> str:
     """Return the names of a row's operations, at most three of them."""
-    names = ", ".join(row.operations[:_NAMES]) or "other kernels"
-    hidden_count = len(row.operations) - _NAMES
+    names = ", ".join(row.operations[:_MOST_NAMES]) or "other kernels"
+    hidden_count = len(row.operations) - _MOST_NAMES
     return f"{names} and {hidden_count} more" if hidden_count > 0 else names
 
 

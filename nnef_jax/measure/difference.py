@@ -131,8 +131,11 @@ def diff(a: Model | Source, b: Model | Source) -> Difference:
         *_states(graph_a, graph_b, pairs),
         *_weights(data_a, data_b, pairs),
     ]
-    operations = len(graph_a.operations), len(graph_b.operations)
-    return Difference(tuple(changes), operations, (len(data_a), len(data_b)))
+    return Difference(
+        changes=tuple(changes),
+        operations=(len(graph_a.operations), len(graph_b.operations)),
+        weights=(len(data_a), len(data_b)),
+    )
 
 
 def _graph_and_data(source: Model | Source) -> tuple[Graph, dict[str, Any]]:
@@ -170,15 +173,17 @@ def _values(part: str, a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[C
         type_b = b[name_b]
         renamed = name_b if name_a != name_b else None
         if type_a != type_b:
-            yield Change(part, "changed", name_a, type_a, renamed, (f"{type_a} -> {type_b}",))
+            details = (f"{type_a} -> {type_b}",)
+            yield Change(part, "changed", name_a, type_a, renamed=renamed, details=details)
         elif renamed:
-            yield Change(part, "renamed", name_a, type_a, renamed)
+            yield Change(part, "renamed", name_a, type_a, renamed=renamed)
     order_a = [name for name in a if name in b]
     order_b = [name for name in b if name in a]
     # The order is reported only if each tensor of `a` has a partner.
     if len(a) == len(pairs) and order_a != order_b:
         details = (f"order: {', '.join(order_a)} -> {', '.join(order_b)}",)
-        yield Change(part, "changed", order_a[0], "", details=details)
+        first_name = order_a[0]
+        yield Change(part, "changed", first_name, kind="", details=details)
     for name, type in a.items():
         if name not in pairs:
             yield Change(part, "removed", name, type)
@@ -200,9 +205,11 @@ def _operations(a: Graph, b: Graph, pairs: Pairs) -> Iterator[Change]:
         details = tuple(_changes(operation, counterpart, pairs))
         renamed = counterpart.name if counterpart.name != operation.name else None
         if details:
-            yield Change("operation", "changed", name, operation.kind, renamed, details)
+            yield Change(
+                "operation", "changed", name, operation.kind, renamed=renamed, details=details
+            )
         elif renamed:
-            yield Change("operation", "renamed", name, operation.kind, renamed)
+            yield Change("operation", "renamed", name, operation.kind, renamed=renamed)
     paired_names_b = set(pairs.operations.values())
     for name, operation in operations_b.items():
         if name not in paired_names_b:
@@ -264,14 +271,23 @@ def _weights(a: Mapping[str, Any], b: Mapping[str, Any], pairs: Pairs) -> Iterat
         type_b = _type(array_b)
         renamed = label_b if label_b != label else None
         if type_a != type_b:
-            yield Change("weights", "changed", label, type_a, renamed, (f"{type_a} -> {type_b}",))
+            details = (f"{type_a} -> {type_b}",)
+            yield Change("weights", "changed", label, type_a, renamed=renamed, details=details)
             continue
         distance = _distance(array_a, array_b)
         if distance is not None:
             details, relative_distance = distance
-            yield Change("weights", "changed", label, type_a, renamed, details, relative_distance)
+            yield Change(
+                "weights",
+                "changed",
+                label,
+                type_a,
+                renamed=renamed,
+                details=details,
+                distance=relative_distance,
+            )
         elif renamed:
-            yield Change("weights", "renamed", label, type_a, renamed)
+            yield Change("weights", "renamed", label, type_a, renamed=renamed)
     paired_labels_b = set(pairs.labels.values())
     for label, stored_array in b.items():
         if label not in paired_labels_b:

@@ -68,7 +68,7 @@ def onnx_tensors(
     inputs = [value.name for value in session.get_inputs() if value.name not in values]
     outputs = [value.name for value in session.get_outputs()]
 
-    def run(*arguments: Any, **named: Any) -> Any:
+    def run_session(*arguments: Any, **named: Any) -> Any:
         arrays = named
         if not named:
             # There may be fewer arguments than inputs. `_in_order` then raises an error.
@@ -78,7 +78,7 @@ def onnx_tensors(
         results = session.run(all_outputs, _typed(session, all_inputs))
         return dict(zip(outputs, results, strict=True)) if inside else tuple(results)
 
-    return run
+    return run_session
 
 
 def _with_all_outputs(path: str) -> Any:

@@ -18,7 +18,7 @@ from nnef_jax.model import Model
 from nnef_jax.options import require_choice
 from nnef_jax.workings import bind, compiled, graph_for, network_of
 
-_CYCLES = 16  # A scan of random inputs has so many cycles.
+_CYCLES_OF_SCAN = 16  # A scan of random inputs has this many cycles.
 _GIVE = "give example inputs, or shapes by load(..., input_shapes=...): on the command line"
 
 
@@ -50,7 +50,7 @@ def subject_of(
     passed.
     """
     require_choice("entry", entry, ("apply", "step", "scan"))
-    time_extents = (_CYCLES,) if entry == "scan" else ()
+    time_extents = (_CYCLES_OF_SCAN,) if entry == "scan" else ()
     time_axes = len(time_extents)
     if not args and not named:
         args = tuple(random_inputs(model, seed, *time_extents).values())
@@ -59,7 +59,7 @@ def subject_of(
     state = {} if entry == "apply" else model.init_state()
     states = [state[variable.label] for variable in graph.states] if state else []
 
-    def run() -> Any:
+    def run_entry() -> Any:
         if entry == "apply":
             results = model(*inputs)
         elif entry == "step":
@@ -72,7 +72,7 @@ def subject_of(
 
     entry_name = "outputs" if entry == "apply" else entry
     program = partial(compiled, model, entry_name, state, inputs)
-    return Subject(run, program, [*states, *inputs], graph)
+    return Subject(run_entry, program, [*states, *inputs], graph)
 
 
 def random_inputs(

@@ -12,7 +12,7 @@ from functools import cached_property
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (.*)")
 # The text before the opcode is a shape such as f32[2,3], a layout such as {1,0}, or a tuple of
-# shapes in parentheses. It therefore ends in "]", "}" or ")".
+# shapes in parentheses. The text therefore ends in "]", "}" or ")".
 _OPCODE = re.compile(r"[\])}] ([a-z][\w\-]*)\(")
 _SHAPE = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
 _LOOP = re.compile(r"condition=%?([\w.\-]+), body=%?([\w.\-]+)")
@@ -138,6 +138,7 @@ class HloText:
                 iterations = self._iterations(definition, condition) or 1
                 yield from self._running(body, runs * iterations)
             elif opcode in ("conditional", "call", "async-start"):
+                # It is not known which branch runs, so all of them count.
                 for branches in _BRANCHES.findall(definition):
                     for branch in _NAME.findall(branches):
                         yield from self._running(branch, runs)
@@ -284,7 +285,7 @@ def _exchanged_bytes(kind: str, size: int, group: int) -> float:
     if "permute" in kind:
         return size
     if kind == "reduce-scatter":
-        # The operand passes through the ring. It is `group` times as large as the result.
+        # The operand, which is `group` times as large as the result, passes through the ring.
         size_in_ring = size * group
     elif kind == "all-reduce":
         # The array passes through the ring twice: first to be summed, then to be distributed.

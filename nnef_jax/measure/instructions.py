@@ -47,6 +47,7 @@ def program_of(text: str, names: Collection[str]) -> HloProgram:
     `names` are the names of the document's operations. A fusion computes the operations of all
     instructions inside the fusion.
     """
+    # jax may write the name "/conv1//Conv" as "conv1/Conv". A name itself takes precedence.
     names_by_path = {_without_empty_parts(name): name for name in names}
     for name in names:
         names_by_path[name] = name

@@ -9,8 +9,8 @@ from typing import Any
 from lowering.graph import Graph, Operation, Value
 from nnef_jax.analysis.matching import TensorKind, match
 
-# Operations are paired by structure only if there are at most so many possible pairs. More of them
-# would take minutes.
+# Operations are paired by structure only if there are at most this many possible pairs. More of
+# them would take minutes.
 _MOST_PAIRS = 40_000_000
 
 
@@ -60,7 +60,7 @@ def paired(a: Graph, b: Graph) -> Pairs:
     operations_a = named_operations(a)
     operations_b = named_operations(b)
     names = _matched(_kinds(operations_a), _kinds(operations_b))
-    pairs_by_name = _pairs(a, b, labels, names)
+    pairs_by_name = _pairs(a, b, labels=labels, operations=names)
     differing_by_name = _count_differing(a, b, pairs_by_name)
     is_too_large = len(operations_a) * len(operations_b) > _MOST_PAIRS
     if differing_by_name == 0 or is_too_large:
@@ -72,7 +72,7 @@ def paired(a: Graph, b: Graph) -> Pairs:
     names_by_structure: dict[str, str] = {}
     for prefixed_a, prefixed_b in _matched(structures_a, structures_b).items():
         names_by_structure[prefixed_a.removeprefix("a:")] = prefixed_b.removeprefix("b:")
-    pairs_by_structure = _pairs(a, b, labels, names_by_structure)
+    pairs_by_structure = _pairs(a, b, labels=labels, operations=names_by_structure)
     if _count_differing(a, b, pairs_by_structure) < differing_by_name:
         return pairs_by_structure
     return pairs_by_name

@@ -31,13 +31,14 @@ from nnef_jax.results import Axes, Result, Table, axes, literally, table_of
 from nnef_jax.storage import files
 
 _CALL = "nnef_jax.profile"
-_SECONDS = 1.0  # By default calls are recorded for about so many seconds.
+_SECONDS = 1.0  # By default calls are recorded for about this many seconds.
+# By default at least 5 and at most 100 calls are recorded.
 _FEWEST_CALLS = 5
 _MOST_CALLS = 100
 # Threads start their records during their first calls, so the first 3 calls do not count.
 _UNRECORDED_CALLS = 3
-_WIDEST = 60  # A row names as many operations as fit into so many characters.
-_MOST_BARS = 20  # A picture has bars for so many rows.
+_WIDEST_TITLE = 60  # A row names as many operations as fit into this many characters.
+_MOST_BARS = 20  # A picture has bars for this many rows.
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +221,7 @@ def profile(
     device = devices_of(call())
     names = {operation.name for operation in subject.graph.operations}
     program = program_of(subject.compiled().as_text() or "", names)
+    # Calls are slower while they are recorded, so they are also timed without a recording.
     if calls is None:
         calls_in_time = round(_SECONDS / _seconds(call, _FEWEST_CALLS))
         calls = min(_MOST_CALLS, max(_FEWEST_CALLS, calls_in_time))
@@ -286,7 +288,14 @@ def _profile(
         if names:
             kinds = tuple([operations[name]["kind"] for name in names])
             nbytes = sum([operations[name]["bytes"] for name in names])
-            rows.append(Row(names, kinds, seconds[names], nbytes, tuple(sorted(kernel_names))))
+            row = Row(
+                operations=names,
+                kinds=kinds,
+                seconds=seconds[names],
+                nbytes=nbytes,
+                kernels=tuple(sorted(kernel_names)),
+            )
+            rows.append(row)
     rows.sort(key=lambda row: -row.seconds)
     difference = mean_seconds - sum([row.seconds for row in rows])
     # The rows may sum to slightly more than the call, because of rounding.
@@ -333,14 +342,14 @@ def _operations(graph: Graph) -> dict[str, dict[str, Any]]:
 
 
 def _title(row: Row) -> str:
-    """Return the names of a row's operations: as many as fit into `_WIDEST` characters.
+    """Return the names of a row's operations: as many as fit into `_WIDEST_TITLE` characters.
 
     The title is for example "conv1 + relu1 + 3 more".
     """
     title = row.operations[0]
     for shown_count, name in enumerate(row.operations[1:], start=1):
         longer_title = f"{title} + {name}"
-        if len(longer_title) > _WIDEST:
+        if len(longer_title) > _WIDEST_TITLE:
             return f"{title} + {len(row.operations) - shown_count} more"
         title = longer_title
     return title

@@ -79,7 +79,13 @@ def _lowered(operation: Operation, evaluate: Evaluation, platform: str) -> Lower
     inputs = tuple(dict.fromkeys(operation.reads()))
     outputs = tuple(operation.writes())
     output_names = tuple(value.name for value in outputs)
-    graph = Graph(operation.kind, inputs, outputs, output_names, (operation,))
+    graph = Graph(
+        name=operation.kind,
+        inputs=inputs,
+        outputs=outputs,
+        output_names=output_names,
+        operations=(operation,),
+    )
 
     def results_of(_parameters: object, *arrays: Any) -> list[Any]:
         # The graph of a single operation has neither parameters nor states.

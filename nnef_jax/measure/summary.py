@@ -23,7 +23,7 @@ _HEAD = ("name", "operation", "shape", "dtype", "parameters", "MACs", "module")
 _ALIGNMENTS = (
     "<<<<>><"  # Columns of text are aligned to the left, and columns of numbers to the right.
 )
-_WIDEST = 60  # A column is at most so many characters wide. Longer cells overflow it.
+_WIDEST_COLUMN = 60  # A column is at most this many characters wide. Longer cells overflow it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Summary(Result):
         widths: list[int] = []
         for column in zip(*rows_of_texts, strict=True):
             widest = max(map(len, column))
-            widths.append(min(_WIDEST, widest))
+            widths.append(min(_WIDEST_COLUMN, widest))
         heads, *rows = rows_of_texts
         rule = ["-" * width for width in widths]
         table = [_line(row, widths) for row in (heads, rule, *rows)]
@@ -183,7 +183,6 @@ def summarise(
     Raises LimitError for more rows than the network's limits allow.
     """
     graph = network.graph
-    names = ModuleNames(graph)
     meter = Meter(network.options.meter.limits)
 
     def variable_summary(variable: Parameter | StateVariable) -> VariableSummary:
@@ -197,24 +196,9 @@ def summarise(
     unused_parameters = [parameter for parameter in parameters if parameter.unused]
     unused_items = sum(_items(parameter.tensor) for parameter in unused_parameters)
     all_items = sum(_items(parameter.tensor) for parameter in parameters)
-    used_sizes: dict[Value, int] = {}
-    for variable in graph.parameters:
-        if variable.label not in network.unused:
-            used_sizes[variable.value] = volume(with_ones(variable.value.type.shape))
+    # Inputs and unused parameters have a row each. The rows of operations are counted below.
     meter.spend(ROW_STEPS * (len(graph.inputs) + len(unused_parameters)), graph.name)
-    operations: list[OperationSummary] = []
-    for operation in graph.operations:
-        results = tuple(spec_of(value.name, value) for value in operation.writes())
-        meter.spend(ROW_STEPS * len(results), graph.name)
-        # `pop` removes a parameter, so that only the first operation that reads the parameter
-        # counts its items.
-        size = sum(used_sizes.pop(value, 0) for value in operation.reads())
-        work = multiply_adds(operation)
-        module = ".".join(names.of_operation(operation))
-        is_int8 = operation.name in in_integers
-        operations.append(
-            OperationSummary(operation.name, operation.kind, results, size, work, module, is_int8)
-        )
+    operations = _operation_summaries(network, in_integers, meter)
     return Summary(
         name=graph.name,
         dialect=network.frontend.dialect,
@@ -235,6 +219,41 @@ def summarise(
         variables=(*parameters, *states),
         remarks=tuple(remarks),
     )
+
+
+def _operation_summaries(
+    network: Network, in_integers: Collection[str], meter: Meter
+) -> list[OperationSummary]:
+    """Return the summary of each operation, in the order in which operations are computed.
+
+    `in_integers` has the names of operations that compute in integers. The meter counts the rows of
+    the table.
+    """
+    graph = network.graph
+    names = ModuleNames(graph)
+    # For each used parameter, this is its number of items, in which an open extent counts as 1.
+    used_sizes: dict[Value, int] = {}
+    for variable in graph.parameters:
+        if variable.label not in network.unused:
+            used_sizes[variable.value] = volume(with_ones(variable.value.type.shape))
+    summaries: list[OperationSummary] = []
+    for operation in graph.operations:
+        results = tuple(spec_of(value.name, value) for value in operation.writes())
+        meter.spend(ROW_STEPS * len(results), graph.name)
+        # `pop` removes a parameter, so that only the first operation that reads the parameter
+        # counts its items.
+        size = sum(used_sizes.pop(value, 0) for value in operation.reads())
+        summary = OperationSummary(
+            name=operation.name,
+            kind=operation.kind,
+            results=results,
+            parameters=size,
+            multiply_adds=multiply_adds(operation),
+            module=".".join(names.of_operation(operation)),
+            int8=operation.name in in_integers,
+        )
+        summaries.append(summary)
+    return summaries
 
 
 def _row(

@@ -208,6 +208,7 @@ def topology_of(name: object) -> Topology:
         raise InputError(f"there is no device '{kind}' in topology '{text}'", hint=hint)
     chip = CHIPS[kind]
     if not colon:
+        # A name without extents, such as "a100", stands for a single device.
         extents = "1"
     number = r"[1-9]\d*"
     if chip.platform == "cuda":
@@ -225,6 +226,7 @@ def topology_of(name: object) -> Topology:
         hint = f"write {names}, ...; a mesh may use fewer devices than these have"
         raise InputError(f"topology '{text}' does not give {meaning}", hint=hint)
     shape = tuple(map(int, extents.split("x")))
+    # "h100:8" has one extent, and becomes 1 host with 8 GPUs.
     missing_axes = (1,) * (chip.axes - len(shape))
     topology = Topology(text, chip, missing_axes + shape)
     _require_layout(topology)

@@ -119,7 +119,7 @@ def lowered_program(
         checks = [export.DisabledSafetyCheck.custom_call(target) for target in targets]
         exported = export.export(jitted, platforms=[platform], disabled_checks=checks)(*arguments)
     # The trees of arguments and results may contain types of the caller, which jax cannot
-    # serialise. They are replaced by a tuple of all arguments, and a list of all results.
+    # serialise. A tuple of all arguments and a list of all results take the place of the trees.
     argument_infos = jax.tree.leaves(traced.args_info)
     flat_in = jax.tree.structure((tuple(argument_infos), {}))
     flat_out = jax.tree.structure([*exported.out_avals])

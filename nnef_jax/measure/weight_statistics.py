@@ -19,7 +19,7 @@ from nnef_jax.options import numpy_of, require
 from nnef_jax.results import Axes, Result, Table, axes, literally, table_of
 from nnef_jax.workings import require_arrays
 
-_BINS = 16
+_BINS = 16  # A histogram has this many bins.
 _BLOCKS = "▁▂▃▄▅▆▇█"
 # For `bits` and `histogram`, an array of more items is sampled.
 _SAMPLE = 1 << 18

@@ -96,6 +96,7 @@ class ModuleNames:
                     groups = dict(operation.attributes)["groups"]
                     self._groups[label] = groups if isinstance(groups, int) else 1
                 if label.startswith(_FOLDED) and operation.kind == "matmul":
+                    # The label shows no module, but the name of the operation does.
                     self._folded[label] = (*_modules_of(components(operation.name)), "weight")
                 elif "." in label and "__" in operation.name:
                     root, _, _ = operation.name.partition("__")
@@ -138,7 +139,7 @@ class ModuleNames:
         return self._groups.get(label, 0)
 
     def of_operation(self, operation: Operation) -> Path:
-        """Return the path of an operation's module, from its parameters or else from its name."""
+        """Return the path of an operation's module, from parameters or else from the name."""
         return self.by_labels([operation]) or self.by_name(operation) or ()
 
     def by_labels(self, operations: Sequence[Operation]) -> Path | None:

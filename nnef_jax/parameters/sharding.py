@@ -29,10 +29,10 @@ _Names = str | Sequence[str] | None  # These are names of mesh axes.
 _Spec = list[Any]
 # Parameters of fewer items are replicated. Moving parts of them between devices would cost more
 # than the memory for all of them.
-_SMALL = 1024
+_LEAST_DIVIDED_ITEMS = 1024
 # A vector of fewer items is replicated, and not gathered from the devices in each call. 16384
 # numbers of 4 bytes take 1.5 us over one link of a v5e. A collective takes about as long to start.
-_SHORT = 16384
+_LEAST_GATHERED_VECTOR_ITEMS = 16384
 
 
 def layout_of(
@@ -64,20 +64,14 @@ def layout_of(
         names_for_params = _names("params", params, mesh)
         along = tuple(name for name in names_for_params if name not in batch_names)
         fully = tuple(name for name in names_for_params if name in batch_names)
-        specs: dict[str, _Spec] = {label: [None] * len(shape) for label, shape in shapes.items()}
-        state_specs: dict[str, _Spec] = {}
-        for state in graph.states:
-            state_specs[state.label] = [None] * len(state.value.type.shape)
         if along:
             count = _divisor(along, mesh)
-            chosen = chosen_divisions(definition, count, platform_of(mesh), _SMALL)
-        for label, division in chosen.items():
-            # `division.along` is the index of the divided axis, or None for a replicated parameter.
-            if division.along is not None:
-                spec = state_specs[label] if label in state_specs else specs[label]
-                spec[division.along] = _joined(along)
-        _divide_fully(specs, shapes, fully, mesh)
-        specs |= state_specs
+            chosen = chosen_divisions(
+                definition, count, platform_of(mesh), least=_LEAST_DIVIDED_ITEMS
+            )
+        specs = _specs_of(graph, chosen, along)
+        parameter_specs = {label: specs[label] for label in shapes}
+        _divide_fully(parameter_specs, shapes, fully, mesh)
     partitions: list[tuple[str, PartitionSpec]] = []
     for label, spec in specs.items():
         is_sharded = any(names is not None for names in spec)
@@ -93,6 +87,24 @@ def layout_of(
     )
     _require_batch(layout, graph)
     return layout
+
+
+def _specs_of(
+    graph: Graph, divisions: Mapping[str, Division], along: Sequence[str]
+) -> dict[str, _Spec]:
+    """Return the specs of parameters and then of states by label, for tensor parallelism.
+
+    A parameter or state in `divisions` is divided along the mesh axes `along`. All others are
+    replicated.
+    """
+    specs: dict[str, _Spec] = {}
+    for variable in (*graph.parameters, *graph.states):
+        specs[variable.label] = [None] * len(variable.value.type.shape)
+    for label, division in divisions.items():
+        # `division.along` is the index of the divided axis, or None for a replicated parameter.
+        if division.along is not None:
+            specs[label][division.along] = _joined(along)
+    return specs
 
 
 def _names(argument: str, value: object, mesh: AnyMesh) -> tuple[str, ...]:
@@ -168,7 +180,7 @@ def _least_gathered(shape: Sequence[int]) -> int:
     """
     long_axes = [extent for extent in shape if extent > 1]
     is_vector = len(long_axes) < 2
-    return _SHORT if is_vector else _SMALL
+    return _LEAST_GATHERED_VECTOR_ITEMS if is_vector else _LEAST_DIVIDED_ITEMS
 
 
 def _by_pattern(params: Mapping[Any, object], shapes: Shapes, mesh: AnyMesh) -> dict[str, _Spec]:
@@ -333,20 +345,21 @@ def plan_of(definition: Definition) -> ShardingPlan | None:
             moves.append("1 all-gather")
         if not reasons:
             reasons.append(_why_replicated(layout, shape))
-        rows.append(ShardedParameter(label, shape, spec, ", ".join(reasons), ", ".join(moves)))
+        why = ", ".join(reasons)
+        rows.append(ShardedParameter(label, shape, spec, why=why, moves=", ".join(moves)))
     for label in definition.states:
         shape = definition.variables[label].value.type.shape
         division = divisions_by_label.get(label)
         spec = layout.of_parameter(label).spec
         why = division.why if division else ""
-        rows.append(ShardedParameter(label, shape, spec, why, moves=""))
+        rows.append(ShardedParameter(label, shape, spec, why=why, moves=""))
     return ShardingPlan(rows)
 
 
 def _why_replicated(layout: Layout, shape: Sequence[int]) -> str:
     """Return the reason why no axis of a parameter is divided, or "" if the user chose so."""
     are_gathered = any(has_names(spec, layout.batch) for _, spec in layout.specs)
-    least_items = _least_gathered(shape) if are_gathered else _SMALL
+    least_items = _least_gathered(shape) if are_gathered else _LEAST_DIVIDED_ITEMS
     if math.prod(shape) < least_items:
         return f"fewer than {least_items} items"
     if not layout.along:

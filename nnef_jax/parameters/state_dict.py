@@ -24,7 +24,7 @@ _GATE = re.compile(
     r"(?P<letter>[ifgorzn])"
 )
 _INITIAL = re.compile(r".*\.l\d+_(backward_)?[hc]_0_init")
-# An LSTM has 4 gates, and a GRU has 3 gates. Their letters are in PyTorch's order.
+# An LSTM has 4 gates, and a GRU has 3 gates. The letters of the gates are in PyTorch's order.
 _GATES = {4: "ifgo", 3: "rzn"}
 
 _Array = Any  # This is an array of numpy or of jax.
@@ -99,10 +99,7 @@ class _Matching:
                 if candidate.stored is not None:
                     params[label] = candidate.stored
                 else:
-                    arrays = [
-                        f"'{name}' {list(self.arrays[name].shape)}" for name in candidate.names
-                    ]
-                    other_shapes.append(f"{', '.join(arrays)} for {list(shape)}")
+                    other_shapes.append(f"{self._shown_shapes(candidate)} for {list(shape)}")
             if not candidates and not self._is_constant(label, shape):
                 missing.append(".".join(self.names.of_label(label)) or label)
         for labels in users.values():
@@ -123,6 +120,13 @@ class _Matching:
             message = f"the state dict for '{self.graph.name:.60}' {', '.join(faults)}"
             raise InputError(message, hint=_hint(unclear, missing, unknown))
         return params
+
+    def _shown_shapes(self, candidate: _Candidate) -> str:
+        """Return the names and shapes of a candidate's arrays, as text."""
+        arrays: list[str] = []
+        for name in candidate.names:
+            arrays.append(f"'{name}' {list(self.arrays[name].shape)}")
+        return ", ".join(arrays)
 
     def _candidates(self, label: str, shape: Shape) -> Iterator[_Candidate]:
         """Yield each choice of arrays that may be the parameter with the given label and shape."""
@@ -216,9 +220,9 @@ class _Matching:
     def _is_neutral(self, name: str, used: Iterable[str]) -> bool:
         """Tell whether the results of the network are the same without an array.
 
-        No parameter uses the array `name`, and `used` are the names of the arrays that parameters
-        use. The array is neutral if it equals a used array. The weight of a norm is also neutral if
-        it contains only ones, and the bias of a norm if it contains only zeros.
+        `name` is the name of an array that no parameter uses. `used` are the names of the arrays
+        that parameters use. The array is neutral if it equals a used array. The weight of a norm is
+        also neutral if it contains only ones, and the bias of a norm if it contains only zeros.
         """
         array = self.arrays[name]
         if isinstance(array, Tracer):

@@ -39,8 +39,8 @@ def _statistics(graph: Graph, constants: Collection[Value]) -> Set[Value]:
             all_constants.update(operation.writes())
     statistics: set[Value] = set()
     # The operations are visited from last to first. An operation that computes a statistic is
-    # therefore visited after the operation that reads the statistic. Its operands are statistics
-    # too.
+    # therefore visited after the operation that reads the statistic. The operands of an operation
+    # that computes a statistic are statistics too.
     for operation in reversed(graph.operations):
         if operation.kind == _NORM:
             operands = dict(operation.operands)

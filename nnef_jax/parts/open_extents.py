@@ -21,12 +21,12 @@ from nnef_jax.formats.base import Options
 from nnef_jax.limits import Meter
 from nnef_jax.reading.network import Network
 
-# Newton's method makes at most so many steps. One step is enough if the extents depend linearly on
-# one another.
-_GUESSES = 8
+# Newton's method makes at most this many steps. One step is enough if the extents depend linearly
+# on one another.
+_MOST_GUESSES = 8
 # To measure a slope, an extent is multiplied by these factors, one after the other, until other
 # extents change.
-_FACTORS = (0.5, 2, 8, 64)
+_SLOPE_FACTORS = (0.5, 2, 8, 64)
 
 # `_has_symbol` gives all symbols this extent. An extent without a symbol stays unknown.
 _ANY_EXTENT = 7
@@ -61,7 +61,7 @@ class Solver:
         """
         target = list(chain.from_iterable(shapes))
         sizes = self._first_guess(target)
-        for _ in range(_GUESSES):
+        for _ in range(_MOST_GUESSES):
             part = self._part(sizes, meter)
             if _extents(part) == target:
                 self._require_unique(sizes, part, meter)
@@ -107,7 +107,7 @@ class Solver:
         """
         extents = _extents(part)
         size = sizes[name]
-        for factor in _FACTORS:
+        for factor in _SLOPE_FACTORS:
             changed_size = max(int(size * factor), 1)
             if changed_size == size:
                 continue

@@ -79,8 +79,8 @@ def write_network(
 
     If arrays are spread over several hosts, all hosts write them together.
     """
-    # Arrays that are partly on other hosts cannot be read here. Their stand-ins are arrays of zeros
-    # that take no memory, because all items share the memory of one number.
+    # Arrays that are partly on other hosts cannot be read here. The stand-ins for these arrays are
+    # arrays of zeros, which take no memory, because all items share the memory of one number.
     distributed: dict[str, jax.Array] = {}
     stand_ins: dict[str, NDArray[Any]] = {}
     for label, x in arrays.items():

@@ -200,11 +200,7 @@ def _input_types(
     network = execution.network
     is_scan = entry == "scan"
     texts = names_of("constraints", constraints, "texts such as 'b >= 2'")
-    if batch is not None:
-        require("batch", batch, str, "a name or None")
-        is_name = _NAME.fullmatch(batch) and batch not in _FUNCTIONS
-        if not is_name:
-            raise InputError(f"batch must be a name such as 'b', it is {shown(batch)}")
+    _require_batch_name(batch)
     symbols = _Symbols(_scope(texts))
     named_shapes = network.frontend.symbolic_shapes(symbols.symbol)
 
@@ -218,12 +214,12 @@ def _input_types(
                 return named_extent
         if axis == 0 and batch:
             return symbols.symbol(batch)
-        return symbols.symbol(f"{name}_{axis}", "axis")
+        return symbols.symbol(f"{name}_{axis}", origin="axis")
 
     def type_of(name: str, value: Value, *, has_time_axis: bool = False) -> jax.ShapeDtypeStruct:
         shape = [extent_of(name, axis, extent) for axis, extent in enumerate(value.type.shape)]
         if has_time_axis:
-            shape.insert(0, symbols.symbol("time", "cycles"))
+            shape.insert(0, symbols.symbol("time", origin="cycles"))
         return jax.ShapeDtypeStruct(shape, jnp.dtype(value.type.dtype))
 
     input_types: list[jax.ShapeDtypeStruct] = []
@@ -237,15 +233,29 @@ def _input_types(
     if is_scan and not input_types:
         message = "a network without inputs has no time axis"
         raise InputError(message, hint="export its step")
-    symbol_names = symbols.names
-    for name in _NAME.findall(" ".join(texts)):
+    _require_symbols(texts, symbols.names)
+    return input_types, open_states
+
+
+def _require_batch_name(batch: str | None) -> None:
+    """Raise TypeError or InputError unless `batch` can be the name of a symbol, or is None."""
+    if batch is None:
+        return
+    require("batch", batch, str, "a name or None")
+    is_name = _NAME.fullmatch(batch) and batch not in _FUNCTIONS
+    if not is_name:
+        raise InputError(f"batch must be a name such as 'b', it is {shown(batch)}")
+
+
+def _require_symbols(constraints: Sequence[str], symbol_names: Sequence[str]) -> None:
+    """Raise InputError if a constraint contains a name that no open extent has."""
+    for name in _NAME.findall(" ".join(constraints)):
         if name not in symbol_names and name not in _FUNCTIONS:
             shown_names = ", ".join(symbol_names) or "none"
             raise InputError(
                 f"constraints name '{name}', the open extents are {shown_names}",
                 hint=did_you_mean(name, symbol_names),
             )
-    return input_types, open_states
 
 
 class _Symbols:

@@ -31,8 +31,9 @@ from nnef_jax.wording.similar import did_you_mean, listed
 
 _Result = TypeVar("_Result")
 _log = logging.getLogger("nnef_jax.serving")
-_SHOWN_CHARACTERS = 60  # number of characters of a name in the log
-# Bytes of JSON, or number of items. Longer texts are read and written on a thread.
+_SHOWN_CHARACTERS = 60  # The log shows at most this many characters of a name.
+# A JSON text of at least this many bytes, or an array of at least this many items, is read or
+# written on a separate thread. Shorter ones are read or written on the thread of the event loop.
 _LONG_TEXT = 64 << 10
 
 
@@ -84,7 +85,8 @@ class Application:
         self.services: dict[str, Service] = {}
         for name, model in models.items():
             self.services[name] = Service(name, model, sizes, limits, self.metrics)
-        self.bytes_in_memory: int = 0  # number of bytes of requests that are in memory
+        # The requests that are being read or answered have this many bytes together.
+        self.bytes_in_memory: int = 0
         self.metrics.bytes.set_function(lambda: self.bytes_in_memory)
         self.texts: ThreadPoolExecutor = ThreadPoolExecutor(1, "nnef-jax-json")
         routes = [Route("/v2", self._server), Route("/v2/health/live", self._live)]
@@ -99,7 +101,8 @@ class Application:
         self.starlette: Starlette = Starlette(
             routes=routes, lifespan=self._lifespan, exception_handlers=handlers
         )
-        # A server sets this when it stops. Each connection is then closed after its next answer.
+        # A server that stops sets `is_draining` to True. Each connection is then closed after its
+        # next answer.
         self.starlette.state.is_draining = False
 
     @asynccontextmanager
@@ -208,6 +211,7 @@ class Application:
         remaining = self.limits.timeout - progress.seconds
         results = await service.infer(query.parameters, arrays, remaining)
         progress.done("compute")
+        # Only outputs that are not binary are written as JSON, which takes long for many items.
         are_all_binary = all(query.outputs.values())
         json_items = 0 if are_all_binary else sum(result.size for result in results)
         encode = partial(protocol.encoded, service.name, query, outputs, results)
@@ -257,7 +261,7 @@ class Application:
         if coding != "identity":
             raise HTTPException(415, f"Content-Encoding {coding!r:.60} is not served")
         length = request.headers.get("Content-Length", "0")
-        # The first digits of a long number suffice.
+        # Python refuses to convert very long numbers. 20 digits show that a number is too large.
         is_too_long = length.isdecimal() and int(length[:20]) > limits.body
         if is_too_long:
             raise HTTPException(413, f"the body has {length} bytes, the limit is {limits.body}")

@@ -43,7 +43,7 @@ class ServingLimits:
             value = getattr(self, field.name)
             types = int if field.type == "int" else int | float
             require(field.name, value, types, "a number")
-            is_positive = value > 0  # False for NaN
+            is_positive = value > 0  # For NaN this is False.
             may_be_zero = field.name == "delay"
             is_allowed = is_positive or (may_be_zero and value == 0)
             if not is_allowed:

@@ -17,17 +17,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_PIECE = 64 << 10  # number of characters that are read at once, in a millisecond
-_ITEMS = 4 << 10  # number of items that are written at once
-# The largest number of strings, objects and long lists in a long text. Each of these is read
-# separately, in half a millisecond at most. Numbers and short lists do not count, because they are
-# read in pieces.
+_PIECE_CHARACTERS = 64 << 10  # This many characters are read at once, which takes a millisecond.
+_PIECE_ITEMS = 4 << 10  # This many items are written at once.
+# A long text has at most this many strings, objects and long lists. Reading each of these takes up
+# to half a millisecond. Numbers and short lists do not count, because many of them are read at
+# once.
 _MOST_VALUES = 10_000
 _decoder = json.JSONDecoder()
 _space = re.compile(r"[ \t\n\r]*").match
 
 
-Items = list[Any]  # a list of JSON values, or of Pieces
+Items = list[Any]  # The items are JSON values or `Pieces`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def loads(data: bytes) -> Any:
     with too many strings and objects.
     """
     text = data.decode(json.detect_encoding(data), "surrogatepass")
-    if len(text) <= _PIECE:
+    if len(text) <= _PIECE_CHARACTERS:
         return json.loads(text)
     return _Reader(text).document()
 
@@ -72,7 +72,7 @@ def flattened(items: Items) -> Items:
 
     Raises ValueError if the lists have different lengths.
     """
-    # [[1, 2], [3, 4]] becomes [1, 2, 3, 4].
+    # Each round removes one level of lists: [[1, 2], [3, 4]] becomes [1, 2, 3, 4].
     while set(map(type, items)) == {list}:
         lengths = set(map(len, items))
         if len(lengths) > 1:
@@ -87,8 +87,8 @@ def dumped(array: NDArray[np.generic]) -> Iterator[str]:
     The items are flat and separated by commas, as in "1, 2, 3", without brackets around them.
     """
     items = array.ravel()
-    for start in range(0, len(items), _ITEMS):
-        piece = items[start : start + _ITEMS].tolist()
+    for start in range(0, len(items), _PIECE_ITEMS):
+        piece = items[start : start + _PIECE_ITEMS].tolist()
         text = json.dumps(piece).removeprefix("[").removesuffix("]")
         is_first = start == 0
         yield text if is_first else f", {text}"
@@ -184,19 +184,22 @@ class _Reader:
 
         Return None if the next part of the text has no complete item.
         """
-        stop = self.at + _PIECE
+        stop = self.at + _PIECE_CHARACTERS
         for mark in ('"', "{"):
             position = self.text.find(mark, self.at, stop)
             if position >= 0:
                 stop = position
         region = self.text[self.at : stop]
+        # There is one byte for each character, because characters beyond latin-1 become "?".
         codes = np.frombuffer(region.encode("latin-1", "replace"), np.uint8)
-        # The depth rises by 1 at "[", and falls by 1 at "]". The array's own items have depth 0.
+        # The depth rises by 1 at "[", and falls by 1 at "]". Characters of the array's own items
+        # have the depth 0. In "1, [2, 3], 4]" the comma after 2 has the depth 1, and the last "]",
+        # which ends the array, has the depth -1.
         opening = (codes == ord("[")).astype(np.int32)
         closing = codes == ord("]")
         depth = np.cumsum(opening - closing)
-        # The items end at the bracket that closes the array, or else at the last comma between
-        # items in this region.
+        # If the region has the end of the array, all items before this end are complete. Otherwise
+        # the items before the last comma of depth 0 are complete.
         ends_of_array = np.flatnonzero(depth < 0)
         commas = np.flatnonzero((codes == ord(",")) & (depth == 0))
         has_end = len(ends_of_array) > 0
@@ -212,6 +215,7 @@ class _Reader:
             raise self._error("a value")
         if has_end:
             return items
+        # Flat numbers take less memory than lists. If the lists differ in length, they stay lists.
         with suppress(ValueError):
             return flattened(items)
         return items

@@ -37,11 +37,11 @@ _DATATYPES = {
     "FP64": "float64",
 }
 _NAMES = {dtype: name for name, dtype in _DATATYPES.items()}
-# the types of JSON items, by the kind of a dtype
+# For each kind of dtype, JSON items must have one of these types. All other kinds take numbers.
 _TYPES: Mapping[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}}
-_MOST_AXES = 32
-_TOO_LARGE_EXTENT = 1 << 62
-_Object = Mapping[str, Any]  # a JSON object
+_MOST_AXES = 32  # A tensor in a request has at most this many axes.
+_TOO_LARGE_EXTENT = 1 << 62  # The extents of a tensor in a request are smaller than this.
+_Object = Mapping[str, Any]  # This is a JSON object.
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +108,9 @@ def decoded(
     request = _fields("the request", document)
     parameters = _parameters("the request", request)
     arrays: dict[str, NDArray[Any]] = {}
-    remaining = memoryview(body)[length:]  # the bytes of binary tensors that are not read yet
-    for item in _items("inputs", request, []):
+    # The bytes of binary tensors follow the JSON. `remaining` has those that are not read yet.
+    remaining = memoryview(body)[length:]
+    for item in _items("inputs", request, default=[]):
         name, title = _name_and_title("input", item)
         if name in arrays:
             raise InputError(f"{title} is given twice")
@@ -148,7 +149,8 @@ def encoded(
     head = {"model_name": model, "model_version": "1"}
     if request.id:
         head["id"] = request.id
-    # The JSON is written in pieces: an object without its last brace is continued.
+    # The JSON is written in pieces. The first piece is the object `head` without its last brace, so
+    # that the member "outputs" can be added.
     text = [f'{json.dumps(head).removesuffix("}")}, "outputs": [']
     parts: list[bytes] = []
     for name, is_binary in request.outputs.items():
@@ -164,7 +166,7 @@ def encoded(
             text.append(json.dumps(output))
         else:
             text += [f'{json.dumps(output).removesuffix("}")}, "data": [', *dumped(array), "]}"]
-    # All texts and tensors are joined at once, which avoids another copy.
+    # Each join copies the bytes. All texts and tensors are therefore joined only once, at the end.
     texts = [x.encode() for x in (*text, "]}")]
     length = sum(map(len, texts)) if parts else None
     return b"".join([*texts, *parts]), length
@@ -226,7 +228,7 @@ def _requested(
     names = [spec.name for spec in outputs]
     is_binary_by_default = parameters.get("binary_data_output") is True
     requested: dict[str, bool] = {}
-    for item in _items("outputs", request, []):
+    for item in _items("outputs", request, default=[]):
         name, title = _name_and_title("output", item)
         if name not in names:
             message = f"the graph has no {title}, its outputs are {listed(names)}"
@@ -279,7 +281,7 @@ def _from_json(title: str, item: _Object) -> NDArray[Any]:
     """
     shape, dtype = _type(title, item)
     data = item.get("data")
-    lists = data.flat() if isinstance(data, Pieces) else [_items("data", item, None)]
+    lists = data.flat() if isinstance(data, Pieces) else [_items("data", item, default=None)]
     parts = [_numbers(title, item["datatype"], dtype, items) for items in lists]
     count = sum(map(len, parts))
     if count != math.prod(shape):
@@ -310,6 +312,7 @@ def _numbers(title: str, datatype: str, dtype: np.dtype[Any], items: Items) -> N
     wide_dtype = bool if dtype.kind == "b" else np.float64
     try:
         array = np.array(numbers, wide_dtype)
-    except OverflowError:  # An integer is too large for float64.
+    except OverflowError:
+        # An integer is too large for float64.
         raise InputError(f"data of {title} do not fit {datatype}") from None
     return rounding.saturated(array, dtype)

@@ -17,7 +17,8 @@ from nnef_jax.tensor_spec import TensorSpec
 from nnef_jax.workings import bind
 
 Arrays = Sequence[NDArray[Any]]
-_LONGEST_ID = 256  # in characters; the id of a sequence is stored with its state
+# The id of a sequence has at most this many characters, because it is stored with the state.
+_LONGEST_ID = 256
 _MOST_ID_BITS = 64
 
 
@@ -142,8 +143,8 @@ class SequenceStep(NamedTuple):
         is_long_number = isinstance(id, int) and id.bit_length() > _MOST_ID_BITS
         if is_long_text or is_long_number:
             raise InputError(f"sequence_id has at most {_LONGEST_ID} characters, or 64 bits")
-        # The ids 0 and "" mean that the request belongs to no sequence.
-        return cls(id, starts, ends) if id else None
+        # A request with the id 0 or "" belongs to no sequence.
+        return cls(id, starts=starts, ends=ends) if id else None
 
 
 class Sequences(SingleCalls):
@@ -158,7 +159,8 @@ class Sequences(SingleCalls):
         self._most = most
         self._idle = idle
         self._shapes = shapes
-        # by id: the time of last use, and the state; the oldest comes first
+        # The key is the id of a sequence. The value is the time of its last use, in seconds by the
+        # monotonic clock, and its state. The sequence that was used longest ago comes first.
         self._states: dict[int | str, tuple[float, Any]] = {}
 
     def __len__(self) -> int:
@@ -175,6 +177,7 @@ class Sequences(SingleCalls):
             if is_new and len(self._states) >= self._most:
                 raise Full(f"{self._most} sequences are open, which is the limit")
             state = self.model.init_state(*arrays)
+            # A new start of an open sequence drops the old state.
             self.end(step)
         elif step.id in self._states:
             _, state = self._states.pop(step.id)
@@ -200,5 +203,6 @@ class Sequences(SingleCalls):
         earliest_use = time.monotonic() - self._idle
         for id, (last_use, _) in list(self._states.items()):
             if last_use > earliest_use:
-                break  # All later states have been used more recently.
+                # The states are sorted by their last use, so all later ones are in use too.
+                break
             del self._states[id]

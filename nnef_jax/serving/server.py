@@ -11,9 +11,11 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 
-_PATIENCE = 1.0  # seconds in which open connections are closed after one more answer
-_CONNECTIONS = 512
-_BACKLOG = 2048  # number of connections that the system accepts before the server does
+# When the server stops, open connections may send one more request for 1 s. The connections are
+# closed after the answer.
+_DRAIN_SECONDS = 1.0
+_MOST_CONNECTIONS = 512  # The server answers at most this many connections at a time.
+_BACKLOG = 2048  # This many connections may wait in the system until the server accepts them.
 
 
 def listeners(host: str, port: int) -> list[socket.socket]:
@@ -21,7 +23,8 @@ def listeners(host: str, port: int) -> list[socket.socket]:
     flags = {"type": socket.SOCK_STREAM, "flags": socket.AI_PASSIVE}
     family_by_address: dict[Any, int] = {}
     for family, _type, _protocol, _name, address in socket.getaddrinfo(host, port, **flags):
-        host_and_port = address[:2]  # An IPv6 address has four parts.
+        # An IPv6 address has two more parts, which `create_server` does not need.
+        host_and_port = address[:2]
         family_by_address[host_and_port] = family
     return [
         socket.create_server(address, family=family, backlog=_BACKLOG)
@@ -39,7 +42,7 @@ class Server(uvicorn.Server):
     def __init__(
         self, app: Starlette, host: str, port: int, idle: float, listening: Callable[[str], None]
     ) -> None:
-        # h11 limits the headers of a request, whereas httptools does not.
+        # uvicorn can parse requests by h11 or by httptools. Only h11 limits the headers' length.
         config = uvicorn.Config(
             app,
             host,
@@ -49,14 +52,15 @@ class Server(uvicorn.Server):
             lifespan="on",
             log_level="warning",
             access_log=False,
-            limit_concurrency=_CONNECTIONS,
+            limit_concurrency=_MOST_CONNECTIONS,
             timeout_graceful_shutdown=int(2 * idle) + 1,
         )
         super().__init__(config)
         self._app = app
         self._idle = idle
         self._listening = listening
-        # By connection: its last request, and the time since which it has been idle.
+        # The key is a connection. The value is its last request, and the time in seconds, by the
+        # monotonic clock, since which the connection has been idle.
         self._seen: dict[Any, tuple[Any, float]] = {}
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -64,13 +68,15 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
-            if ":" in host:  # It is an IPv6 address.
+            if ":" in host:
+                # In a URL, an IPv6 address is in brackets.
                 host = f"[{host}]"
             self._listening(f"http://{host}:{port}")
 
     async def on_tick(self, counter: int) -> bool:
         """Close connections that have been idle for too long."""
-        if counter % 10 == 0:  # once a second
+        # uvicorn calls this method ten times a second, so connections are closed once a second.
+        if counter % 10 == 0:
             self._close_idle_connections(time.monotonic())
         return await super().on_tick(counter)
 
@@ -80,7 +86,8 @@ class Server(uvicorn.Server):
         `now` is the time in seconds, by the monotonic clock.
         """
         seen_before = self._seen
-        self._seen = {}  # Connections that were closed are left out.
+        # The new dict has only connections that are still open.
+        self._seen = {}
         connections: list[Any] = list(self.server_state.connections)
         for connection in connections:
             request = connection.cycle
@@ -99,7 +106,7 @@ class Server(uvicorn.Server):
         for server in self.servers:
             server.close()
         self._app.state.is_draining = True
-        end = time.monotonic() + _PATIENCE
+        end = time.monotonic() + _DRAIN_SECONDS
         while self.server_state.connections and time.monotonic() < end:
             await asyncio.sleep(0.02)
         await super().shutdown(sockets)

@@ -32,9 +32,9 @@ from nnef_jax.serving.servables import (
 
 _Result = TypeVar("_Result")
 _log = logging.getLogger("nnef_jax.serving")
-# The least share of a batch that must be filled; otherwise the requests are split into smaller
-# batches.
-_FILLED = 0.75
+# A batch is computed only if requests fill at least three quarters of it. Otherwise the requests
+# are split into smaller batches.
+_LEAST_FILLED_SHARE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,14 @@ class Service:
         if len(self._waiting) >= self._limits.queue:
             raise Full(f"{self._limits.queue} requests wait for the network, which is the limit")
         loop = asyncio.get_running_loop()
-        waiting = _Waiting(arrays, count, shapes, step, loop.time(), loop.create_future())
+        waiting = _Waiting(
+            arrays=arrays,
+            count=count,
+            shapes=shapes,
+            step=step,
+            since=loop.time(),
+            result=loop.create_future(),
+        )
         self._waiting.append(waiting)
         self._arrived.set()
         return await asyncio.wait_for(waiting.result, timeout)
@@ -164,6 +171,7 @@ class Service:
             results = await self._in_thread(partial(_compute, self.servable, requests))
         except Exception as error:
             for request in requests:
+                # The future of a request that has timed out is done already.
                 if not request.result.done():
                     request.result.set_exception(error)
             return
@@ -173,7 +181,8 @@ class Service:
             if not has_timed_out:
                 request.result.set_result(result)
             elif request.step and isinstance(self.servable, Sequences):
-                # The client cannot know whether the state has changed.
+                # The client got no answer, and cannot know whether the state has changed. So the
+                # sequence ends.
                 await self._in_thread(self.servable.end, request.step)
 
     async def _wait_for_batch(self) -> None:
@@ -182,7 +191,8 @@ class Service:
         largest_batch = max(self.servable.sizes, default=0)
         while True:
             self._arrived.clear()
-            remaining_delay = None  # Without requests, wait until one arrives.
+            # Without requests, the wait for the first one is not limited.
+            remaining_delay = None
             if self._waiting:
                 first = self._waiting[0]
                 item_count = sum(request.count for request in self._waiting)
@@ -208,9 +218,11 @@ class Service:
             size = batch_size(self.servable.sizes, waiting_count)
             for request in matches:
                 if item_count + request.count > size:
+                    # Later requests might fit, but would be answered before earlier ones.
                     break
                 batch.append(request)
                 item_count += request.count
+        # Requests are compared by identity, since arrays cannot be compared by ==.
         ids_in_batch = set(map(id, batch))
         self._waiting = deque(request for request in pending if id(request) not in ids_in_batch)
         return batch
@@ -246,7 +258,7 @@ def batch_size(sizes: Sequence[int], waiting: int) -> int:
 
     It is the largest of `sizes` that the items fill to three quarters, or else the smallest size.
     """
-    filled_sizes = [size for size in sizes if size * _FILLED <= waiting]
+    filled_sizes = [size for size in sizes if size * _LEAST_FILLED_SHARE <= waiting]
     return max(filled_sizes, default=min(sizes))
 
 

@@ -22,11 +22,11 @@ from nnef_jax.storage.tarball import Tarball, is_tarball
 from nnef_jax.storage.ziparchive import ZIP_SIGNATURES, ZipArchive
 
 GRAPH = "graph.nnef"
-_START = 512  # The type of a file is recognised by its first 512 bytes.
-_SHOWN_NAMES = 5  # An error lists at most so many names.
+_START_BYTES = 512  # The type of a file is recognised by its first 512 bytes.
+_MOST_SHOWN_NAMES = 5  # An error lists at most this many names.
 # If a container has no graph at its top, at most 1000 names are searched for a graph in a
 # subfolder. The hint of the error then names the subfolder.
-_SEARCHED_NAMES = 1000
+_MOST_SEARCHED_NAMES = 1000
 
 
 class _Texts:
@@ -258,9 +258,9 @@ def open_archive(
 
 def _without_graph(container: _Container, name: str, graphs: Sequence[str]) -> ArchiveError:
     """Return the error for a container that has none of `graphs` at its top level."""
-    names = list(islice(container.names(), _SEARCHED_NAMES))
-    shown = ", ".join(names[:_SHOWN_NAMES])
-    if len(names) > _SHOWN_NAMES:
+    names = list(islice(container.names(), _MOST_SEARCHED_NAMES))
+    shown = ", ".join(names[:_MOST_SHOWN_NAMES])
+    if len(names) > _MOST_SHOWN_NAMES:
         shown += ", ..."
     expected = " or ".join(graphs)
     hint = f"a container has {expected} at its top, or in its only folder"
@@ -270,7 +270,7 @@ def _without_graph(container: _Container, name: str, graphs: Sequence[str]) -> A
         if is_graph(file_name, graphs):
             subfolders_with_graph.add(subfolder)
     if subfolders_with_graph and isinstance(container, Folder):
-        shown_subfolders = sorted(subfolders_with_graph)[:_SHOWN_NAMES]
+        shown_subfolders = sorted(subfolders_with_graph)[:_MOST_SHOWN_NAMES]
         paths = [os.path.join(name, subfolder) for subfolder in shown_subfolders]
         hint = f"there is one in {', '.join(paths)}"
     message = f"{name} has no {expected}; it holds {shown or 'nothing'}"
@@ -290,7 +290,7 @@ def _graph_in(container: _Container, graphs: Sequence[str], name: str) -> str:
     members_at_top = takewhile(lambda member: "/" not in member, container.names())
     matches = [member for member in members_at_top if is_graph(member, graphs)]
     if len(matches) > 1:
-        paths = ", ".join(sorted(matches)[:_SHOWN_NAMES])
+        paths = ", ".join(sorted(matches)[:_MOST_SHOWN_NAMES])
         raise ArchiveError(f"{name} holds several networks: {paths}", hint="load one by its path")
     return matches[0] if matches else ""
 
@@ -338,7 +338,7 @@ def _open_source(
             return _OpenSource(path, Folder(path, meter), graph="")
         _, data = files.contents_of(path, meter, path, ArchiveError)
         folder, file_name = os.path.split(path)
-        is_packed = _is_packed(bytes(data[:_START]))
+        is_packed = _is_packed(bytes(data[:_START_BYTES]))
         if is_graph(file_name, graphs) and not is_packed:
             return _OpenSource(folder or ".", Folder(folder, meter, named=path), graph=file_name)
     return _OpenSource(path, *_container_of(data, path, meter, graphs, sniff))
@@ -358,7 +358,7 @@ def _container_of(
     the name is "", because the graph must still be searched. Raises ArchiveError for a file that is
     neither a graph nor an archive.
     """
-    start = bytes(data[:_START])
+    start = bytes(data[:_START_BYTES])
     if not _is_packed(start):
         member = sniff(start)
         if member:

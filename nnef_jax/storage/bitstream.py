@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# So many items are unpacked at a time. The number is a multiple of 8, so that each block starts at
-# a byte.
-_BLOCK = 1 << 16
+# This many items are unpacked at a time. The number is a multiple of 8, so that each block starts
+# at a byte.
+_BLOCK_ITEMS = 1 << 16
 # Unpacking takes 1 to 3 ns for each bit of an item. The rest of the work for an item takes as long
 # as 2 more bits. The work for 200 bits counts as one step of the meter.
 BITS_PER_STEP = 200
 BITS_FOR_ITEM = 2
-CODES_PER_STEP = 256
+CODES_PER_STEP = 256  # Unpacking this many codes by `codes_of` counts as one step of the meter.
 
 
 def packed_size(items: int, bits: int) -> int:
@@ -35,8 +35,8 @@ def unpack(data: memoryview, items: int, dtype: np.dtype[np.generic], bits: int)
     """
     unsigned = np.dtype(f"u{dtype.itemsize}")
     integers: NDArray[Any] = np.empty(items, unsigned)
-    for start in range(0, items, _BLOCK):
-        block = integers[start : start + _BLOCK]
+    for start in range(0, items, _BLOCK_ITEMS):
+        block = integers[start : start + _BLOCK_ITEMS]
         first_byte = start * bits // 8
         stored = np.frombuffer(data, np.uint8, packed_size(len(block), bits), first_byte)
         # Each row has the bits of an item. The first column has the most significant bits.
@@ -64,8 +64,8 @@ def pack(values: NDArray[np.generic], bits: int) -> bytes:
     flat = values.reshape(-1)
     unsigned = flat.view(f"u{flat.dtype.itemsize}")
     blocks: list[bytes] = []
-    for start in range(0, flat.size, _BLOCK):
-        block = unsigned[start : start + _BLOCK]
+    for start in range(0, flat.size, _BLOCK_ITEMS):
+        block = unsigned[start : start + _BLOCK_ITEMS]
         # Each row has the bits of an item. The first column has the most significant bits.
         bits_of_items = np.empty((block.size, bits), np.uint8)
         for position in range(bits):
@@ -83,10 +83,10 @@ def codes_of(
 ) -> NDArray[np.uint8]:
     """Unpack items of `bits` bits each, and return the bits of each item as an unsigned integer.
 
-    Each byte of `data` has several items. Its first item is in its low bits, or in its high bits if
-    `from_high` is true. The result has one byte for each item, like an array of an ml_dtypes type
-    of fewer than 8 bits. Therefore `codes_of(...).view("int4")` is an array of the items as
-    numbers.
+    Each byte of `data` has several items. The first of these items is in the low bits of the byte,
+    or in the high bits if `from_high` is true. The result has one byte for each item, like an array
+    of an ml_dtypes type of fewer than 8 bits. Therefore `codes_of(...).view("int4")` is an array of
+    the items as numbers.
     """
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     if from_high:

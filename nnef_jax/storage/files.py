@@ -25,11 +25,11 @@ except ImportError:
     # Windows has no module `resource`. There a map takes no file descriptor.
     resource = None
 
-# A file of at least so many bytes is mapped, and a smaller file is read. A map takes a page table,
-# and before Python 3.13 also a file descriptor.
+# A file of at least this many bytes is mapped, and a smaller file is read. A map takes a page
+# table, and before Python 3.13 also a file descriptor.
 MAP_FROM = 1 << 20
 _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-_CHUNK = 1 << 20  # A file object is read in chunks of so many bytes.
+_CHUNK = 1 << 20  # A file object is read in chunks of this many bytes.
 
 Readable = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
 

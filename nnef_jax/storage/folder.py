@@ -26,10 +26,10 @@ from nnef_jax.storage.labels import split_name
 
 # If a file was written less than 0.1 s ago, another process may still be writing it. After 0.01 s
 # it is checked whether the file has changed.
-_RECENT = 0.1
+_RECENT_SECONDS = 0.1
 _PAUSE = 0.01
-_MAX_LINKS = 40  # On a path, at most so many links are followed. Linux has the same limit.
-# Folders may be nested so deeply. Each of the nested folders takes a file descriptor while names
+_MAX_LINKS = 40  # On a path, at most this many links are followed. Linux has the same limit.
+# Folders may be nested this deeply. Each of the nested folders takes a file descriptor while names
 # are listed.
 _MAX_DEPTH = 100
 _ROOT_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
@@ -154,7 +154,7 @@ class Folder:
         if self._differs():
             return True
         last_change = max((status.st_mtime for status in self._read.values()), default=0.0)
-        if last_change < time.time() - _RECENT:
+        if last_change < time.time() - _RECENT_SECONDS:
             return False
         # Another process may still be writing the newest file, of which only a part was read.
         time.sleep(_PAUSE)

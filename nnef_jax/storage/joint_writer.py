@@ -19,7 +19,7 @@ from nnef_jax.storage import files, placing, temporaries
 from nnef_jax.storage.tensorfile import encode_tensor
 from nnef_jax.storage.writer import Member, by_normal_name, write_tar
 
-_LONGEST_PATH = 4096  # The path of the temporary file has at most so many bytes.
+_LONGEST_PATH_BYTES = 4096  # The path of the temporary file has at most this many bytes.
 
 
 def write_jointly(
@@ -88,7 +88,7 @@ def _together() -> Generator[None]:
 
 def _broadcast(text: str) -> str:
     """Return, on all hosts, the argument `text` of the first host."""
-    content = np.zeros(_LONGEST_PATH, np.uint8)
+    content = np.zeros(_LONGEST_PATH_BYTES, np.uint8)
     encoded = np.frombuffer(os.fsencode(text), np.uint8)
     content[: encoded.size] = encoded
     return os.fsdecode(bytes(broadcast_one_to_all(content)).rstrip(b"\0"))
@@ -125,7 +125,7 @@ def _write_shard(file: BinaryIO, start: int, shard: jax.Shard, shape: Sequence[i
 def _runs(index: Sequence[slice], shape: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield the items of an array that a shard covers, as runs of contiguous items.
 
-    A run is a pair of its first item's index in the flat array, and its number of items. `index`
+    A run is a pair: the index of the first item in the flat array, and the number of items. `index`
     has a slice for each axis of the array. If it is [:, 1:3] and the shape is (2, 4), the runs are
     (1, 2) and (5, 2).
     """

@@ -9,7 +9,7 @@ from nnef_jax.errors import ArchiveError
 from nnef_jax.storage.labels import is_graph, split_name
 
 _Member = TypeVar("_Member")
-_SHOWN_NAMES = 5
+_MOST_SHOWN_NAMES = 5  # An error lists at most this many names.
 
 
 class PackedArchive(Generic[_Member]):
@@ -73,7 +73,7 @@ def _at_top(members: dict[str, _Member], name: str, graphs: Sequence[str]) -> di
     if not networks:
         return members
     if len(networks) > 1:
-        paths = list(networks.values())[:_SHOWN_NAMES]
+        paths = list(networks.values())[:_MOST_SHOWN_NAMES]
         raise ArchiveError(f"{name} holds several networks: {', '.join(paths)}")
     (folder,) = networks
     prefix = f"{folder}/"

@@ -26,11 +26,11 @@ from nnef_jax.limits import Meter
 from nnef_jax.storage.ziparchive import ZipArchive
 
 _MAGIC = b"\x93NUMPY"
-_START = 8  # The magic and the version take so many bytes.
-# For each major version, the length of the header is stored in so many bytes.
+_START_BYTES = 8  # The magic and the version take this many bytes.
+# For each major version, the length of the header is stored in this many bytes.
 _LENGTH_BYTES = {1: 2, 2: 4, 3: 4}
-_LONGEST_HEADER = 10_000  # A header has at most so many bytes. numpy has the same limit.
-_MOST_BYTES = (1 << 63) - 1  # An array has at most so many bytes.
+_LONGEST_HEADER_BYTES = 10_000  # A header has at most this many bytes. numpy has the same limit.
+_MOST_BYTES = (1 << 63) - 1  # An array has at most this many bytes.
 _FIELD_NAMES = {"descr", "fortran_order", "shape"}
 _HEADER_TEXT = re.compile(r"\{(.*)\}", re.S)
 _FIELD = re.compile(
@@ -51,16 +51,16 @@ def read_npy(data: memoryview, name: str) -> Array:
     Bytes after the items are ignored, as numpy does. If the bytes are not a .npy file, raises a
     DataError whose message starts with `name`.
     """
-    magic_and_version = bytes(data[:_START])
+    magic_and_version = bytes(data[:_START_BYTES])
     length_bytes = None
-    if magic_and_version.startswith(_MAGIC) and len(magic_and_version) == _START:
+    if magic_and_version.startswith(_MAGIC) and len(magic_and_version) == _START_BYTES:
         major_version = magic_and_version[len(_MAGIC)]
         length_bytes = _LENGTH_BYTES.get(major_version)
     if length_bytes is None:
         raise _broken(name, "it does not start with a header of version 1, 2 or 3")
-    header_start = _START + length_bytes
-    header_end = header_start + int.from_bytes(data[_START:header_start], "little")
-    if header_end > min(len(data), header_start + _LONGEST_HEADER):
+    header_start = _START_BYTES + length_bytes
+    header_end = header_start + int.from_bytes(data[_START_BYTES:header_start], "little")
+    if header_end > min(len(data), header_start + _LONGEST_HEADER_BYTES):
         raise _broken(name, "its header is truncated, or too long")
     text = bytes(data[header_start:header_end]).decode("latin-1").strip()
     dtype, is_in_columns, shape = _header(text, name)

@@ -56,7 +56,7 @@ def keep_mode(path: str, old: os.stat_result | None) -> None:
     """Give a new file or folder the mode and, if permitted, the owner of an old one.
 
     `path` is the path of the new one, and `old` is the status of the old one, or None if there is
-    none. Nothing changes if one of the two is a file and the other one is a folder.
+    none. Nothing changes if a file takes the place of a folder, or a folder the place of a file.
     """
     new = os.lstat(path)
     is_of_same_kind = old is not None and stat.S_IFMT(old.st_mode) == stat.S_IFMT(new.st_mode)
@@ -169,6 +169,7 @@ def _exchanger() -> Callable[[bytes, bytes], int] | None:
     The function returns 0 if it succeeds.
     """
     try:
+        # None stands for the libraries that the process has loaded, with the C library among them.
         system: Any = ctypes.CDLL(None, use_errno=True)
     except (OSError, TypeError):
         # Windows has no such library.

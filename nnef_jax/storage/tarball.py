@@ -22,15 +22,15 @@ from nnef_jax.limits import MEMBER_STEPS, PIECE_STEPS, Meter
 from nnef_jax.storage import files
 from nnef_jax.storage.members import PackedArchive
 
-_BLOCK = 512  # A tar archive consists of blocks of so many bytes.
-_CHUNK = 1 << 20  # The pages of a mapped file are freed after each so many bytes.
-_PIECE = 1 << 13  # A compressed file is expanded in pieces of so many compressed bytes.
-# A piece expands to at most so many bytes. gzip makes data at most 1032 times as long.
-_MOST = 1100 * _PIECE
-# The expansion of an xz file may take so many bytes of memory. For a file that `xz -9` wrote, 65
+_BLOCK = 512  # A tar archive consists of blocks of this many bytes.
+_CHUNK = 1 << 20  # The pages of a mapped file are freed after every chunk of this many bytes.
+_PIECE_BYTES = 1 << 13  # A compressed file is expanded in pieces of this many compressed bytes.
+# A piece expands to at most this many bytes. gzip makes data at most 1032 times as long.
+_MOST_EXPANDED_BYTES = 1100 * _PIECE_BYTES
+# The expansion of an xz file may take this many bytes of memory. For a file that `xz -9` wrote, 65
 # MiB are enough.
-_XZ_MEMORY = 256 << 20
-# So many bytes precede the expanded archive in a bytearray. A large bytearray usually starts 16
+_XZ_MEMORY_BYTES = 256 << 20
+# This many bytes precede the expanded archive in a bytearray. A large bytearray usually starts 16
 # bytes after a multiple of 64, so the archive starts at a multiple of 64. Tensors then do so too,
 # because they follow headers of 512 and 128 bytes. Other tensors would have to be copied: a load of
 # 102 MB takes 102 MB of memory with this padding, and 204 MB without it.
@@ -55,8 +55,8 @@ _LONG_NAME = "L"
 _EXTENDED = "xX"
 _IGNORED = "Kg"
 _HEADERS = _LONG_NAME + _EXTENDED + _IGNORED
-_MAX_HEADER = 1 << 20  # An extended header has at most so many bytes.
-_MAX_DIGITS = 20  # A size has at most so many digits.
+_MAX_HEADER_BYTES = 1 << 20  # An extended header has at most this many bytes.
+_MAX_DIGITS = 20  # A size has at most this many digits.
 _KINDS = {
     "1": "a hard link",
     "2": "a symbolic link",
@@ -74,7 +74,7 @@ class _Member:
     name: str
     # This is the type flag in the member's header.
     kind: str
-    # The data begin at this byte of the expanded archive, and have so many bytes.
+    # The data begin at this byte of the expanded archive, and have this many bytes.
     start: int
     size: int
 
@@ -127,7 +127,7 @@ _COMPRESSIONS = (
     _Compression(b"\x1f\x8b", lambda: zlib.decompressobj(_ZLIB_OF_GZIP), 512),
     _Compression(b"BZh", bz2.BZ2Decompressor, 48),
     _Compression(
-        b"\xfd7zXZ\0", lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY), 256
+        b"\xfd7zXZ\0", lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES), 256
     ),
 )
 
@@ -176,11 +176,11 @@ def _pieces(
             # always need input, and have no attribute `needs_input`.
             needs_input = getattr(stream, "needs_input", True)
             if needs_input:
-                piece = data[position : position + _PIECE]
+                piece = data[position : position + _PIECE_BYTES]
                 if not piece:
                     raise EOFError("it ends within a stream")
             position += len(piece)
-            yield stream.decompress(piece, _MOST)
+            yield stream.decompress(piece, _MOST_EXPANDED_BYTES)
             if position % _CHUNK == 0:
                 files.release(np.frombuffer(data[:position], np.uint8))
         position -= len(stream.unused_data)
@@ -198,7 +198,7 @@ def _scan(data: memoryview, name: str, meter: Meter) -> Iterator[_Member]:
     extended: dict[str, str] = {}
     while position < len(data):
         header = bytes(data[position : position + _BLOCK])
-        # Blocks of zeros mark the end of an archive. They may be missing, and then the loop ends at
+        # Blocks of zeros mark the end of an archive. If the blocks are missing, the loop ends at
         # the end of the data.
         if not any(header):
             break
@@ -208,17 +208,11 @@ def _scan(data: memoryview, name: str, meter: Meter) -> Iterator[_Member]:
         kind = chr(header[_KIND_BYTE])
         start = position + _BLOCK
         try:
-            size = _size(header, extended)
-            if kind in _WITHOUT_DATA:
-                size = 0
-            remaining_bytes = len(data) - start
-            if size > remaining_bytes:
-                raise ValueError(f"truncated: {remaining_bytes} of {size} bytes of data are left")
+            size = _data_size(header, kind, extended, remaining_bytes=len(data) - start)
+            # The data fill whole blocks, so the next header is at a multiple of the block's size.
             blocks = math.ceil(size / _BLOCK)
             position = start + blocks * _BLOCK
             if kind in _HEADERS:
-                if size > _MAX_HEADER:
-                    raise ValueError(f"an extended header of {size} bytes")
                 # A record has at least 6 bytes, so the work is proportional to the size.
                 meter.spend(size // 2, name)
             if kind == _LONG_NAME:
@@ -233,6 +227,24 @@ def _scan(data: memoryview, name: str, meter: Meter) -> Iterator[_Member]:
                 extended = {}
         except ValueError as error:
             raise ArchiveError(f"{name}: header at byte {start - _BLOCK}: {error}") from None
+
+
+def _data_size(
+    header: bytes, kind: str, extended: Mapping[str, str], *, remaining_bytes: int
+) -> int:
+    """Return the number of bytes of data that follow a header.
+
+    `kind` is the type flag of the header, and `extended` has the records of extended headers before
+    it. Raises ValueError if fewer bytes remain, or if an extended header is too large.
+    """
+    size = _size(header, extended)
+    if kind in _WITHOUT_DATA:
+        size = 0
+    if size > remaining_bytes:
+        raise ValueError(f"truncated: {remaining_bytes} of {size} bytes of data are left")
+    if kind in _HEADERS and size > _MAX_HEADER_BYTES:
+        raise ValueError(f"an extended header of {size} bytes")
+    return size
 
 
 def _broken(header: bytes, name: str, position: int) -> ArchiveError:

@@ -27,7 +27,7 @@ NAME = re.compile(r"\.nnef_jax-[0-9a-f]{16}")
 _READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 # If another process has locked a folder, up to 200 attempts are made to lock it, every 0.01 s.
-_ATTEMPTS = 200
+_LOCK_ATTEMPTS = 200
 _PAUSE = 0.01
 
 
@@ -61,7 +61,7 @@ def temporary_folder(target: str, *, private: bool) -> Generator[str]:
 
 @contextmanager
 def _temporary(target: str, *, folder: bool, private: bool) -> Generator[tuple[str, int | None]]:
-    """Make a file, or a folder if `folder` is true, and yield its path and its descriptor.
+    """Make a file, or a folder if `folder` is true, and yield the path and the descriptor.
 
     The descriptor is None for a folder on a system without locks. The file or folder is removed at
     the end of the block if it still has this path.
@@ -191,7 +191,7 @@ def locked(folder: str) -> Generator[None]:
             yield
             return
         try:
-            for _ in range(_ATTEMPTS):
+            for _ in range(_LOCK_ATTEMPTS):
                 is_locked_by_other = _lock(descriptor) is False
                 if not is_locked_by_other:
                     break

@@ -40,10 +40,10 @@ from nnef_jax.storage import bitstream, files
 
 _MAGIC = b"\x4e\xef"
 _HEADER = struct.Struct("<2sBBII8IIHHI72x")
-HEADER_SIZE = _HEADER.size  # In NNEF 1.0 a header has so many bytes.
+HEADER_SIZE = _HEADER.size  # In NNEF 1.0 a header has this many bytes.
 _EXTENTS_START = 12  # In headers of either kind, the extents begin at this byte.
-_MAX_RANK = 8
-_MAX_WORD = 0xFFFF_FFFF
+_MAX_RANK = 8  # A tensor has at most this many axes.
+_MAX_WORD = 0xFFFF_FFFF  # A word of the header is at most this number.
 
 
 class _ItemType(NamedTuple):
@@ -88,7 +88,7 @@ class TensorFile:
     """
 
     array: NDArray[Any]
-    bits: int  # An item has so many bits.
+    bits: int  # An item has this many bits.
     signed: bool
     quantized: bool
     quantization: str = ""
@@ -101,7 +101,7 @@ class FinalHeader:
     `vendor` is 0 for the item types of the standard.
     """
 
-    length: int  # The items take so many bytes.
+    length: int  # The items take this many bytes.
     shape: tuple[int, ...]
     bits: int
     item_type: int
@@ -114,11 +114,11 @@ class _Header:
     """The checked fields of a header of either kind."""
 
     dtype: np.dtype[Any]
-    bits: int  # An item has so many bits.
+    bits: int  # An item has this many bits.
     shape: tuple[int, ...]
     quantized: bool
     start: int  # The items begin at this byte of the file.
-    length: int | None = None  # The items take so many bytes. A provisional header does not say.
+    length: int | None = None  # The items take this many bytes. A provisional header does not say.
     quantization: str = ""  # A provisional header names the quantisation algorithm.
 
 
@@ -166,7 +166,7 @@ def read_tensor_file(
         raise DataError(f"{name}: extents {list(header.shape)}, expected each to be at least 1")
     item_count = math.prod(header.shape)
     size = bitstream.packed_size(item_count, header.bits)
-    _check_length(data, header, item_count, size, name)
+    _check_length(data, header, items=item_count, size=size, name=name)
     stored_items = data[header.start : header.start + size]
     items = _decode(stored_items, header, item_count, meter, name)
     array = shaped(items, header.shape, name)
@@ -218,7 +218,7 @@ def _read_header(data: memoryview, name: str) -> _Header:
     if len(data) < extents_end + 4:
         raise DataError(f"{name}: the header ends after {len(data)} bytes")
     # A provisional header has these three fields after the extents. In a final header, the byte
-    # that is read as `bits` is 0. It belongs to an unused extent, or it is the high byte of the
+    # that is read as `bits` is 0. This byte belongs to an unused extent, or is the high byte of the
     # number of bits, which is below 256.
     code, bits, text_length = struct.unpack_from("<BBH", data, extents_end)
     shape: tuple[int, ...] = struct.unpack_from(f"<{rank}I", data, _EXTENTS_START)
@@ -242,7 +242,14 @@ def _read_header(data: memoryview, name: str) -> _Header:
     if _is_old(data, header):
         warnings.warn(_OLD, stacklevel=2)
         start += 4
-    return _Header(dtype, header.bits, shape, quantized, start, header.length)
+    return _Header(
+        dtype=dtype,
+        bits=header.bits,
+        shape=shape,
+        quantized=quantized,
+        start=start,
+        length=header.length,
+    )
 
 
 def _is_old(data: memoryview, header: FinalHeader) -> bool:
@@ -265,7 +272,14 @@ def final_header(data: memoryview, name: str) -> FinalHeader:
     _magic, _major, _minor, length, _rank, *words = _HEADER.unpack_from(data)
     # A header has 8 extents, of which the first `rank` are in use.
     *extents, bits, item_type, vendor, signed = words
-    return FinalHeader(length, tuple(extents[:rank]), bits, item_type, vendor, signed)
+    return FinalHeader(
+        length=length,
+        shape=tuple(extents[:rank]),
+        bits=bits,
+        item_type=item_type,
+        vendor=vendor,
+        signed=signed,
+    )
 
 
 def _provisional_header(
@@ -430,10 +444,7 @@ def encode_tensor(
         raise DataError(f"items of dtype {values.dtype} cannot be stored in {bits} bits")
     if quantized and kind not in "iu":
         raise DataError(f"quantised codes are integers, not of dtype {values.dtype}")
-    if len(values.shape) > _MAX_RANK:
-        raise DataError(f"rank {values.ndim}, but a tensor file has at most {_MAX_RANK}")
-    if 0 in values.shape:
-        raise DataError(f"extents {list(values.shape)}: a tensor file cannot hold an empty tensor")
+    _require_storable(values.shape)
     length = bitstream.packed_size(values.size, bits)
     if length > _MAX_WORD:
         raise DataError(f"{length} bytes of data, but a tensor file holds less than 4 GiB")
@@ -451,6 +462,14 @@ def encode_tensor(
         _MAGIC, *version, length, values.ndim, *extents, bits, code, vendor, signed
     )
     return header, _encode(values, stored_dtype, bits)
+
+
+def _require_storable(shape: tuple[int, ...]) -> None:
+    """Raise DataError for a shape that a tensor file cannot have."""
+    if len(shape) > _MAX_RANK:
+        raise DataError(f"rank {len(shape)}, but a tensor file has at most {_MAX_RANK}")
+    if 0 in shape:
+        raise DataError(f"extents {list(shape)}: a tensor file cannot hold an empty tensor")
 
 
 def _require_range(values: NDArray[Any], bits: int) -> None:

@@ -23,16 +23,17 @@ _LOCAL_SIGNATURE = b"PK\x03\x04"  # A member's header begins with these bytes.
 ZIP_SIGNATURES = _LOCAL_SIGNATURE, b"PK\x05\x06"
 # From a member's header, the signature and the lengths of the name and the extra field are read.
 _LOCAL = struct.Struct("<4s22xHH")
-_PIECE = 1 << 13  # A member is inflated in pieces of so many compressed bytes.
-# A piece inflates to at most so many bytes. deflate makes data at most 1032 times as long.
-_MOST = 1100 * _PIECE
-# So many inflated bytes count as one step of the meter. For gzip the number is the same.
+_PIECE_BYTES = 1 << 13  # A member is inflated in pieces of this many compressed bytes.
+# A piece inflates to at most this many bytes. deflate makes data at most 1032 times as long.
+_MOST_INFLATED_BYTES = 1100 * _PIECE_BYTES
+# This many inflated bytes count as one step of the meter. For gzip the number is the same.
 _BYTES_PER_STEP = 512
-# So many bytes precede the inflated data in a bytearray. A large bytearray usually starts 16 bytes
-# after a multiple of 64, so the data start at a multiple of 64.
+# This many bytes precede the inflated data in a bytearray. A large bytearray usually starts 16
+# bytes after a multiple of 64, so the data start at a multiple of 64.
 _PADDING = 48
-_ENTRY = 46  # In the central directory, the entry of a member has at least so many bytes.
-_ENCRYPTED = 1  # This bit in the flags of a member says that it is encrypted.
+# In the central directory, the entry of a member has at least this many bytes.
+_LEAST_ENTRY_BYTES = 46
+_ENCRYPTED_FLAG = 1  # This bit in the flags of a member says that it is encrypted.
 
 
 class ZipArchive(PackedArchive[zipfile.ZipInfo]):
@@ -114,8 +115,8 @@ class ZipArchive(PackedArchive[zipfile.ZipInfo]):
         stream = zlib.decompressobj(-zlib.MAX_WBITS)
         self._meter.expand(member.file_size, location)
         try:
-            for start in range(0, len(data), _PIECE):
-                piece = stream.decompress(data[start : start + _PIECE], _MOST)
+            for start in range(0, len(data), _PIECE_BYTES):
+                piece = stream.decompress(data[start : start + _PIECE_BYTES], _MOST_INFLATED_BYTES)
                 self._meter.spend(PIECE_STEPS + len(piece) // _BYTES_PER_STEP, location)
                 expanded += piece
                 is_too_large = len(expanded) > _PADDING + member.file_size
@@ -138,7 +139,7 @@ def _require_readable(member: zipfile.ZipInfo, location: str) -> None:
             f"'{location}' is a symbolic link; only regular members are read",
             hint="pack the archive with the files themselves",
         )
-    if member.flag_bits & _ENCRYPTED:
+    if member.flag_bits & _ENCRYPTED_FLAG:
         raise ArchiveError(f"'{location}' is encrypted")
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ArchiveError(
@@ -188,7 +189,7 @@ class _File(io.RawIOBase):
         end = len(self._data) if size < 0 else self._position + size
         part = self._data[self._position : end]
         # The standard library makes an object for each entry in the bytes.
-        most_entries = len(part) // _ENTRY
+        most_entries = len(part) // _LEAST_ENTRY_BYTES
         self._meter.spend(most_entries * MEMBER_STEPS, self._name)
         self._position += len(part)
         return bytes(part)

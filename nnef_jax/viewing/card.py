@@ -10,11 +10,12 @@ from lowering.extents import show
 from nnef_jax.reading.network import Network
 from nnef_jax.viewing.data import page_data
 
-_ROWS = 200  # the largest number of operations and groups in a card
-_PORTS = 100  # the largest number of inputs, of states and of outputs in a card
+_ROWS = 200  # A card shows at most this many operations and groups.
+_MOST_PORTS = 100  # A card shows at most this many inputs, states and outputs each.
 _Node = Mapping[str, Any]
 
-# The card uses the notebook's colours, which may be light or dark.
+# The style names few colours, so that the card has the colours of the notebook, which may be light
+# or dark.
 _STYLE = """
 .nnef-card { font: 13px/1.6 system-ui, sans-serif; max-width: 720px; padding: 10px 14px;
   border: 1px solid rgb(128 128 128 / 30%); border-radius: 10px; }
@@ -63,7 +64,8 @@ class _Rows:
         self._nodes = nodes
         self._total_work = max(1, nodes[0]["multiply_adds"])
         self._remaining = _ROWS
-        self._members: dict[int, list[int]] = {}  # by the index of the group
+        # For the index of each group, these are the indices of its members.
+        self._members: dict[int, list[int]] = {}
         for index, node in enumerate(nodes[1:], start=1):
             self._members.setdefault(node["parent"], []).append(index)
 
@@ -87,14 +89,14 @@ class _Rows:
 
 
 def _ports_line(data: _Node, type: str, ports: list[_Node]) -> str:
-    """Return the names and types of the inputs, states or outputs of a network, at most `_PORTS`.
+    """Return the names and types of a network's inputs, states or outputs, at most `_MOST_PORTS`.
 
     `type` is "input", "state" or "output", and `ports` are the nodes of this type.
     """
-    names = ", ".join([_name_and_type(data, node) for node in ports[:_PORTS]])
+    names = ", ".join([_name_and_type(data, node) for node in ports[:_MOST_PORTS]])
     line = f"{type}s: {names}"
-    if len(ports) > _PORTS:
-        line += f" and {len(ports) - _PORTS:,} more"
+    if len(ports) > _MOST_PORTS:
+        line += f" and {len(ports) - _MOST_PORTS:,} more"
     return line
 
 

@@ -22,23 +22,29 @@ from nnef_jax.reading.network import Network
 from nnef_jax.viewing.measures import Fields
 from nnef_jax.viewing.operation_tree import MOST, Group, tree_of
 
-_MOST_INITIAL_BOXES = 36  # the approximate number of boxes that are shown at first
-_FEW_BOXES = 5  # number of boxes; while fewer are shown, larger groups are opened
-_NAME = 300  # the largest number of characters of a name
-_TEXT = 400  # the largest number of characters of an attribute, or of a line of the document
-_ITEMS = 24  # the largest number of items of an attribute that is a list
-_DETAILS = 6_000_000  # the largest number of characters of all attributes and lines together
-_PORTS = 24  # the largest number of inputs, states or outputs side by side; more become a group
-# the largest number of items of an array in the page; larger arrays have only statistics
+# When the page appears, it shows at most this many boxes. While it shows fewer than `_FEW_BOXES`,
+# the limit is larger.
+_MOST_INITIAL_BOXES = 36
+_FEW_BOXES = 5
+_LONGEST_NAME = 300  # A name has at most this many characters.
+_LONGEST_TEXT = 400  # An attribute, or a line of the document, has at most this many characters.
+_MOST_LIST_ITEMS = 24  # Of an attribute that is a list, at most this many items are shown.
+# All attributes and lines together have about this many characters at most.
+_MOST_DETAIL_CHARACTERS = 6_000_000
+# At most this many inputs, states or outputs are side by side. If there are more, they are a group.
+_MOST_PORTS = 24
+# The page has an array itself if the array has at most this many items. Of a larger array it has
+# only statistics.
 VALUES = 16_384
-_BYTES = 2_000_000  # the largest number of bytes of all arrays in the page
-_LARGEST_ITEM = 16  # the largest number of bytes of an item of an array
+_MOST_ARRAY_BYTES = 2_000_000  # All arrays in the page together have at most this many bytes.
+_LARGEST_ITEM_BYTES = 16  # An item of an array has at most this many bytes.
 
 _T = TypeVar("_T")
-ArrayOf = Callable[[str], ArrayLike | None]  # a function from a label to an array
-_Node = dict[str, Any]  # an object of the page's JSON
+ArrayOf = Callable[[str], ArrayLike | None]  # The function returns the array with a label.
+_Node = dict[str, Any]  # This is an object in the page's JSON.
 
-# Families of boxes by colour. There are few, so that the colours can be distinguished.
+# For each colour, these are the families of operations whose boxes have the colour. There are only
+# a few colours, so that they can be distinguished.
 _COLOURS: Mapping[str, tuple[str, ...]] = {
     "product": ("conv", "linear", "transformer", "experts"),
     "activation": ("activation", "softmax"),
@@ -50,7 +56,7 @@ _COLOURS: Mapping[str, tuple[str, ...]] = {
     "quantization": ("quantize", "quantized_products"),
     "constant": ("generators",),
 }
-_FAMILY_OF: dict[str, str] = {}  # by the kind of an operation
+_FAMILY_OF: dict[str, str] = {}  # The key is a kind of operation, and the value is its colour.
 for _colour, _families in _COLOURS.items():
     for _family in _families:
         _FAMILY_OF.update(dict.fromkeys(FAMILIES[_family], _colour))
@@ -86,43 +92,24 @@ class _Page:
         self.nodes: list[_Node] = []
         self.tensors: list[dict[str, Any]] = []
         self.numbers: dict[Value, int] = {}
-        self.details = _DETAILS  # the number of characters that may still be added
-        self.bytes = _BYTES  # the number of bytes of arrays that may still be added
+        # This many characters, and this many bytes of arrays, may still be added to the page.
+        self.details = _MOST_DETAIL_CHARACTERS
+        self.bytes = _MOST_ARRAY_BYTES
         self.fields = fields
-        unused: set[Value] = set()
-        unused_items = 0
-        uncounted_sizes: dict[Value, int] = {}
-        for parameter in graph.parameters:
-            value = parameter.value
-            size = volume(with_ones(value.type.shape))
-            if parameter.label in network.unused:
-                unused.add(value)
-                unused_items += size
-            else:
-                uncounted_sizes[value] = size
-        # A parameter is counted at the first operation that reads it, as in the summary.
-        self.sizes: dict[Operation, int] = {}
-        for operation in graph.operations:
-            sizes = [uncounted_sizes.pop(value, 0) for value in operation.reads()]
-            self.sizes[operation] = sum(sizes)
+        self.sizes: dict[Operation, int] = _parameter_sizes(network)
         parameters: list[dict[str, Any]] = []
+        unused_items = 0
         for parameter in graph.parameters:
+            is_unused = parameter.label in network.unused
+            if is_unused:
+                unused_items += volume(with_ones(parameter.value.type.shape))
             entry: dict[str, Any] = {
                 "label": _shortened(parameter.label),
                 "tensor": self._tensor(parameter.value),
-                "unused": parameter.value in unused,
+                "unused": is_unused,
             }
             parameters.append(entry | self._values(arrays(parameter.label)))
-        self._add("group", "", parent=None, by="root", label=_shortened(graph.name))
-        for parent, value in self._with_parents("inputs", graph.inputs):
-            self._port("input", value.name, parent, writes=value)
-        for parent, state in self._with_parents("states", graph.states):
-            node = self._port("state", state.value.name, parent, writes=state.value)
-            node |= {"label": _shortened(state.label), "update": self._tensor(state.update)}
-        self._members(tree_of(graph), parent=0)
-        outputs = [*zip(graph.output_names, graph.outputs, strict=True)]
-        for parent, (name, value) in self._with_parents("outputs", outputs):
-            self._port("output", name, parent, reads=value)
+        self._add_nodes(graph)
         state_items = sum(volume(state.value.type.shape) for state in graph.states)
         totals = {
             **_summed(self.nodes),
@@ -143,6 +130,19 @@ class _Page:
             "open": _initially_open(self.nodes),
         }
 
+    def _add_nodes(self, graph: Graph) -> None:
+        """Add the nodes of a graph: root, inputs, states, groups and operations, outputs."""
+        self._add("group", "", parent=None, by="root", label=_shortened(graph.name))
+        for parent, value in self._with_parents("inputs", graph.inputs):
+            self._port("input", value.name, parent, writes=value)
+        for parent, state in self._with_parents("states", graph.states):
+            node = self._port("state", state.value.name, parent, writes=state.value)
+            node |= {"label": _shortened(state.label), "update": self._tensor(state.update)}
+        self._members(tree_of(graph), parent=0)
+        outputs = [*zip(graph.output_names, graph.outputs, strict=True)]
+        for parent, (name, value) in self._with_parents("outputs", outputs):
+            self._port("output", name, parent, reads=value)
+
     def _values(self, array: ArrayLike | None) -> dict[str, Any]:
         """Return statistics of an array for the page, by name.
 
@@ -152,9 +152,10 @@ class _Page:
             return {"statistics": None}
         statistics = statistics_of(array)
         values: dict[str, Any] = {"statistics": statistics}
-        if statistics["count"] <= min(VALUES, self.bytes // _LARGEST_ITEM):
+        if statistics["count"] <= min(VALUES, self.bytes // _LARGEST_ITEM_BYTES):
             items = np.asarray(array)
             if items.dtype.kind not in "biufc":
+                # The script of the page cannot read dtypes such as bfloat16.
                 items = items.astype(np.float32)
             file = io.BytesIO()
             np.save(file, np.asarray(items, order="C"), allow_pickle=False)
@@ -165,12 +166,12 @@ class _Page:
     def _with_parents(self, group_name: str, ports: Sequence[_T]) -> Iterator[tuple[int, _T]]:
         """Yield pairs of the index of a parent node and a port (input, state or output).
 
-        The parent is the root, or a group of ports if there are many. A group is added when its
-        first port is yielded, so that a parent comes before its members. `group_name` is
+        The parent is the root, or a group of ports if there are many. A group is added when the
+        first of its ports is yielded, so that a parent comes before the members. `group_name` is
         "inputs", "states" or "outputs".
         """
         root = 0
-        if len(ports) <= _PORTS:
+        if len(ports) <= _MOST_PORTS:
             for port in ports:
                 yield root, port
             return
@@ -233,7 +234,8 @@ class _Page:
         if group.repeats:
             node["repeats"] = group.repeats
         if group.by == "operation":
-            # The group is shown as its last operation, for which the others prepare operands.
+            # The other operations of the group prepare operands for its last operation. The box of
+            # the group looks like the box of this operation.
             main = group.members[-1]
             assert isinstance(main, Operation)
             node["kind"] = main.kind
@@ -309,7 +311,8 @@ class _Page:
         operands = list(operation.reads())
         initial = dict(operation.operands).get("initial", ())
         state_count = len(initial) if isinstance(initial, tuple) else 0
-        first_state = len(body.inputs) - state_count  # States are the last inputs of the body.
+        # The states of the body are its last inputs, and its first outputs.
+        first_state = len(body.inputs) - state_count
         for index, value in enumerate(body.inputs):
             operand = operands[index] if index < len(operands) else None
             node = self._port("input", value.name, parent, reads=operand, writes=value)
@@ -320,7 +323,7 @@ class _Page:
         self._members(tree_of(body), parent)
         results = list(operation.writes())
         outputs_after_states = body.outputs[state_count:]
-        # The operation may have fewer results than its body.
+        # If the operation has fewer results than its body, the last outputs of the body are unused.
         for value, result in zip(outputs_after_states, results, strict=False):
             self._port("output", result.name, parent, reads=value, writes=result)
 
@@ -336,6 +339,23 @@ class _Page:
         return self.numbers[value]
 
 
+def _parameter_sizes(network: Network) -> dict[Operation, int]:
+    """Return the number of items in the parameters that each operation is the first to read.
+
+    Unused parameters do not count. The summary of a network counts in the same way.
+    """
+    uncounted_sizes: dict[Value, int] = {}
+    for parameter in network.graph.parameters:
+        if parameter.label not in network.unused:
+            uncounted_sizes[parameter.value] = volume(with_ones(parameter.value.type.shape))
+    sizes: dict[Operation, int] = {}
+    for operation in network.graph.operations:
+        # `pop` removes a parameter, so that later operations do not count it again.
+        sizes_of_operands = [uncounted_sizes.pop(value, 0) for value in operation.reads()]
+        sizes[operation] = sum(sizes_of_operands)
+    return sizes
+
+
 def _summed(nodes: list[_Node]) -> dict[str, int]:
     """Add to each group the sums over its members, and return the sums of the root.
 
@@ -345,12 +365,15 @@ def _summed(nodes: list[_Node]) -> dict[str, int]:
     for node in nodes:
         if node["type"] == "group":
             node |= {"operations": 0, "multiply_adds": 0, "parameters": 0}
-    for node in reversed(nodes):  # Members come after their group.
+    # Members come after their group. In reverse order, the sums of a group are complete before they
+    # are added to the sums of its parent.
+    for node in reversed(nodes):
         if node["parent"] is None or node["type"] not in _COUNTED:
             continue
         parent = nodes[node["parent"]]
         if parent["type"] != "group":
-            # The node is in the body of an operation, whose own counts include it.
+            # The parent is an operation, such as a loop, and the node is in its body. The counts of
+            # the operation include the body already.
             continue
         parent["operations"] += node.get("operations", 1)
         parent["multiply_adds"] += node["multiply_adds"]
@@ -375,11 +398,14 @@ def _initially_open(nodes: list[_Node]) -> list[int]:
     for index, node in enumerate(nodes[1:], start=1):
         members.setdefault(node["parent"], []).append(index)
     open_groups: list[int] = []
-    boxes = members.get(0, [])  # The boxes of the current level are members of the root.
+    # The first level of boxes are the members of the root.
+    boxes = members.get(0, [])
     shown_count = len(boxes)
     level = [box for box in boxes if _can_open(nodes[box])]
     while level:
         inner_boxes = list(chain.from_iterable(members[group] for group in level))
+        # A group may have `MOST` members. If only a few boxes are shown, such a group is opened
+        # too.
         limit = _MOST_INITIAL_BOXES if shown_count >= _FEW_BOXES else MOST + _FEW_BOXES
         if shown_count + len(inner_boxes) > limit:
             break
@@ -398,7 +424,7 @@ def _file_name(graph: Graph) -> str:
     """Return the name of the network's folder or archive, or '' if it is unknown."""
     for operation in graph.operations:
         if operation.span is not None:
-            # The source of a document is for example "models/net.tgz/graph.nnef".
+            # For the source "models/net.tgz/graph.nnef" the name is "net.tgz".
             parts = operation.span.source.name.replace("\\", "/").split("/")
             return _shortened(parts[-2]) if len(parts) > 1 else ""
     return ""
@@ -410,30 +436,30 @@ def _line_of(span: Span) -> tuple[str, str]:
     line_number, _column = source.position(span.offset)
     file_name = source.name.replace("\\", "/").rsplit("/", 1)[-1]
     text = source.line(line_number).strip()
-    return f"{_shortened(file_name)}:{line_number}", _shortened(text, _TEXT)
+    return f"{_shortened(file_name)}:{line_number}", _shortened(text, _LONGEST_TEXT)
 
 
 def _shown(value: object) -> str:
     """Return an attribute or a literal in NNEF's syntax, shortened if it is long."""
-    return _shortened(_literal(value), _TEXT)
+    return _shortened(_literal(value), _LONGEST_TEXT)
 
 
 def _literal(value: object) -> str:
     """Return an attribute or a literal in NNEF's syntax. Of a list only some items are shown."""
     if isinstance(value, tuple):
         items: tuple[Any, ...] = value
-        texts = [_literal(item) for item in items[:_ITEMS]]
-        if len(items) > _ITEMS:
+        texts = [_literal(item) for item in items[:_MOST_LIST_ITEMS]]
+        if len(items) > _MOST_LIST_ITEMS:
             texts.append("…")
         return f"[{', '.join(texts)}]"
     if isinstance(value, str):
-        return f"'{value[:_TEXT]}'"
+        return f"'{value[:_LONGEST_TEXT]}'"
     if isinstance(value, bool):
         return str(value).lower()
     return str(value)
 
 
-def _shortened(text: str, most: int = _NAME) -> str:
+def _shortened(text: str, most: int = _LONGEST_NAME) -> str:
     """Cut a text after `most` characters. An ellipsis shows that something is cut off."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 

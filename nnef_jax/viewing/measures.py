@@ -9,9 +9,10 @@ from typing import Any
 from nnef_jax.errors import InputError
 from nnef_jax.options import require
 
-Fields = Mapping[str, Any]  # the fields of a node
-_LEAST_DECIBELS = -600  # Below this ratio, an error is regarded as infinite.
-_Result = Mapping[str, Any]  # the dict that a result's `to_dict()` returns
+Fields = Mapping[str, Any]  # These are fields of a node.
+# An error counts as infinite if the signal-to-noise ratio is not above this.
+_LEAST_DECIBELS = -600
+_Result = Mapping[str, Any]  # This is the dict that a result's `to_dict()` returns.
 
 
 def fields_by_name(profile: object, comparison: object) -> dict[str, dict[str, Any]]:
@@ -72,8 +73,8 @@ def _errors(comparison: _Result) -> list[tuple[str, Fields]]:
         error = _noise_ratio(float(row["snr"]))
         reason = str(row["reason"])
         if error == math.inf:
-            # The difference cannot be measured, for instance beside a NaN. A tensor that differs
-            # therefore counts as completely wrong.
+            # The difference cannot be measured, for instance because an item is NaN. If the tensor
+            # differs, its error counts as 1, which is as large as the tensor itself.
             error = 1.0 if reason else 0.0
         fields = {"error": error, "reason": reason}
         rows += [(str(row["b"]), fields), (str(name), fields)]

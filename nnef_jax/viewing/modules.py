@@ -15,7 +15,8 @@ from itertools import accumulate, pairwise
 from lowering.graph import Call, Graph, Operation, Value
 from nnef_jax.parameters.module_names import ModuleNames, Path, components, shared_start
 
-# In a network of more units, "_" in labels may separate names of modules.
+# If labels have no other separator, "_" may separate the names of modules. This is tried only in
+# networks of more units.
 _MANY_UNITS = 60
 _ENDS_IN_NUMBER = re.compile(r".*\d", re.DOTALL)
 
@@ -47,14 +48,17 @@ def units_of(graph: Graph) -> list[OperationUnit]:
     inputs = set(graph.inputs)
     inputs.update(state.value for state in graph.states)
     dependent_on_inputs: set[Value] = set(inputs)
-    # The position of an operation is the index of the main operation of its unit.
+    # The position of an operation is the index of the main operation of its unit among all
+    # operations of the graph.
     positions: dict[Operation, int] = {}
     for index, operation in enumerate(graph.operations):
         depends_on_input = not dependent_on_inputs.isdisjoint(operation.reads())
         if depends_on_input or not inputs:
             dependent_on_inputs.update(operation.writes())
             positions[operation] = index
-    # An operation that depends on no input joins the first operation that reads its results.
+    # An operation that depends on no input prepares a constant. The operation joins the unit of the
+    # first operation that reads its results. In reverse order, the positions of all readers are
+    # known.
     first_readers: dict[Value, int] = {}
     for index, operation in reversed([*enumerate(graph.operations)]):
         if operation not in positions:
@@ -68,7 +72,7 @@ def units_of(graph: Graph) -> list[OperationUnit]:
             first_readers[value] = min(position, first_readers.get(value, position))
     units: dict[int, OperationUnit] = {}
     for operation in graph.operations:
-        unit = units.setdefault(positions[operation], OperationUnit([]))
+        unit = units.setdefault(positions[operation], OperationUnit(operations=[]))
         unit.operations.append(operation)
     return [units[position] for position in sorted(units)]
 
@@ -89,8 +93,11 @@ def live_counts(units: Sequence[OperationUnit], graph: Graph) -> list[int]:
             writers.update(dict.fromkeys(operation.writes(), index))
     for value in graph.outputs:
         if value in writers:
-            last_readers[value] = len(units)  # An output is live after the last unit too.
-    # A tensor is live from the unit after its writer until its last reader.
+            # An output is also live after the last unit.
+            last_readers[value] = len(units)
+    # A tensor is live from the unit after its writer until its last reader. If unit 2 writes the
+    # tensor, and unit 5 is its last reader, the count rises by 1 at unit 3 and falls by 1 at unit
+    # 6.
     changes = [0] * (len(units) + 2)
     for value, last_reader in last_readers.items():
         changes[writers[value] + 1] += 1
@@ -111,12 +118,15 @@ def find_modules(units: Sequence[OperationUnit], graph: Graph, live_counts: Sequ
     elif len(units) > _MANY_UNITS:
         paths = _paths_by_words(units, graph)
     if not _are_distinctive(paths):
+        # The labels of parameters show no modules, so the names of operations are tried.
         paths = [components(unit.main.name)[:-1] or None for unit in units]
         named_count = sum(path is not None for path in paths)
         if 2 * named_count < len(units):
             return
     spans = _invocations(units)
-    known_paths: list[Path | None] = []  # of spans
+    # For each span, this is the common start of the known paths in the span.
+    known_paths: list[Path | None] = []
+    # All units of a span are in one call, and so in one module.
     for start, end in spans:
         paths_in_span = [path for path in paths[start:end] if path is not None]
         known_paths.append(shared_start(paths_in_span))
@@ -193,7 +203,8 @@ def _invocations(units: Sequence[OperationUnit]) -> list[tuple[int, int]]:
     spans: list[tuple[int, int]] = []
     last_call: tuple[Call, ...] = ()
     for index, unit in enumerate(units):
-        call = unit.calls[:1]  # the outermost call, or () without a call
+        # `call` has the outermost call. For a unit without a call, `call` is empty.
+        call = unit.calls[:1]
         if call and call == last_call:
             start, _ = spans.pop()
             spans.append((start, index + 1))
@@ -218,22 +229,25 @@ def _paths_of_spans(
     paths = [path or () for path in known_paths]
     for before, after in pairwise([-1, *known_indices, span_count]):
         first_unknown = before + 1
-        if first_unknown == after:  # There is no span between two known paths.
+        if first_unknown == after:
+            # There is no span without a path between the spans `before` and `after`.
             continue
         path_before = paths[before] if before >= 0 else ()
         path_after = paths[after] if after < span_count else ()
-        # The spans before the cut belong to the path before them, and the others to the path after.
+        # A cut divides the spans without a path. Those before the cut belong to `path_before`, and
+        # those from the cut on to `path_after`.
         cuts = range(first_unknown, after + 1)
-        counts: dict[int, int] = {}  # the number of live tensors, by cut
+        # For each cut, this is the number of tensors that are live there.
+        counts: dict[int, int] = {}
         for cut in cuts:
             if cut < span_count:
                 first_unit, _ = spans[cut]
                 counts[cut] = live_counts[first_unit]
             else:
                 counts[cut] = live_counts[-1]
-        # Between two paths, the last of equally narrow cuts is taken, so that an activation after a
-        # sum belongs to the block before the cut. After the last path, the first of equally narrow
-        # cuts is taken.
+        # The cut with the fewest live tensors is taken. Among equal cuts between two paths it is
+        # the last one, so that an activation after a sum belongs to the block before the cut. After
+        # the last path it is the first one.
         order = cuts if after == span_count else reversed(cuts)
         narrowest_cut = min(order, key=counts.__getitem__)
         shared_length = len(shared_start([path_before, path_after]) or ())

@@ -20,12 +20,13 @@ from lowering.graph import Call, Graph, Operation
 from nnef_jax.parameters.module_names import Path, shared_start
 from nnef_jax.viewing.modules import OperationUnit, find_modules, live_counts, units_of
 
-MOST = 60  # the largest number of members of a group
-_RANGE_LENGTH = 40  # the number of members of a range
-_LONGEST_PERIOD = 1024
-# A repetition of a smaller share of a group's members is regarded as a coincidence.
+MOST = 60  # A group has at most this many members.
+_RANGE_LENGTH = 40  # A range has about this many members.
+_LONGEST_PERIOD = 1024  # The members of a group may repeat after at most this many members.
+# A repetition counts only if it covers more than a tenth of a group's members. A shorter one is
+# regarded as a coincidence.
 _SMALLEST_SHARE = 1 / 10
-_DEEPEST = 40  # the largest depth of nested groups
+_DEEPEST = 40  # Groups are nested at most this deeply.
 
 By = Literal["root", "module", "call", "operation", "repetition", "range"]
 
@@ -37,9 +38,9 @@ class Group:
     label: str
     by: By
     members: list[Group | Operation]
-    start: int  # the index of the first unit
-    repeats: int = 0  # the number of members, if all have the same structure
-    module: str = ""  # the name of the module, if the group is one operation
+    start: int  # This is the index of the group's first unit.
+    repeats: int = 0  # If all members have the same structure, this is their number.
+    module: str = ""  # If the group is one operation, this is the name of its module.
     signature: int = field(default=0, repr=False)
 
 
@@ -84,6 +85,7 @@ def _keys(units: Sequence[OperationUnit]) -> list[tuple[_Key, ...]]:
         """
 
         def call_at_depth(index: int) -> tuple[Call, ...]:
+            # The tuple is empty for a unit that is in fewer calls.
             return units[index].calls[depth : depth + 1]
 
         for calls, indices_of_call in groupby(range(start, end), key=call_at_depth):
@@ -97,7 +99,12 @@ def _keys(units: Sequence[OperationUnit]) -> list[tuple[_Key, ...]]:
             for index in indices:
                 add_modules(index, units[index].path[used:shared_length])
                 keys[index].append(_Key("call", call.fragment, call))
-            add_keys(indices[0], indices[-1] + 1, max(used, shared_length), depth + 1)
+            add_keys(
+                start=indices[0],
+                end=indices[-1] + 1,
+                used=max(used, shared_length),
+                depth=depth + 1,
+            )
 
     add_keys(start=0, end=len(units), used=0, depth=0)
     return [tuple(unit_keys[:_DEEPEST]) for unit_keys in keys]
@@ -116,6 +123,7 @@ def _members_in_range(
     """
 
     def key_at_depth(index: int) -> tuple[_Key, ...]:
+        # The tuple is empty for a unit that has fewer keys.
         return keys[index][depth : depth + 1]
 
     members: list[Group | Operation] = []
@@ -126,8 +134,10 @@ def _members_in_range(
             continue
         (key,) = group_keys
         first_unit = indices[0]
-        inner_members = _members_in_range(units, keys, first_unit, indices[-1] + 1, depth + 1)
-        group = Group(key.label, key.by, inner_members, first_unit)
+        inner_members = _members_in_range(
+            units, keys, start=first_unit, end=indices[-1] + 1, depth=depth + 1
+        )
+        group = Group(key.label, key.by, inner_members, start=first_unit)
         members.append(_unless_single(group))
     return members
 
@@ -137,7 +147,7 @@ def _unit_member(unit: OperationUnit, index: int) -> Group | Operation:
     if len(unit.operations) == 1:
         return unit.main
     by = "operation" if len(unit.operations) <= MOST else "range"
-    return Group(unit.main.name, by, list(unit.operations), index)
+    return Group(unit.main.name, by, list(unit.operations), start=index)
 
 
 def _unless_single(group: Group) -> Group | Operation:
@@ -149,8 +159,9 @@ def _unless_single(group: Group) -> Group | Operation:
         return group
     (member,) = group.members
     if isinstance(member, Operation):
-        # The box of a single operation has the name of its call or module.
-        return Group(member.name, "operation", [member], group.start, module=group.label)
+        # The only member is an operation. The box of the operation also shows the name of its call
+        # or module.
+        return Group(member.name, "operation", [member], start=group.start, module=group.label)
     if member.by == "operation":
         names = [member.module]
         if group.by == "module":
@@ -171,7 +182,8 @@ class _Folding:
 
     def __init__(self, counts: Sequence[int]) -> None:
         self.live_counts = counts
-        self.numbers: dict[object, int] = {}  # numbers of structures
+        # Each structure of members has a number, which is compared instead of the structure.
+        self.numbers: dict[object, int] = {}
 
     def fold(self, group: Group) -> None:
         """Change a group and the groups inside it, until none of them has too many members."""
@@ -213,7 +225,8 @@ class _Folding:
         last_unit = len(self.live_counts) - 1
 
         def start_of(index: int) -> int:
-            # Several operations may share a unit, so the counted units may be too many.
+            # Each operation is counted as a unit, although several operations may share one. The
+            # sum may therefore be larger than the index of the last unit.
             return min(starts[index], last_unit)
 
         return start_of
@@ -223,6 +236,7 @@ class _Folding:
 
         If the repeated sequence has several members, each of its repetitions becomes a group too.
         """
+        # Each round replaces one repetition. The number of rounds is bounded.
         for _ in range(MOST):
             if len(group.members) <= MOST:
                 return
@@ -235,14 +249,16 @@ class _Folding:
             period = repetition.period
             is_whole_group = end - first == len(group.members)
             if period == 1 and is_whole_group:
+                # All members are alike. A group of them would be the same group again.
                 return
             members = group.members[first:end]
-            wrapper = Group(_from_to(members), "repetition", members, start_of(first))
+            wrapper = Group(_from_to(members), "repetition", members, start=start_of(first))
             if period > 1:
                 blocks: list[Group] = []
                 for number, block_start in enumerate(range(first, end, period), start=1):
                     block_members = group.members[block_start : block_start + period]
-                    block = Group(f"#{number}", "repetition", block_members, start_of(block_start))
+                    first_unit = start_of(block_start)
+                    block = Group(f"#{number}", "repetition", block_members, start=first_unit)
                     self.fold(block)
                     blocks.append(block)
                 wrapper.label = f"{_size(blocks[0])} operations"
@@ -259,6 +275,8 @@ class _Folding:
         the fewest tensors are live, but so early that at least two blocks fit.
         """
         start, period, length = repetition
+        # After a shift, two blocks must still fit into the range. With the period 3 and the length
+        # 7, the shifts are 0 and 1.
         shift_count = min(period, length - 2 * period + 1)
         live_counts = [self.live_counts[start_of(start + shift)] for shift in range(shift_count)]
         shift = live_counts.index(min(live_counts))
@@ -285,7 +303,8 @@ def _longest_repetition(signatures: NDArray[np.int64]) -> _Repetition | None:
     longest_period = min(len(signatures) // 2, _LONGEST_PERIOD)
     for period in range(1, longest_period + 1):
         is_repeated = signatures[period:] == signatures[:-period]
-        # The bounds of stretches of True are the start and the end of the first one, and so on.
+        # In [False, True, True, False, True] the stretches of True are 1:3 and 4:5. The bounds are
+        # 1, 3, 4 and 5, of which every second one is a start.
         (bounds,) = np.diff(is_repeated, prepend=False, append=False).nonzero()
         starts = bounds[::2]
         ends = bounds[1::2]
@@ -294,6 +313,7 @@ def _longest_repetition(signatures: NDArray[np.int64]) -> _Repetition | None:
         if repeated >= period and repeated > most_repeated:
             most_repeated = repeated
             start = int(starts[lengths.argmax()])
+            # The compared members follow the first block, which belongs to the range too.
             longest_repetition = _Repetition(start, period, repeated + period)
     return longest_repetition
 
@@ -304,11 +324,13 @@ def _ranges(members: list[Group | Operation], start_of: Callable[[int], int]) ->
     `start_of` is a function from the index of a member to the index of its first unit.
     """
     range_count = max(2, ceil(len(members) / _RANGE_LENGTH))
+    # For 100 members in 3 ranges, the bounds are 0, 33, 66 and 100.
     bounds = [len(members) * number // range_count for number in range(range_count + 1)]
     ranges: list[Group] = []
     for start, end in pairwise(bounds):
         range_members = members[start:end]
-        ranges.append(Group(_from_to(range_members), "range", range_members, start_of(start)))
+        label = _from_to(range_members)
+        ranges.append(Group(label, "range", range_members, start=start_of(start)))
     return ranges
 
 

@@ -39,7 +39,7 @@ _SCRIPTS = ("graph", "layout", "draw", "panel", "values", "export", "app", "sear
 class Page:
     """A page that shows a network. A notebook shows it as the value of a cell."""
 
-    data: Mapping[str, Any]  # an object for JSON, which docs/view.md describes
+    data: Mapping[str, Any]  # This is an object for JSON, which docs/view.md describes.
 
     @property
     def html(self) -> str:
@@ -147,7 +147,8 @@ def _html(data: Mapping[str, Any]) -> str:
         "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; "
         f"style-src {hashes['style']}; script-src {hashes['dagre']} {hashes['script']}"
     )
-    # The text contains no <, > or &, so that names from the network cannot end the script element.
+    # The JSON is inside a script element. Names from the network might contain "</script>", which
+    # would end the element, so <, > and & are written as escapes.
     json_text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     for character in "<>&":
         json_text = json_text.replace(character, f"\\u{ord(character):04x}")
