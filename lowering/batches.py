@@ -61,27 +61,30 @@ def batch_axes(
         return may_hold_batch or axis in constant_axes.get(operand, ())
 
     for equation in program.equations:
-        batch = [None if is_literal(v) else axes.get(v) for v in equation.invars]
-        if all(axis is None for axis in batch):
+        # `operand_axes` has the batch axis of each operand, or None for an operand without one.
+        operand_axes = [None if is_literal(v) else axes.get(v) for v in equation.invars]
+        reads_batch = any(axis is not None for axis in operand_axes)
+        if not reads_batch:
             for result in equation.outvars[:1]:
                 if not resizes:
                     constant_axes[result] = _constant_axes_of_result(equation, constant_axes)
                 elif primitive(equation) == "broadcast_in_dim" and program.uses[result] == 1:
-                    constant_axes[result] = _constant_axes_of_result(equation, {})
+                    # `resized` can resize this broadcast, since nothing else reads its result.
+                    constant_axes[result] = _constant_axes_of_result(equation, constant_axes={})
             continue
         functions = [] if resizes else inner_functions(equation)
         if functions:
             may_get_axis = followed.union(equation.outvars)
-            inner_axes = _axes_by_functions(program, equation, functions, batch, has_items)
+            inner_axes = _axes_by_functions(program, equation, functions, operand_axes, has_items)
             for variable, axis in inner_axes.items():
                 if axis is not None and variable in may_get_axis:
                     axes[variable] = axis
             continue
-        links = _links(equation, batch, has_items, resizes=resizes)
-        for operand_axes, result_axes in links:
-            for index, axis in operand_axes.items():
+        links = _links(equation, operand_axes, has_items, resizes=resizes)
+        for linked_operand_axes, result_axes in links:
+            for index, axis in linked_operand_axes.items():
                 operand = equation.invars[index]
-                lacks_axis = batch[index] is None
+                lacks_axis = operand_axes[index] is None
                 may_get_axis = resizes or operand in followed
                 if lacks_axis and may_get_axis and has_items(operand, axis):
                     axes[operand] = axis
@@ -94,7 +97,8 @@ def batch_axes(
     return axes
 
 
-# Two maps: from the index of an operand to its axis, and from the index of a result to its axis.
+# The first map has the axis of each linked operand, by the index of the operand. The second map has
+# the axis of each linked result, by the index of the result.
 Ends = tuple[Mapping[int, int], Mapping[int, int]]
 
 
@@ -122,6 +126,7 @@ def _links(
         if ends is not None:
             links.append(ends)
     batch = {i: axis for i, axis in enumerate(batch_of_operands) if axis is not None}
+    # Prefer links in which exactly the operands with a batch axis are linked.
     exact = [(operands, results) for operands, results in links if operands == batch]
     if exact:
         return exact
@@ -189,23 +194,24 @@ def _axes_by_functions(
     program: Program,
     equation: Equation,
     functions: Sequence[InnerFunction],
-    operands: Sequence[int | None],
+    operand_axes: Sequence[int | None],
     has_items: Callable[[Atom, int], bool],
 ) -> dict[Variable, int | None]:
     """Return the batch axes that an equation's variables get from its inner functions.
 
-    `functions` are for example the branches of a choice, which must agree. `operands` has the
-    batch axis of each operand, or None.
+    `functions` are for example the branches of a choice, which must agree. `operand_axes` has
+    the batch axis of each operand, or None.
     """
     axes_by_function: list[dict[Variable, int | None]] = []
     for function in functions:
-        axes = _axes_within(program, equation, function, operands, has_items)
-        if axes:  # a function with effects only has no results
+        axes = _axes_within(program, equation, function, operand_axes, has_items)
+        if axes:  # a function that has only effects has no results
             axes_by_function.append(axes)
     if not axes_by_function:
         return {}
     first = axes_by_function[0]
-    if any(axes != first for axes in axes_by_function):  # the branches of a choice differ
+    branches_agree = all(axes == first for axes in axes_by_function)
+    if not branches_agree:
         raise NotSeparableError(equation)
     return first
 
@@ -214,26 +220,28 @@ def _axes_within(
     program: Program,
     equation: Equation,
     body: InnerFunction,
-    operands: Sequence[int | None],
+    operand_axes: Sequence[int | None],
     has_items: Callable[[Atom, int], bool],
 ) -> dict[Variable, int | None]:
     """Return the batch axes of an equation's results, by following one of its inner functions.
 
-    `operands` has the batch axis of each operand, or None. For a loop, the returned map also
+    `operand_axes` has the batch axis of each operand, or None. For a loop, the returned map also
     has the batch axes of the initial values of carried values. An iteration may give a carried
     value a batch axis. Therefore the body of a loop is followed repeatedly, until the batch axes
     of the carried values do not change in an iteration.
     """
     inside = replace(program, closed=body.closed)
     arguments = inside.arguments
-    carried = list(body.carried_to.values())
+    carried = list(body.carried_to.values())  # the indices of the arguments that are carried
+    # Maps the index of a carried argument to the operand that is its initial value.
     initial = {i: equation.invars[body.arguments[i].number] for i in carried}
-    with_batch = {i for i, axis in enumerate(operands) if axis is not None}
-    if with_batch - {outer.number for outer in body.arguments}:
+    with_batch = {i for i, axis in enumerate(operand_axes) if axis is not None}
+    read_by_body = {outer.number for outer in body.arguments}
+    if not with_batch <= read_by_body:
         raise NotSeparableError(equation)  # the choice between branches depends on the batch
     argument_axes: list[int | None] = []
     for index, steps in body.arguments:
-        axis = operands[index]
+        axis = operand_axes[index]
         argument_axes.append(None if axis is None else axis - steps)
     while -1 not in argument_axes:  # -1 means that the loop iterates over the batch
         seeds: dict[Variable, int] = {}
@@ -243,11 +251,13 @@ def _axes_within(
         follow = [arguments[i] for i in carried if argument_axes[i] is None]
         axes = batch_axes(inside, seeds, follow=follow, resizes=False) if seeds else {}
         result_axes = [None if is_literal(v) else axes.get(v) for v in inside.results]
+        # The axes with which the next iteration begins.
         next_axes = list(argument_axes)
-        are_carried_on = True
-        for i, j in body.carried_to.items():
-            next_axes[j] = axes.get(arguments[j], result_axes[i])
-            are_carried_on = are_carried_on and result_axes[i] == argument_axes[j]
+        are_carried_on = True  # whether carried results have the axes of the arguments
+        for result_index, argument_index in body.carried_to.items():
+            result_axis = result_axes[result_index]
+            next_axes[argument_index] = axes.get(arguments[argument_index], result_axis)
+            are_carried_on = are_carried_on and result_axis == argument_axes[argument_index]
         if next_axes == argument_axes:
             if not are_carried_on:
                 break

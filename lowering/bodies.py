@@ -61,14 +61,17 @@ def inner_functions(equation: Equation) -> list[InnerFunction]:
         case "scan":
             constant_count, carried_count = jaxprs.scan_counts(equation)
             # The operands are the constants, the initial carry, and the stacks. The results are
-            # the final carry and the stacks.
+            # the final carry and the stacks. An iteration reads or computes one item of a stack.
             first_stack = constant_count + carried_count
-            arguments = [OuterValue(i, int(i >= first_stack)) for i in range(len(operands))]
-            ends = [OuterValue(i, int(i >= carried_count)) for i in range(len(results))]
+            item_operands = [OuterValue(i, steps=1) for i in range(first_stack, len(operands))]
+            item_results = [OuterValue(i, steps=1) for i in range(carried_count, len(results))]
+            arguments = [*operands[:first_stack], *item_operands]
+            ends = [*results[:carried_count], *item_results]
             carried_to = {i: constant_count + i for i in range(carried_count)}
             return [InnerFunction(params["jaxpr"], arguments, ends, carried_to, params["length"])]
         case "while":
-            # The operands are the constants of the condition, those of the body, and the state.
+            # The operands are the constants of the condition, the constants of the body, and the
+            # state.
             condition_count = params["cond_nconsts"]
             body_count = params["body_nconsts"]
             state = operands[condition_count + body_count :]

@@ -34,10 +34,11 @@ from lowering.location import Span
 from lowering.ops import require, rules
 
 _X64 = "jax's x64 mode keeps 64 bits: jax.config.update('jax_enable_x64', True)"
-_LONGEST = 400  # characters; longer names are cut before a suffix is added
-# The most items along the axes before an empty axis. XLA loops over these axes when it compiles,
-# which takes 0.6 s for this many items.
-_MOST_EMPTY = 1 << 22
+# Before a suffix is added, a name is cut to this number of characters.
+_MOST_CHARACTERS_BEFORE_SUFFIX = 400
+# A result with an empty axis has at most this number of items along the axes before the empty one.
+# XLA loops over these axes when it compiles, which takes 0.6 s for this number of items.
+_MOST_ITEMS_BEFORE_EMPTY_AXIS = 1 << 22
 
 
 @dataclass(slots=True)
@@ -97,14 +98,14 @@ class GraphBuilder:
         """Tell whether a value of the graph already has this name."""
         return name in self._taken
 
-    def _name(self, stem: str, exact: bool) -> str:
+    def _name(self, stem: str, *, exact: bool) -> str:
         """Return a free name and mark it as taken: `stem`, with a suffix if need be.
 
         If `exact` is true, the name may be a reserved one.
         """
         name = stem
         while name in self._taken or (name in self._reserved and not exact):
-            stem = stem[:_LONGEST]
+            stem = stem[:_MOST_CHARACTERS_BEFORE_SUFFIX]
             self._suffixes[stem] = self._suffixes.get(stem, 0) + 1
             name = f"{stem}_{self._suffixes[stem]}"
         self._taken.add(name)
@@ -263,6 +264,7 @@ class GraphBuilder:
                 infer_arguments[python_name(name)] = mapped(argument, self._as_read)
             else:
                 infer_arguments[python_name(name)] = _opened(argument)
+        # If `infer` reads all arguments, it refuses an unknown one itself.
         are_all_read = len(infer_arguments) == len(arguments)
         if not are_all_read:
             _refuse_unknown(active_rule, arguments)
@@ -275,12 +277,21 @@ class GraphBuilder:
                 raise
             raise InvalidShape("an operand is empty, the operation needs items") from None
         if isinstance(inferred, TensorType) and len(names) == 1:  # the usual case
-            results = (Value(self._name(names[0], True), _possible(inferred), inserted),)
+            name = self._name(names[0], exact=True)
+            results = (Value(name, _possible(inferred), inserted),)
         else:
             results = self._results(inferred, names, inserted)
         operand_pairs = tuple(operands.items())
         attribute_pairs = tuple(attributes.items())
-        operation = Operation(kind, operand_pairs, attribute_pairs, results, span, calls, rule)
+        operation = Operation(
+            kind=kind,
+            operands=operand_pairs,
+            attributes=attribute_pairs,
+            results=results,
+            span=span,
+            calls=calls,
+            rule=rule,
+        )
         self.operations.append(operation)
         return results
 
@@ -298,12 +309,13 @@ class GraphBuilder:
         if not is_exact and count == 1:
             names = names[:1]
         elif not is_exact:
-            stem = names[0][:_LONGEST]
+            stem = names[0][:_MOST_CHARACTERS_BEFORE_SUFFIX]
             names = [f"{stem}_{i}" for i in range(count)]
         remaining_names = iter(names)
 
         def next_value(type: TensorType) -> Value:
-            return Value(self._name(next(remaining_names), is_exact), _possible(type), inserted)
+            name = self._name(next(remaining_names), exact=is_exact)
+            return Value(name, _possible(type), inserted)
 
         results: list[Result] = []
         for item in result_types:
@@ -338,15 +350,15 @@ class GraphBuilder:
             else:
                 states.append(StateVariable(label, value, variable.update, span, variable.initial))
         return Graph(
-            name,
-            tuple(inputs[input_name] for input_name in input_names),
-            tuple(outputs),
-            tuple(output_names),
-            tuple(self.operations),
-            tuple(parameters),
-            tuple(states),
-            dict(self.aliases),
-            dict(self.folded),
+            name=name,
+            inputs=tuple(inputs[input_name] for input_name in input_names),
+            outputs=tuple(outputs),
+            output_names=tuple(output_names),
+            operations=tuple(self.operations),
+            parameters=tuple(parameters),
+            states=tuple(states),
+            aliases=dict(self.aliases),
+            folded=dict(self.folded),
         )
 
 
@@ -383,10 +395,11 @@ def _possible(type: TensorType) -> TensorType:
             raise InvalidShape(f"the result would have the shape {show(type.shape)}")
     if 0 in type.shape:
         axes_before = type.shape[: type.shape.index(0)]
-        if volume(axes_before) > _MOST_EMPTY:
+        if volume(axes_before) > _MOST_ITEMS_BEFORE_EMPTY_AXIS:
             raise InvalidShape(
-                f"the result would have the shape {show(type.shape)}: more than {_MOST_EMPTY} "
-                "items along the axes before the empty one, which take long to compile"
+                f"the result would have the shape {show(type.shape)}: more than "
+                f"{_MOST_ITEMS_BEFORE_EMPTY_AXIS} items along the axes before the empty one, which "
+                "take long to compile"
             )
     return ABSENT if type is PRESENT else type
 

@@ -23,8 +23,8 @@ def holding(variable: ContextVar[T], value: T) -> Generator[None]:
         variable.reset(token)
 
 
-# The names of passes and kernels that are left out. Benchmarks leave out one after another, to
-# measure what each of them gains.
+# This variable has the names of the passes and kernels that are left out. Benchmarks leave out one
+# after another, to measure the gain of each.
 _LEFT_OUT: ContextVar[frozenset[str]] = ContextVar("left_out", default=frozenset())
 
 

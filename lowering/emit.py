@@ -9,7 +9,7 @@ of the platform's target.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import compress
 from operator import not_
@@ -141,22 +141,22 @@ def _bind(
         return program(*operands)
     closed, lifted = jaxprs.lifted(program.closed, _is_tracer)
     operands = [*lifted, *operands]
-    # Lifted constants become the first operands. In this case no leading operands are parameters.
-    count = 0 if lifted else program.parameters
-    program = replace(program, closed=closed, parameters=count)
+    # Constants that are tracers (`lifted`) become the first operands. In this case no leading
+    # operands are parameters.
+    parameter_count = 0 if lifted else program.parameters
     recipe = None
     constants = _NOTHING
-    arrays = operands[:count]
+    arrays = operands[:parameter_count]
     if preparation is not None and not lifted:
         operands = [*operands, *preparation.arrays]
         recipe = preparation.recipe
     elif as_constants and all(map(_is_concrete, arrays)):
         constants = ConstantParameters(tuple(arrays))
-        operands = operands[count:]
+        operands = operands[parameter_count:]
     return _network.bind(
         *operands,
-        jaxpr=program.closed,
-        parameters=count,
+        jaxpr=closed,
+        parameters=parameter_count,
         role=program.role,
         linear=linear,
         recipe=recipe,
@@ -202,7 +202,8 @@ def _lowering_rule(
 ) -> Any:
     """Rewrite the primitive's program by the passes for a platform, and lower the result."""
     if context.module_context.lowering_parameters.for_export:
-        about = about._replace(rates=DEFAULT)  # any machine may run an exported function
+        # Any machine may run an exported function, so that this machine's rates do not count.
+        about = about._replace(rates=DEFAULT)
     # The number of devices is known here, but shardings are not. On several devices no pass may
     # make a loop over the batch: if the batch is sharded, such a loop gathers it.
     devices = getattr(context.module_context.axis_context, "num_devices", None)
@@ -367,6 +368,8 @@ def _linearized(
     result_count = real_count + len(integer_types)
     forward, sources = jaxprs.without_forwarded(forward, keep=result_count)
     computed = _bind(Program(forward, role="forward"), operands, about)
+    # The forward pass computes floating-point results, integer results and residuals, in this
+    # order. A residual that is an operand itself is not computed.
     reals = iter(computed[:real_count])
     integers = iter(computed[real_count:result_count])
     computed_residuals = iter(computed[result_count:])

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 Shape = tuple[int, ...]
-Ints = tuple[int, ...]  # for axes, strides and the like
+Ints = tuple[int, ...]  # integers that are not extents, such as axes and strides
 
 
 class _Unknown(int):
@@ -78,7 +78,8 @@ def at_least(size: int, other: int) -> bool:
     """
     try:
         return bool(size >= other)
-    except Exception:  # jax's InconclusiveDimensionOperation; this module imports no jax
+    except Exception:
+        # jax raises InconclusiveDimensionOperation. This module does not import jax.
         return False
 
 
@@ -174,7 +175,7 @@ def show(shape: Sequence[int | None], names: Sequence[str] = ()) -> str:
 
 def is_static(value: object) -> bool:
     """Tell whether a value is a Python number or numpy array, or a tuple or list of such values."""
-    import numpy as np  # imported here: `import nnef_jax` loads no numpy
+    import numpy as np  # `import nnef_jax` does not load numpy
 
     if isinstance(value, tuple | list):
         return all(map(is_static, value))  # pyright: ignore[reportUnknownArgumentType]
@@ -202,7 +203,7 @@ def runs_of(
     old_end = new_end = 0
     while old_end < len(old) or new_end < len(new):
         old_start, new_start = old_end, new_end
-        # A run has at least one axis, if any axes are left.
+        # Begin both runs with one axis, if axes are left.
         old_end = min(old_end + 1, len(old))
         new_end = min(new_end + 1, len(new))
         old_size = volume(old[old_start:old_end])

@@ -69,11 +69,13 @@ def unite(first: Iterable[Factor], second: Iterable[Factor]) -> None:
     """
     left = leaves(first)
     right = leaves(second)
+    # The lists have the factors that are not compared yet.
     while left and right:
         left_factor = left[0]
         right_factor = right[0]
         if left_factor.extent == right_factor.extent:
             if left_factor is not right_factor:
+                # The left factor replaces the right one.
                 left_factor.is_blocked = left_factor.is_blocked or right_factor.is_blocked
                 right_factor.parts = [left_factor]
             left = left[1:]
@@ -83,6 +85,7 @@ def unite(first: Iterable[Factor], second: Iterable[Factor]) -> None:
             if large.extent % small.extent:
                 block([*left, *right])
                 return
+            # The larger factor is split, and its first part is compared next.
             extents = small.extent, large.extent // small.extent
             large.parts = [Factor(extent, is_blocked=large.is_blocked) for extent in extents]
         # The remaining factors may include the factor that was replaced or split.
@@ -147,11 +150,13 @@ class FactorWalk:
         self.uses: list[Use] = outer.uses if outer else []
         self.products: list[Product] = outer.products if outer else []
         self.times = times
-        self.columns: dict[Variable, frozenset[int]] = {}  # axes of the results of products
-        # For the result of each product, the summed axes of its other operand, by operand number.
+        # Maps the result of each product to the axes that the result has from the weight's columns.
+        self.columns: dict[Variable, frozenset[int]] = {}
+        # Maps the result of each product to another map: from the index of an operand other than
+        # the weight to the summed axes of this operand.
         self.summed: dict[Variable, dict[int, frozenset[int]]] = {}
-        # The numbers of the parameters from which a variable is computed, for each such variable
-        # that depends on no other argument.
+        # Maps each variable that depends only on parameters to the argument numbers of these
+        # parameters.
         self.origins = dict[Atom, frozenset[int]]()
         if outer is None:
             parameters = program.arguments[: program.parameters]
@@ -175,7 +180,8 @@ class FactorWalk:
         """Unite the axes that an equation links, and block axes of its operands without a link."""
         table = axes_of(equation) or UNLINKED
         operands, results = equation.invars, equation.outvars
-        # Maps the index of an operand and the number of its axis to the linked factors.
+        # Maps a pair, the index of an operand and the number of an axis of this operand, to the
+        # factors of the axis that are linked.
         linked: dict[tuple[int, int], Axis] = {}
         for link in table.links:
             linked_axes: list[Axis] = []  # the factors of each operand and result along the link

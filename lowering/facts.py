@@ -131,7 +131,8 @@ def facts_of_name(primitive: str) -> Facts:
     return _TABLE.get(primitive, _OPAQUE)
 
 
-NewAxes = Sequence[Sequence[int]]  # the new axes of each axis of an operand
+# This type has an item for each axis of an operand: the new axes that the axis becomes.
+NewAxes = Sequence[Sequence[int]]
 
 
 def renumbered(equation: Equation, new_axes: Sequence[NewAxes]) -> dict[str, Any] | None:
@@ -148,9 +149,10 @@ def renumbered(equation: Equation, new_axes: Sequence[NewAxes]) -> dict[str, Any
         sums, batch = params["dimension_numbers"]
         numbers = tuple(map(spanned, new_axes, sums)), tuple(map(spanned, new_axes, batch))
         return {"dimension_numbers": numbers}
+    # All operands have the same new axes, except scalars, which have no axes.
     shared_axes: NewAxes = ()
     for operand_axes in new_axes:
-        if operand_axes:  # scalars have no axes, and all other operands have the same new axes
+        if operand_axes:
             shared_axes = operand_axes
             break
     if name == "transpose":
@@ -158,7 +160,7 @@ def renumbered(equation: Equation, new_axes: Sequence[NewAxes]) -> dict[str, Any
     axes_parameter = fact.removes or fact.across
     if axes_parameter:
         axes = tuple(sorted(spanned(shared_axes, params[axes_parameter])))
-        takes_one_axis = name.startswith("arg")
+        takes_one_axis = name.startswith("arg")  # argmax and argmin
         if takes_one_axis and len(axes) > 1:
             return None
         return {axes_parameter: axes}

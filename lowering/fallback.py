@@ -66,6 +66,7 @@ def or_else(rewritten: Callable[[], T], as_written: Callable[[], T], step: str =
     except FailedPass:
         raise
     except Exception as error:
+        # If this call fails too, its error is the one that the user sees.
         result = as_written()
         if is_strict():
             raise FailedPass(f"{step or 'optimisation'} fails: {reason(error)}") from error

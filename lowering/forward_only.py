@@ -28,7 +28,9 @@ def forward_only(x: Array, refuse: Callable[[], Exception]) -> Array:
     def derivative(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
         (primal,) = primals
         (tangent,) = tangents
-        with suppress(ImportError, AttributeError):  # a later jax may lack `identity`'s names
+        # The function `identity` uses names of jax that a later version may lack. In this case the
+        # tangent stays as it is.
+        with suppress(ImportError, AttributeError):
             tangent = _tangent().bind(tangent, refuse=refuse)
         return primal, tangent
 

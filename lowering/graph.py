@@ -16,9 +16,10 @@ from lowering.location import Span
 if TYPE_CHECKING:  # the public errors import this module, and their import must stay light
     import numpy as np
 
-# A literal. If the document gives its dtype, the literal is a numpy scalar of this dtype.
+# A literal has this type. If the document gives the dtype of a literal, the literal is a numpy
+# scalar of this dtype.
 Scalar = Union[float, int, bool, "np.generic"]
-# An attribute. The graph of a loop's body is an attribute too.
+# An attribute has this type. The graph of a loop's body is an attribute too.
 Attribute = Union[float, int, bool, str, "Graph", tuple["Attribute", ...]]
 
 
@@ -48,9 +49,10 @@ class _Present(TensorType):
     __slots__ = ()
 
 
-# The type of an optional operand that is left out. The value of such an operand is False.
+# If an optional operand is left out, its value is False, and rules get this type for it.
 ABSENT = TensorType((), "bool")
-# The type that rules get for an operand that is a boolean scalar, so that it differs from ABSENT.
+# If an operand is a tensor of the type ABSENT, which is a boolean scalar, rules get this type for
+# it. It is unequal to ABSENT.
 PRESENT: TensorType = _Present((), "bool")
 
 _FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
@@ -61,7 +63,8 @@ def is_float(dtype: str) -> bool:
     return dtype in _FLOATS
 
 
-# Dtypes of few bits. XLA moves and casts their items, but supports few other operations on them.
+# These dtypes have few bits. XLA moves and casts their items, but supports few other operations on
+# them.
 NARROW = frozenset({"int2", "uint2", "int4", "uint4", "float4_e2m1fn"})
 
 
@@ -103,11 +106,11 @@ class Rule:
     lower: Callable[..., Any]
     parameters: tuple[str, ...]  # names, as the standard writes them
     wants_context: bool
-    not_differentiable: str = ""  # the reason, or ""
+    not_differentiable: str = ""  # the reason why there are no derivatives, or ""
     work: Callable[..., int] | None = None
     work_reads: frozenset[str] = frozenset()
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])  # by name of the parameter
-    # The parameters that `infer` reads; `**` stands for all.
+    # These are the parameters that `infer` reads. `**` stands for all parameters.
     infer_reads: frozenset[str] = frozenset({"**"})
 
 
@@ -121,9 +124,9 @@ class Value:
     inserted: bool = False
 
 
-# An operand: a tensor, a literal that stands for a constant tensor, or an array of these.
+# An operand is a tensor, a literal that stands for a constant tensor, or an array of operands.
 Operand = Value | Scalar | tuple["Operand", ...]
-# A declared result of an operation: a tensor, or an array of tensors.
+# A declared result of an operation is a tensor, or an array of tensors.
 Result = Value | tuple[Value, ...]
 
 
@@ -272,8 +275,8 @@ class Graph:
     states: tuple[StateVariable, ...] = ()
     # Maps further names to values. For example, variables with one label share one value.
     aliases: dict[str, Value] = field(default_factory=dict[str, Value])
-    # Maps the name of each tensor that is folded to a constant to the names of the tensors that are
-    # computed from it.
+    # A folded tensor is computed as a constant when the document is read. This map has, by the name
+    # of a folded tensor, the names of the tensors that are computed from it.
     folded: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
     def readers_of(self, folded: str) -> list[str]:

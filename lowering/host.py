@@ -27,9 +27,11 @@ def processor() -> tuple[str, ...]:
     return tuple(line for line in first_processor.splitlines() if line.startswith(_FIELDS))
 
 
+# The lines of /proc/cpuinfo that begin with these texts describe the processor.
 _FIELDS = ("vendor_id", "cpu family", "model name", "flags", "Features")
 
-# The alignment of arrays in bytes. jax's CPU device copies arrays at other addresses.
+# The addresses of arrays are multiples of this number of bytes. jax's CPU device copies arrays at
+# other addresses.
 ALIGNMENT = 64
 
 
@@ -38,5 +40,7 @@ def aligned(shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
     size = math.prod(shape) * dtype.itemsize
     buffer = np.empty(size + ALIGNMENT, np.uint8)
     address, _ = buffer.__array_interface__["data"]
-    start = -address % ALIGNMENT  # the first byte at an aligned address
+    # `start` is the index of the first byte at an aligned address. For the address 100 it is 28,
+    # since 128 is a multiple of 64.
+    start = -address % ALIGNMENT
     return buffer[start : start + size].view(dtype).reshape(shape)

@@ -82,11 +82,13 @@ class Span:
         The line is cut to about `width` characters.
         """
         line, column = self.source.position(self.offset)
+        # A place that is not near the start of its line is shown in the middle.
         is_near_start = column <= width - 20
         start = 0 if is_near_start else column - width // 2
         shown = ""
         for character in self.source.line(line)[start : start + width]:
             shown += character if character.isprintable() else " "
         indent = column - 1 - start
+        # There is a caret for each character of the place, but none beyond the line.
         caret_count = max(1, min(self.length, len(shown) - indent))
         return f"{shown}\n{' ' * indent}{'^' * caret_count}"

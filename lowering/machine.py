@@ -114,9 +114,9 @@ class MachineProfile(_Rates):
         return decisions
 
 
-# The profile of hosts without measurements. The rates are those of float32 on two cores with
-# AVX-512. `wide_loop` is larger than `loop`, which does no harm on processors without vectors of
-# 512 bits. `bfloat16` and `int8` equal the rate of float32, so that products of these dtypes are
+# This is the profile of hosts without measurements. Its rates were measured in float32 on two cores
+# with AVX-512. `wide_loop` is larger than `loop`, which does no harm on processors without vectors
+# of 512 bits. `bfloat16` and `int8` equal the rate of float32, so that products of these dtypes are
 # computed in float32.
 DEFAULT = MachineProfile(
     threads=2,

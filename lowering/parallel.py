@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
@@ -26,9 +26,11 @@ from lowering.factors import Factor, FactorWalk, Product, leaves, unite
 from lowering.jaxpr_types import Variable
 from lowering.program import Program
 
-# The number of times that an item moves between devices. A sum moves each item there and back.
-_COST = {"sum": 2, "lookup": 2, "gather": 1}
-_EACH = 1024  # the fixed cost of a collective, as a number of items
+# This dict maps the kind of a `Use` to the number of times that an item moves between devices. A
+# sum moves each item there and back.
+_MOVES_OF_ITEM = {"sum": 2, "lookup": 2, "gather": 1}
+# A collective costs this number of items in addition to the items that it moves.
+_FIXED_COST = 1024
 
 
 @dataclass(frozen=True)
@@ -119,17 +121,8 @@ class _Choice:
         self.walk = walk
         self.count = count
         self.states = {i: program.arguments[i] for i in carried}
-        for i, result_number in carried.items():
-            state_axes = walk.operand_axes(self.states[i])
-            next_axes = walk.operand_axes(program.results[result_number])
-            for axis, next_axis in zip(state_axes, next_axes, strict=True):
-                unite(axis, next_axis)
-        next_values = {*carried.values()}
-        for number, result in enumerate(program.results):
-            axes = list(map(leaves, walk.operand_axes(result)))
-            if number in next_values:  # The first factor of an axis may stay divided.
-                axes = [axis[1:] for axis in axes]
-            walk.record_use("gather", axes, result)
+        self._unite_states(carried)
+        self._record_results(next_values={*carried.values()})
         self.large: dict[int, Variable] = {}
         for i, parameter in enumerate(program.arguments[: program.parameters]):
             if math.prod(parameter.aval.shape) >= least:
@@ -138,8 +131,8 @@ class _Choice:
         for product in walk.products:
             for i in product.parameters & self.large.keys():
                 self.products[i].append(product)
-        # Maps each factor, and the number of each argument that contains the factor, to `axis` and
-        # `before` of the argument's `Division`.
+        # Maps each factor to its places. The places map the number of each argument that contains
+        # the factor to a pair: `axis` and `before` of the argument's `Division`.
         self.members: dict[Factor, dict[int, tuple[int, int]]] = {}
         for i, variable in (self.large | self.states).items():
             for axis, factors in enumerate(walk.operand_axes(variable)):
@@ -147,10 +140,30 @@ class _Choice:
         self.cost: dict[Factor, int] = dict.fromkeys(self.members, 0)
         for use in walk.uses:
             for factor in {*leaves(use.factors)} & self.cost.keys():
-                self.cost[factor] += _COST[use.kind] * use.items + _EACH
-        # For each argument, the cost of dividing it without other tensors, and its division.
+                self.cost[factor] += _MOVES_OF_ITEM[use.kind] * use.items + _FIXED_COST
+        # Maps each argument number to the cost of dividing the argument without other tensors, and
+        # to the division. States are not divided without other tensors.
         self.separate = {i: self._separate(i) for i in self.large}
         self.separate |= dict.fromkeys(self.states, (0, None))
+
+    def _unite_states(self, carried: Mapping[int, int]) -> None:
+        """Give the axes of each state the factors of the axes of the state's next value."""
+        for i, result_number in carried.items():
+            state_axes = self.walk.operand_axes(self.states[i])
+            next_axes = self.walk.operand_axes(self.walk.program.results[result_number])
+            for axis, next_axis in zip(state_axes, next_axes, strict=True):
+                unite(axis, next_axis)
+
+    def _record_results(self, next_values: Collection[int]) -> None:
+        """Record that results are gathered. `next_values` has the numbers of states' next values.
+
+        In a state's next value, the first factor of an axis may stay divided from call to call.
+        """
+        for number, result in enumerate(self.walk.program.results):
+            axes = list(map(leaves, self.walk.operand_axes(result)))
+            if number in next_values:
+                axes = [axis[1:] for axis in axes]
+            self.walk.record_use("gather", axes, result)
 
     def _add_members(self, i: int, axis: int, factors: Sequence[Factor]) -> None:
         """Add the factors along which an axis of argument `i` can be divided to `members`."""
@@ -178,19 +191,20 @@ class _Choice:
                     net_cost -= separate_cost
             return net_cost
 
-        heap = [(net_cost(factor), k, factor) for k, factor in enumerate(self.members)]
+        # The number of a factor decides between equal costs, since factors cannot be compared.
+        heap = [(net_cost(factor), number, factor) for number, factor in enumerate(self.members)]
         heapq.heapify(heap)
         while heap:
-            earlier_cost, k, factor = heapq.heappop(heap)
+            earlier_cost, number, factor = heapq.heappop(heap)
             if factor in excluded:
                 continue
             cost = net_cost(factor)
             if cost >= 0:
                 continue
-            # The cost has grown if other factors have divided some of these parameters since it was
-            # computed.
             if cost > earlier_cost:
-                heapq.heappush(heap, (cost, k, factor))
+                # Since the earlier cost was computed, other factors have divided some of the
+                # parameters. Another factor may now be cheaper.
+                heapq.heappush(heap, (cost, number, factor))
                 continue
             excluded |= conflicts[factor]
             undivided = self.members[factor].keys() - divisions.keys()
@@ -224,9 +238,9 @@ class _Choice:
         if row_products:
             why = "words" if row_products[0].kind == "lookup" else "rows"
             moves = f"{len(row_products)} all-reduce"
-            return Division(axis, before, along, True, why + parts, moves)
+            return Division(axis, before, along, why=why + parts, moves=moves)
         why = "columns" if column_products else "as the other operand"
-        return Division(axis, before, along, True, why + parts)
+        return Division(axis, before, along, why=why + parts)
 
     def _divisible_axes(self, i: int) -> list[int]:
         """Return the axes of parameter `i` whose extents are multiples of the number of parts."""
@@ -258,18 +272,21 @@ class _Choice:
         row_axes = [axis for axis in divisible if rows.issuperset(axes[axis])]
         count = len(products)
         items = sum(product.items for product in products)
-        gather_cost = _COST["gather"] * items + count * _EACH
-        reduce_cost = _COST["sum"] * items + count * _EACH
+        gather_cost = _MOVES_OF_ITEM["gather"] * items + count * _FIXED_COST
+        reduce_cost = _MOVES_OF_ITEM["sum"] * items + count * _FIXED_COST
         is_table = products[0].kind == "lookup"
         prefers_rows = is_table and row_axes
         if column_axes and not prefers_rows:
             axis = self._longest(i, column_axes)
-            division = Division(axis, 1, axis, False, "columns", f"{count} all-gather")
+            moves = f"{count} all-gather"
+            division = Division(axis, along=axis, follows=False, why="columns", moves=moves)
             return gather_cost, division
         if row_axes:
             axis = self._longest(i, row_axes)
             why = "words" if is_table else "rows"
-            return reduce_cost, Division(axis, 1, axis, False, why, f"{count} all-reduce")
+            moves = f"{count} all-reduce"
+            division = Division(axis, along=axis, follows=False, why=why, moves=moves)
+            return reduce_cost, division
         return reduce_cost, None
 
 

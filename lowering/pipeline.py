@@ -37,7 +37,8 @@ def name_of(run: Callable[..., Program]) -> str:
     return run.__module__.rpartition(".")[2]
 
 
-# A function of the name of a pass, its target, and the program before and after the pass.
+# A function of this type gets the name of a pass, its target, and the program before and after the
+# pass.
 Watch = Callable[[str, Target, Program, Program], None]
 _watch: ContextVar[Watch | None] = ContextVar("watch", default=None)
 
@@ -120,16 +121,17 @@ def rewrite(program: Program, target: Target) -> Program:
         program = or_else(program.low_level, lambda: program, "low-level primitives")
     if target.has_kernels:
         program = rewritten(program, {"concatenate": _without_empty})
+        # Kernels need extents that are numbers, and arguments that are not empty.
         if not program.has_items:
             return program
     watch = _watch.get()
     with using(target.rates or profile()):
-        for run in target.passes:
-            name = name_of(run)
+        for run_pass in target.passes:
+            name = name_of(run_pass)
             if not is_enabled(name):
                 continue
             before = program
-            run_checked = partial(_checked, run, before, target)
+            run_checked = partial(_checked, run_pass, before, target)
             program = or_else(run_checked, lambda unchanged=before: unchanged, f"pass '{name}'")
             if watch:
                 watch(name, target, before, program)

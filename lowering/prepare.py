@@ -189,11 +189,11 @@ def assemble(
     return tuple(values)
 
 
-# Computed values, by device and digest. A value is kept as long as a model that reads it.
+# Maps a device and a digest to the computed value. A value is freed as soon as no model reads it.
 _values: weakref.WeakValueDictionary[Any, jax.Array] = weakref.WeakValueDictionary()
-# Names of arrays, by id of the array.
+# Maps the id of an array to a reference to the array and the name of the array.
 _names: dict[int, tuple[weakref.ref[jax.Array], str]] = {}
-_count = itertools.count()
+_name_numbers = itertools.count()
 
 
 def prepared(
@@ -215,7 +215,7 @@ def prepared(
             `parts.computed`.
     """
     if None not in parts.sources:
-        return assemble(parts.sources, parameters, ())
+        return assemble(parts.sources, parameters, computed=())
     devices = frozenset(map(_device_key, parameters)) or where
     digests = parts.recipe.digests(list(map(_unique_name, parameters)))
     keys = [(devices, digest) for digest in digests]
@@ -228,7 +228,8 @@ def prepared(
         compute_values = compute or parts.computed
         computed = compute_values([*missing.values()], parameters)
         for key, new_value in zip(missing, computed, strict=True):
-            value = _values.setdefault(key, new_value)  # another thread may have stored it since
+            # Another thread may have stored a value since. If so, this value is shared.
+            value = _values.setdefault(key, new_value)
             if _is_gone(value):
                 value = new_value
                 _values[key] = value
@@ -262,7 +263,7 @@ def _unique_name(array: jax.Array) -> str:
         if latest is dead:
             _names.pop(key, None)
 
-    name = f"array {next(_count)}"
+    name = f"array {next(_name_numbers)}"
     _names[key] = weakref.ref(array, forget), name
     return name
 
@@ -272,4 +273,10 @@ def unprepared(call: Callable[..., Any], count: int) -> Split:
 
     `call` takes two lists: `count` parameters, and the inputs.
     """
-    return Split(tuple(range(count)), None, call, None, lambda: Recipe(count, (), ()))
+    return Split(
+        sources=tuple(range(count)),
+        first=None,
+        call=call,
+        platform=None,
+        make_recipe=lambda: Recipe(count, steps=(), results=()),
+    )

@@ -12,9 +12,10 @@ from lowering import jaxprs
 from lowering.jaxpr_types import Atom, Equation
 from lowering.jaxprs import is_literal, primitive
 
-_LONG = 60  # characters; longer parameters are cut
+_MOST_CHARACTERS = 60  # A longer value of a parameter is cut to this number of characters.
 _PLACEMENT = re.compile("shardings?$|layouts$|^donated|mesh$")
-_BY_ONE = re.compile("(strides|dilation|group_count)$")  # left out if all entries are 1
+# Parameters with these names are left out if all their entries are 1.
+_BY_ONE = re.compile("(strides|dilation|group_count)$")
 
 
 def printed(program: Any) -> str:
@@ -99,11 +100,11 @@ def _params(equation: Equation) -> list[tuple[str, Any]]:
 
 
 def _shown(value: object) -> str:
-    """Return the value of a parameter as text, cut to `_LONG` characters."""
+    """Return the value of a parameter as text, cut to `_MOST_CHARACTERS` characters."""
     if isinstance(value, tuple):
         value = tuple(value)  # removes the class of named tuples from the text
     text = str(value)
-    return text if len(text) <= _LONG else f"{text[:_LONG]}..."
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
 
 
 def _named(operands: Sequence[Atom], names: Mapping[Atom, str]) -> str:

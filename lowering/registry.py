@@ -47,7 +47,7 @@ class Registry:
         def register(lower: Lower) -> Lower:
             if kind in self._rules:
                 raise ValueError(f"operation '{kind}' already has a rule")
-            # Maps of parameters to their defaults.
+            # These dicts map the names of a function's parameters to the defaults.
             parameters = _parameters(lower)
             infer_parameters = _parameters(infer)
             work_parameters = {} if work is None else _parameters(work)
@@ -64,16 +64,16 @@ class Registry:
                 if default is not _REQUIRED:
                     defaults[name] = default
             self._rules[kind] = Rule(
-                kind,
-                infer,
-                lower,
-                tuple(parameters),
-                wants_context,
-                not_differentiable,
-                work,
-                work_reads,
-                defaults,
-                infer_reads,
+                kind=kind,
+                infer=infer,
+                lower=lower,
+                parameters=tuple(parameters),
+                wants_context=wants_context,
+                not_differentiable=not_differentiable,
+                work=work,
+                work_reads=work_reads,
+                defaults=defaults,
+                infer_reads=infer_reads,
             )
             return lower
 
@@ -123,8 +123,8 @@ def _keys(annotation: Any, function: Callable[..., object]) -> Iterable[str]:
     if "Unpack" not in str(annotation):
         return ["**"]
     try:
-        # `typing.get_type_hints` would evaluate all annotations, which takes a millisecond for each
-        # rule.
+        # Only this annotation is evaluated. `typing.get_type_hints` would evaluate all annotations,
+        # which takes a millisecond for each rule.
         if isinstance(annotation, str):
             annotation = eval(annotation, function.__globals__)
         typed_dict = annotation.__args__[0]

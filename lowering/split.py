@@ -28,21 +28,22 @@ from lowering.recipe import Recipe, Step, params_of_numpy
 if TYPE_CHECKING:
     from lowering.targets.target import Target
 
-# The most items of a prepared value for each item of the largest parameter it is computed from.
-# Larger values are broadcasts. To repeat a broadcast in each call is cheaper than to read its
-# result.
-_GROWTH = 4
-# The most bits in an item of a prepared value for each bit in an item of its parameter. Values of
-# more than `_LARGE` bytes must stay below this limit. A language model with 4-bit weights would
-# need eight times the memory if they were stored in 32 bits.
-_WIDTH = 4
-_LARGE = 32 << 20  # bytes
-# Operations whose result may have the items of the operand in the same order, see `_is_free`. To
-# prepare such a result would store one more copy of a weight.
+# A prepared value has at most this number of items for each item of the largest parameter from
+# which it is computed. Larger values are broadcasts. To repeat a broadcast in each call is cheaper
+# than to read the result of the broadcast.
+_MOST_ITEMS_PER_ITEM = 4
+# An item of a prepared value has at most this number of bits for each bit of an item of the
+# parameter. A value of more than `_LARGE_BYTES` bytes must stay below this limit. A language model
+# with 4-bit weights would need eight times the memory if the weights were stored in 32 bits.
+_MOST_BITS_PER_BIT = 4
+_LARGE_BYTES = 32 << 20
+# The results of these primitives may have the items of the operand in the same order, see
+# `_is_free`. To prepare such a result would store one more copy of a weight.
 _FREE = ("broadcast_in_dim", "optimization_barrier", "reshape", "squeeze")
-# A float32 value of a bfloat16 network is stored in bfloat16 if it has at least this many items.
-# Each call widens it again. In float32 such values would take twice the memory of their parameters.
-_WIDE = 2 << 10
+# A float32 value of a bfloat16 network is stored in bfloat16 if it has at least this number of
+# items. Each call widens the value again. In float32 such values would take twice the memory of
+# their parameters.
+_FEWEST_NARROW_ITEMS = 2 << 10
 
 
 def split(program: Program, target: Target | None = None) -> Split:
@@ -58,10 +59,12 @@ def split(program: Program, target: Target | None = None) -> Split:
     parameters = program.arguments[: program.parameters]
     prepared, later = _prepared_and_later(program, target)
     if platform != "cpu":
-        # A call reads these parameters anyway, and TPUs and GPUs multiply by transposed matrices.
-        prepared, later = _prepared_and_later(program, target, {*prepared} & {*_roots(program)})
+        # TPUs and GPUs multiply by a transposed matrix without a copy. If a call reads a parameter
+        # in any case, transpositions of this parameter are not prepared.
+        roots_read = {*prepared} & {*_roots(program)}
+        prepared, later = _prepared_and_later(program, target, roots_read)
     narrow = _narrow(program, prepared)
-    stored = [narrow.get(v, v) for v in prepared]
+    stored = [narrow.get(v, v) for v in prepared]  # the variable that is stored for each value
     indices = {v: i for i, v in enumerate(parameters)}
     drops_unit_axes = target is not None and target.drops_unit_axes
     flat = _flat(prepared, parameters) if drops_unit_axes else frozenset[Variable]()
@@ -69,7 +72,7 @@ def split(program: Program, target: Target | None = None) -> Split:
     early = list(filterfalse(program.is_late, program.equations))
     first = program.with_closed(jaxprs.of_equations(closed, early, computed, arguments=parameters))
     if any(v in flat or v in narrow for v in computed):
-        types = [_stored_type(v, v in flat, v in narrow) for v in computed]
+        types = [_stored_type(v, is_flat=v in flat, is_narrow=v in narrow) for v in computed]
         first = first.retraced(partial(_stored, first, types))
     arguments = [*prepared, *program.arguments[len(parameters) :]]
     call_jaxpr = jaxprs.of_equations(closed, later, program.results, _numbers(program), arguments)
@@ -80,7 +83,14 @@ def split(program: Program, target: Target | None = None) -> Split:
 
     recipe = cache(partial(recipe_of, first))
     sources = tuple(None if v in flat else indices.get(v) for v in stored)
-    return Split(sources, first, call, platform, recipe, call_jaxpr)
+    return Split(
+        sources=sources,
+        first=first,
+        call=call,
+        platform=platform,
+        make_recipe=recipe,
+        later=call_jaxpr,
+    )
 
 
 def _as_read(x: Array, variable: Atom) -> Any:
@@ -106,7 +116,7 @@ def _flat(prepared: Iterable[Variable], parameters: Collection[Variable]) -> fro
     return frozenset(flat)
 
 
-def _stored_type(variable: Atom, is_flat: bool, is_narrow: bool) -> jax.ShapeDtypeStruct:
+def _stored_type(variable: Atom, *, is_flat: bool, is_narrow: bool) -> jax.ShapeDtypeStruct:
     """Return the type in which a prepared variable is stored.
 
     If `is_flat` is true, axes of extent 1 are left out. If `is_narrow` is true, the dtype is
@@ -209,7 +219,9 @@ def _sources(program: Program) -> dict[Variable, tuple[int, int]]:
     sources: dict[Variable, tuple[int, int]] = {}
     for variable in _roots(program):
         sources[variable] = _size(variable), _bits(variable)
-    sources.update(dict.fromkeys(_numbers(program), (0, 1)))  # not worth storing
+    sources.update(
+        dict.fromkeys(_numbers(program), (0, 1))
+    )  # with 0 items nothing is worth storing
     for equation in filterfalse(program.is_late, program.equations):
         of_operands = [sources[v] for v in variables(equation.invars)]
         items, bits = max(of_operands, default=(0, 1))
@@ -235,7 +247,9 @@ def _narrow(program: Program, prepared: Iterable[Variable]) -> dict[Variable, Va
     """
     if not _is_narrow(program):
         return {}
-    narrow = {v: v for v in prepared if v.aval.dtype == jnp.float32 and _size(v) >= _WIDE}
+    narrow = {
+        v: v for v in prepared if v.aval.dtype == jnp.float32 and _size(v) >= _FEWEST_NARROW_ITEMS
+    }
     for equation in program.equations:
         if primitive(equation) == "convert_element_type" and equation.outvars[0] in narrow:
             (source,) = equation.invars
@@ -259,10 +273,11 @@ def _is_worth_storing(variable: Atom, items: int, bits: int) -> bool:
     variable must not be much larger than this parameter.
     """
     size = _size(variable)
-    width = _bits(variable) / bits
-    if size > _GROWTH * items or width > _WIDTH:
+    bits_per_bit = _bits(variable) / bits
+    if size > _MOST_ITEMS_PER_ITEM * items or bits_per_bit > _MOST_BITS_PER_BIT:
         return False
-    return width < _WIDTH or size * _bits(variable) // 8 <= _LARGE
+    nbytes = size * _bits(variable) // 8
+    return bits_per_bit < _MOST_BITS_PER_BIT or nbytes <= _LARGE_BYTES
 
 
 def _bits(variable: Atom) -> int:
@@ -275,6 +290,7 @@ def _bits(variable: Atom) -> int:
 
 
 def _size(variable: Atom) -> int:
+    """Return the number of items of a variable."""
     return math.prod(variable.aval.shape)
 
 
@@ -311,11 +327,12 @@ def recipe_of(program: Program) -> Recipe:
 
 
 def _text_of_equation(equation: Equation) -> str:
+    """Return a text that determines an equation's results, together with its operands."""
     types = list(map(attrgetter("aval"), equation.invars))
     parts = primitive(equation), types, equation.params, repr(equation.ctx)
     # An equation may leave its precision to the settings of jax.
-    setting: Any = jax.config
-    precision = setting.jax_default_matmul_precision if "precision" in equation.params else None
+    settings: Any = jax.config
+    precision = settings.jax_default_matmul_precision if "precision" in equation.params else None
     return _text((parts, precision))
 
 
@@ -341,6 +358,7 @@ def _text(item: object) -> str:
             is_function = callable(item) and not isinstance(item, type)
             has_address = " at 0x" in text
             if is_function or has_address:
+                # Two objects may have equal texts. The random number makes the text unique.
                 return f"{text} {uuid4()}"
             return text
 

@@ -137,22 +137,23 @@ def _attention(
         return [queries, keys, values, *masks]
 
     part = program.part([*dict.fromkeys(operands)], end.outvars)
-    division_of_weights, repeated_divisor = _division(program, last, dependent)
-    evaluate = _function(part, masks, first, last, division_of_weights, repeated_divisor)
+    division_of_weights, divisor_broadcast = _division(program, last, dependent)
+    evaluate = _function(
+        part,
+        masks,
+        first=first,
+        last=last,
+        division=division_of_weights,
+        broadcast=divisor_broadcast,
+    )
     types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands]
     closed = jaxprs.inlined(
         jaxpr_evaluation.make_jaxpr(evaluate, *jax.eval_shape(laid_out, *types))
     )
     attended = part.with_closed(closed).pruned()
     has_few_queries = scores.aval.shape[-2] < FEW
-    if has_few_queries:
-        # Few queries gain only if keys are skipped.
-        keys = first.invars[1].aval
-        is_large = math.prod(keys.shape) * keys.dtype.itemsize >= _FEWEST_KEY_BYTES
-        is_narrow = keys.dtype.itemsize <= _MOST_ITEM_BYTES
-        skips_keys = is_large and is_narrow and hidden_keys(attended) is not None
-        if not skips_keys:
-            return None
+    if has_few_queries and not _skips_keys(attended):
+        return None  # an attention with few queries gains only if it skips keys
 
     def attend(*operands: Array) -> list[Array]:
         return ATTENTION.bind(*laid_out(*operands), jaxpr=attended.closed)
@@ -160,15 +161,27 @@ def _attention(
     return Computed(attend, operands, end.outvars, at=end)
 
 
+def _skips_keys(attention: Program) -> bool:
+    """Tell whether an attention with few queries skips keys that masks hide.
+
+    `attention` has the arguments queries, keys, values and masks.
+    """
+    _, keys, *_ = attention.arguments
+    itemsize = keys.aval.dtype.itemsize
+    is_large = math.prod(keys.aval.shape) * itemsize >= _FEWEST_KEY_BYTES
+    is_narrow = itemsize <= _MOST_ITEM_BYTES
+    return is_large and is_narrow and hidden_keys(attention) is not None
+
+
 def _dependent_on(
     scores: Variable, equations: Iterable[Equation]
-) -> tuple[list[Equation], set[Atom]]:
+) -> tuple[list[Equation], set[Variable]]:
     """Return the equations that depend on `scores`, and the variables that depend on it.
 
     The variables include `scores` itself.
     """
     dependent_equations: list[Equation] = []
-    dependent_variables: set[Atom] = {scores}
+    dependent_variables = {scores}
     for equation in equations:
         if not dependent_variables.isdisjoint(variables(equation.invars)):
             dependent_equations.append(equation)
@@ -179,22 +192,23 @@ def _dependent_on(
 def _function(
     part: Program,
     masks: Sequence[Variable],
+    *,
     first: Equation,
     last: Equation,
     division: Equation | None,
-    repeated: Equation | None,
+    broadcast: Equation | None,
 ) -> Callable[..., list[Array]]:
     """Return the function of queries, keys, values and masks that computes an attention.
 
     `part` is the attention as a program, and `first` and `last` are its products. If the
-    equation `division` divides the weights, by a divisor that the equation `repeated`
+    equation `division` divides the weights, by a divisor that the equation `broadcast`
     broadcasts to all keys, the function divides the result instead of the weights.
     """
 
     def evaluate(
         queries: Array, keys: Array, values: Array, *arrays_of_masks: Array
     ) -> list[Array]:
-        # The equation `repeated` appends the divisor of the result. Without this equation the list
+        # The equation `broadcast` appends the divisor of the result. Without this equation the list
         # stays empty.
         divisors: list[Array] = []
 
@@ -210,8 +224,9 @@ def _function(
             if equation is division:
                 undivided_weights, _ = operands
                 return [undivided_weights]
-            if equation is repeated:
-                # One divisor for each query, with an axis of extent 1 instead of the keys.
+            if equation is broadcast:
+                # The result needs one divisor for each query, so that an axis of extent 1 replaces
+                # the keys.
                 shape = (*equation.params["shape"][:-1], 1)
                 axes = equation.params["broadcast_dimensions"]
                 divisors.append(lax.broadcast_in_dim(operands[0], shape, axes))
@@ -262,14 +277,14 @@ def _division(
     _, divisor = division.invars
     if divisor not in dependent or program.uses[weights] != 1:
         return None, None
-    repeated = makers[divisor]
-    if primitive(repeated) != "broadcast_in_dim":
+    broadcast = makers[divisor]
+    if primitive(broadcast) != "broadcast_in_dim":
         return None, None
-    axes = repeated.params["broadcast_dimensions"]
-    extent_by_axis = dict(zip(axes, repeated.invars[0].aval.shape, strict=True))
+    axes = broadcast.params["broadcast_dimensions"]
+    extent_by_axis = dict(zip(axes, broadcast.invars[0].aval.shape, strict=True))
     key_axis = len(divisor.aval.shape) - 1
     is_same_for_keys = extent_by_axis.get(key_axis, 1) == 1
     is_wide = last.outvars[0].aval.dtype.itemsize >= 4  # 32 bits or more
     if is_same_for_keys and is_wide:
-        return division, repeated
+        return division, broadcast
     return None, None

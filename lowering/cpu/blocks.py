@@ -40,8 +40,8 @@ _QUARTERS_OF_FEW = (1, 2, 4)
 _MOST_BYTES_AT_ONCE = 16 << 20
 _MOST_BYTES_OF_BLOCK = 9 << 20  # the most bytes that the scores of a block have
 
-# The most queries in a block. With 512 queries in a block, 12 heads at 1024 tokens take 44 ms. With
-# 256 queries in a block, they take 24 ms.
+# A block has at most this number of queries. With 512 queries in a block, 12 heads at 1024 tokens
+# take 44 ms. With 256 queries in a block, they take 24 ms.
 _MOST_QUERIES = 256
 
 Evaluate = Callable[[Program, Sequence[View]], list[View]]

@@ -176,7 +176,9 @@ def _stages(
         stop = start
         while stop < len(equations) and allowed[stop] <= allowed[start]:
             stop += 1
-        stop = _narrowest(equations, stop)
+        # Later equations allow more items. The group may have a few of them, so that it hands on
+        # fewer bytes.
+        stop = _cheapest_end(equations, stop)
         group = equations[start:stop]
         has_products = any(primitive(equation) in _PRODUCTS for equation in group)
         if groups and not has_products:
@@ -188,7 +190,7 @@ def _stages(
     return groups
 
 
-def _narrowest(equations: Sequence[Equation], start: int) -> int:
+def _cheapest_end(equations: Sequence[Equation], start: int) -> int:
     """Return the index before which to end a stage, so that it hands on the fewest bytes.
 
     The index is at least `start` and at most `start` + `_ADDITIONAL_EQUATIONS`.

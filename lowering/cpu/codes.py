@@ -31,10 +31,10 @@ from lowering.jaxprs import primitive
 from lowering.kernels.broadcast import broadcast_shapes
 from lowering.kernels.levels import Levels
 
-BYTE = np.dtype(np.int8)  # of codes
-_SUM = np.dtype(np.int32)  # of sums of codes, and of sums of their products
+BYTE = np.dtype(np.int8)  # the dtype of codes
+_SUM = np.dtype(np.int32)  # the dtype of sums of codes, and of sums of products of codes
 FLOAT = np.dtype(np.float32)
-_LOWEST, _HIGHEST = -128, 127  # codes
+_LOWEST, _HIGHEST = -128, 127  # the lowest and the highest code
 Operand = Array | np.float32  # a scalar of numpy is a literal of the program
 
 # Integers are used only if the number of summed items, and the number of a window's channels, are
@@ -111,7 +111,8 @@ def of_levels(level: Array, step: Array, start: Array, levels: Levels) -> Codes:
     codes = materialised((level - np.float32(shift)).astype(_SUM).astype(BYTE))
     if zero_level is not None:
         return Codes(codes, step, zero=zero_level - shift)
-    # level * step + start = (level - shift) * step + (start + shift * step)
+    # The codes are level - shift, and the item level * step + start is (level - shift) * step +
+    # (start + shift * step).
     return Codes(codes, step, start=start + np.float32(shift) * step)
 
 
@@ -235,11 +236,8 @@ def convolution(x: Codes, filter: Codes, params: Params) -> Array | None:
         return None
     codes = x.codes
     if is_padded and x.zero:
-        # The convolution would pad with the code 0. Here `x.zero` is the code of the item 0.
-        edges = [(0, 0, 0)] * codes.ndim
-        for axis, (before, after) in zip(spatial_axes, padding, strict=True):
-            edges[axis] = before, after, 0
-        codes = lax.pad(codes, np.array(x.zero, BYTE), edges)
+        # The convolution would pad with the code 0, but `x.zero` is the code of the item 0.
+        codes = _padded(x, spatial_axes, padding)
         padding = [(0, 0)] * len(padding)
     filters = [filter.codes]
     if filter.zero or filter.start is not None:
@@ -272,6 +270,17 @@ def convolution(x: Codes, filter: Codes, params: Params) -> Array | None:
 
     aligned = along_result, along_channels
     return _joined(result, (x, filter), aligned, [covered_sums, filter_sums], depth)
+
+
+def _padded(x: Codes, axes: Sequence[int], padding: Sequence[tuple[int, int]]) -> Array:
+    """Return the codes of x, padded with the code of the item 0.
+
+    `padding` has the numbers of codes before and after x, for each axis in `axes`.
+    """
+    edges = [(0, 0, 0)] * x.codes.ndim
+    for axis, (before, after) in zip(axes, padding, strict=True):
+        edges[axis] = before, after, 0
+    return lax.pad(x.codes, np.array(x.zero, BYTE), edges)
 
 
 Aligned = Callable[[Operand], Operand]

@@ -179,7 +179,7 @@ def by_product(x: Array, filter: Array, window: Window) -> Array:
     If the input is dilated, the result has zeros between the positions of its items.
     """
     matrix = filter.reshape(filter.shape[-2:])
-    result = pointwise(x, matrix, 0, window.bare)
+    result = pointwise(x, matrix, summed=0, window=window.bare)
     if not window.is_spread:
         return result
     return lax.pad(result, np.array(0, result.dtype), window.edges)
@@ -252,7 +252,7 @@ def by_depthwise(x: Array, filter: Array, window: Window) -> Array:
     results_per_group = count // window.groups
     terms: list[Array] = []
     for i in range(depth):
-        # Channel i of each group, once for each result of the group.
+        # Take channel i of each group, and repeat it for each result of the group.
         channels = jnp.repeat(x[..., i::depth], results_per_group, axis=-1)
         channels = lax.optimization_barrier(channels)
         terms.append(depthwise(channels, filter[..., i : i + 1, :], depthwise_window))
@@ -277,7 +277,7 @@ def sliced(x: Array, filter: Array, window: Window) -> Array:
     padded_along_first = replace(window, padding=[first_padding, *no_padding])
     position_count, *_ = window.positions(x, filter.shape[:-2])
     x = padded(x, padded_along_first)
-    # The dilation and the stride along the first axis.
+    # These are the dilation and the stride along the first axis.
     dilation, *_ = window.dilation
     stride, *_ = window.stride
     length = (position_count - 1) * stride + 1

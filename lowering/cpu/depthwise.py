@@ -29,14 +29,14 @@ from lowering.kernels.precision import accumulator
 # this rule and 69 ms without it.
 _MANY_CELLS = 25
 
-# The number of float32 channels in a vector of 512 bits. If a window has more than _MANY_CELLS
-# cells along an axis, the input is laid out vector by vector, so that the items of a window stay in
-# the first cache. The measured times on two cores, at 8x200 positions: 75 cells of 512 channels
-# take 2.7 ms in this layout and 5.7 ms without it. 33 cells of 256 channels take 0.75 ms in this
-# layout and 1.3 ms without it. QuartzNet takes 0.8 to 0.98 of the time that it takes without this
-# layout, and its training step takes 0.94 to 0.99 of the time. Windows of 7x7 cells are not laid
-# out in this way. On their own they would take 0.7 to 0.9 of the time, but ConvNeXt-T would take
-# 0.97 of the time, and its training step would take 1.08 of the time.
+# This is the number of float32 channels in a vector of 512 bits. If a window has more than
+# _MANY_CELLS cells along an axis, the input is laid out vector by vector, so that the items of a
+# window stay in the first cache. The measured times on two cores, at 8x200 positions: 75 cells of
+# 512 channels take 2.7 ms in this layout and 5.7 ms without it. 33 cells of 256 channels take 0.75
+# ms in this layout and 1.3 ms without it. QuartzNet takes 0.8 to 0.98 of the time that it takes
+# without this layout, and its training step takes 0.94 to 0.99 of the time. Windows of 7x7 cells
+# are not laid out in this way. On their own they would take 0.7 to 0.9 of the time, but ConvNeXt-T
+# would take 0.97 of the time, and its training step would take 1.08 of the time.
 _VECTOR_CHANNELS = 16
 
 

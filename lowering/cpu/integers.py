@@ -37,15 +37,16 @@ def run(program: Program, target: Target) -> Program:
     may_use_codes = program.role == "value" and not program.in_loop
     if may_use_codes and profile().multiplies_bytes:
         program = rewritten(program, _RULES)
-    return rewritten(program, {NOTE: partial(_read, bool(_products(program)))})
+    has_products = len(_names_of_products(program)) > 0
+    return rewritten(program, {NOTE: partial(_read, has_products)})
 
 
 def names_of_products(closed: ClosedJaxpr) -> list[str]:
     """Return the names of the operations whose products the pass can compute in integers."""
-    return _products(rewritten(Program(closed), _RULES))
+    return _names_of_products(rewritten(Program(closed), _RULES))
 
 
-def _products(program: Program) -> list[str]:
+def _names_of_products(program: Program) -> list[str]:
     """Return the names of the operations whose products or convolutions multiply int8 codes."""
     names: list[str] = []
     for equation in program.equations:

@@ -30,10 +30,10 @@ class Extents(NamedTuple):
     Symbolic extents count as 1.
     """
 
-    positions: int  # of the window, for all items of the batch
+    positions: int  # the positions of the window, for all items of the batch
     tiles: int  # for all items of the batch, where a tile has two positions along each axis
     padded: int  # the positions of the padded input, for all items of the batch
-    cells: int  # of the window
+    cells: int  # the cells of the window
     depth: int  # the number of input channels
     results: int  # the number of output channels
 
@@ -123,7 +123,7 @@ def summed(e: Extents) -> float:
     remaining_channels = e.results % 8
     channels = e.results - remaining_channels + 2 * remaining_channels
     moved_items = 0.55 * e.positions * e.cells * e.depth * channels
-    return _seconds(0, moved_items, starts=2)
+    return _seconds(multiply_adds=0, moved_items=moved_items, starts=2)
 
 
 def _read(matrix: float, rows: int) -> float:

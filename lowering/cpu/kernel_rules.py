@@ -272,6 +272,7 @@ def _window(program: Program, equation: Equation, *views: View) -> View | list[V
 
 @RULES("select_and_scatter_add")
 def _maximum_gradient(program: Program, equation: Equation, *views: View) -> View | None:
+    """Compute the derivative of maxima over windows, unless the windows are large."""
     return maximum_gradient(equation, views)
 
 

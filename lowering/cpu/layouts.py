@@ -128,6 +128,7 @@ def evaluated(
 
 @RULES("attention")
 def _attention(program: Program, equation: Equation, *views: View) -> View:
+    """Compute an attention, whose equation has a traced function as a parameter."""
     inner = replace(program, closed=equation.params["jaxpr"], parameters=0)
     return attended(inner, views, evaluated)
 
@@ -169,6 +170,7 @@ def _scan(program: Program, equation: Equation, *views: View) -> list[View] | No
 
     constants = list(map(tensor, constant_views))
     start = list(map(tensor, start_views))
+    # The axis of the iterations comes first.
     stacks = [laid_out(view, 0) for view in stack_views]
     items = [item_of(stack) for stack in stacks]
     closed, (_, item_views) = jaxpr_evaluation.make_jaxpr_and_types(step, constants, start, items)

@@ -28,7 +28,7 @@ def covered(x: Array, windows: Windows) -> Iterator[Array]:
     padded = extend(x, windows.padding, "constant")
     phases: dict[Cell, Array] = {}
     for cell in np.ndindex(*windows.size):
-        # The first item of the phase, along each axis.
+        # An offset is the index of the first item of the phase, along each axis.
         offsets: list[int] = []
         # The cell covers the items of the phase from a start to a stop, along each axis. With the
         # stride 2 and 4 positions, cell 3 covers the items 3, 5, 7 and 9 of the input. They are the
@@ -61,11 +61,11 @@ def scattered_sums(
     size, stride, dilation = windows.size, windows.stride, windows.dilation
     axes = range(len(size))
     first_paddings = [before for before, _ in windows.padding]
-    # The number of items of a phase along each axis. The phase has items of the padded input up to
-    # the input's last item.
+    # A length is the number of items of a phase along an axis. The phase has items of the padded
+    # input up to the input's last item.
     lengths: list[int] = []
-    # The number of positions that are added before the first position, along each axis. A window
-    # that covers an item begins at most this number of positions before the item.
+    # A front is the number of positions that are added before the first position, along an axis. A
+    # window that covers an item begins at most this number of positions before the item.
     fronts: list[int] = []
     edges: list[tuple[int, int]] = []
     for axis in axes:
@@ -84,8 +84,8 @@ def scattered_sums(
         """
         total: Array | None = None
         for cell in np.ndindex(*size):
-            # The distance from the phase's first item to the cell of the window at position 0,
-            # along each axis.
+            # A distance leads from the phase's first item to the cell of the window at position 0,
+            # along an axis.
             distances = [cell[axis] * dilation[axis] - offsets[axis] for axis in axes]
             if any(distances[axis] % stride[axis] for axis in axes):
                 continue  # the cell covers items of another phase

@@ -19,8 +19,8 @@ from lowering.kernels.windows import Windows, extend, lowest, window_max_and_ind
 
 T = TypeVar("T")
 
-# The most cells of a window along an axis. For wider windows XLA's running maxima and sums are
-# faster.
+# A window has at most this number of cells along an axis. For wider windows XLA's running maxima
+# and sums are faster.
 _MOST_CELLS = 8
 
 

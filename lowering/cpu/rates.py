@@ -67,8 +67,17 @@ def measured(threads: int) -> MachineProfile:
     cached = _nearest(*_rates(_sum(items=1 << 18, steps=_STEPS)))  # 1 MB, which fits the caches
     memory = _nearest(*_rates(_sum(items=1 << 23, steps=2)))  # 32 MB
     starts = _nearest(*_rates(_starts()))
-    costs = Costs(product, cached, memory, _nearest(1 / starts))
-    return MachineProfile(threads, bfloat16, int8, row, row_pairs, loop, wide_loop, costs)
+    costs = Costs(product=product, cached=cached, memory=memory, start=_nearest(1 / starts))
+    return MachineProfile(
+        threads=threads,
+        bfloat16=bfloat16,
+        int8=int8,
+        row=row,
+        row_pairs=row_pairs,
+        loop=loop,
+        wide_loop=wide_loop,
+        costs=costs,
+    )
 
 
 def _rates(*trials: _Trial) -> list[float]:

@@ -24,8 +24,8 @@ from lowering.program import Program
 # channels, whose number is a multiple of _VECTOR_CHANNELS.
 _FEWEST_WIDE_CHANNELS, _VECTOR_CHANNELS = 32, 16
 
-# The fewest and the most items of a row. LLVM unrolls loops over fewer items too. If there are more
-# items, the factors of a window leave the first cache.
+# These are the fewest and the most items of a row. LLVM unrolls loops over fewer items too. If
+# there are more items, the factors of a window leave the first cache.
 _FEWEST_ROW_ITEMS, _MOST_ROW_ITEMS = 128, 8 << 10
 
 # An array with fewer items than this is not computed by a separate loop, which would gain nothing.

@@ -11,7 +11,7 @@ from jax import Array, lax
 from lowering.jaxpr_types import Params
 from lowering.kernels.windows import Shape, Windows, extend
 
-# The parameters of `lax.conv_general_dilated` for the fields of `Window`, in the same order.
+# These parameters of `lax.conv_general_dilated` are the fields of `Window`, in the same order.
 WINDOW = (
     "window_strides",
     "padding",
@@ -90,8 +90,8 @@ class Window:
         positions: list[int] = []
         for axis, cell_count in enumerate(size):
             before, after, inner_zeros = self.edges[axis + 1]
-            # The extent of the dilated and padded input: 3 items with one zero between each two,
-            # and a padding of (1, 1), have the extent 1 + 5 + 1.
+            # This is the extent of the dilated and padded input. For 3 items with one zero between
+            # each two, and a padding of (1, 1), it is 1 + 5 + 1.
             extent = before + (x.shape[axis + 1] - 1) * (inner_zeros + 1) + 1 + after
             span = (cell_count - 1) * self.dilation[axis] + 1
             positions.append((extent - span) // self.stride[axis] + 1)
@@ -103,10 +103,14 @@ class Window:
         `downscaled` is the shape of the windows' positions. Both shapes have the batch first
         and the channels last.
         """
-        padding = ((0, 0), *self.padding, (0, 0))
-        stride = (1, *self.stride, 1)
-        dilation = (1, *self.dilation, 1)
-        return Windows((1, *size, 1), padding, stride, dilation, upscaled, downscaled)
+        return Windows(
+            size=(1, *size, 1),
+            padding=((0, 0), *self.padding, (0, 0)),
+            stride=(1, *self.stride, 1),
+            dilation=(1, *self.dilation, 1),
+            upscaled=upscaled,
+            downscaled=downscaled,
+        )
 
 
 def padded(x: Array, window: Window) -> Array:

@@ -132,7 +132,7 @@ def _broadcast_in_dim(
     program: Program, equation: Equation, view: View, *extents: View
 ) -> View | None:
     """Add axes of extent 1 to the array, along which the view repeats the items."""
-    if extents:  # symbolic extents of the result, in jax.export
+    if extents:  # under jax.export the result may have symbolic extents
         return None
     rank = len(equation.params["shape"])
     axes = equation.params["broadcast_dimensions"]

@@ -24,9 +24,9 @@ from lowering.cpu.sliding_filter import Window, padded
 from lowering.extents import ceil_div
 from lowering.kernels.windows import extend
 
-# The most bytes of transformed inputs and products in a block of rows of tiles. More bytes leave
-# the caches. 3x3 windows of 64 to 64 channels on 128x128 positions take 24 ms in one block, 6.0 ms
-# in four blocks, and 8.0 ms by the kernel `direct`.
+# A block of rows of tiles has at most this number of bytes of transformed inputs and products. More
+# bytes leave the caches. 3x3 windows of 64 to 64 channels on 128x128 positions take 24 ms in one
+# block, 6.0 ms in four blocks, and 8.0 ms by the kernel `direct`.
 _MOST_BYTES_OF_BLOCK = 8 << 20
 
 # If a sum of rows has more bytes than this, it is stored in memory. The sums of columns then share
@@ -57,14 +57,14 @@ def winograd(x: Array, filter: Array, window: Window) -> Array:
     """
     x = padded(x, window)
     batch, rows, columns, depth = x.shape
-    # The numbers of tiles along both axes. The last tile may reach beyond the input.
+    # `height` and `width` are numbers of tiles. The last tile may reach beyond the input.
     height, width = (rows - 1) // 2, (columns - 1) // 2
     rows_beyond = 2 * height + 2 - rows
     columns_beyond = 2 * width + 2 - columns
     x = extend(x, ((0, 0), (0, rows_beyond), (0, columns_beyond), (0, 0)), "constant")
     transformed = _filter_transform(filter)
     outputs = filter.shape[3]
-    # The items of all transformed tiles and of all products. They are float32.
+    # This is the number of items of all transformed tiles and of all products. They are float32.
     items = 16 * batch * height * width * (depth + outputs)
     nbytes = 4 * items
     block_count = min(height, ceil_div(nbytes, _MOST_BYTES_OF_BLOCK))

@@ -44,7 +44,8 @@ def contract(
     q, z = _signed(right, right_zero)
 
     def total(left: Array, right: Array) -> Array:
-        return contraction.contract((left, right), terms, result, _SUM_DTYPE, None)
+        operands = (left, right)
+        return contraction.contract(operands, terms, result, _SUM_DTYPE, precision=None)
 
     products = total(p, q)
     left_term = total(_aligned(y, p), q.astype(_SUM_DTYPE) - z)

@@ -355,7 +355,7 @@ def upsample_linear(x: Array, axis: int, factor: int, shift: bool, border: str) 
         place = lax.iota(np.float32, factor)
         if shift:
             place = place - (factor - 1) / 2
-        place = place / factor  # relative to item k
+        place = place / factor  # the place is relative to item k
         place = place.astype(x.dtype).reshape(along(axis + 1, x.ndim + 1))
         three_items = [jnp.expand_dims(neighbour(offset), axis + 1) for offset in _OFFSETS[shift]]
         before, here, after = three_items

@@ -79,7 +79,7 @@ def rotated_overlap(box: Array, boxes: Array) -> Array:
     polygon = jnp.stack(list(map(rotated_to_boxes, points)))  # (corners, 2, n)
     half = boxes[2:4] / 2
     side = jnp.roll(polygon, -1, axis=0) - polygon  # from each corner to the next one
-    # The positions, from 0 to 1 along each side, at which the side crosses the four edge lines.
+    # A crossing is the position, from 0 to 1 along a side, at which the side crosses an edge line.
     is_parallel = side == 0
     crossings: list[Array] = []
     divisor = jnp.where(is_parallel, 1, side)

@@ -144,8 +144,15 @@ def basic(
             downscaled.append((before + extent + after - dilated[axis]) // stride[axis] + 1)
         else:
             downscaled.append(automatic[axis])
-    padding = _complete(padding, shape, tuple(automatic), dilated, stride)
-    return Windows(size, padding, stride, dilation, shape, tuple(downscaled), border)
+    return Windows(
+        size=size,
+        padding=_complete(padding, shape, tuple(automatic), dilated, stride),
+        stride=stride,
+        dilation=dilation,
+        upscaled=shape,
+        downscaled=tuple(downscaled),
+        border=border,
+    )
 
 
 def reverse(shape: Shape, output: Shape, size: Shape, **sliding: Unpack[Sliding]) -> Windows:
@@ -167,8 +174,15 @@ def reverse(shape: Shape, output: Shape, size: Shape, **sliding: Unpack[Sliding]
         else:  # automatic padding
             computed.append(extent * stride[axis])
     upscaled = output or tuple(computed)
-    padding = _complete(padding, upscaled, shape, dilated, stride)
-    return Windows(size, padding, stride, dilation, upscaled, shape, sliding["border"])
+    return Windows(
+        size=size,
+        padding=_complete(padding, upscaled, shape, dilated, stride),
+        stride=stride,
+        dilation=dilation,
+        upscaled=upscaled,
+        downscaled=shape,
+        border=sliding["border"],
+    )
 
 
 def spans(size: Sequence[int], dilation: Sequence[int]) -> Shape:
@@ -185,7 +199,7 @@ def _complete(
     """Return `padding`, continued by automatic padding for the axes for which it has no item."""
     complete = list(padding)
     for axis in range(len(padding), len(upscaled)):
-        span = (downscaled[axis] - 1) * stride[axis] + dilated[axis]  # of all windows
+        span = (downscaled[axis] - 1) * stride[axis] + dilated[axis]  # all windows together span it
         total = max(span - upscaled[axis], 0)
         before = total // 2
         complete.append((before, total - before))
@@ -388,8 +402,14 @@ def require_reverse(windows: Windows, padding: Padding, first_axis: int = 0) -> 
     attribute, and `first_axis` is the number that the error gives to the first axis of the
     windows.
     """
-    size, stride, dilation = windows.size, windows.stride, windows.dilation
-    on_output = basic(windows.upscaled, size, windows.border, padding, stride, dilation)
+    on_output = basic(
+        windows.upscaled,
+        size=windows.size,
+        border=windows.border,
+        padding=padding,
+        stride=windows.stride,
+        dilation=windows.dilation,
+    )
     extents = zip(
         windows.upscaled,
         windows.downscaled,
@@ -419,7 +439,7 @@ def _require_countable(windows: Windows) -> None:
     """Raise InvalidShape if a window or a padded input has more items than 32 bits can count."""
     counts = [windows.volume, *windows.dilated, *windows.stride, *windows.dilation]
     for axis, (before, after) in enumerate(windows.padding):
-        # The items from the first position to the last one.
+        # The span is the number of items from the first position to the last one.
         span = (windows.downscaled[axis] - 1) * windows.stride[axis] + 1
         counts.append(before + span + after)
         counts.append(before + windows.upscaled[axis] + after)

@@ -89,7 +89,8 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "sample", "desample", "adaptive_avg_pool", "adaptive_max_pool",
     ),
 }  # fmt: skip
-# Elementwise kinds. An item of the result depends only on the operands' items at the same index.
+# These are the elementwise kinds. An item of the result depends only on the operands' items at the
+# same index.
 BY_ITEM = frozenset(
     (*FAMILIES["activation"], *FAMILIES["elementwise"], *FAMILIES["quantize"], "cast")
 )

@@ -19,7 +19,7 @@ from lowering.ops import require, rules
 from lowering.ops.elementwise import clamp, ordered_type, real_type
 
 
-def _unary(kind: str, function: Callable[[Array], Array]) -> None:
+def _register_unary(kind: str, function: Callable[[Array], Array]) -> None:
     """Register the rule of `kind`, which applies an elementwise function to real numbers."""
 
     def lower(x: Array) -> Array:
@@ -28,10 +28,10 @@ def _unary(kind: str, function: Callable[[Array], Array]) -> None:
     rules.rule(kind, real_type)(lower)
 
 
-_unary("sigmoid", lax.logistic)
-_unary("softplus", lambda x: jnp.logaddexp(x, 0.0))
-_unary("silu", lambda x: x * lax.logistic(x))
-_unary("erf", lax.erf)
+_register_unary("sigmoid", lax.logistic)
+_register_unary("softplus", lambda x: jnp.logaddexp(x, 0.0))
+_register_unary("silu", lambda x: x * lax.logistic(x))
+_register_unary("erf", lax.erf)
 
 
 @rules.rule("hard_swish", real_type)
@@ -76,7 +76,8 @@ def gelu(x: Array, approximation: str = "sigmoid") -> Array:
     wide = widened(x)
     exponent = 3 if approximation == "tanh" else 2
     inner = wide + 0.044715 * lax.integer_pow(wide, exponent)
-    # logistic(2u) equals (1 + tanh(u)) / 2, and keeps its digits where this value is small.
+    # logistic(2u) equals (1 + tanh(u)) / 2, and keeps its digits where this value is small. Here u
+    # is sqrt(2 / pi) * inner.
     distribution = lax.logistic(math.sqrt(8 / math.pi) * inner)
     return (wide * distribution).astype(x.dtype)
 
@@ -94,7 +95,8 @@ def softabs(x: Array, epsilon: float) -> Array:
     if epsilon == 0:
         return jnp.abs(x)
     root = math.sqrt(epsilon)
-    # The unit cancels out, so that no derivative has to go through it.
+    # In this unit the squares are at most 1. The unit cancels out, so that no derivative has to go
+    # through the unit.
     unit = lax.stop_gradient(jnp.maximum(jnp.abs(x), root))
     return unit * jnp.sqrt(jnp.square(x / unit) + jnp.square(root / unit))
 
@@ -102,7 +104,7 @@ def softabs(x: Array, epsilon: float) -> Array:
 def _exponential(x: Array, alpha: float) -> Array:
     """Return alpha * (exp(x) - 1) where x < 0, and x elsewhere."""
     is_negative = x < 0
-    # This selection keeps an overflow of exp, and its derivative, out of the other case.
+    # For large x, exp and its derivative overflow. This selection keeps them out of the result.
     exponent = jnp.where(is_negative, x, 0.0)
     return jnp.where(is_negative, alpha * jnp.expm1(exponent), x)
 

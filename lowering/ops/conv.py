@@ -99,8 +99,10 @@ def conv(
     groups = groups or input.shape[1]
     sum_dtype = accumulator(input.dtype)
     if is_integer(str(sum_dtype)):
-        ctx.unroll(windows.volume)
-    output = correlation.conv(input, filter, windows, groups, ctx.precision, sum_dtype)
+        ctx.unroll(windows.volume)  # integers are multiplied cell by cell
+    output = correlation.conv(
+        input, filter, windows, groups=groups, precision=ctx.precision, wide=sum_dtype
+    )
     return _add_bias(output, bias).astype(_sum_dtype(str(input.dtype)))
 
 
@@ -126,7 +128,7 @@ def _deconv_type(
             raise InvalidOperation(
                 f"'output_shape' {list(output_shape)} must have {len(input.shape)} items"
             )
-        # The batch extent of the result is that of the input, which may be 0.
+        # The batch extent of the result is the batch extent of the input, which may be 0.
         require_positive("output_shape", (input.shape[0] or 1, *output_shape[1:]))
     groups = _deconv_groups(input.shape, filter.shape, output_shape, groups)
     channels = filter.shape[1] * groups
@@ -163,8 +165,10 @@ def deconv(
     windows = reverse(input.shape[2:], output_shape[2:], filter.shape[2:], **window)
     groups = _deconv_groups(input.shape, filter.shape, output_shape, groups)
     flipped = correlation.transposed_filter(filter, groups)
-    wide = accumulator(input.dtype)
-    output = correlation.deconv(input, flipped, windows, groups, ctx.precision, wide)
+    sum_dtype = accumulator(input.dtype)
+    output = correlation.deconv(
+        input, flipped, windows, groups=groups, precision=ctx.precision, wide=sum_dtype
+    )
     return _add_bias(output, bias).astype(input.dtype)
 
 
@@ -216,7 +220,7 @@ def _require_bias(bias: Shape, channels: int, rank: int) -> None:
 
     `bias` is its shape, and `rank` is the rank of the output.
     """
-    # Each extent is 1, except the extent of the channel axis.
+    # All extents must be 1, except that axis 1 may have the channels.
     expected = [1] * len(bias)
     if len(bias) > 1 and differ(bias[1], 1):
         expected[1] = channels

@@ -11,8 +11,11 @@ from lowering.graph import TensorType
 from lowering.kernels.precision import widened
 from lowering.ops import require, rules
 
-_MOST = 100  # the most iterations; if there are more classes, as many as classes
-# Iterations end if the residual is below this number divided by the number of classes.
+# There are at most this number of iterations, or as many as classes if there are more classes.
+_MOST_ITERATIONS = 100
+# The iterations end if the residual is below this number divided by the number of classes. The
+# residual is the largest difference of an item of Q p and the number p^T Q p, for the matrix Q of
+# `_errors` and the probabilities p.
 _TOLERANCE = 0.005
 
 
@@ -84,8 +87,9 @@ def _coupled(shares: Array) -> Array:
         """Tell whether the residual is too large, and the number of iterations allows another."""
         iterations, p = state
         Qp = Q @ p
+        # At the least error all items of Q p equal p^T Q p. The residual is the largest difference.
         residual = jnp.max(jnp.abs(Qp - p @ Qp))
-        return (iterations < max(_MOST, count)) & (residual >= _TOLERANCE / count)
+        return (iterations < max(_MOST_ITERATIONS, count)) & (residual >= _TOLERANCE / count)
 
     def improve(state: tuple[Array, Array]) -> tuple[Array, Array]:
         """Improve the probabilities of all classes once, and count the iteration."""

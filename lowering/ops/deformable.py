@@ -28,7 +28,7 @@ def _deformable_type(
     require.layout("[B,C,H,W]", input=input, filter=filter)
     require.indexable(input=TensorType(input.shape[2:], input.dtype))
     shape = conv_shape(
-        input.shape, filter.shape, (), groups,
+        input.shape, filter.shape, bias=(), groups=groups,
         border="constant", padding=padding, stride=stride, dilation=dilation,
     )  # fmt: skip
     if offset_groups < 1 or groups < 1:
@@ -88,13 +88,17 @@ def deformable_conv(
         """
         return grid[None, None].astype(x.dtype) + moves[:, :, :, axis]
 
-    # The positions of all cells within a window, in row-major order.
-    row_steps = jnp.repeat(jnp.arange(cell_rows) * windows.dilation[0], cell_columns)
-    column_steps = jnp.tile(jnp.arange(cell_columns) * windows.dilation[1], cell_rows)
-    row = moved(starts(0).reshape(1, -1, 1) + row_steps[:, None, None], 0)
-    column = moved(starts(1).reshape(1, 1, -1) + column_steps[:, None, None], 1)
+    # List the rows and columns of all cells within a window, in row-major order. For 2x2 cells the
+    # rows are 0 0 1 1, and the columns are 0 1 0 1, times the dilation.
+    row_dilation, column_dilation = windows.dilation
+    row_steps = jnp.repeat(jnp.arange(cell_rows) * row_dilation, cell_columns)
+    column_steps = jnp.tile(jnp.arange(cell_columns) * column_dilation, cell_rows)
+    row = moved(starts(0).reshape(1, -1, 1) + row_steps[:, None, None], axis=0)
+    column = moved(starts(1).reshape(1, 1, -1) + column_steps[:, None, None], axis=1)
     parts = x.reshape(batch, offset_groups, channels // offset_groups, height * width)
-    values = _interpolated(parts, row, column, height, width, padded_bilinear)
+    values = _interpolated(
+        parts, y=row, x=column, height=height, width=width, padded=padded_bilinear
+    )
     if mask is not False:
         values = values * jnp.asarray(mask).reshape(batch, offset_groups, 1, cells, rows, columns)
     values = values.reshape(batch, groups, channels // groups, cells, rows, columns)
@@ -127,7 +131,7 @@ def _interpolated(parts: Array, y: Array, x: Array, height: int, width: int, pad
     first_row = jnp.floor(y)
     first_column = jnp.floor(x)
     total = 0.0
-    # The four neighbours of each position.
+    # Add up the four neighbours of each position, each times its weight.
     for down in (0, 1):
         for right in (0, 1):
             row = first_row + down

@@ -90,12 +90,12 @@ def non_max_suppression(
         return suppressed(corners, scores, eligible, most, iou_threshold)
 
     select_by_class = jax.vmap(select, (None, 0, 0))
-    # The indices of boxes, with the shape (batches, classes, most).
+    # The indices of boxes have the shape (batches, classes, most).
     box_index = jax.vmap(select_by_class)(corners, wide_scores, eligible)
     rows = _numbered(box_index)
     is_filled = rows[:, 2] >= 0
-    filled_first = jnp.argsort(~is_filled, stable=True)
-    return jnp.where(is_filled[:, None], rows, -1)[filled_first]
+    order = jnp.argsort(~is_filled, stable=True)  # filled rows come first
+    return jnp.where(is_filled[:, None], rows, -1)[order]
 
 
 def _numbered(box_index: Array) -> Array:
@@ -133,6 +133,7 @@ def non_zero(input: Array) -> Array:
     (flat_index,) = jnp.nonzero(x.reshape(-1), size=x.size, fill_value=-1)
     flat_index = flat_index.astype(jnp.int32)[None, :]
     extents = np.array(x.shape, np.int32).reshape(-1, 1)
+    # The stride of an axis is the distance of neighbours along this axis in the flat input.
     strides = [volume(x.shape[axis + 1 :]) for axis in range(x.ndim)]
     stride_column = np.array(strides, np.int32).reshape(-1, 1)
     return jnp.where(flat_index < 0, -1, flat_index // stride_column % extents)
@@ -147,7 +148,8 @@ def _sorted_type(
         require.layout("[batches,boxes,5]", boxes=boxes)
         boxes = TensorType((*boxes.shape[:2], 4), boxes.dtype)
     limit = max_output_boxes_per_class
-    # Unlike in `non_max_suppression`, the limit 0 means no rows.
+    # `_suppression_type` also checks the operands. Its limit 0 means no limit, but here the limit 0
+    # means no rows.
     row_count, _ = _suppression_type(boxes, scores, limit or 1, ABSENT).shape
     if limit == 0:
         row_count = 0
@@ -197,8 +199,8 @@ def sorted_suppression(
         """Return the indices (most,) of selected boxes of one class, and their scores."""
         eligible = scores > least
         if sigma > 0:
-            return softened(boxes, scores, eligible, most, least, sigma, overlap_of)
-        chosen = suppressed(boxes, scores, eligible, most, iou_threshold, overlap_of)
+            return softened(boxes, scores, eligible, most, least, sigma, overlap=overlap_of)
+        chosen = suppressed(boxes, scores, eligible, most, iou_threshold, overlap=overlap_of)
         return chosen, jnp.where(chosen >= 0, scores[chosen], -jnp.inf)
 
     select_by_class = jax.vmap(select, (None, 0))
@@ -207,15 +209,16 @@ def sorted_suppression(
     indices = _numbered(box_index)
     flat_scores = chosen_scores.reshape(-1)
     is_filled = box_index.reshape(-1) >= 0  # False for padding
-    # Padding has the score -inf, so that it goes last in either order.
+    # Padding has the score -inf. It goes last in both orders.
     key = -flat_scores if sorts else ~is_filled
     order = jnp.argsort(key, stable=True)
-    indices, flat_scores, is_filled = indices[order], flat_scores[order], is_filled[order]
-    columns = [indices[:, :2].astype(x.dtype), flat_scores[:, None].astype(x.dtype)]
-    score_rows = jnp.concatenate(columns, axis=1)
+    ordered_indices = indices[order]
+    batch_and_class = ordered_indices[:, :2].astype(x.dtype)
+    score_column = flat_scores[order][:, None].astype(x.dtype)
+    score_rows = jnp.concatenate([batch_and_class, score_column], axis=1)
+    has_box = is_filled[order][:, None]
     count = jnp.sum(is_filled, dtype=jnp.int32)[None]
-    has_row = is_filled[:, None]
-    return jnp.where(has_row, indices, -1), jnp.where(has_row, score_rows, -1), count
+    return jnp.where(has_box, ordered_indices, -1), jnp.where(has_box, score_rows, -1), count
 
 
 def _unique_type(input: TensorType, axis: int) -> tuple[TensorType, ...]:
@@ -265,8 +268,8 @@ def unique(ctx: Context, input: Array, axis: int, sorts: bool) -> tuple[Array, .
         keys = jnp.where(is_filled, first, extent)
         order = jnp.argsort(keys)
         first, counts, is_filled = first[order], counts[order], is_filled[order]
-        # `order` maps new indices to old ones. Its argsort is the reverse map, which `inverse`
-        # needs.
+        # `order` has the old index for each new index. The argsort of `order` has the new index for
+        # each old index, which `inverse` needs.
         new_places = jnp.argsort(order)
         inverse = new_places[inverse]
     distinct_count = jnp.sum(is_filled, keepdims=True)

@@ -21,7 +21,7 @@ from lowering.kernels.suppression import filled_first, overlap, suppressed
 from lowering.ops import require, rules
 
 _CHOICES = "it chooses boxes"
-_LARGEST = math.log(1000 / 16)  # the bound of log dw and log dh
+_LARGEST_LOG_FACTOR = math.log(1000 / 16)  # the upper bound of log dw and log dh
 
 
 def refined(boxes: Array, deltas: Array, offset: float, largest: float) -> Array:
@@ -94,7 +94,7 @@ def anchored_proposals(
         widened(jnp.asarray(x)) for x in (image, anchors, deltas, scores)
     )
     batch, count, height, width = scores.shape
-    # (batch, height, width, anchors, 4)
+    # The moves have the shape (batch, height, width, anchors, 4).
     moves = deltas.reshape(batch, count, 4, height, width).transpose(0, 3, 4, 1, 2)
     flat_scores = scores.transpose(0, 2, 3, 1).reshape(batch, -1)
     most = min(pre_nms, volume(scores.shape[1:]))
@@ -109,11 +109,12 @@ def anchored_proposals(
         `info` is a row of `image`, `moves` are the deltas (height, width, anchors, 4), and
         `scores` has one item for each anchor and position.
         """
-        regions = refined(anchors, moves, pixel_offset, _LARGEST).reshape(-1, 4)
+        regions = refined(anchors, moves, pixel_offset, _LARGEST_LOG_FACTOR).reshape(-1, 4)
         height, width = info[0], info[1]
         ends = jnp.stack([width, height, width, height]) - pixel_offset
         regions = jnp.maximum(jnp.minimum(regions, ends[None]), 0)
-        # The factors of the least width and of the least height.
+        # `scale` has the factors of the least width and of the least height. Item 2 of `info` is
+        # the factor of the height. The last item is the factor of the width, and may be item 2 too.
         scale = jnp.stack([info[-1], info[2]]) if scales else jnp.ones(2, info.dtype)
         sizes = regions[:, 2:] - regions[:, :2] + pixel_offset
         best = jnp.argsort(-scores, stable=True)[:most]
@@ -170,7 +171,7 @@ def refined_detections(
     rois, deltas, scores = (widened(jnp.asarray(x)) for x in (rois, deltas, scores))
     count, classes = scores.shape
     moves = deltas.reshape(count, classes, 4) / jnp.asarray(weights, deltas.dtype)[None, None]
-    boxes = jnp.maximum(refined(rois[:, None], moves, 1.0, largest), 0)
+    boxes = jnp.maximum(refined(rois[:, None], moves, offset=1.0, largest=largest), 0)
     has_area = jnp.all(rois[:, 2:] > rois[:, :2], axis=1)
     boxes = jnp.where(has_area[:, None, None], boxes, 0)
     scores = jnp.where(has_area[:, None], scores, 0)
@@ -193,8 +194,10 @@ def refined_detections(
     flat_scores = jnp.where(remains, scores[box_index, labels], -jnp.inf)
     are_too_many = jnp.sum(remains) > keep
     order_by_score = jnp.lexsort((box_index, -flat_scores))
+    # The boxes are sorted by class already. Those that remain are moved to the front.
     order_by_class = jnp.argsort(~remains, stable=True)
     order = jnp.where(are_too_many, order_by_score, order_by_class)
+    # If there are fewer boxes than rows, the index -1 stands for no box.
     missing = max(keep - len(order), 0)
     order = jnp.pad(order, (0, missing), constant_values=-1)[:keep]
     is_filled = remains[order] & (order >= 0)

@@ -42,7 +42,7 @@ real_type, ordered_type, _number_type = map(
 )
 
 
-def _unary(
+def _register_unary(
     kind: str, function: Callable[[Array], Array], infer: Infer = real_type, why_not: str = ""
 ) -> None:
     """Register the rule of `kind`, which applies an elementwise function to one operand.
@@ -61,7 +61,7 @@ def _non_finite_type(x: TensorType) -> TensorType:
     return TensorType(real_type(x).shape, "bool")
 
 
-def _rounding(kind: str, function: Callable[[Array], Array]) -> None:
+def _register_rounding(kind: str, function: Callable[[Array], Array]) -> None:
     """Register the rule of `kind`, which applies `function` to floating-point numbers.
 
     The rule leaves integers unchanged.
@@ -70,38 +70,38 @@ def _rounding(kind: str, function: Callable[[Array], Array]) -> None:
     def rounding(x: Array) -> Array:
         return function(x) if _is_inexact(x) else x
 
-    _unary(kind, rounding, ordered_type)
+    _register_unary(kind, rounding, ordered_type)
 
 
-_unary("neg", jnp.negative, _number_type)
-_unary("rcp", lambda x: 1 / x)
-_unary("exp", jnp.exp)
-_unary("log", jnp.log)
-_unary("sin", jnp.sin)
-_unary("cos", jnp.cos)
-_unary("tan", jnp.tan)
-_unary("sinh", jnp.sinh)
-_unary("cosh", jnp.cosh)
-_unary("tanh", jnp.tanh)
-_unary("asin", jnp.arcsin)
-_unary("acos", jnp.arccos)
-_unary("atan", jnp.arctan)
-_unary("asinh", jnp.arcsinh)
-_unary("acosh", jnp.arccosh)
-_unary("atanh", jnp.arctanh)
-_unary("abs", jnp.abs, ordered_type)
-_unary("sign", jnp.sign, ordered_type)
-_unary("sqr", jnp.square, _number_type)
-_unary("sqrt", jnp.sqrt)
-_unary("rsqr", lambda x: 1 / jnp.square(x))
-_unary("rsqrt", lax.rsqrt)
-_unary("log2", jnp.log2)
-_rounding("floor", jnp.floor)
-_rounding("ceil", jnp.ceil)
-_unary("copy", jnp.asarray, lambda x: x)
-_unary("not", jnp.logical_not, like(require.logical), _LOGICAL)
-_unary("bitwise_not", jnp.bitwise_not, like(require.bits), _BITS)
-_unary("is_nan", jnp.isnan, _non_finite_type, _LOGICAL)
+_register_unary("neg", jnp.negative, _number_type)
+_register_unary("rcp", lambda x: 1 / x)
+_register_unary("exp", jnp.exp)
+_register_unary("log", jnp.log)
+_register_unary("sin", jnp.sin)
+_register_unary("cos", jnp.cos)
+_register_unary("tan", jnp.tan)
+_register_unary("sinh", jnp.sinh)
+_register_unary("cosh", jnp.cosh)
+_register_unary("tanh", jnp.tanh)
+_register_unary("asin", jnp.arcsin)
+_register_unary("acos", jnp.arccos)
+_register_unary("atan", jnp.arctan)
+_register_unary("asinh", jnp.arcsinh)
+_register_unary("acosh", jnp.arccosh)
+_register_unary("atanh", jnp.arctanh)
+_register_unary("abs", jnp.abs, ordered_type)
+_register_unary("sign", jnp.sign, ordered_type)
+_register_unary("sqr", jnp.square, _number_type)
+_register_unary("sqrt", jnp.sqrt)
+_register_unary("rsqr", lambda x: 1 / jnp.square(x))
+_register_unary("rsqrt", lax.rsqrt)
+_register_unary("log2", jnp.log2)
+_register_rounding("floor", jnp.floor)
+_register_rounding("ceil", jnp.ceil)
+_register_unary("copy", jnp.asarray, lambda x: x)
+_register_unary("not", jnp.logical_not, like(require.logical), _LOGICAL)
+_register_unary("bitwise_not", jnp.bitwise_not, like(require.bits), _BITS)
+_register_unary("is_nan", jnp.isnan, _non_finite_type, _LOGICAL)
 
 
 def rounded(x: Array, ties: str) -> Array:
@@ -111,7 +111,7 @@ def rounded(x: Array, ties: str) -> Array:
     "away", and to the even integer if it is "even".
     """
     if ties == "up":
-        # The sum in floor(x + 0.5) would be inexact just below 0.5, and from 2**23 on.
+        # This is floor(x + 0.5), whose sum would be inexact just below 0.5, and from 2**23 on.
         floor = jnp.floor(x)
         return jnp.where(x - floor >= 0.5, floor + 1, floor)
     if ties == "away":
@@ -166,7 +166,7 @@ def _comparison_type(x: TensorType, y: TensorType) -> TensorType:
     return TensorType(_same_type(x, y).shape, "bool")
 
 
-def _binary(
+def _register_binary(
     kind: str, infer: Infer, function: Callable[[Array, Array], Array], why_not: str = ""
 ) -> None:
     """Register the rule of `kind`, which applies an elementwise function to two operands.
@@ -181,24 +181,24 @@ def _binary(
     rules.rule(kind, infer, not_differentiable=why_not)(lower)
 
 
-_binary("add", _same_type, jnp.add)  # for logical values this is `or`, as in numpy
-_binary("sub", _numbers_type, jnp.subtract)
-_binary("mul", _same_type, jnp.multiply)  # for logical values this is `and`
-_binary("min", _extremum_type, minimum)
-_binary("max", _extremum_type, maximum)
+_register_binary("add", _same_type, jnp.add)  # for logical values this is `or`, as in numpy
+_register_binary("sub", _numbers_type, jnp.subtract)
+_register_binary("mul", _same_type, jnp.multiply)  # for logical values this is `and`
+_register_binary("min", _extremum_type, minimum)
+_register_binary("max", _extremum_type, maximum)
 
-_binary("lt", _comparison_type, jnp.less, _LOGICAL)
-_binary("gt", _comparison_type, jnp.greater, _LOGICAL)
-_binary("le", _comparison_type, jnp.less_equal, _LOGICAL)
-_binary("ge", _comparison_type, jnp.greater_equal, _LOGICAL)
-_binary("eq", _comparison_type, jnp.equal, _LOGICAL)
-_binary("ne", _comparison_type, jnp.not_equal, _LOGICAL)
-_binary("and", _pair(require.logical), jnp.logical_and, _LOGICAL)
-_binary("or", _pair(require.logical), jnp.logical_or, _LOGICAL)
+_register_binary("lt", _comparison_type, jnp.less, _LOGICAL)
+_register_binary("gt", _comparison_type, jnp.greater, _LOGICAL)
+_register_binary("le", _comparison_type, jnp.less_equal, _LOGICAL)
+_register_binary("ge", _comparison_type, jnp.greater_equal, _LOGICAL)
+_register_binary("eq", _comparison_type, jnp.equal, _LOGICAL)
+_register_binary("ne", _comparison_type, jnp.not_equal, _LOGICAL)
+_register_binary("and", _pair(require.logical), jnp.logical_and, _LOGICAL)
+_register_binary("or", _pair(require.logical), jnp.logical_or, _LOGICAL)
 
-_binary("bitwise_and", _bits_type, jnp.bitwise_and, _BITS)
-_binary("bitwise_or", _bits_type, jnp.bitwise_or, _BITS)
-_binary("bitwise_xor", _bits_type, jnp.bitwise_xor, _BITS)
+_register_binary("bitwise_and", _bits_type, jnp.bitwise_and, _BITS)
+_register_binary("bitwise_or", _bits_type, jnp.bitwise_or, _BITS)
+_register_binary("bitwise_xor", _bits_type, jnp.bitwise_xor, _BITS)
 
 
 @rules.rule("div", _numbers_type)
@@ -207,10 +207,11 @@ def divide(x: Array, y: Array) -> Array:
     x, y = align(x, y)
     if _is_inexact(jnp.asarray(x)) or _is_inexact(jnp.asarray(y)):
         return jnp.divide(x, y)
-    x, y = jnp.broadcast_arrays(x, y)
-    is_zero = y == 0
-    divisor = jnp.where(is_zero, 1, y)
-    return jnp.where(is_zero, 0, lax.div(x, divisor))
+    # `lax.div` rounds integer quotients towards 0, and needs operands of one shape.
+    dividend, divisor = jnp.broadcast_arrays(x, y)
+    is_zero = divisor == 0
+    nonzero_divisor = jnp.where(is_zero, 1, divisor)
+    return jnp.where(is_zero, 0, lax.div(dividend, nonzero_divisor))
 
 
 @rules.rule("rem", _pair(require.ordered))
@@ -239,6 +240,7 @@ def power(x: Array, y: Array) -> Array:
         return _integer_power(*jnp.broadcast_arrays(*align(x, y)))
     is_one_constant = is_static(y) and np.size(y) == 1 and np.ndim(y) <= x.ndim
     if is_one_constant and not np.iscomplexobj(y):
+        # The derivative of `lax.integer_pow` is finite at negative x, unlike that of `jnp.power`.
         exponent = float(np.asarray(y).item())
         if exponent.is_integer() and abs(exponent) <= 16:
             return lax.integer_pow(x, int(exponent))
@@ -281,7 +283,7 @@ def shift_right(x: Array, y: Array) -> Array:
     negative x and 0 for other x.
     """
     x, y, is_inside, bit_count = _shift_bounds(x, y)
-    # If y is out of range, all bits are shifted out in two steps.
+    # If y is out of range, all bits are shifted out in two steps: by `bit_count` - 1, and by 1.
     shifted = jnp.right_shift(x, jnp.where(is_inside, y, bit_count - 1))
     return jnp.where(is_inside, shifted, jnp.right_shift(shifted, jnp.ones_like(y)))
 

@@ -80,11 +80,12 @@ def _experts_work(input: TensorType, w1: TensorType, w3: TensorType, w2_bias: Te
     experts = w1.shape[0]
     items = input.shape[-1]
     tokens = volume(input.shape[:-1])
-    # Two or three products for each expert, with the items of w1 each.
+    # All experts together have two or three products with as many items as w1 has.
     product_count = 2 if w3 == ABSENT else 3
-    # The logits, and the weighted sum of the biases.
-    row_count = 1 if w2_bias == ABSENT else 2
-    return tokens * (product_count * volume(w1.shape) + row_count * experts * items)
+    # The logits and the weighted sum of the biases are products with `experts` * `items` items.
+    small_product_count = 1 if w2_bias == ABSENT else 2
+    work_of_token = product_count * volume(w1.shape) + small_product_count * experts * items
+    return tokens * work_of_token
 
 
 @rules.rule("mixture_of_experts", _experts_type, work=_experts_work)
@@ -178,5 +179,5 @@ def _gates(logits: Array, k: int, gate: str) -> Array:
         case _:
             weights = largest
     is_chosen = jax.nn.one_hot(chosen, logits.shape[-1], dtype=logits.dtype)
-    # (tokens, k, experts), summed over the chosen experts
+    # The products have the shape (tokens, k, experts). For each expert at most one of k is not 0.
     return jnp.sum(weights[..., None] * is_chosen, axis=-2)

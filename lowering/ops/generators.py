@@ -17,7 +17,7 @@ from lowering.kernels.rounding import saturated
 from lowering.ops import require, rules
 from lowering.tracing import Context
 
-_WORK = 4  # the number of 64-bit arrays that are needed to compute a range
+_ARRAYS_OF_RANGE = 4  # To compute a range, the host needs this number of 64-bit arrays.
 
 
 def _constant_type(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> TensorType:
@@ -33,7 +33,8 @@ def _constant_type(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> Tenso
     if value and is_integer(dtype):
         numbers: Any = value
         may_have_nan = float in set(map(type, numbers))
-        if not may_have_nan:  # the least and the greatest number stand for all
+        if not may_have_nan:
+            # If the least and the greatest number are in range, all numbers are in range.
             numbers = (min(numbers), max(numbers))
         require.within(dtype, numbers)
     return TensorType(shape, dtype)
@@ -82,5 +83,5 @@ def range_(
         numbers = lax.iota(dtype, _count(start, end, step))
         return jnp.asarray(start).astype(dtype) + jnp.asarray(step).astype(dtype) * numbers
     count = max(0, _count(start, end, step))
-    ctx.fold(_WORK * count)
+    ctx.fold(_ARRAYS_OF_RANGE * count)
     return (start + step * np.arange(count)).astype(dtype)

@@ -62,6 +62,7 @@ def gather_elements(input: Array, indices: Array, axis: int) -> Array:
     x = jnp.asarray(input)
     index = _index(indices)
     axis = axis % x.ndim
+    # Cut the input to the extents of the indices along all other axes.
     extents = with_extent(index.shape, axis, x.shape[axis])
     addressed = lax.slice(x, [0] * x.ndim, extents)
     return jnp.take_along_axis(addressed, index, axis)
@@ -255,17 +256,18 @@ def _multiply_jvp(
     x, coordinates, updates = primals
     x_tangent, _, update_tangents = tangents
     is_zero = updates == 0
-    zero = is_zero.astype(jnp.int32)
+    zero_or_one = is_zero.astype(jnp.int32)
+    # Compute, at each index, the product of the updates that are not 0, and the number of zeros.
     factors = jnp.where(is_zero, 1.0, updates)
     product = _multiply(jnp.ones_like(x), coordinates, factors)
-    zero_counts = jnp.zeros(x.shape, jnp.int32).at[coordinates].add(zero, mode="drop")
-    has_no_other_zero = zero_counts.at[coordinates].get(mode="fill") == zero
+    zero_counts = jnp.zeros(x.shape, jnp.int32).at[coordinates].add(zero_or_one, mode="drop")
+    # Compute, for each update, the product of the other updates at the same index.
+    has_no_other_zero = zero_counts.at[coordinates].get(mode="fill") == zero_or_one
     quotients = product.at[coordinates].get(mode="fill", fill_value=0) / factors
     other_products = jnp.where(has_no_other_zero, quotients, 0.0)
-    product_tangent = jnp.zeros_like(x)
-    product_tangent = product_tangent.at[coordinates].add(
-        update_tangents * other_products, mode="drop"
-    )
+    # Add up, at each index, the tangent of the product of all updates.
+    tangent_terms = update_tangents * other_products
+    product_tangent = jnp.zeros_like(x).at[coordinates].add(tangent_terms, mode="drop")
     all_products = jnp.where(zero_counts == 0, product, 0.0)
     tangent = x_tangent * all_products + x * product_tangent
     return _multiply(x, coordinates, updates), tangent
@@ -328,9 +330,10 @@ def one_hot(indices: Array, axis: int, depth: int, off_value: float, on_value: f
     index = _index(indices)
     axis = axis % (index.ndim + 1)
     from_start = jnp.where(index < 0, index + depth, index)
-    index = jnp.expand_dims(from_start, axis)
-    numbers = lax.broadcasted_iota(index.dtype, with_extent(index.shape, axis, depth), axis)
-    return jnp.where(index == numbers, jnp.float32(on_value), jnp.float32(off_value))
+    expanded = jnp.expand_dims(from_start, axis)
+    shape = with_extent(expanded.shape, axis, depth)
+    positions = lax.broadcasted_iota(expanded.dtype, shape, axis)
+    return jnp.where(expanded == positions, jnp.float32(on_value), jnp.float32(off_value))
 
 
 def _gather_in_batches_type(
@@ -378,9 +381,9 @@ def reverse_sequence(input: Array, lengths: Array, batch_axis: int, time_axis: i
     x = jnp.asarray(input)
     time = jnp.arange(x.shape[time_axis], dtype=jnp.int32)[None, :]
     ends = _index(lengths)[:, None]
-    source_time = jnp.where(time < ends, ends - 1 - time, time)
+    source_time = jnp.where(time < ends, ends - 1 - time, time)  # (batch, time)
     shape = [1] * x.ndim
     shape[batch_axis], shape[time_axis] = source_time.shape
     if time_axis < batch_axis:
-        source_time = source_time.T
+        source_time = source_time.T  # in the order of the axes of x
     return jnp.take_along_axis(x, source_time.reshape(shape), axis=time_axis)

@@ -91,13 +91,15 @@ def matmul(ctx: Context, A: Array, B: Array, transposeA: bool, transposeB: bool)
     A vector is a column. `transposeA` and `transposeB` tell whether the matrices of A and of B
     are transposed first.
     """
-    return _product(ctx, A, B, transposeA, transposeB).astype(jnp.result_type(A, B))
+    product = _product(ctx, A, B, transposeA=transposeA, transposeB=transposeB)
+    return product.astype(jnp.result_type(A, B))
 
 
-def _product(ctx: Context, A: Array, B: Array, transposeA: bool, transposeB: bool) -> Array:
+def _product(ctx: Context, A: Array, B: Array, *, transposeA: bool, transposeB: bool) -> Array:
     """Multiply matrices as `matmul` does, and return the sums in a dtype of at least 32 bits."""
     left = jnp.asarray(A)
     right = jnp.asarray(B)
+    # Vectors become columns.
     left = expand(left, max(left.ndim, 2))
     right = expand(right, max(right.ndim, 2))
     if transposeA:
@@ -126,13 +128,13 @@ def _linear_type(input: TensorType, filter: TensorType, bias: TensorType) -> Ten
 
 def linear_work(result: TensorType, input: TensorType, filter: TensorType) -> int:
     """Return the number of multiply-adds of the product of the input and the transposed filter."""
-    return matmul_work(result, input, filter, False, True)
+    return matmul_work(result, input, filter, transposeA=False, transposeB=True)
 
 
 @rules.rule("linear", _linear_type, work=linear_work)
 def linear(ctx: Context, input: Array, filter: Array, bias: Array) -> Array:
     """Return input filter^T + bias. `filter` has the shape (output channels, input channels)."""
-    product = _product(ctx, input, filter, False, True)
+    product = _product(ctx, input, filter, transposeA=False, transposeB=True)
     if not is_zero(bias):
         product, bias = align(product, bias)
         product = product + jnp.asarray(bias).astype(product.dtype)
@@ -183,6 +185,7 @@ def einsum(ctx: Context, inputs: Sequence[Array], expr: str, accumulator: str, d
 
     sum_dtype = sums_of(max(np.dtype(accumulator), input_dtype, key=width))
     if _generality(str(input_dtype)) != _generality(accumulator):
+        # For example, products of integers are to be summed as real numbers.
         inputs = [jnp.asarray(input).astype(sum_dtype) for input in inputs]
     total = contraction.contract(inputs, terms, result, sum_dtype, ctx.precision)
     return total.astype(dtype)

@@ -57,6 +57,8 @@ def reverse_lookup(input: Array, keys: Array, fallback: int) -> Array:
     """
     x, keys = jnp.asarray(input), jnp.asarray(keys)
     order = jnp.argsort(keys, stable=True).astype(jnp.int32)
+    # The place of the first key that is not below the item, among the sorted keys. If all keys are
+    # below the item, the last key is taken, which is not equal.
     sorted_index = jnp.minimum(jnp.searchsorted(keys[order], x), len(keys) - 1)
     nearest = order[sorted_index]
     return jnp.where(keys[nearest] == x, nearest, jnp.int32(fallback))
@@ -64,11 +66,11 @@ def reverse_lookup(input: Array, keys: Array, fallback: int) -> Array:
 
 _TABLES = {"trees": "[?]", "nodes": "[?,5]", "leaves": "[?,2]"}
 _AGGREGATES = ("SUM", "AVERAGE", "MIN", "MAX")
-# For each code of a comparison, whether it holds for less, equal and greater items. Code 0 marks a
-# leaf.
+# Row i belongs to the code i of a comparison. The row tells whether the comparison holds if the
+# value is less than the threshold, equal to the threshold, and greater than the threshold.
 _COMPARISONS = np.array(
     [
-        [False, False, False],
+        [False, False, False],  # code 0 marks a leaf
         [False, True, False],  # ==
         [True, False, True],  # !=
         [True, False, False],  # <
@@ -138,12 +140,14 @@ def tree_ensemble(
         is_nan_true = node[..., 4] & 0x100 != 0
         value = jnp.take_along_axis(x, feature, axis=-1, mode="clip")
         threshold = thresholds[index]
-        # Whether the value is less, equal or greater.
-        ordered = jnp.stack([value < threshold, value == threshold, value > threshold], -1)
-        is_true = jnp.any(ordered & jnp.asarray(_COMPARISONS)[codes[index]], -1)
+        code = codes[index]
+        # One of the three relations holds, or none if the value is NaN.
+        relations = jnp.stack([value < threshold, value == threshold, value > threshold], -1)
+        is_true = jnp.any(relations & jnp.asarray(_COMPARISONS)[code], -1)
         is_true |= jnp.isnan(value) & is_nan_true
         child = jnp.where(is_true, child_if_true, child_if_false)
-        return depth + 1, jnp.where(codes[index] == 0, index, child)
+        is_leaf = code == 0
+        return depth + 1, jnp.where(is_leaf, index, child)
 
     def is_above_leaves(state: tuple[Array, Array]) -> Array:
         depth, index = state
@@ -153,7 +157,8 @@ def tree_ensemble(
     roots = jnp.broadcast_to(_integers(trees), (*x.shape[:-1], len(trees)))
     _, index = lax.while_loop(is_above_leaves, descend, (jnp.int32(0), roots))
     reached = node_table[index]
-    return _votes(reached[..., 0], reached[..., 1], leaf_table, classes, aggregate)
+    first_row, end_row = reached[..., 0], reached[..., 1]  # the leaf's rows in `leaf_table`
+    return _votes(first_row, end_row, leaf_table, classes, aggregate)
 
 
 def _integers(table: Array) -> Array:

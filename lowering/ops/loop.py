@@ -43,10 +43,11 @@ from lowering.ops.scan import (
 from lowering.tracing import Context, trace
 from lowering.work import total
 
-# Whether the loop continues, the number of the iteration, and the carried values.
+# The items are: whether the loop continues, the number of the iteration, and the carried values.
 _Carry = tuple[Array, Array, list[Array]]
-# A function of the number of an iteration and the carried values. It returns whether the loop
-# continues, the next carried values, and the values that are stacked.
+# A function of this type runs an iteration. Its arguments are the number of the iteration and the
+# carried values. It returns whether the loop continues, the next carried values, and the values
+# that are stacked.
 _Iterate = Callable[[Array, Sequence[Array]], tuple[Array, list[Array], list[Array]]]
 
 
@@ -113,7 +114,8 @@ def loop(
 
     def iterate(number: Array, carried: Sequence[Array]) -> tuple[Array, list[Array], list[Array]]:
         """Run the body once. Return whether it runs again, carried values and stacked values."""
-        computed = trace(body, ctx, {}, {}, [number, *full, *carried[:state_count]])
+        inputs = [number, *full, *carried[:state_count]]
+        computed = trace(body, ctx, parameters={}, states={}, inputs=inputs)
         goes_on = jnp.asarray(computed[next_condition]).reshape(())
         goes_on &= (bound < 0) | (number + 1 < bound)
         carry = [jnp.asarray(computed[value]) for value in carried_values]
@@ -129,7 +131,9 @@ def loop(
         numbers = jnp.arange(limit, dtype=bound.dtype)
         last, stacks = _scanned(iterate, begins, first, numbers, stacked_types)
     else:
-        last, stacks = _repeated(iterate, begins, first, jnp.zeros((), bound.dtype)), []
+        first_number = jnp.zeros((), bound.dtype)
+        last = _repeated(iterate, begins, first, first_number)
+        stacks: list[Array] = []
         reason = "the number of its iterations is known only at run time"
         hint = (
             "make its largest number of iterations a constant, by load(..., values=...) if an "
@@ -142,7 +146,7 @@ def loop(
         if which == "last":
             results.append(last[carried_values.index(value)])
         else:
-            results.append(joined(next(remaining_stacks), axis, sign, 0))
+            results.append(joined(next(remaining_stacks), axis, sign, skipped=0))
     return results
 
 
@@ -230,7 +234,7 @@ def branch(
         """Return a function that evaluates a graph on its inputs, for `lax.cond`."""
 
         def evaluate(inputs: Sequence[Array]) -> list[Array]:
-            arrays = trace(body, ctx, {}, {}, inputs)
+            arrays = trace(body, ctx, parameters={}, states={}, inputs=inputs)
             return [jnp.asarray(arrays[value]) for value in body.outputs]
 
         return evaluate

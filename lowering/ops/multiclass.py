@@ -113,7 +113,7 @@ def _ranked(
         keys = [labels, images] if across else [images, labels]
     elif order == "score" and across:
         keys = [-scores, images]
-    # The first key decides first. `jnp.lexsort` takes it last.
+    # The first key in this list decides first. `jnp.lexsort` takes the keys in reverse order.
     flat_keys = [key.reshape(-1) for key in [~has_box, *keys, -scores, labels]]
     row_order = jnp.lexsort(tuple(reversed(flat_keys)))
     columns = [labels[..., None].astype(scores.dtype), scores[..., None], best_boxes]
@@ -161,7 +161,8 @@ def matrix_suppression(
     most = _most(count, top_k)
     if not classes * most:
         return _none(batch, dtype)
-    # Whether the first of two boxes, sorted by falling score, is the better one.
+    # Boxes are sorted by falling score. This mask (most, most) tells whether box i is better than
+    # box j.
     is_better = jnp.arange(most)[:, None] < jnp.arange(most)[None, :]
 
     def decayed(image_and_scores: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -180,6 +181,7 @@ def matrix_suppression(
 
         overlaps = jax.vmap(overlaps_of)(best_boxes)
         overlaps = jnp.where(is_better, jnp.maximum(overlaps, 0), 0)  # (better box, worse box)
+        # `largest` has the largest overlap of each box with any better box.
         largest = jnp.max(overlaps, axis=0, initial=0)[:, None]
         if decay == "gaussian":
             factors = jnp.exp(sigma * (largest**2 - overlaps**2))
@@ -236,7 +238,13 @@ def multiclass_suppression(
         """Return the indices (most,) of the selected boxes of a class, followed by -1."""
         best = jnp.argsort(jnp.where(eligible, -scores, jnp.inf), stable=True)[:most]
         selected = suppressed(
-            boxes[best], scores[best], eligible[best], most, iou_threshold, overlap_of, eta
+            boxes[best],
+            scores[best],
+            eligible[best],
+            most,
+            iou_threshold,
+            overlap=overlap_of,
+            decay=eta,
         )
         return jnp.where(selected >= 0, best.astype(jnp.int32)[selected], -1)
 
@@ -246,16 +254,18 @@ def multiclass_suppression(
         box_index = jax.vmap(select_by_class)(boxes, scores, eligible)
         boxes = boxes[:, None]  # all classes of an image have the same boxes
     else:
-        # Each image gets the boxes of all images, and its eligible boxes are its own.
+        # Each image gets the boxes of all images, but only its own boxes are eligible.
+        # For the counts (2, 3), the boxes 0 and 1 belong to image 0, and the boxes 2, 3 and 4 to
+        # image 1.
         ends = jnp.cumsum(jnp.asarray(counts))[:, None]
         starts = ends - jnp.asarray(counts)[:, None]
-        numbers = jnp.arange(count)[None, :]
-        is_of_image = (numbers < ends) & (numbers >= starts)
+        box_numbers = jnp.arange(count)[None, :]
+        is_of_image = (box_numbers < ends) & (box_numbers >= starts)
         eligible = eligible[None] & is_of_image[:, None]
         boxes = jnp.broadcast_to(boxes, (len(ends), *boxes.shape))
         scores = jnp.broadcast_to(scores, (len(ends), *scores.shape))
         box_index = jax.vmap(jax.vmap(select))(boxes, scores, eligible)
-    # `box_index` has the shape (batch, classes, most).
+    # `box_index` has the shape (batch, classes, most). The label is the number of the class.
     labels = lax.broadcasted_iota(jnp.int32, box_index.shape, 1)
     is_filled = (box_index >= 0) & (labels != background)
     box_index = jnp.maximum(box_index, 0)

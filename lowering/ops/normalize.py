@@ -57,7 +57,7 @@ def _unit(x: Array, axes: Ints, bias: float, epsilon: float) -> Array:
     return jnp.where(unit == 0, 1.0, unit)
 
 
-def _normalization(kind: str, norm_of: Callable[[Array, Ints], Array]) -> None:
+def _register_normalization(kind: str, norm_of: Callable[[Array, Ints], Array]) -> None:
     """Register the rule of `kind`, which divides the input by `norm_of(input, axes)`.
 
     The divisor is the norm plus a bias, but at least epsilon. Axes of the norm remain, with
@@ -83,11 +83,11 @@ def _l2_norm(x: Array, axes: Ints) -> Array:
     return _root(jnp.sum(jnp.square(x), axis=axes, keepdims=True))
 
 
-_normalization("l1_normalization", _l1_norm)
-_normalization("l2_normalization", _l2_norm)
+_register_normalization("l1_normalization", _l1_norm)
+_register_normalization("l2_normalization", _l2_norm)
 
 
-# The attributes of windows that are centred on the items of the zero-padded input.
+# With these attributes a window is centred on each item of the input, which is padded with zeros.
 _CENTRED = Sliding(border="constant", padding=(), stride=(), dilation=())
 
 
@@ -105,7 +105,7 @@ def local_response_normalization(
     Beyond the ends of the input the squares are 0.
     """
     x = widened(jnp.asarray(input))
-    mean_squares = box(ctx, jnp.square(x), True, size=size, **_CENTRED)
+    mean_squares = box(ctx, jnp.square(x), normalize=True, size=size, **_CENTRED)
     divisor = (bias + alpha * mean_squares) ** beta
     return (x / divisor).astype(input.dtype)
 
@@ -127,8 +127,8 @@ def local_variance_normalization(
     """
     input = jnp.asarray(input)
     x = widened(input)
-    mean_squares = box(ctx, jnp.square(x), True, size=size, **_CENTRED)
-    # The gradient of `_root` is finite at windows of zeros, which a relu produces.
+    mean_squares = box(ctx, jnp.square(x), normalize=True, size=size, **_CENTRED)
+    # Windows of zeros occur after a relu. The gradient of `_root` is finite there.
     norm = _root(mean_squares)
     return _divided(x, norm, bias, epsilon).astype(input.dtype)
 
@@ -148,8 +148,8 @@ def batch_normalization(
     x, *parameters = align(jnp.asarray(input), mean, variance, offset, scale)
     wide_parameters = [widened(jnp.asarray(parameter, x.dtype)) for parameter in parameters]
     mean, variance, offset, scale = wide_parameters
-    # The factor and the term depend only on parameters, so that they can be prepared. Sums are in
-    # float32 at least.
+    # The factor and the term depend only on parameters, so that they can be prepared before calls.
+    # All sums are in float32 or a wider dtype.
     factor = scale * lax.rsqrt(variance + epsilon)
     term = offset - mean * factor
     return (widened(x) * factor + term).astype(x.dtype)

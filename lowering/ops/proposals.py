@@ -140,26 +140,6 @@ def detection_output(
     most = _limited(count, top_k)
     keep = _rows_of_an_image(count, num_classes, top_k, keep_top_k)
 
-    def eligible_boxes(scores: Array) -> Array:
-        """Return the mask (boxes, classes) of the boxes of an image that may become detections.
-
-        `scores` has the shape (boxes, classes). A box may become a detection of a class if its
-        score is above the threshold and the class is not the background. With `decrease_label`
-        the class must also be the best one of the box.
-        """
-        class_numbers = jnp.arange(num_classes)[None, :]
-        eligible = scores > confidence_threshold
-        if decrease_label:
-            best_class = jnp.argmax(scores[:, 1:], axis=1) + 1
-            is_confident = scores >= confidence_threshold
-            eligible = is_confident & (class_numbers == best_class[:, None])
-            best_score = jnp.where(eligible, scores, -jnp.inf).max(axis=1)
-            is_among_best = _best_mask(best_score, jnp.isfinite(best_score), most)
-            eligible = eligible & is_among_best[:, None]
-        if background_label >= 0:
-            eligible = eligible & (class_numbers != background_label)
-        return eligible
-
     def detections(decoded: Array, scores: Array) -> tuple[Array, Array]:
         """Return rows (keep, 6) with an image's detections, and the mask (keep,) of filled rows.
 
@@ -173,18 +153,23 @@ def detection_output(
             eligible = _best_mask(class_scores, eligible, most)
             return suppressed(class_boxes, class_scores, eligible, most, nms_threshold)
 
-        eligible = eligible_boxes(scores)
+        if decrease_label:
+            eligible = _best_class_mask(scores, confidence_threshold, most)
+        else:
+            eligible = scores > confidence_threshold
         classes = jnp.arange(num_classes)
+        if background_label >= 0:
+            eligible = eligible & (classes[None, :] != background_label)
         chosen = jax.vmap(chosen_of_class)(scores.T, eligible.T, classes)  # (classes, most)
         is_box = chosen >= 0
         chosen_scores = jnp.take_along_axis(scores.T, jnp.maximum(chosen, 0), axis=1)
         is_filled = _best_mask(chosen_scores.reshape(-1), is_box.reshape(-1), keep)
         labels = jnp.broadcast_to(classes[:, None], chosen.shape).reshape(-1)
         box_index = jnp.maximum(chosen.reshape(-1), 0)
+        # If all classes share the locations, there is only the set 0.
         chosen_boxes = decoded[box_index, jnp.minimum(labels, location_sets - 1)]
-        if decrease_label:
-            labels = labels - 1
-        label_column = labels[:, None].astype(chosen_boxes.dtype)
+        shown_labels = labels - 1 if decrease_label else labels
+        label_column = shown_labels[:, None].astype(chosen_boxes.dtype)
         columns = [label_column, chosen_scores.reshape(-1, 1), chosen_boxes]
         rows, is_filled = filled_first(jnp.concatenate(columns, axis=1), is_filled)
         missing = max(keep - len(rows), 0)
@@ -196,6 +181,21 @@ def detection_output(
     if clip_after:
         rows = rows.at[..., 2:].set(jnp.clip(rows[..., 2:], 0, 1))
     return _rows_of_all_images(rows, is_filled).astype(dtype).reshape(1, 1, -1, 7)
+
+
+def _best_class_mask(scores: Array, threshold: float, most: int) -> Array:
+    """Return the mask (boxes, classes) of the best class of each of the `most` best boxes.
+
+    `scores` has the shape (boxes, classes). Class 0, the background, is no best class. A box counts
+    only if the score of its best class is at least the threshold.
+    """
+    class_numbers = jnp.arange(scores.shape[1])[None, :]
+    best_class = jnp.argmax(scores[:, 1:], axis=1) + 1
+    is_confident = scores >= threshold
+    is_best_class = is_confident & (class_numbers == best_class[:, None])
+    best_score = jnp.where(is_best_class, scores, -jnp.inf).max(axis=1)
+    is_among_best = _best_mask(best_score, jnp.isfinite(best_score), most)
+    return is_best_class & is_among_best[:, None]
 
 
 def _background_where(is_empty: Array, scores: Array, background_label: int) -> Array:
@@ -234,7 +234,7 @@ def _best_mask(scores: Array, eligible: Array, most: int) -> Array:
     if most >= count:
         return eligible
     order = jnp.argsort(jnp.where(eligible, -scores, jnp.inf), stable=True)
-    # The rank is the place of a score in this order.
+    # The rank of a score is the place of the score in this order.
     rank = jnp.zeros(count, jnp.int32).at[order].set(jnp.arange(count, dtype=jnp.int32))
     return eligible & (rank < most)
 
@@ -332,6 +332,7 @@ def proposal(
     extents = info[:2]  # height, width
     corner_limits = extents if swaps else extents[::-1]
     limits = jnp.concatenate([corner_limits, corner_limits])
+    # Item 2 is a factor of the second extent. Item 3, if there is one, is a factor of the first.
     has_two_scales = info.shape[0] > 3
     first_scale = info[3] if has_two_scales else info[2]
     smallest = jnp.stack([first_scale, info[2]]) * min_size
@@ -388,7 +389,7 @@ def proposal(
         is_filled = chosen >= 0
         best = regions[jnp.maximum(chosen, 0)]
         if clips_after:
-            best = clipped(best, 0.0)
+            best = clipped(best, offset=0.0)
         if normalizes:
             best = best / limits[None]
         best = jnp.where(is_filled[:, None], best, 0.0)
@@ -396,6 +397,7 @@ def proposal(
 
     regions, region_scores, is_filled = jax.vmap(best_regions)(scores, deltas)
     images = jnp.broadcast_to(jnp.arange(batch, dtype=regions.dtype)[:, None], is_filled.shape)
+    # The row after the last region of an image has the image -1.
     is_end = jnp.arange(post_nms)[None, :] == jnp.sum(is_filled, axis=1, keepdims=True)
     images_after = jnp.where(is_end, -1.0, 0.0)
     image_column = jnp.where(is_filled, images, images_after)[..., None]

@@ -54,7 +54,7 @@ def _min_max_type(
     x: TensorType, bits: int, signed: bool, symmetric: bool, ties: str = "up", **ends: TensorType
 ) -> TensorType:
     least_bits = 2 if signed and symmetric else 1
-    return _quantized_type(x, bits, least_bits, ties, **ends)
+    return _quantized_type(x, bits, least=least_bits, ties=ties, **ends)
 
 
 def _with_derivative(ctx: Context, result: Array, x: Array, low: Array, high: Array) -> Array:
@@ -97,7 +97,7 @@ def min_max_linear_quantize(
     distance = jnp.maximum(jnp.minimum(x, high), low) - low
     level = rounded(distance / divisor * steps, ties)
     result = _with_derivative(ctx, level / steps * span + low, x, low, high).astype(dtype)
-    return noted(result, level, span / steps, low, 0, int(steps))
+    return noted(result, level, span / steps, low, lowest=0, highest=int(steps))
 
 
 def _zero_point_type(
@@ -133,7 +133,8 @@ def zero_point_linear_quantize(
     x, zero, scale = align(jnp.asarray(x), zero_point, scale)
     dtype = x.dtype
     x, scale = _wide(x), _wide(scale)
-    # A Python integer stays one, so that `start` is not traced.
+    # If the zero point is a Python integer, `start` is computed without a trace, so that its value
+    # is available in the trace.
     static_zero = zero if isinstance(zero, int) else zero.astype(x.dtype)
     start = -static_zero * scale
     zero = jnp.asarray(zero).astype(x.dtype)
@@ -142,7 +143,7 @@ def zero_point_linear_quantize(
     low = (float(bottom) - zero) * scale
     high = (float(top) - zero) * scale
     result = _with_derivative(ctx, (level - zero) * scale, x, low, high).astype(dtype)
-    return noted(result, level, scale, start, bottom, top)
+    return noted(result, level, scale, start, lowest=bottom, highest=top)
 
 
 def _logarithmic_type(x: TensorType, max: TensorType, bits: int) -> TensorType:
@@ -157,12 +158,13 @@ def logarithmic_quantize(ctx: Context, x: Array, max: Array, bits: int) -> Array
     rounded up.
     """
     x, max = align(jnp.asarray(x), max)
-    # frexp is exact. log2 is not exact at powers of two, where a rounded-up result would jump.
+    # frexp is exact. log2 is not exact at powers of two, where a rounded-up result would jump. The
+    # mantissa is from 0.5 to 1, and |x| is mantissa * 2^exponent.
     mantissa, exponent = jnp.frexp(lax.stop_gradient(jnp.abs(x)))
     exponent = jnp.where(mantissa < math.sqrt(0.5), exponent - 1, exponent)
     max_mantissa, top = jnp.frexp(lax.stop_gradient(jnp.asarray(max)))
-    top = jnp.where(max_mantissa == 0.5, top - 1, top)
-    steps = 2 ** min(bits, 12) - 1  # the exponents of floats differ by less
+    top = jnp.where(max_mantissa == 0.5, top - 1, top)  # a power of two is not rounded up
+    steps = 2 ** min(bits, 12) - 1  # the exponents of two floats differ by less than 2^12
     exponent = jnp.maximum(jnp.minimum(exponent, top), top - steps)
     result = jnp.ldexp(jnp.sign(x), exponent)
     largest = jnp.ldexp(jnp.ones_like(x), top)
@@ -209,4 +211,5 @@ def fake_quantize(
     between = level / last_level * (last - first) + first
     result = jnp.where(level == last_level, last, between)
     result = _with_derivative(ctx, result, x, smaller, larger).astype(dtype)
-    return noted(result, level, (last - first) / last_level, first, 0, levels - 1)
+    step = (last - first) / last_level
+    return noted(result, level, step, first, lowest=0, highest=levels - 1)

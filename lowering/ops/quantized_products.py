@@ -54,12 +54,12 @@ def _einsum_type(
     left, right, *parameter_terms = terms
     _require_types(a=a, b=b, **parameters)
     shape = contraction.contracted_shape([a.shape, b.shape], [left, right], result)
-    # Parameters have the channels of the result, but the zero points of operands have the channels
-    # of the operand.
-    sources = {"a_zero_point": (left, a.shape), "b_zero_point": (right, b.shape)}
+    # A zero point of an operand has the channels of the operand. The other parameters have the
+    # channels of the result.
+    operands_of_zero_points = {"a_zero_point": (left, a.shape), "b_zero_point": (right, b.shape)}
     letters = parameter_terms or [""] * len(_PARAMETERS)
     for name, letter in zip(_PARAMETERS, letters, strict=True):
-        term, extents = sources.get(name, (result, shape))
+        term, extents = operands_of_zero_points.get(name, (result, shape))
         _require_channels(name, parameters[name].shape, letter, term, extents)
     return _result_type(shape, dtype)
 
@@ -103,14 +103,15 @@ def quantized_einsum(
         total = byte_products.contract((a, b), (a_zero, b_zero), (left, right), result)
     else:
         centred = (_wide(a) - a_zero, _wide(b) - b_zero)
-        total = contraction.contract(centred, (left, right), result, jnp.dtype("int32"), None)
+        sum_dtype = jnp.dtype("int32")
+        total = contraction.contract(centred, (left, right), result, sum_dtype, precision=None)
     return _requantised(
         total + _along(_wide(bias), letters["bias"], result),
-        _along(a_scale, letters["a_scale"], result),
-        _along(b_scale, letters["b_scale"], result),
-        _along(output_scale, letters["output_scale"], result),
-        _along(_wide(output_zero_point), letters["output_zero_point"], result),
-        dtype,
+        left=_along(a_scale, letters["a_scale"], result),
+        right=_along(b_scale, letters["b_scale"], result),
+        output=_along(output_scale, letters["output_scale"], result),
+        zero_point=_along(_wide(output_zero_point), letters["output_zero_point"], result),
+        dtype=dtype,
     )
 
 
@@ -126,8 +127,9 @@ def _conv_type(
     filter_types = {name: parameters.pop(name) for name in filter_names}
     require.one(**parameters)
     for name, type in filter_types.items():
-        # They have one item, or one for each output channel, axis 1 of the result.
-        _require_channels(name, type.shape, "c", "c", shape[1:2])
+        # The operand has one item, or an item for each output channel. The channels are axis 1 of
+        # the result.
+        _require_channels(name, type.shape, letter="c", term="c", shape=shape[1:2])
     return _result_type(shape, dtype)
 
 
@@ -153,9 +155,10 @@ def quantized_conv(
     zero points and scales have one item.
     """
     rank = input.ndim
-    # The letter c stands for the axis of the output channels.
+    # A letter stands for each axis: c for the output channels, b for the batch, and x for others.
     filter_axes = "c" + "x" * (rank - 1)
     result_axes = "bc" + "x" * (rank - 2)
+    # An empty letter stands for a single item, which becomes a scalar.
     input_zero = _along(_wide(input_zero_point), "", "")
     filter_zeros = _along(_wide(filter_zero_point), "c", filter_axes)
     windows = basic(input.shape[2:], filter.shape[2:], **window)
@@ -163,7 +166,12 @@ def quantized_conv(
     is_padded_with_zeros = windows.border in ("constant", "ignore")
     if byte_products.is_byte(input, filter) and has_several_channels and is_padded_with_zeros:
         ctx.unroll(windows.volume)
-        slide = Slide(windows.stride, windows.padding, (), windows.dilation, groups)
+        slide = Slide(
+            stride=windows.stride,
+            padding=windows.padding,
+            dilation=windows.dilation,
+            groups=groups,
+        )
         total = byte_products.correlate(input, filter, (input_zero, filter_zeros), slide)
         total += _along(_wide(bias), "c", result_axes)
     else:
@@ -172,11 +180,11 @@ def quantized_conv(
         total = conv(ctx, centred_input, centred_filter, _wide(bias), groups, **window)
     return _requantised(
         total,
-        _along(filter_scale, "c", result_axes),
-        _along(input_scale, "", ""),
-        _along(output_scale, "", ""),
-        _along(_wide(output_zero_point), "", ""),
-        dtype,
+        left=_along(filter_scale, "c", result_axes),
+        right=_along(input_scale, "", ""),
+        output=_along(output_scale, "", ""),
+        zero_point=_along(_wide(output_zero_point), "", ""),
+        dtype=dtype,
     )
 
 
@@ -236,7 +244,7 @@ def _along(x: Array, letter: str, term: str) -> Array:
 
 
 def _requantised(
-    total: Array, left: Array, right: Array, output: Array, zero_point: Array, dtype: str
+    total: Array, *, left: Array, right: Array, output: Array, zero_point: Array, dtype: str
 ) -> Array:
     """Return the integers that stand for a sum of products, as the module's docstring says.
 
@@ -247,6 +255,7 @@ def _requantised(
     right_scale = right.astype(jnp.float32)
     factor = left_scale * right_scale / output.astype(jnp.float32)
     scaled = jnp.round(total.astype(jnp.float32) * factor).astype(jnp.int32)
+    # float32 cannot hold all int32 sums. With the factor 1 the sum stays as it is.
     scaled = jnp.where(factor == 1, total, scaled)
     limits = jnp.iinfo(dtype)
     if limits.bits < 32:

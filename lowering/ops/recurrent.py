@@ -34,8 +34,8 @@ def _cell_type(blocks: int, state: tuple[str, TensorType], **products: TensorTyp
 
 
 def _lstm_type(gates: TensorType, cell: TensorType) -> tuple[TensorType, TensorType]:
-    cell = _cell_type(4, ("cell", cell), gates=gates)
-    return cell, cell
+    state_type = _cell_type(blocks=4, state=("cell", cell), gates=gates)
+    return state_type, state_type
 
 
 @rules.rule("lstm_pointwise", _lstm_type)
@@ -52,7 +52,7 @@ def lstm_pointwise(gates: Array, cell: Array) -> tuple[Array, Array]:
 
 
 def _gru_type(state: TensorType, **gates: TensorType) -> TensorType:
-    return _cell_type(3, ("state", state), **gates)
+    return _cell_type(blocks=3, state=("state", state), **gates)
 
 
 @rules.rule("gru_pointwise", _gru_type)
@@ -163,7 +163,7 @@ def gru_sequence(
     return states, last[:, None]
 
 
-_TAPS = 4
+_TAPS = 4  # the number of taps of each channel in `causal_conv1d_update`
 
 
 def _update_type(
@@ -198,7 +198,8 @@ def causal_conv1d_update(input: Array, weight: Array, initial_state: Array) -> t
     x = jnp.asarray(input)
     state = jnp.asarray(initial_state)
     dtype = wide_dtype(x, weight, state)
-    # The last four inputs of each channel: (channels, 4).
+    # The new input replaces the oldest of the last four inputs of each channel. `inputs` has the
+    # shape (channels, 4).
     previous = state.astype(dtype).reshape(-1, _TAPS)[:, 1:]
     inputs = jnp.concatenate([previous, x.astype(dtype).reshape(-1, 1)], axis=1)
     taps = jnp.asarray(weight, dtype).reshape(-1, _TAPS)
@@ -268,10 +269,11 @@ def gated_delta_rule(
     """
     sequences = (query, key, value, log_decay, beta)
     dtype = wide_dtype(*sequences, initial_state)
-    # (time, batch, heads, width), without the width for decay and rate
+    # The sequences get the shape (time, batch, heads, width). Those of log decays and of rates
+    # (`beta`) have no width.
     time_first = [jnp.moveaxis(jnp.asarray(sequence, dtype), 1, 0) for sequence in sequences]
-    q, k, v, log_decays, rates = time_first
-    groups = v.shape[2] // q.shape[2]
+    q, k, values, log_decays, rates = time_first
+    groups = values.shape[2] // q.shape[2]
     width = q.shape[-1]
     queries = jnp.repeat(_unit(q), groups, axis=2) / math.sqrt(width)
     keys = jnp.repeat(_unit(k), groups, axis=2)
@@ -284,13 +286,13 @@ def gated_delta_rule(
     def step(memory: Array, items: tuple[Array, ...]) -> tuple[Array, Array]:
         """Return the states after a time step, and its outputs."""
         q, k, v, decay, rate = items
-        memory = memory * decay
-        change = (v - read(k, memory)) * rate[..., None]
-        memory = memory + k[..., :, None] * change[..., None, :]
-        return memory, read(q, memory)
+        decayed = memory * decay
+        change = (v - read(k, decayed)) * rate[..., None]
+        new_memory = decayed + k[..., :, None] * change[..., None, :]
+        return new_memory, read(q, new_memory)
 
     start = jnp.asarray(initial_state, dtype)
-    last, outputs = lax.scan(step, start, (queries, keys, v, decays, rates))
+    last, outputs = lax.scan(step, start, (queries, keys, values, decays, rates))
     return jnp.moveaxis(outputs, 0, 1).astype(query.dtype), last.astype(initial_state.dtype)
 
 

@@ -59,7 +59,7 @@ def _extremum_type(input: TensorType, axes: Ints) -> TensorType:
     return reduced
 
 
-def _reduction(
+def _register_reduction(
     kind: str, infer: Callable[..., TensorType], function: Callable[..., Array], why_not: str = ""
 ) -> None:
     """Register the rule of `kind`, which applies a reduction of `jax.numpy`.
@@ -73,11 +73,11 @@ def _reduction(
     rules.rule(kind, infer, not_differentiable=why_not)(lower)
 
 
-_reduction("mean_reduce", _floating_type, jnp.mean)
-_reduction("max_reduce", _extremum_type, jnp.max)  # equal items share the derivative
-_reduction("min_reduce", _extremum_type, jnp.min)
-_reduction("any_reduce", _logical_type, jnp.any, _LOGICAL)
-_reduction("all_reduce", _logical_type, jnp.all, _LOGICAL)
+_register_reduction("mean_reduce", _floating_type, jnp.mean)
+_register_reduction("max_reduce", _extremum_type, jnp.max)  # equal items share the derivative
+_register_reduction("min_reduce", _extremum_type, jnp.min)
+_register_reduction("any_reduce", _logical_type, jnp.any, _LOGICAL)
+_register_reduction("all_reduce", _logical_type, jnp.all, _LOGICAL)
 
 
 def _require_countable(input: TensorType, axes: Ints) -> None:
@@ -144,7 +144,7 @@ def _index_type(input: TensorType, axes: Ints, last: bool = False) -> TensorType
     return TensorType(reduced.shape, "int32")
 
 
-def _index_of(kind: str, function: Callable[..., Array]) -> None:
+def _register_index_rule(kind: str, function: Callable[..., Array]) -> None:
     """Register the rule of `kind`, which returns the index of the least or the greatest item.
 
     `function` is `lax.argmin` or `lax.argmax`. An index over several axes is row-major, in the
@@ -155,6 +155,7 @@ def _index_of(kind: str, function: Callable[..., Array]) -> None:
     def lower(input: Array, axes: Ints, last: bool = False) -> Array:
         x = jnp.asarray(input)
         if last:
+            # The last extremum is the first one of the reversed tensor.
             last_index = _count(x, axes, np.dtype(np.int32)) - 1
             return last_index - lower(lax.rev(x, axes), axes)
         if len(axes) == 1:
@@ -170,8 +171,8 @@ def _index_of(kind: str, function: Callable[..., Array]) -> None:
     rules.rule(kind, _index_type, not_differentiable="its results are indices")(lower)
 
 
-_index_of("argmax_reduce", lax.argmax)
-_index_of("argmin_reduce", lax.argmin)
+_register_index_rule("argmax_reduce", lax.argmax)
+_register_index_rule("argmin_reduce", lax.argmin)
 
 
 def _running_type(x: TensorType, axis: int) -> TensorType:
@@ -180,7 +181,7 @@ def _running_type(x: TensorType, axis: int) -> TensorType:
     return x
 
 
-def _running(kind: str, function: Callable[..., Array], neutral: int) -> None:
+def _register_running(kind: str, function: Callable[..., Array], neutral: int) -> None:
     """Register the rule of `kind`, which combines all items up to and including each item.
 
     `function` is `lax.cumsum` or `lax.cumprod`, and `neutral` is the result without items. The
@@ -201,5 +202,5 @@ def _running(kind: str, function: Callable[..., Array], neutral: int) -> None:
     rules.rule(kind, _running_type)(lower)
 
 
-_running("cumsum", lax.cumsum, 0)
-_running("cumprod", lax.cumprod, 1)
+_register_running("cumsum", lax.cumsum, neutral=0)
+_register_running("cumprod", lax.cumprod, neutral=1)

@@ -143,8 +143,9 @@ class _Pool:
             items = jnp.arange(extent, dtype=self.x.dtype)[None, :]
             return (items >= low[:, None]) & (items < high[:, None])
 
-        rows = is_touched(1, height).astype(self.x.dtype)
-        columns = is_touched(0, width).astype(self.x.dtype)
+        # Corners have x at the index 0, and y at the index 1.
+        rows = is_touched(axis=1, extent=height).astype(self.x.dtype)
+        columns = is_touched(axis=0, extent=width).astype(self.x.dtype)
         planes = self._planes(image)
         total = jnp.einsum("cghyx,gy,hx->cgh", planes, rows, columns, precision="highest")
         count = (rows.sum(1)[:, None] * columns.sum(1)[None, :])[None]
@@ -230,8 +231,8 @@ class _Pool:
             weight = jnp.sum(jnp.maximum(1 - distance, 0) * is_inside[..., None], axis=-2)
             return jnp.broadcast_to(weight, (*grid, extent)), jnp.sum(is_inside, axis=-1)
 
-        column_weights, column_counts = shares(0, sample_columns, width)
-        row_weights, row_counts = shares(1, sample_rows, height)
+        column_weights, column_counts = shares(axis=0, count=sample_columns, extent=width)
+        row_weights, row_counts = shares(axis=1, count=sample_rows, extent=height)
         planes = self._planes(image)
         total = jnp.einsum(
             "cghyx,cghy,cghx->cgh", planes, row_weights, column_weights, precision="highest"

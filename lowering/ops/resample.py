@@ -97,7 +97,9 @@ def _multilinear_type(input: TensorType, factor: Shape, method: str, border: str
     output = _up_type(input, factor)
     if method != "aligned":
         spatial = input.shape[2 : 2 + len(factor)]
-        require_reflection(spatial, tuple((0, f - 1) for f in factor), border, first_axis=2)
+        # An axis with the factor 1 needs no items beyond its end.
+        padding = tuple((0, times - 1) for times in factor)
+        require_reflection(spatial, padding, border, first_axis=2)
     return output
 
 

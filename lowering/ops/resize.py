@@ -42,7 +42,7 @@ from lowering.ops import require, rules
 from lowering.ops.shape import cast
 from lowering.tracing import Context
 
-_ROUNDING = 2.0**-20  # the relative error of a sum of a few products in float32
+_ROUNDING_ERROR = 2.0**-20  # the relative error of a sum of a few products in float32
 
 
 def _resize_type(
@@ -159,7 +159,14 @@ def resize(
     the kernel is wider along axes that shrink.
     """
     coordinates = coordinate_transformation_mode
-    method = Method(coordinates, mode, nearest_mode, cubic_coeff_a, exclude_outside, antialias)
+    method = Method(
+        coordinates=coordinates,
+        interpolator=mode,
+        nearest_mode=nearest_mode,
+        cubic=cubic_coeff_a,
+        exclude_outside=exclude_outside,
+        antialias=antialias,
+    )
     x = jnp.asarray(input)
     region = None
     if coordinates == CROP and isinstance(roi, np.ndarray):
@@ -187,14 +194,16 @@ def resize(
     if x.dtype == dtype:
         return x
     if dtype.kind in "iu":
-        # A cast truncates, and float32 weights sum to 1 only approximately.
+        # A cast truncates. The float32 weights sum to 1 only approximately, so that an integer may
+        # have become slightly smaller. Such a number is rounded to the integer.
         nearest = jnp.round(x)
-        is_integer = jnp.abs(x - nearest) <= (jnp.abs(nearest) + 1) * _ROUNDING
+        is_integer = jnp.abs(x - nearest) <= (jnp.abs(nearest) + 1) * _ROUNDING_ERROR
         x = jnp.where(is_integer, nearest, x)
     return cast(x, dtype.name)
 
 
-# The index of an item along an axis for each point, and the weight of this item.
+# A tap reads one item along an axis for each point. It has the indices of these items, and their
+# weights.
 _Tap = tuple[Array, Array]
 
 
@@ -244,7 +253,7 @@ def _bounded(place: Array, extent: int, padding_mode: str, align_corners: bool) 
     if padding_mode == "zeros":
         return place
     if padding_mode == "reflection":
-        # The position of the first mirror, and the distance between the mirrors.
+        # `span` is the distance between the two mirrors.
         first_mirror, span = (0.0, extent - 1.0) if align_corners else (-0.5, float(extent))
         if span == 0:
             return jnp.zeros_like(place)
@@ -252,7 +261,7 @@ def _bounded(place: Array, extent: int, padding_mode: str, align_corners: bool) 
         distance = jnp.where(is_before, first_mirror - place, place - first_mirror)
         remainder = lax.rem(distance, jnp.full_like(distance, 2 * span))
         place = jnp.where(remainder < span, remainder, 2 * span - remainder) + first_mirror
-    # NaN goes to the first item, as in torch.
+    # Clamp the position. NaN goes to the first item, as in torch.
     is_positive = place > 0
     at_most_last = jnp.where(place < extent - 1, place, extent - 1.0)
     return jnp.where(is_positive, at_most_last, 0.0)
@@ -333,8 +342,9 @@ def grid_sample(
 
     ctx.unroll(math.prod(map(len, taps)))
     total = jnp.zeros((), x.dtype)
-    for corner in itertools.product(*taps):
-        items, weights = zip(*corner, strict=True)
+    # A combination has one tap for each axis. Its weight is the product of the taps' weights.
+    for combination in itertools.product(*taps):
+        items, weights = zip(*combination, strict=True)
         weight = functools.reduce(jnp.multiply, weights)
         total = total + read(x, items) * weight[:, None]
     return total.astype(input.dtype)

@@ -173,13 +173,15 @@ def _bins(start: Array, end: Array, count: int, extent: int) -> Array:
     extent `extent`.
     """
     length = jnp.maximum(end - start + 1, 1)
-    # Products of quotient and remainder with the number of a bin fit int32. Those of `length` may
-    # not fit.
+    # The product of a bin's number and `length` may not fit int32. The products of a bin's number
+    # with the quotient and with the remainder fit.
     quotient, remainder = length // count, length % count
     number = jnp.arange(count, dtype=np.int32)
     next_number = number + 1
+    # The start of a bin is start + floor(number * length / count).
     first = start + number * quotient + number * remainder // count
-    # The end is rounded up: it subtracts a negative number that is rounded down.
+    # The end of a bin is start + ceil(next_number * length / count). It is rounded up by
+    # subtracting a negative number that is rounded down.
     end_of_bin = start + next_number * quotient - (-next_number * remainder) // count
     index = jnp.arange(extent, dtype=jnp.int32)[None, :]
     return (index >= first[:, None]) & (index < end_of_bin[:, None])

@@ -103,11 +103,13 @@ def roi_align(
             column = grid.positions(0, number % column_count)[None, :]
             row = grid.positions(1, number // column_count)[:, None]
             if is_rotated:
-                cos = jnp.cos(roi[4])
-                sin = jnp.sin(roi[4])
+                # Rotate the position around the centre of the region.
+                centre_x, centre_y, angle = roi[0], roi[1], roi[4]
+                cos = jnp.cos(angle)
+                sin = jnp.sin(angle)
                 column, row = column * cos - row * sin, column * sin + row * cos
-                column = column + roi[0]
-                row = row + roi[1]
+                column = column + centre_x
+                row = row + centre_y
             return join_samples(total, _sampled(plane, row, column, join_shares))
 
         # A bin without samples is 0, even where the maximum of samples may be negative.
@@ -192,7 +194,8 @@ def _sampled(
     """
     height, width = plane.shape[1:]
     is_inside = _is_inside(row, height) & _is_inside(column, width)
-    # The indices of the neighbours, and the weights of the lower row and of the right column.
+    # `top`, `bottom`, `left` and `right` are indices of the neighbours. `down` is the weight of the
+    # bottom row, and `across` is the weight of the right column.
     top, bottom, down = neighbours(row, height, plane.dtype)
     left, right, across = neighbours(column, width, plane.dtype)
     down = down[None]

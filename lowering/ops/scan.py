@@ -173,7 +173,7 @@ def scan(
     def iterate(carried: list[Array], chunks: list[Array]) -> tuple[list[Array], list[Array]]:
         """Run the body once. Return the carried values and the values that are stacked."""
         inputs = [*chunks, *full, *carried[:state_count]]
-        computed = trace(body, ctx, {}, {}, inputs)
+        computed = trace(body, ctx, parameters={}, states={}, inputs=inputs)
         carry = [jnp.asarray(computed[value]) for value in carried_values]
         return carry, [jnp.asarray(computed[value]) for value in stacked_values]
 
@@ -190,7 +190,7 @@ def scan(
         if which == "last":
             results.append(last[carried_values.index(value)])
         else:
-            results.append(joined(next(remaining_stacks), axis, chunk, min(skip, count)))
+            results.append(joined(next(remaining_stacks), axis, chunk, skipped=min(skip, count)))
     return results
 
 
@@ -222,12 +222,13 @@ def _parts(x: Array, axis: int, chunk: int) -> Array:
     """
     axis = axis % x.ndim
     size = abs(chunk)
-    missing = -x.shape[axis] % size  # the items that the last chunk lacks
+    missing = -x.shape[axis] % size  # the number of items that the last chunk lacks: -10 % 4 is 2
     if missing:
         pads = [(0, 0)] * x.ndim
         pads[axis] = (missing, 0) if chunk < 0 else (0, missing)
         x = jnp.pad(x, pads)
-    cut = x.reshape(with_extent(x.shape, axis, x.shape[axis] // size, size))
+    chunk_count = x.shape[axis] // size
+    cut = x.reshape(with_extent(x.shape, axis, chunk_count, size))
     parts = jnp.moveaxis(cut, axis, 0)
     return jnp.flip(parts, 0) if chunk < 0 else parts
 

@@ -84,10 +84,12 @@ def slice_(input: Array, axes: Ints, begin: Ints, end: Ints, stride: Ints) -> Ar
             continue
         first_index, stop_index = _bounds(first, stop, step, extent)
         if step < 0:
+            # Reverse the axis, and count the indices from its other end.
             x = lax.rev(x, (axis,))
             first_index = extent - 1 - first_index
             stop_index = extent - 1 - stop_index
-        # Every stride beyond the extent takes only the first item. XLA's stride is an int64.
+        # Any stride of at least the extent takes only the first item. XLA's strides are int64, so
+        # that a larger stride is replaced by the extent.
         largest_step = max(extent, 1)
         x = lax.slice_in_dim(x, first_index, stop_index, min(abs(step), largest_step), axis)
     return x

@@ -12,8 +12,8 @@ from lowering.graph import TensorType
 from lowering.kernels.precision import widened
 from lowering.ops import require, rules
 
-# Stands for the logarithm of probability 0, since infinity would have no derivatives.
-_NEVER = -1e30
+# This number stands for the logarithm of probability 0, since infinity would have no derivatives.
+_LOG_OF_ZERO = -1e30
 
 
 def _loss_type(
@@ -67,16 +67,7 @@ def ctc_loss(
         (labels,), and the first `count` items count.
         """
         most_labels = labels.shape[0]
-        order = jnp.arange(most_labels)
-        is_label = order < count
-        if unique:
-            has_equal_before = (labels[:, None] == labels[None]) & (order[None] < order[:, None])
-            is_label = is_label & ~jnp.any(has_equal_before, axis=1)
-        elif collapses:
-            differs_from_previous = (order == 0) | (labels != jnp.roll(labels, 1))
-            is_label = is_label & differs_from_previous
-        labels = labels[jnp.argsort(~is_label, stable=True)]
-        label_count = jnp.sum(is_label)
+        labels, label_count = _reduced_labels(labels, count, unique=unique, collapses=collapses)
         # A path goes through these states: a blank, the first label, a blank, the second label, ...
         states = jnp.arange(2 * most_labels + 1)
         is_blank = states % 2 == 0
@@ -87,14 +78,14 @@ def ctc_loss(
         class_before_blank = jnp.roll(class_of_state, 2)
         labels_stay_apart = (class_of_state != class_before_blank) | (not merges)
         may_skip = ~is_blank & (states > 1) & labels_stay_apart
-        start = jnp.where(states < 2, x[0, class_of_state], _NEVER)
+        start = jnp.where(states < 2, x[0, class_of_state], _LOG_OF_ZERO)
 
         def step(sums: Array, time_and_row: tuple[Array, Array]) -> tuple[Array, None]:
             """Return the log probabilities of all paths to each state, after one time step."""
             time, row = time_and_row
-            stayed = jnp.where(may_stay, sums, _NEVER)
-            advanced = jnp.where(states > 0, jnp.roll(sums, 1), _NEVER)
-            skipped = jnp.where(may_skip, jnp.roll(sums, 2), _NEVER)
+            stayed = jnp.where(may_stay, sums, _LOG_OF_ZERO)
+            advanced = jnp.where(states > 0, jnp.roll(sums, 1), _LOG_OF_ZERO)
+            skipped = jnp.where(may_skip, jnp.roll(sums, 2), _LOG_OF_ZERO)
             arrivals = jnp.stack([stayed, advanced, skipped])
             new_sums = jax.nn.logsumexp(arrivals, axis=0) + row[class_of_state]
             return jnp.where(time < steps, new_sums, sums), None
@@ -102,11 +93,32 @@ def ctc_loss(
         sums, _ = lax.scan(step, start, (jnp.arange(1, x.shape[0]), x[1:]))
         # A path ends in the last label, or in the blank after it.
         is_end = (states == 2 * label_count) | (states == 2 * label_count - 1)
-        total = jax.nn.logsumexp(jnp.where(is_end, sums, _NEVER))
-        return jnp.where(total < 0.1 * _NEVER, jnp.inf, -total)
+        total = jax.nn.logsumexp(jnp.where(is_end, sums, _LOG_OF_ZERO))
+        is_impossible = total < 0.1 * _LOG_OF_ZERO
+        return jnp.where(is_impossible, jnp.inf, -total)
 
     losses = jax.vmap(loss)(x, jnp.asarray(logit_lengths), label_rows, jnp.asarray(label_lengths))
     return losses.astype(jnp.asarray(logits).dtype)
+
+
+def _reduced_labels(
+    labels: Array, count: Array, *, unique: bool, collapses: bool
+) -> tuple[Array, Array]:
+    """Move the remaining labels of a sequence to the front. Return all labels, and how many remain.
+
+    `labels` has the shape (labels,), and its first `count` items count. `unique` and `collapses`
+    are as in `ctc_loss`, and decide which labels remain.
+    """
+    index = jnp.arange(labels.shape[0])
+    is_label = index < count
+    if unique:
+        is_equal = labels[:, None] == labels[None]
+        is_before = index[None] < index[:, None]
+        is_label = is_label & ~jnp.any(is_equal & is_before, axis=1)
+    elif collapses:
+        differs_from_previous = (index == 0) | (labels != jnp.roll(labels, 1))
+        is_label = is_label & differs_from_previous
+    return labels[jnp.argsort(~is_label, stable=True)], jnp.sum(is_label)
 
 
 def _tree_type(

@@ -46,7 +46,7 @@ def _reshape_type(input: TensorType, shape: Ints, axis_start: int, axis_count: i
             f"it is {list(shape)}"
         )
     end = rank if axis_count == -1 else axis_start + axis_count
-    # The indices of 0 in `shape`, and the axis that each of them copies.
+    # Maps the index of each 0 in `shape` to the axis whose extent it copies.
     copied = {i: i + axis_start for i, extent in enumerate(shape) if extent == 0}
     if copied:
         last_index = max(copied)

@@ -138,7 +138,8 @@ def attention(
     groups = (key_heads, heads // key_heads)
     queries = query_array.reshape(*batch, *groups, times, items)
     factor = scale or 1 / math.sqrt(items)
-    # h and g are the two axes of heads, t counts queries, s counts keys, and d counts items.
+    # The letters are: h for heads of keys, g for the heads of queries that a head of keys serves, t
+    # for queries, s for keys, and d for items.
     scores = jnp.einsum("...hgtd,...hsd->...hgts", queries, keys, precision=ctx.precision) * factor
     if mask is not False:
         scores = _masked(scores, _grouped(mask, scores.ndim, groups))
@@ -147,6 +148,7 @@ def attention(
         visible = jnp.tril(jnp.ones(scores.shape[-2:], jnp.bool_), diagonal)
         scores = _masked(scores, visible)
     weights, total = _exponentials(scores)
+    # If the scores have 32 bits or more, the result is divided by the sums instead of the weights.
     # In 16 bits the product with undivided weights would overflow.
     divides_last = weights.dtype == scores.dtype
     if not divides_last:

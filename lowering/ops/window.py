@@ -94,7 +94,7 @@ def box(ctx: Context, input: Array, normalize: bool, **pool: Unpack[Pool]) -> Ar
     """
     windows = basic(input.shape, **pool)
     x, padding = bordered(input, windows)
-    # The sum may overflow float16 where the mean does not. Therefore the sum is computed in a wider
+    # A sum may overflow float16 even if the mean does not. Therefore sums are computed in a wider
     # dtype.
     sum_dtype = accumulator(x.dtype)
     results = _sums(x.astype(sum_dtype), windows, windows.stride, padding)
@@ -112,7 +112,13 @@ def _sums(x: Array, windows: Windows, stride: Shape, padding: Padding) -> Array:
     """Return the sum of each window, for another stride and padding than `windows` has."""
     zero = np.array(0, x.dtype)
     return lax.reduce_window(
-        x, zero, lax.add, windows.size, stride, padding, window_dilation=windows.dilation
+        x,
+        init_value=zero,
+        computation=lax.add,
+        window_dimensions=windows.size,
+        window_strides=stride,
+        padding=padding,
+        window_dilation=windows.dilation,
     )
 
 
@@ -124,13 +130,13 @@ def debox(input: Array, output_shape: Shape, normalize: bool, **pool: Unpack[Poo
     """
     windows = _reverse(input.shape, output_shape, **pool)
     x, padding = spread(input, windows)
-    # With zeros between the items, the sum over windows has stride 1 instead of the windows'
-    # stride.
+    # Put zeros between the items, which are then a stride apart. The sums over windows have stride
+    # 1.
     edges: list[tuple[int, int, int]] = []
     for (before, after), stride in zip(padding, windows.stride, strict=True):
         edges.append((before, after, stride - 1))
     x = lax.pad(x, np.array(0, x.dtype), edges)
-    total = _sums(x, windows, (1,) * x.ndim, ((0, 0),) * x.ndim)
+    total = _sums(x, windows, stride=(1,) * x.ndim, padding=((0, 0),) * x.ndim)
     return total / windows.volume if normalize else total
 
 
@@ -161,7 +167,7 @@ def avg_pool(ctx: Context, input: Array, **pool: Unpack[Pool]) -> Array:
 
     With other borders the mean is over all cells of the window.
     """
-    return box(ctx, input, True, **pool)
+    return box(ctx, input, normalize=True, **pool)
 
 
 @rules.rule("rms_pool", pool_type)
@@ -219,8 +225,8 @@ def max_pool_with_index(
     for axis in range(first_axis, x.ndim):
         padding_before, _ = windows.padding[axis]
         coordinate = cells[axis] - padding_before
-        # Padding wins only if all items are the lowest number. In this case take the first cell on
-        # the input.
+        # Padding has the maximum only if all items are the lowest number. In this case take the
+        # first cell on the input.
         coordinate = jnp.where(coordinate < 0, coordinate % windows.dilation[axis], coordinate)
         input_index = input_index * x.shape[axis] + coordinate
     return maximum, input_index
@@ -261,7 +267,7 @@ def desample(input: Array, index: Array, output_shape: Shape, **pool: Unpack[Poo
     The cells of a window are numbered in row-major order.
     """
     windows = _reverse(input.shape, output_shape, **pool)
-    covered: list[int] = []  # the shape that the windows span, with the padding
+    covered: list[int] = []  # the extents that the windows span, with the padding
     edges: list[tuple[int, int, int]] = []
     for axis, count in enumerate(windows.downscaled):
         extent = (count - 1) * windows.stride[axis] + windows.dilated[axis]
@@ -285,9 +291,9 @@ def _require_index(index: TensorType, shape: Shape, whose: str) -> None:
         )
 
 
-# The number of items that the host computes for an index of a window: whether it is inside, and its
-# weight in the mean.
-_WORK = 8
+# For each index of each window, the host computes this number of items: whether the index is inside
+# the window, and its weight in the mean.
+_ITEMS_OF_INDEX = 8
 
 
 def _adaptive_type(input: TensorType, output_size: Shape) -> TensorType:
@@ -310,7 +316,7 @@ def _windows(ctx: Context, extent: int, count: int) -> NDArray[np.bool_]:
     The windows are those of torch's adaptive pools. For an extent e, window i of n covers the
     indices from floor(i e / n) to before ceil((i + 1) e / n).
     """
-    ctx.fold(_WORK * count * extent)
+    ctx.fold(_ITEMS_OF_INDEX * count * extent)
     number = np.arange(count)[:, None]
     index = np.arange(extent)[None, :]
     start = number * extent // count

@@ -27,7 +27,7 @@ _RULES = Rules()
 
 def run(program: Program, target: Target) -> Program:
     """Remove redundant reshapes, transpositions and conversions from a program."""
-    return program.with_closed(_direct(program.closed, {}))
+    return program.with_closed(_direct(program.closed, done={}))
 
 
 def _direct(closed: ClosedJaxpr, done: dict[int, tuple[ClosedJaxpr, ClosedJaxpr]]) -> ClosedJaxpr:

@@ -280,12 +280,12 @@ def _renumbered(spread: _Spread, equation: Equation, arrays: Sequence[Array]) ->
     Return None if operands split the axes that the equation links in different ways.
     """
     groups = list(map(spread.groups, equation.invars))
-    # For each operand with axes: the number of axes that each of its axes becomes.
+    # A tuple of this set has, for one operand, the number of axes that each of its axes becomes.
     axis_counts = {tuple(map(len, operand_groups)) for operand_groups in groups if operand_groups}
     if len(axis_counts) > 1 and primitive(equation) != PRODUCT:
         return None
     for link in (axes_of(equation) or UNLINKED).links:
-        # For each operand of the link: the extents into which its linked axes are split.
+        # This list has, for each operand of the link, the extents into which its axes are split.
         linked_extents: list[list[list[int]]] = []
         for index, linked_axes in link.operands.items():
             linked_extents.append([groups[index][axis_number(axis)] for axis in linked_axes])
@@ -381,9 +381,9 @@ def _slice(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Resu
         for extents, result_extents, start in zip(groups, result_groups, starts, strict=True):
             size = math.prod(result_extents)
             if size < math.prod(extents):
-                # The number of items for each index of the first axis. If an axis of 12 items is
-                # split into (3, 4), the slice from 4 to 12 becomes the slice from 1 to 3 of the
-                # axis of 3.
+                # There are `inner_size` items for each index of the first axis. If an axis of 12
+                # items is split into (3, 4), the slice from 4 to 12 becomes the slice from 1 to 3
+                # of the axis of 3.
                 inner_size = math.prod(extents[1:])
                 if start is None or start % inner_size or size % inner_size:
                     return None

@@ -148,7 +148,7 @@ def _without_totals(equation: Equation, body: Program) -> Computed | None:
     if not totals:
         return None
     total_numbers = {total.number for total in totals}
-    # The numbers of the carried values that the new scan still carries.
+    # The new scan still carries the carried values with these numbers.
     remaining = [number for number in range(carried_count) if number not in total_numbers]
     argument_variables = jaxprs.scan_parts(equation, body.arguments)
     constant_variables, carried_variables, item_variables = argument_variables
@@ -250,7 +250,7 @@ def _sums(program: Program) -> Iterator[_Sum]:
         products: list[Equation] = []
         terms: list[Atom] = []
         reshapes_of_products: list[list[Equation]] = []
-        # The products are joined only if they are of one kind: equal parameters, types and
+        # The products are joined only if they are of one kind, with equal parameters, types and
         # reshapes.
         kinds: set[str] = set()
         pending = list(equation.invars)  # the terms that are not examined yet

@@ -18,8 +18,8 @@ from lowering.passes import folding, gates, inlining, siblings, sums
 from lowering.targets.target import Target
 
 CPU = Target(
-    "cpu",
-    (
+    platform="cpu",
+    passes=(
         inlining.run,
         integers.run,
         widening.run,
@@ -52,8 +52,8 @@ class Choice(NamedTuple):
     gain: str
 
 
-# The choices of the last passes, by name. `python -m benchmarks --passes` measures each gain by
-# leaving out one choice after another.
+# This dict maps the names of kernels and of the last passes to their choices. `python -m benchmarks
+# --passes` measures each gain by leaving out one choice after another.
 KERNELS: dict[str, Choice] = {
     # The batch
     "chunks": Choice(

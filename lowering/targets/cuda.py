@@ -27,8 +27,8 @@ def _reverses(program: Program, equation: Equation) -> bool:
 
 
 CUDA = Target(
-    "cuda",
-    (
+    platform="cuda",
+    passes=(
         detours.run,
         roundings.run,
         folding.run,
