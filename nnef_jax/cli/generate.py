@@ -147,10 +147,10 @@ def generate(
     cache_dir: option.CacheDir = None,
     no_cache: option.NoCache = False,
 ) -> None:
-    """Continue a text by a language model; print tokens as they come.
+    """Continue a text by a language model.
 
-    The network takes tokens and caches of keys and values, as docs/language_models.md says. The
-    speed is printed to the standard error.
+    Tokens are printed as they come. The network takes tokens and caches of keys and values, as
+    docs/language_models.md says. The speed is printed to the standard error.
     """
     prompt.check()
     drawing.check()

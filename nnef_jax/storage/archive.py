@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice, takewhile
 from typing import Any, NamedTuple, Self
 
@@ -285,9 +285,11 @@ def _graph_in(container: _Container, graphs: Sequence[str], name: str) -> str:
     for graph in graphs:
         if container.exists(graph):
             return graph
-    # A folder lists the members at its top level before all others. The search therefore ends at
-    # the first member in a subfolder.
-    members_at_top = takewhile(lambda member: "/" not in member, container.names())
+    members_at_top: Iterable[str] = filter(lambda member: "/" not in member, container.names())
+    if isinstance(container, Folder):
+        # A folder lists the members at its top level before all others. The search therefore ends
+        # at the first member in a subfolder. There may be millions of these.
+        members_at_top = takewhile(lambda member: "/" not in member, container.names())
     matches = [member for member in members_at_top if is_graph(member, graphs)]
     if len(matches) > 1:
         paths = ", ".join(sorted(matches)[:_MOST_SHOWN_NAMES])

@@ -35,10 +35,10 @@ WRITES = {
     ("openvx stats", "plot"): (f"openvx stats {{net}} {{x}} {_OPENVX} --plot", (".pdf",)),
 }
 # Folders of our own, which take no --overwrite, and have tests of their own below.
-FOLDERS = {(name, "cache_dir") for name in ("run", "batch", "compile", "serve")}
+FOLDERS = {(name, "cache_dir") for name in ("run", "batch", "compile", "serve", "generate")}
 FOLDERS |= {("batch", "out")}
 READS = {"source", "inputs", "weights", "listed", "labels", "onnx", "profile", "compare", "a", "b"}
-READS |= {"sources"}
+READS |= {"sources", "tokenizer"}
 TEXTS = {
     "topology",
     "mesh",
@@ -54,6 +54,7 @@ TEXTS = {
     "batch",
     "batches",
 }
+TEXTS |= {"prompt", "tokens", "system", "stop"}
 TEXTS |= {"constraints", "print_after", "host", "sizes", "shard", "name"}
 CASES = [(command, end) for command, ends in WRITES.values() for end in ends]
 # One case of each function that writes; the others are slow where they compute.

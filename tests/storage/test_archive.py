@@ -176,6 +176,12 @@ def test_graph_at_the_top_wins():
         assert archive.read_text("sub/graph.nnef").text == "another"
 
 
+def test_members_of_folders_may_come_before_the_network() -> None:
+    members = tar({"data/w.bin": WEIGHT, "net.onnx": b"a model"})
+    with open_archive(members, graphs=("*.onnx",)) as archive:
+        assert archive.read_text("net.onnx").text == "a model"
+
+
 def test_several_networks_are_refused():
     with pytest.raises(ArchiveError, match=r"several networks: a/graph\.nnef, b/graph\.nnef"):
         open_archive(tar({"a/graph.nnef": GRAPH, "b/graph.nnef": GRAPH}))

@@ -92,8 +92,8 @@ def _syntax_error(
     offset, terminals = _offset_and_terminals(text, error)
     # In 1.0 provisional, `text` has semicolons in places where the source has white space or a
     # comment. If such a semicolon is unexpected, the error is at the next token.
-    is_at_inserted_semicolon = text[offset : offset + 1] != source.text[offset : offset + 1]
-    if is_at_inserted_semicolon:
+    is_at_end = offset >= len(text)  # the text may be a part of the source
+    if not is_at_end and text[offset] != source.text[offset]:
         offset += 1
         while text[offset : offset + 1].isspace():
             offset += 1
