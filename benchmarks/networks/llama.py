@@ -28,7 +28,7 @@ def llama(
     groups: int = 4,
     hidden: int = 2816,
 ) -> Any:
-    """Describe the layers for a builder that also has `rms_norm` and `attend`.
+    """Describe the layers for a builder that also has `product`, `rms_norm` and `attend`.
 
     There are `groups` heads of keys and values. Each of them is read by `heads / groups` heads of
     queries. The input is embedded tokens. Each token attends to itself and to the tokens before it.
@@ -49,25 +49,34 @@ def llama(
     def norm(name: str, x: Any) -> Any:
         return b.rms_norm(x, b.parameter(name, b.uniform(width, low=0.8, high=1.2)))
 
+    def product(name: str, x: Any, inputs: int, outputs: int) -> Any:
+        weight = b.normal(outputs, inputs, deviation=math.sqrt(1 / inputs))
+        return b.product(x, b.parameter(f"{name}.weight", weight))
+
     x = b.input("embeddings", batch, tokens, width)
     for layer in range(layers):
         name = f"layer{layer}"
         y = norm(f"{name}.norm1", x)
-        q = turned(split(b.dense_layer(f"{name}.q", y, width, width), heads))
-        k = turned(split(b.dense_layer(f"{name}.k", y, width, groups * size), groups))
-        v = split(b.dense_layer(f"{name}.v", y, width, groups * size), groups)
+        q = turned(split(product(f"{name}.q", y, width, width), heads))
+        k = turned(split(product(f"{name}.k", y, width, groups * size), groups))
+        v = split(product(f"{name}.v", y, width, groups * size), groups)
         y = b.transpose(b.attend([q, k, v], (batch, heads, groups, tokens, size)), (0, 2, 1, 3))
         y = b.reshape(y, (batch, tokens, width))
-        x = b.add(x, b.dense_layer(f"{name}.output", y, width, width))
+        x = b.add(x, product(f"{name}.output", y, width, width))
         y = norm(f"{name}.norm2", x)
-        gate = b.silu(b.dense_layer(f"{name}.gate", y, width, hidden))
-        y = b.multiply(gate, b.dense_layer(f"{name}.up", y, width, hidden))
-        x = b.add(x, b.dense_layer(f"{name}.down", y, hidden, width))
+        gate = b.silu(product(f"{name}.gate", y, width, hidden))
+        y = b.multiply(gate, product(f"{name}.up", y, width, hidden))
+        x = b.add(x, product(f"{name}.down", y, hidden, width))
     return norm("norm", x)
 
 
 class LlamaNnefBuilder(NnefBuilder):
     """Builds the NNEF archive, in which keys and values are repeated, as exporters do."""
+
+    def product(self, x: str, weight: str) -> str:
+        """Multiply the last axis by a weight of shape (outputs, inputs)."""
+        rank = self._ranks[x]
+        return self._add(f"linear({x}, {self._expanded(weight, rank)})", rank)
 
     def rms_norm(self, x: str, scale: str) -> str:
         """Divide by the root mean square over the last axis."""
@@ -92,6 +101,10 @@ class LlamaNnefBuilder(NnefBuilder):
 
 class LlamaJaxBuilder(JaxBuilder):
     """Builds the function in plain jax, in which keys and values are not repeated."""
+
+    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Multiply the last axis by a weight of shape (outputs, inputs)."""
+        return Tensor(lambda: x.described @ weight.array.T)
 
     def rms_norm(self, x: Tensor, scale: Tensor) -> Tensor:
         """Divide by the root mean square over the last axis."""
