@@ -155,7 +155,7 @@ class _Choice:
                 unite(axis, next_axis)
 
     def _record_results(self, next_values: Collection[int]) -> None:
-        """Record that results are gathered. `next_values` has the numbers of states' next values.
+        """Mark results as gathered. `next_values` has the numbers of states' next values.
 
         In a state's next value, the first factor of an axis may stay divided from call to call.
         """
