@@ -26,7 +26,7 @@ from nnef_jax.formats.syntax.standard import standard  # noqa: E402
 from nnef_jax.formats.tract import declarations  # noqa: E402
 from nnef_jax.formats.tract.operations import has_meaning  # noqa: E402
 from nnef_jax.openvx.kernel_import import FEATURE_SET  # noqa: E402
-from tests import torch_networks  # noqa: E402
+from tests import list_kinds, torch_networks  # noqa: E402
 from tests.formats import test_tract_operations  # noqa: E402
 from tests.op_cases import NNEF, TRACT, OpCase  # noqa: E402
 from tests.openvino.coverage import shown  # noqa: E402
@@ -336,6 +336,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "errors.md": errors,
     "openvino_layers.md": openvino_layers,
     "onnx_operators.md": onnx_operators,
+    "list_kinds.md": lambda: list_kinds.page(_table),
 }
 # Not compared: tests/execution/test_torch_networks.py holds the package to what the table says.
 MEASURED: dict[str, Callable[[], str]] = {"pytorch.md": pytorch}

@@ -111,6 +111,7 @@ if TYPE_CHECKING:
     from lowering.ops.elementwise import straight_through as straight_through
     from lowering.ops.signal import signal_axis as signal_axis
     from lowering.padding import NotPaddableError as NotPaddableError
+    from lowering.padding import PaddedArray as PaddedArray
     from lowering.padding import PaddedFunction as PaddedFunction
     from lowering.parallel import Along as Along
     from lowering.parallel import Divided as Divided
@@ -129,6 +130,7 @@ if TYPE_CHECKING:
     from lowering.program_printing import described as described
     from lowering.recipe import Recipe as Recipe
     from lowering.registry import Registry as Registry
+    from lowering.symbol_values import Dimensions as Dimensions
     from lowering.symbol_values import SymbolValues as SymbolValues
     from lowering.targets import mesh_target as mesh_target
     from lowering.targets import target_of as target_of
@@ -151,6 +153,7 @@ _HOMES = {
     "DEFAULT": "lowering.machine",
     "DIFFERENTIABLE": "lowering.targets.portable",
     "Divided": "lowering.parallel",
+    "Dimensions": "lowering.symbol_values",
     "Division": "lowering.parallel",
     "Graph": "lowering.graph",
     "GraphBuilder": "lowering.builder",
@@ -161,6 +164,7 @@ _HOMES = {
     "NotPaddableError": "lowering.padding",
     "NotSeparableError": "lowering.batches",
     "Operation": "lowering.graph",
+    "PaddedArray": "lowering.padding",
     "PaddedFunction": "lowering.padding",
     "Preparing": "lowering.prepare",
     "Program": "lowering.program",

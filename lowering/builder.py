@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import MAX_EXTENT, UNKNOWN, Shape, is_symbolic, shapes_differ, show, volume
+from lowering.extents import (
+    MAX_EXTENT,
+    UNKNOWN,
+    Extent,
+    Shape,
+    is_symbolic,
+    shapes_differ,
+    show,
+    volume,
+)
 from lowering.graph import (
     ABSENT,
     PRESENT,
@@ -67,6 +76,7 @@ class GraphBuilder:
     operations: list[Operation] = field(default_factory=list[Operation])
     aliases: dict[str, Value] = field(default_factory=dict[str, Value])
     folded: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    symbols: dict[str, Value] = field(default_factory=dict[str, Value])
     _inputs: list[Value] = field(default_factory=list[Value])
     _variables: dict[str, _Variable] = field(default_factory=dict[str, _Variable])
     _variable_of: dict[Value, _Variable] = field(default_factory=dict["Value", _Variable])
@@ -89,6 +99,11 @@ class GraphBuilder:
             name = self._unreserved.get(name, f"{name}_")
         self._unreserved.update(dict.fromkeys(reserved_names, name))
         return name
+
+    @property
+    def inputs(self) -> Sequence[Value]:
+        """Return the inputs that the graph has so far, in order."""
+        return self._inputs
 
     def is_input(self, value: Value) -> bool:
         """Tell whether a tensor is an input of the graph."""
@@ -293,6 +308,8 @@ class GraphBuilder:
             rule=rule,
         )
         self.operations.append(operation)
+        if kind == "counted" and rule is None:
+            self.symbols.setdefault(str(attributes["extent"]), next(operation.writes()))
         return results
 
     def _results(self, types: Types, names: Sequence[str], inserted: bool) -> tuple[Result, ...]:
@@ -359,6 +376,7 @@ class GraphBuilder:
             states=tuple(states),
             aliases=dict(self.aliases),
             folded=dict(self.folded),
+            symbols=dict(self.symbols),
         )
 
 
@@ -405,10 +423,12 @@ def _possible(type: TensorType) -> TensorType:
 
 
 def _opened(attribute: Any) -> Any:
-    """Return an attribute in which UNKNOWN replaces symbolic extents."""
-    if not isinstance(attribute, tuple):
-        return UNKNOWN if is_symbolic(attribute) else attribute
-    items: tuple[Any, ...] = attribute
-    if not any(map(is_symbolic, items)):
-        return items
-    return tuple(map(_opened, items))
+    """Return an attribute in which UNKNOWN replaces symbolic extents and extents of lists."""
+    if isinstance(attribute, tuple):
+        items: tuple[Any, ...] = attribute
+        return tuple(map(_opened, items)) if any(map(_is_open, items)) else items
+    return UNKNOWN if _is_open(attribute) else attribute
+
+
+def _is_open(attribute: Any) -> bool:
+    return isinstance(attribute, Extent) or is_symbolic(attribute)

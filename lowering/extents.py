@@ -9,6 +9,7 @@ are certainly different.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 Shape = tuple[int, ...]
@@ -61,6 +62,21 @@ UNKNOWN: Final[int] = _Unknown()
 
 MAX_RANK = 64  # the most axes of a numpy array
 MAX_EXTENT = (1 << 31) - 1  # the most items along an axis, since indices have 32 bits
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The extent of a list in an attribute of a graph, such as `2*n0 + 1`.
+
+    `n0` is a symbol of the graph: a number of items that a run counts. A trace computes with a
+    symbolic dimension of `jax.export` in place of an `Extent`. A symbolic dimension belongs to one
+    trace, and cannot be pickled. A graph outlives its traces, so it holds the text.
+    """
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def is_symbolic(extent: object) -> bool:

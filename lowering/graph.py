@@ -278,6 +278,8 @@ class Graph:
     # A folded tensor is computed as a constant when the document is read. This map has, by the name
     # of a folded tensor, the names of the tensors that are computed from it.
     folded: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    # Maps the name of each symbolic extent to a tensor whose computation tells its value.
+    symbols: dict[str, Value] = field(default_factory=dict[str, Value])
 
     def readers_of(self, folded: str) -> list[str]:
         """Return the names of the graph's tensors that are computed from a folded tensor.
@@ -318,7 +320,24 @@ class Graph:
         for operation in reversed(self.operations):
             if not needed.isdisjoint(operation.writes()):
                 needed.update(operation.reads())
+                if self.symbols:
+                    names = symbol_names(operation) & self.symbols.keys()
+                    needed.update(self.symbols[name] for name in names)
         return frozenset(needed)
+
+
+def symbol_names(operation: Operation) -> set[str]:
+    """Return the names of the symbols in an operation's attributes, and in those of its bodies."""
+    from lowering.symbol_values import symbols_in
+
+    names: set[str] = set()
+    for _, attribute in operation.attributes:
+        if isinstance(attribute, Graph):
+            for inner in attribute.operations:
+                names |= symbol_names(inner)
+        else:
+            names |= symbols_in(attribute)
+    return names
 
 
 def python_name(name: str) -> str:

@@ -107,8 +107,9 @@ def scanned(
     constants: Sequence[Array],
     start: Sequence[Any],
     stacks: Sequence[Array],
+    **changes: Any,
 ) -> list[Array]:
-    """Evaluate a scan with `step` in place of its body.
+    """Evaluate a scan with `step` in place of its body, and `changes` of its parameters.
 
     `step` takes the constants, the carry, and an item of each stack, as separate arguments. It
     returns the new carry and the items of the results, in one sequence. The carry of the first
@@ -119,7 +120,7 @@ def scanned(
         results = list(step(*constants, *carry, *items))
         return results[: len(start)], results[len(start) :]
 
-    options = {name: equation.params[name] for name in ("length", "reverse", "unroll")}
+    options = {name: equation.params[name] for name in ("length", "reverse", "unroll")} | changes
     last, collected = jax.lax.scan(iterate, list(start), list(stacks), **options)
     return [*last, *collected]
 

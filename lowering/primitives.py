@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from jax import Array
@@ -61,6 +61,22 @@ def identity(name: str, transpose: Callable[..., Any]) -> Any:
     ad.deflinear2(primitive, transpose)
     batching.defvectorized(primitive)
     mlir.register_lowering(primitive, lambda _, x, **__: [x])
+    return primitive
+
+
+def shape_primitive(name: str, shape: Callable[..., Sequence[Any]]) -> Any:
+    """Return a new primitive whose result has the items of its first operand in another shape.
+
+    `shape` takes the types of the operands, and the parameters by name. The primitive occurs only
+    in programs with symbolic extents, which `lowering.padding` evaluates. It is never evaluated,
+    differentiated or lowered itself.
+    """
+    primitive = core.Primitive(name)
+
+    @primitive.def_abstract_eval
+    def _(*operands: Any, **params: object) -> Any:
+        return operands[0].update(shape=tuple(shape(*operands, **params)))
+
     return primitive
 
 

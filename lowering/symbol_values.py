@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from lowering.extents import is_symbolic
+from lowering.extents import Extent, is_symbolic
 
 _OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -20,24 +20,69 @@ _OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Pow: operator.pow,
 }
 
+_FUNCTIONS = {"mod", "max", "min", "floordiv"}
+
+
+class Dimensions:
+    """The symbolic dimensions of `jax.export` that stand for the extents of lists in one trace.
+
+    `scope` is the scope of the dimensions, by default a new one.
+    """
+
+    def __init__(self, scope: Any = None) -> None:
+        self._scope: Any = scope
+        self._by_text: dict[str, Any] = {}
+
+    def of(self, attribute: Any) -> Any:
+        """Return an attribute of an operation with a dimension in place of each `Extent`."""
+        if isinstance(attribute, tuple):
+            return tuple(map(self.of, attribute))  # pyright: ignore[reportUnknownArgumentType]
+        if not isinstance(attribute, Extent):
+            return attribute
+        from jax import export  # imported here: networks without lists do not need it
+
+        if self._scope is None:
+            self._scope = export.SymbolicScope()
+        dimension = self._by_text.get(attribute.text)
+        if dimension is None:
+            (dimension,) = export.symbolic_shape(attribute.text, scope=self._scope)
+            self._by_text[attribute.text] = dimension
+        return dimension
+
 
 class SymbolValues:
     """The values that symbolic extents have in one run.
+
+    A symbol without a value is an open extent of the program itself, such as a batch of any size.
+    It stands for itself.
 
     Args:
         most: the largest value of each symbol, by its name.
         counts: the value of each symbol in the run, an integer scalar of jax.
     """
 
-    def __init__(self, most: Mapping[str, int], counts: Mapping[str, Array]) -> None:
-        self._most = most
-        self._counts = counts
+    def __init__(self, most: Mapping[str, Any] = {}, counts: Mapping[str, Array] = {}) -> None:
+        self._most: dict[str, Any] = {**most}
+        self.counts: dict[str, Array] = {**counts}
 
-    def bound(self, extent: Any) -> int:
+    def inner(self, counts: Mapping[str, Array] | None = None) -> SymbolValues:
+        """Return the values for the body of a loop or a branch, which may define more symbols.
+
+        `counts` replaces the values of the symbols.
+        """
+        return SymbolValues(self._most, self.counts if counts is None else counts)
+
+    def define(self, extent: Any, most: Any, count: Array) -> None:
+        """Set the value of a symbol in this run, and the largest value that it can have."""
+        self._most[str(extent)] = most
+        self.counts[str(extent)] = count
+
+    def bound(self, extent: Any) -> Any:
         """Return the largest value that an extent can have."""
         if not is_symbolic(extent):
             return extent
-        return _range(_parsed(str(extent)), self._most)[1]
+        _, most = _range(_parsed(str(extent)), self._most | _open(extent, self._most), self._most)
+        return most
 
     def bounds(self, shape: Any) -> Any:
         """Return an equation's parameter with the largest value of each symbolic extent in it."""
@@ -50,7 +95,28 @@ class SymbolValues:
 
         For a symbolic extent it is a scalar of jax, and otherwise the extent itself.
         """
-        return _value(_parsed(str(extent)), self._counts) if is_symbolic(extent) else extent
+        if not is_symbolic(extent):
+            return extent
+        sizes = {name: jnp.asarray(n) for name, n in _open(extent, self.counts).items()}
+        return _value(_parsed(str(extent)), self.counts | sizes)
+
+
+def symbols_in(extent: Any) -> set[str]:
+    """Return the names of the symbols in an extent, a shape, or another attribute."""
+    if isinstance(extent, tuple):
+        return set().union(*map(symbols_in, extent))  # pyright: ignore[reportUnknownArgumentType]
+    if not (is_symbolic(extent) or isinstance(extent, Extent)):
+        return set()
+    nodes = ast.walk(_parsed(str(extent)))
+    return {x.id for x in nodes if isinstance(x, ast.Name)} - _FUNCTIONS
+
+
+def _open(extent: Any, symbols: Mapping[str, object]) -> dict[str, Any]:
+    """Return the symbols of an extent that are not in `symbols`, by name, as dimensions of jax."""
+    from jax import export
+
+    names = symbols_in(extent) - symbols.keys()
+    return {name: export.symbolic_shape(name, scope=extent.scope)[0] for name in names}
 
 
 @cache
@@ -62,25 +128,37 @@ def _parsed(text: str) -> ast.expr:
     return ast.parse(text.replace("^", "**"), mode="eval").body
 
 
-def _range(node: ast.expr, most: Mapping[str, int]) -> tuple[int, int]:
+def _range(
+    node: ast.expr, most: Mapping[str, Any], counted: Mapping[str, object]
+) -> tuple[Any, Any]:
     """Return the least and the largest value of an expression of symbols.
 
-    Each symbol may have the values from 0 to its number in `most`.
+    A symbol in `counted` may have the values from 0 to its number in `most`. Another symbol has the
+    value in `most`, which may be a symbolic dimension.
     """
     match node:
         case ast.Constant(value=int(number)):
             return number, number
         case ast.Name(id=name):
-            return 0, most[name]
+            return (0 if name in counted else most[name]), most[name]
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            low, high = _range(operand, most)
+            low, high = _range(operand, most, counted)
             return -high, -low
         case ast.BinOp(left=left, op=op, right=right):
+            a, b = _range(left, most, counted)
+            c, d = _range(right, most, counted)
+            if isinstance(op, ast.Add):
+                return a + c, b + d
+            if isinstance(op, ast.Sub):
+                return a - d, b - c
             function = _OPERATIONS[type(op)]
-            ends = [function(a, b) for a in _range(left, most) for b in _range(right, most)]
+            if a >= 0 and c >= 0:
+                return function(a, c), function(b, d)
+            ends = [function(x, y) for x in (a, b) for y in (c, d)]
             return min(ends), max(ends)
         case ast.Call(func=ast.Name(id=name), args=[left, right]):
-            (a, b), (c, d) = _range(left, most), _range(right, most)
+            a, b = _range(left, most, counted)
+            c, d = _range(right, most, counted)
             if name == "mod":
                 return 0, max(d - 1, 0)
             if name in ("max", "min"):

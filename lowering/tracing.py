@@ -21,11 +21,13 @@ from lowering.forward_only import forward_only
 from lowering.graph import NARROW, Graph, Operation, Result, Value, mapped, python_name
 from lowering.location import Span
 from lowering.ops import rules
+from lowering.symbol_values import Dimensions, SymbolValues, symbols_in
 from lowering.work import multiply_adds
 
 T = TypeVar("T")
 
 _MULTIPLY_ADDS = 32  # that take as long as folding one item
+CUT_BEFORE = "cut the network before it"  # a hint
 _ITEMS_OF_A_TRACE = 20_000  # whose folding takes as long as tracing a few operations of jax
 
 
@@ -41,6 +43,10 @@ class Context:
         refusal: a function that converts the error for a missing derivative to the error that
             is raised.
         operation: the operation whose rule gets this context. `trace` sets it.
+        dimensions: the dimensions of jax for the extents of lists. `trace` sets it if the graph has
+            lists.
+        symbols: the values of these extents, if lists are padded arrays in this trace. None if
+            lists are arrays with symbolic extents. `trace` sets it with `dimensions`.
     """
 
     precision: jax.lax.PrecisionLike = None
@@ -48,6 +54,8 @@ class Context:
     straight_through: bool = False
     refusal: Callable[[InvalidComputation], Exception] = lambda error: error
     operation: Operation | None = None
+    dimensions: Dimensions | None = None
+    symbols: SymbolValues | None = None
 
     def unroll(self, times: int) -> None:
         """Call `fold` for a rule that traces a group of jax operations `times` times."""
@@ -107,6 +115,10 @@ def trace(
         if not state.is_started:
             arrays[state.value] = states[state.label]
     edits = edits or {}
+    if graph.symbols and context.dimensions is None:
+        context = replace(context, dimensions=Dimensions(), symbols=SymbolValues())
+    elif context.symbols is not None:  # symbols of a body stay in the body
+        context = replace(context, symbols=context.symbols.inner())
     for value in arrays.keys() & edits.keys():
         arrays[value] = edits[value](arrays[value])
     for operation in graph.operations:
@@ -124,8 +136,15 @@ def trace(
             error.add_note(_note(operation))
             raise
         for value, result in zip(operation.writes(), results, strict=True):
-            arrays[value] = edits[value](result) if value in edits else result
+            arrays[value] = _edited(result, edits[value]) if value in edits else result
+    if context.symbols is not None:
+        return {value: getattr(x, "array", x) for value, x in arrays.items()}
     return arrays
+
+
+def _edited(x: Any, edit: Callable[[Any], Any]) -> Any:
+    """Apply an edit to an array, or to the array with padding of a list."""
+    return replace(x, array=edit(x.array)) if _is_list(x) else edit(x)
 
 
 def _fault(operation: Operation, arrays: Mapping[Value, Any]) -> str:
@@ -155,11 +174,15 @@ def compute(operation: Operation, context: Context, values: Mapping[Value, Any])
 
     operands = {name: mapped(operand, read) for name, operand in operation.operands}
 
-    def results() -> list[Any]:
-        returned = apply_rule(operation, context, operands)
-        returned_results = returned if isinstance(returned, tuple) else (returned,)
-        return list(_checked(operation, operation.results, returned_results, "results"))
+    if context.dimensions is not None:
+        operation = _with_dimensions(operation, context.dimensions)
 
+    def results() -> list[Any]:
+        return _results(operation, context, operands)
+
+    if context.symbols is not None and _has_lists(operation, operands):
+        with jax.named_scope(operation.name):
+            return _call_at(operation, lambda: _on_lists(operation, context, operands))
     is_constant = is_static(tuple(operands.values())) and not _is_staged(operation.attributes)
     if is_constant:
         item_count = 0
@@ -170,6 +193,40 @@ def compute(operation: Operation, context: Context, values: Mapping[Value, Any])
             return jax.tree.map(np.asarray, results())
     with jax.named_scope(operation.name):
         return _call_at(operation, results)
+
+
+def _results(operation: Operation, context: Context, operands: Mapping[str, Any]) -> list[Any]:
+    """Apply the rule of an operation, and return its results, checked and in one list."""
+    returned = apply_rule(operation, context, operands)
+    returned = returned if isinstance(returned, tuple) else (returned,)
+    return list(_checked(operation, operation.results, returned, "results"))
+
+
+def _on_lists(operation: Operation, context: Context, operands: Mapping[str, Any]) -> list[Any]:
+    """Compute an operation on lists, whose arrays have padding.
+
+    The rule is traced with symbolic extents, and what it traced is evaluated on the padded arrays.
+    Raises InvalidComputation if that is not possible.
+    """
+    from lowering.padding import NotPaddableError, on_padded
+
+    assert context.symbols is not None
+    symbolic = replace(context, symbols=None)
+    try:
+        return on_padded(
+            lambda operands: _results(operation, symbolic, operands), operands, context.symbols
+        )
+    except NotPaddableError as error:
+        message = f"'{operation.kind}' cannot be computed for a list: {error}"
+        raise InvalidComputation(message, operation, CUT_BEFORE) from error
+
+
+def _with_dimensions(operation: Operation, dimensions: Dimensions) -> Operation:
+    """Return an operation whose attributes have dimensions of jax for the extents of lists."""
+    if not any(symbols_in(x) for _, x in operation.attributes):
+        return operation
+    attributes = tuple((name, dimensions.of(x)) for name, x in operation.attributes)
+    return replace(operation, attributes=attributes)
 
 
 def apply_rule(operation: Operation, context: Context, operands: Mapping[str, Any]) -> Any:
@@ -190,6 +247,19 @@ def apply_rule(operation: Operation, context: Context, operands: Mapping[str, An
     except InvalidOperation as error:
         message = f"'{operation.kind}': {error.message}"
         raise InvalidComputation(message, operation, error.hint) from error
+
+
+def _has_lists(operation: Operation, operands: Mapping[str, Any]) -> bool:
+    """Tell whether an operation reads or writes a list, or computes with the length of one."""
+    if any(symbols_in(x) for _, x in operation.attributes):
+        return True
+    return any(map(_is_list, operands.values()))
+
+
+def _is_list(operand: Any) -> bool:
+    if isinstance(operand, list | tuple):
+        return any(map(_is_list, operand))  # pyright: ignore[reportUnknownArgumentType]
+    return hasattr(operand, "array")
 
 
 def _is_staged(attribute: object) -> bool:

@@ -43,6 +43,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "scatter_nd", "topk", "one_hot",
     ),
     "linear": ("matmul", "linear", "einsum", "inverse", "determinant"),
+    "lists": ("counted", "filled"),
     "loop": ("loop", "branch"),
     "lookup": ("direct_lookup", "reverse_lookup", "tree_ensemble"),
     "normalize": (

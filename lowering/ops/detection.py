@@ -5,7 +5,8 @@ A result has as many rows as may be selected at most. Rows after the last select
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,16 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.errors import InvalidShape
-from lowering.extents import MAX_EXTENT, UNKNOWN, differ, show, volume, with_extent
+from lowering.extents import (
+    MAX_EXTENT,
+    UNKNOWN,
+    differ,
+    is_static,
+    is_symbolic,
+    show,
+    volume,
+    with_extent,
+)
 from lowering.graph import ABSENT, TensorType
 from lowering.kernels.precision import widened
 from lowering.kernels.suppression import overlap, rotated_overlap, softened, suppressed
@@ -132,11 +142,16 @@ def non_zero(input: Array) -> Array:
     x = jnp.asarray(input)
     (flat_index,) = jnp.nonzero(x.reshape(-1), size=x.size, fill_value=-1)
     flat_index = flat_index.astype(jnp.int32)[None, :]
-    extents = np.array(x.shape, np.int32).reshape(-1, 1)
     # The stride of an axis is the distance of neighbours along this axis in the flat input.
-    strides = [volume(x.shape[axis + 1 :]) for axis in range(x.ndim)]
-    stride_column = np.array(strides, np.int32).reshape(-1, 1)
-    return jnp.where(flat_index < 0, -1, flat_index // stride_column % extents)
+    strides: list[Any] = [volume(x.shape[axis + 1 :]) for axis in range(x.ndim)]
+    return jnp.where(flat_index < 0, -1, flat_index // _column(strides) % _column(x.shape))
+
+
+def _column(numbers: Sequence[int]) -> Array:
+    """Return numbers, which may be symbolic, as a column of int32."""
+    if any(map(is_symbolic, numbers)):
+        return jnp.stack([jnp.asarray(n).astype(jnp.int32) for n in numbers])[:, None]
+    return jnp.asarray(np.array(numbers, np.int32)[:, None])
 
 
 def _sorted_type(
@@ -253,14 +268,11 @@ def unique(ctx: Context, input: Array, axis: int, sorts: bool) -> tuple[Array, .
     x = jnp.asarray(input)
     extent = x.shape[axis]
     rows = jnp.moveaxis(x, axis, 0)
-    if not extent:
+    if is_static(extent) and extent == 0:
         empty = jnp.zeros((0,), jnp.int32)
         return x, empty, empty, empty, jnp.zeros((1,), jnp.int32)
-    ctx.unroll(rows.size // extent)  # `jnp.unique` sorts by each item of a row in turn
-    _, first, inverse, counts = jnp.unique(
-        rows, axis=0, size=extent, return_index=True, return_inverse=True, return_counts=True
-    )
-    inverse = inverse.reshape(-1)
+    ctx.unroll(volume(rows.shape[1:]))  # sorts by each item of a row in turn
+    first, inverse, counts = _distinct(rows)
     is_filled = counts > 0  # False for padding
     if not sorts:
         # Padding gets the key `extent`, which is above all indices, so that it stays after the
@@ -283,3 +295,26 @@ def unique(ctx: Context, input: Array, axis: int, sorts: bool) -> tuple[Array, .
         counts.astype(jnp.int32),
         distinct_count.astype(jnp.int32),
     )
+
+
+def _distinct(rows: Array) -> tuple[Array, Array, Array]:
+    """Return three tensors about the distinct rows of an array, in sorted order.
+
+    They are the first index of each distinct row, the number of the distinct row for each row, and
+    the number of occurrences of each distinct row. Each has as many items as there are rows, and
+    the first and the last continue by the number of rows and by 0. NaN equals NaN. The number of
+    rows may be symbolic.
+    """
+    count = rows.shape[0]
+    width = volume(rows.shape[1:])
+    columns = rows.reshape(count, width)
+    order = jnp.lexsort([columns[:, i] for i in reversed(range(width))])
+    in_order = columns[order]
+    indices = jnp.arange(count, dtype=order.dtype)
+    previous = in_order[jnp.maximum(indices - 1, 0)]
+    both_nan = (in_order != in_order) & (previous != previous)
+    is_new = ((in_order != previous) & ~both_nan).any(1) | (indices == 0)
+    number = jnp.cumsum(is_new, dtype=order.dtype) - 1
+    zeros = jnp.zeros_like(order)
+    first = jnp.full_like(order, count).at[number].min(order)
+    return first, zeros.at[order].set(number), zeros.at[number].add(1)

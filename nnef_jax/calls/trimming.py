@@ -52,7 +52,7 @@ def trim(results: ArrayLike | tuple[ArrayLike, ...], lengths: Mapping[str, Array
     is_tuple = isinstance(results, tuple)
     outputs = results if isinstance(results, tuple) else (results,)
     arrays = [_array(x) for x in outputs]
-    cuts: dict[int, _Cut] = {}  # by the index of the output
+    cuts: list[_Cut] = []
     for name, captured in lengths.items():
         match = _LENGTH.fullmatch(name)
         if match is None:
@@ -66,8 +66,8 @@ def trim(results: ArrayLike | tuple[ArrayLike, ...], lengths: Mapping[str, Array
             exists = (item_counts >= 0).any(index_axis)
             item_counts = exists.sum(-1, keepdims=True)
         index = _index(results, output) if is_tuple else 0
-        cuts[index] = _Cut(axis, item_counts[..., 0])
-    batch_shapes = {cut.item_counts.shape for cut in cuts.values()}
+        cuts.append(_Cut(index, axis, item_counts[..., 0]))
+    batch_shapes = {cut.item_counts.shape for cut in cuts}
     batch_shape = next(iter(batch_shapes), ())
     has_batch = all(x.shape[: len(batch_shape)] == batch_shape for x in arrays)
     if len(batch_shapes) > 1 or not has_batch:
@@ -83,18 +83,20 @@ def trim(results: ArrayLike | tuple[ArrayLike, ...], lengths: Mapping[str, Array
             extent = batch_shape[len(batch_indices)]
             return [trimmed((*batch_indices, i)) for i in range(extent)]
         outputs_of_item = [x[batch_indices] for x in arrays]
-        for index, cut in cuts.items():
+        for cut in cuts:
             axes_before = [slice(None)] * cut.axis
             actual_items = slice(int(cut.item_counts[batch_indices]))
-            outputs_of_item[index] = outputs_of_item[index][*axes_before, actual_items]
+            output = outputs_of_item[cut.output]
+            outputs_of_item[cut.output] = output[*axes_before, actual_items]
         return type(results)(*outputs_of_item) if is_tuple else outputs_of_item[0]
 
     return trimmed(())
 
 
 class _Cut(NamedTuple):
-    """How an output is cut."""
+    """How an output is cut along an axis. `output` is the index of the output."""
 
+    output: int
     axis: int
     item_counts: NDArray[Any]  # the actual number of items along the axis, by the batch's axes
 

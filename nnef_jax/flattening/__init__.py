@@ -6,5 +6,5 @@ Where are shapes and other known values computed while a network is read? `host_
 Where are numbers and lists converted to known values? `hostvalues`
 Where does an error get its place in the document? `emission`
 Where are the bodies of loops built? `repetition`
-Where are axes followed whose length depends on values? `padded_axes`, `padded_kinds`
+Which tensors have as many items as the network counts? `lists`, `list_operations`
 """

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN, is_symbolic
-from lowering.graph import is_integer
+from lowering.extents import UNKNOWN, ceil_div, is_symbolic
+from lowering.graph import Value, is_integer
+from lowering.symbol_values import symbols_in
 from nnef_jax.flattening.emission import ends_of
 from nnef_jax.flattening.hostvalues import LARGEST
 from nnef_jax.flattening.site import Site, Tensor
@@ -47,10 +48,10 @@ def sliced(
     for axis, (begin, end, step) in sorted(slices.items()):
         if step == 0:
             raise InvalidOperation("a step is 0")
-        if _counts_from_end(begin) or _counts_from_end(end):
-            # Padding would shift the bounds that count from the end.
-            site.graph.require_items(x, [axis])
         extent = site.shape(x)[axis]
+        if _is_of_list(site, x, axis, begin, end):
+            x = _sliced_list(site, x, axis, begin, end, step)
+            continue
         has_open_bounds = extent is UNKNOWN or is_symbolic(begin) or is_symbolic(end)
         if has_open_bounds:
             ends_at_0 = _is_number(end) and end == 0
@@ -75,6 +76,88 @@ def sliced(
         return add.copy(x) if final else x
     begins, ends, steps = zip(*bounds_by_axis.values(), strict=True)
     return add.slice(x, axes=[*bounds_by_axis], begin=begins, end=ends, stride=steps)
+
+
+def _is_of_list(site: Site[TensorGraph], x: Tensor, axis: int, *bounds: Any) -> bool:
+    """Tell whether the axis, or a bound of a slice along it, has a number that values tell."""
+    if not site.graph.has_lists:
+        return False
+    symbols = [symbols_in(n) for n in (site.known_shape(x)[axis], *bounds)]
+    return not site.graph.symbols.most.keys().isdisjoint(set().union(*symbols))
+
+
+def _sliced_list(
+    site: Site[TensorGraph],
+    x: Tensor,
+    axis: int,
+    begin: Any,
+    end: Any,
+    step: int,
+    most: int = FAR,
+) -> Tensor:
+    """Slice a tensor along an axis, and count the items of the result, which is a list.
+
+    There are at most `most` items, as the caller knows.
+
+    The number of items is computed by operations of the graph. An expression of jax's symbols, such
+    as n - 1, would be wrong for a list without items, because jax takes each symbol for at least 1.
+    """
+    graph = site.graph
+    extent = site.known_shape(x)[axis]
+    takes_all = begin in (None, 0) and (end is None or (_is_number(end) and end >= FAR))
+    if step == 1 and takes_all:
+        return x
+    length = graph.extent_tensor(extent, site.span)
+    low: Any = 0
+    high = length
+    if step < 0:  # the slice begins at the last item, and ends before the first
+        low = -1
+        high = site.step.sub(length, 1)
+    ends = (low, high) if step > 0 else (high, low)
+    first = ends[0] if begin is None else _place(site, begin, length, low, high)
+    last = ends[1] if end is None else _place(site, end, length, low, high)
+    distance = site.step.sub(last, first) if step > 0 else site.step.sub(first, last)
+    count = site.step.max(distance, 0)
+    if abs(step) != 1:
+        count = site.step.div(site.step.add(count, abs(step) - 1), abs(step))
+    most = min(most, _most_items(graph, extent, begin, end, step))
+    places = site.step.add(site.step.mul(site.positions(most), step), first)
+    return site.listed(site.step.gather(x, places, axis=axis), axis, count)
+
+
+def _place(site: Site[TensorGraph], bound: Any, length: Value, low: Any, high: Any) -> Value:
+    """Return the place where a slice begins or ends, as a tensor of shape (1,).
+
+    `length` is the extent of the axis, and `low` and `high` are the least and the greatest place. A
+    negative bound counts from the end of the axis.
+    """
+    if not is_symbolic(bound):
+        bound = max(min(bound, FAR), -FAR)
+    place = site.graph.extent_tensor(bound, site.span)
+    from_end = site.step.add(place, length)
+    if is_symbolic(bound):
+        place = site.step.select(site.step.lt(place, 0), from_end, place)
+    elif bound < 0:
+        place = from_end
+    return site.step.min(site.step.max(place, low), high)
+
+
+def _most_items(graph: TensorGraph, extent: Any, begin: Any, end: Any, step: int) -> int:
+    """Return the largest number of items that a slice along an axis of an extent can have."""
+    most = graph.bound(extent)
+    if step > 0:
+        if end is not None and not is_symbolic(end) and end >= 0:
+            most = min(most, end)
+        elif is_symbolic(end) and _is_count(end):
+            most = min(most, graph.bound(end))
+        if begin is not None and not is_symbolic(begin) and begin >= 0:
+            most = max(most - begin, 0)
+    return ceil_div(most, abs(step))
+
+
+def _is_count(extent: Any) -> bool:
+    """Tell whether an extent is a single symbol, which is never negative."""
+    return str(extent) in symbols_in(extent)
 
 
 def _open_bounds(
@@ -122,6 +205,8 @@ def split_by_lengths(
     site: Site[TensorGraph], x: Tensor, axis: int, lengths: Sequence[int]
 ) -> list[Any]:
     """Split a tensor along an axis into consecutive parts with the lengths `lengths`."""
+    if _is_of_list(site, x, axis, *lengths):
+        return _split_list(site, x, axis, lengths)
     total = site.shape(x)[axis]
     if min(lengths, default=0) < 0:
         raise InvalidShape(f"lengths must not be negative, they are {list(lengths)}")
@@ -149,8 +234,31 @@ def split_by_lengths(
     return parts
 
 
+def _split_list(site: Site[TensorGraph], x: Tensor, axis: int, lengths: Sequence[Any]) -> list[Any]:
+    """Split a tensor along an axis into parts, if values tell its extent or the lengths."""
+    graph = site.graph
+    parts: list[Any] = []
+    start: Any = 0
+    for length in lengths:
+        end = start + length
+        if is_symbolic(length) and not _is_count(length):
+            part = _sliced_list(site, x, axis, start, end, 1, graph.bound(length))
+        else:
+            first = graph.extent_tensor(start, site.span)
+            places = site.step.add(site.positions(graph.bound(length)), first)
+            part = site.step.gather(x, places, axis=axis)
+        if _is_count(length):
+            part = graph.counted(site.tensor(part), axis, length, site.span)
+        parts.append(part)
+        start = end
+    return parts
+
+
 def split_evenly(site: Site[TensorGraph], x: Tensor, axis: int, count: int) -> list[Any]:
     """Split a tensor along an axis into `count` equal parts."""
+    if _is_of_list(site, x, axis):
+        length = site.known_shape(x)[axis] // count
+        return _split_list(site, x, axis, [length] * count)
     extent = site.shape(x)[axis]
     is_open = extent is UNKNOWN
     if count < 1 or (not is_open and extent % count != 0):

@@ -273,8 +273,10 @@ class locating_errors:
                 raise located(error, self._title, self._span) from None
             case InconclusiveDimensionOperation():
                 why = "depends on more of an extent than is known while it is symbolic"
-                message = f"{self._title} {why}"
-                raise UnsupportedError(message, span=self._span, hint=EXPORT_KNOWN) from None
+                question = str(error).strip().splitlines()[0]
+                message = f"{self._title} {why}: {question}"
+                hint = f"{EXPORT_KNOWN}, or cut the network before it"
+                raise UnsupportedError(message, span=self._span, hint=hint) from None
             case ArithmeticError() | AttributeError() | LookupError() | TypeError() | ValueError():
                 message = f"its {self._parts} and attributes do not go together: {error}"
                 raise located(InvalidOperation(message), self._title, self._span) from error

@@ -11,6 +11,7 @@ import numpy as np
 from lowering.errors import InvalidOperation
 from lowering.graph import Graph, TensorType, Value
 from nnef_jax.errors import LimitError, NnefError
+from nnef_jax.flattening.branch_results import as_lists, with_extents
 from nnef_jax.flattening.emission import ByName
 from nnef_jax.flattening.site import Operand, Site, Tensor
 from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
@@ -96,6 +97,7 @@ class RepeatedBody:
         name = f"state_{len(self.inner_states)}"
         type = initial_state.type
         state = self._new_input(name, type.shape, type.dtype)
+        self.graph.declare(state, initial_state)
         self.inner_states.append(state)
         return state
 
@@ -135,6 +137,11 @@ class RepeatedBody:
         """
         outputs_of_body = [*continue_condition, *after, *values]
         body_outputs = [self.at.tensor(x) for x in outputs_of_body]
+        if any(map(self.graph.is_counted_here, body_outputs)):
+            raise InvalidOperation(
+                "the number of items of a result of its body depends on values",
+                "such tensors may be inside a body, but not be its results",
+            )
         captured = self.graph.captured
         body_inputs = [*self.loop_inputs, *captured, *self.inner_states]
         body = finished_body(self.graph, body_inputs, body_outputs)
@@ -182,33 +189,43 @@ def flattened_branches(flatteners: Sequence[Callable[[], _Body]], hint_to_fix: s
 
 
 def add_choice(
+    site: Site[TensorGraph],
     add_operation: Callable[..., Any],
     condition: Value,
     graphs: Sequence[TensorGraph],
     results: Sequence[Sequence[Value]],
-) -> Any:
+) -> list[Value]:
     """Add the operation that runs one of two bodies by a condition; return the operation's results.
 
-    `graphs` are the graphs of the two bodies, under construction. `results` are the outputs of each
-    body.
+    A result whose extents depend on the body becomes a list.
+
+    Args:
+        site: the layer or node that has the bodies.
+        add_operation: adds the operation, as `site.emit` does.
+        condition: the condition, a tensor of bool without axes.
+        graphs: the graphs of the two bodies, under construction.
+        results: the outputs of each body.
     """
+    outputs_by_body, varying_axes = with_extents(graphs, results, site.span)
     captured: list[Value] = []  # tensors of the outer graph that a body reads
     for graph in graphs:
         captured += graph.captured.values()
     outer_values = list(dict.fromkeys(captured))
     bodies: list[Graph] = []
-    for graph, outputs in zip(graphs, results, strict=True):
+    for graph, outputs in zip(graphs, outputs_by_body, strict=True):
         inputs = [graph.input_for(value, value.name) for value in outer_values]
         bodies.append(finished_body(graph, inputs, outputs))
     then_body, else_body = bodies
     operands = {"condition": condition, "operands": outer_values}
     try:
-        return add_operation("branch", operands, then_body=then_body, else_body=else_body)
+        values = add_operation("branch", operands, then_body=then_body, else_body=else_body)
     except InvalidOperation as error:
         outer = graphs[0].outer
         if outer and not error.hint:
             error.hint = outer.hint_to_fix(condition)
         raise
+    values = list(values) if isinstance(values, list | tuple) else [values]
+    return as_lists(site.graph, values, varying_axes, site.span)
 
 
 def finished_body(graph: TensorGraph, inputs: Sequence[Value], outputs: Sequence[Value]) -> Graph:

@@ -6,7 +6,6 @@ from typing import Any
 
 from lowering.graph import Value
 from nnef_jax.flattening.by_kind import ByKind
-from nnef_jax.flattening.counts import Count
 from nnef_jax.flattening.site import Site, Tensor
 from nnef_jax.flattening.tensor_graph import TensorGraph
 
@@ -74,12 +73,9 @@ def suppressed(
     )  # fmt: skip
 
 
-def note_count(site: Site[TensorGraph], count: Tensor, *lists: Value) -> None:
-    """Note `count` as the number of boxes in each of `lists`.
-
-    The padding of the lists must have values that no box has.
-    """
-    items = site.cast(count, site.graph.builder.integer)
-    list_count = Count(0, items, has_marked_padding=True)
-    for box_list in lists:
-        site.graph.counts[box_list] = list_count
+def box_lists(site: Site[TensorGraph], count: Tensor, *tensors: Value) -> list[Value]:
+    """Return tensors as lists of `count` boxes each. As outputs they are padded with -1."""
+    item_count = site.cast(count, site.graph.builder.integer)
+    lists = [site.listed(x, 0, item_count) for x in tensors]
+    site.graph.list_padding.update(dict.fromkeys(lists, -1))
+    return lists

@@ -14,10 +14,12 @@ from lowering.errors import InvalidOperation
 from lowering.extents import Shape, is_known, is_symbolic
 from lowering.graph import Value
 from nnef_jax.flattening.by_kind import ByKind
+from nnef_jax.flattening.computed_extents import extents_of
 from nnef_jax.flattening.emission import ByName
 from nnef_jax.flattening.host_operations import evaluate
 from nnef_jax.flattening.hostvalues import LARGEST, NotFolded
 from nnef_jax.flattening.operators.site import OperatorSite
+from nnef_jax.flattening.symbolic import numbers
 from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
 from nnef_jax.formats.base import ExtentNeeded
 
@@ -67,6 +69,9 @@ class Site(OperatorSite[_Graph]):
         operand = self._operand(x)
         if isinstance(operand, Constant):
             return operand.array
+        extents = extents_of(self.graph, operand, self.span)
+        if extents is not None:
+            return numbers(extents).reshape(operand.type.shape)
         title = self.input_title(x) if isinstance(x, int) else f"'{operand.name}'"
         raise InvalidOperation(
             f"{title} is computed by the network, it must be known when the network is read",
@@ -193,6 +198,16 @@ class Site(OperatorSite[_Graph]):
             return Constant(x.array.astype(dtype), type, derived=True)
 
     # Shorthands
+
+    def listed(self, x: Tensor, axis: int, count: Value) -> Value:
+        """Return the first `count` items of a tensor along an axis, as a list.
+
+        `count` is a tensor of integers with a single item. Raises ExtentNeeded for an open extent.
+        """
+        value = self.tensor(x)
+        most = self.graph.bound(self.known_shape(value)[axis])
+        extent = self.graph.symbol(count, most)
+        return self.step.counted(value, count, axis=axis, extent=extent, most=most)
 
     def cast(self, x: Tensor, dtype: str) -> Any:
         """Cast a tensor to a dtype.

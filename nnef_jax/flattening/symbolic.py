@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from lowering import Context, GraphBuilder, trace
-from lowering.extents import UNKNOWN, Shape, is_symbolic
+from lowering import Context, Dimensions, GraphBuilder, SymbolValues, compute
+from lowering.extents import UNKNOWN, Shape, is_known, is_symbolic
 from lowering.graph import Graph, Operation, TensorType, Value, mapped
+from lowering.symbol_values import symbols_in
 
 _LARGE = 1 << 10  # bytes of an array, above which the array is not part of a key
 
@@ -25,7 +26,10 @@ class SymbolicShapes:
     The type of a tensor in the graph has UNKNOWN in the place of a symbolic extent.
     """
 
-    builder: GraphBuilder
+    builder: GraphBuilder | Graph  # has the operations
+    dimensions: Dimensions = field(default_factory=Dimensions)
+    # The largest value of each symbol for a number of items that the network counts.
+    most: Mapping[str, int] = field(default_factory=dict[str, int])
     # The shape and dtype of each tensor. If tracing computes a tensor on the host, its array.
     _structs: dict[Value, Any] = field(default_factory=dict[Value, Any])
     _traced: int = 0  # the number of traced operations
@@ -39,9 +43,17 @@ class SymbolicShapes:
     def shape_of(self, value: Value) -> Shape:
         """Return the shape of a tensor. Operations are traced up to the one that computes it."""
         while value not in self._structs and self._traced < len(self.builder.operations):
-            self._trace(self.builder.operations[self._traced])
+            operation = self.builder.operations[self._traced]
             self._traced += 1
+            # The shapes of other results are in their types.
+            tensors = (*operation.reads(), *operation.writes())
+            is_open = not all(is_known(x.type.shape) for x in tensors)
+            if is_open or self._is_static(operation):
+                self._trace(operation)
         return tuple(self._struct_of(value).shape)
+
+    def _is_static(self, operation: Operation) -> bool:
+        return all(isinstance(self._struct_of(x), np.ndarray) for x in operation.reads())
 
     def _struct_of(self, value: Value) -> Any:
         """Return the shape and dtype of a tensor, or its array if tracing computed it."""
@@ -52,38 +64,64 @@ class SymbolicShapes:
         """Note the shapes of an operation's results.
 
         If the host computes a result during the trace, the result is noted instead of its shape.
-        Operations with equal operands, as those of a network's layers, are traced once.
+        Operations with equal operands, as those of a network's layers, are traced once. Lists are
+        padded in the trace, as in a run. Raises InvalidComputation if the operation cannot be
+        computed.
         """
         reads = tuple(dict.fromkeys(operation.reads()))
         structs = [self._struct_of(value) for value in reads]
         key = _key(operation, reads, structs)
         results = self._shared.get(key)
         if key is None or results is None:
-            results = _results(operation, reads, structs)
+            results = self._results(operation, reads, structs)
             self._shared[key] = results
         for value, result in zip(operation.writes(), results, strict=True):
             self._structs.setdefault(value, result)
 
+    def _results(
+        self, operation: Operation, reads: Sequence[Value], structs: Sequence[Any]
+    ) -> list[Any]:
+        """Return the shapes of an operation's results, or their arrays if the host computes them.
 
-def _results(operation: Operation, reads: tuple[Value, ...], structs: Sequence[Any]) -> list[Any]:
-    """Return the shapes of an operation's results, or their arrays if the host computes them.
+        `structs` has the shapes or arrays of the values `reads`.
+        """
+        types = [self._padded_type(x) for x in structs if not isinstance(x, np.ndarray)]
+        counts = dict.fromkeys(self.most, jax.ShapeDtypeStruct((), np.int32))
+        results: list[Any] = []
 
-    `structs` has the shapes or arrays of the values `reads`.
-    """
-    writes = tuple(operation.writes())
-    graph = Graph("", reads, writes, tuple(x.name for x in writes), (operation,))
-    traced = [x for x in structs if not isinstance(x, np.ndarray)]
-    on_host: dict[Value, Any] = {}
+        def note_results(counts: Mapping[str, jax.Array], tracers: Sequence[jax.Array]) -> None:
+            waiting = iter(tracers)
+            arrays: dict[Value, Any] = {}
+            for value, struct in zip(reads, structs, strict=True):
+                is_array = isinstance(struct, np.ndarray)
+                arrays[value] = struct if is_array else self._padded(next(waiting), struct)
+            symbols = SymbolValues(self.most, counts) if counts else None
+            context = Context(dimensions=self.dimensions, symbols=symbols)
+            computed = compute(operation, context, arrays)
+            for value, x in zip(operation.writes(), computed, strict=True):
+                results.append(x if isinstance(x, np.ndarray) else _struct(value, x.shape))
 
-    def compute(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-        tracers = iter(arrays)
-        operands = [x if isinstance(x, np.ndarray) else next(tracers) for x in structs]
-        values = trace(graph, Context(), {}, {}, operands, writes)
-        on_host.update({v: values[v] for v in writes if isinstance(values[v], np.ndarray)})
-        return [jnp.asarray(values[value]) for value in writes]
+        jax.eval_shape(note_results, counts, types)
+        return results
 
-    types = jax.eval_shape(compute, traced)
-    return [on_host.get(value, type) for value, type in zip(writes, types, strict=True)]
+    def _is_list(self, struct: Any) -> bool:
+        return not symbols_in(tuple(struct.shape)).isdisjoint(self.most)
+
+    def _padded_type(self, struct: Any) -> jax.ShapeDtypeStruct:
+        """Return the type of the array with padding for a list, and any other type unchanged."""
+        if not self._is_list(struct):
+            return struct
+        shape = SymbolValues(self.most).bounds(tuple(struct.shape))
+        return jax.ShapeDtypeStruct(shape, struct.dtype)
+
+    def _padded(self, x: jax.Array, struct: Any) -> Any:
+        """Return an array as a list if `struct` is the type of a list."""
+        if not self._is_list(struct):
+            return x
+        # Imported here: networks without lists load none of the modules for traced programs.
+        from lowering import PaddedArray
+
+        return PaddedArray(x, tuple(struct.shape))
 
 
 def _key(operation: Operation, reads: Sequence[Value], structs: Sequence[Any]) -> Any:

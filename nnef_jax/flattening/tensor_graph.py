@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 from lowering import rounding
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import MAX_RANK, UNKNOWN, is_symbolic, show
-from lowering.graph import TensorType, Value
+from lowering.graph import Call, Rule, TensorType, Value
 from lowering.location import Span
-from nnef_jax.flattening.padded_axes import CountedEmission
+from nnef_jax.flattening.emission import ByName
+from nnef_jax.flattening.list_operations import list_operation
+from nnef_jax.flattening.lists import ListEmission
 from nnef_jax.flattening.symbolic import SymbolicShapes
 from nnef_jax.formats.base import Options
 
@@ -45,7 +47,7 @@ class Constant:
     derived: bool = False
 
 
-class TensorGraph(CountedEmission, ABC):
+class TensorGraph(ListEmission, ABC):
     """A graph under construction whose operands may be known tensors.
 
     `data` has the weights of the graph's variables, by label. The graph of a body reads tensors of
@@ -59,7 +61,7 @@ class TensorGraph(CountedEmission, ABC):
     def __init__(
         self, options: Options, data: dict[str, NDArray[Any]], outer: TensorGraph | None = None
     ) -> None:
-        super().__init__(options, self.computation_dtype_with(options, self.TYPES["i"]))
+        super().__init__(options, self.computation_dtype_with(options, self.TYPES["i"]), outer)
         self.data = data
         self.outer = outer
         self.tensors: dict[Constant, Value] = {}
@@ -69,6 +71,10 @@ class TensorGraph(CountedEmission, ABC):
         if outer is not None:
             self.is_body = True
             self.symbolic: SymbolicShapes | None = None  # a body is built for known extents
+            if self.has_lists:
+                self.symbolic = SymbolicShapes(
+                    self.builder, self.symbols.dimensions, self.symbols.most
+                )
 
     @staticmethod
     @abstractmethod
@@ -81,6 +87,24 @@ class TensorGraph(CountedEmission, ABC):
 
         `constant` holds the weights, and `name` is the name of the variable.
         """
+
+    def add(
+        self, kind: str, operands: ByName, attributes: ByName, names: Sequence[str],
+        span: Span | None, calls: tuple[Call, ...] = (), *, rule: Rule | None = None,
+        inserted: bool = False,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """Add an operation as `Emission.add` does.
+
+        If operands are lists, further operations may be added before it and after it.
+        """
+        if self.has_lists and rule is None:
+            rewrite = list_operation(self, kind, operands, attributes, span)
+            if isinstance(rewrite, list):
+                return tuple(rewrite)
+            operands = rewrite
+        return super().add(
+            kind, operands, attributes, names, span, calls, rule=rule, inserted=inserted
+        )
 
     def array_dtype(self, type: str) -> np.dtype[Any]:
         """Return the dtype of the arrays that hold known tensors of an element type."""
@@ -156,22 +180,24 @@ class TensorGraph(CountedEmission, ABC):
     def input_for(self, value: Value, name: str = "") -> Value:
         """Return the input of this graph, which is a body, for a tensor of the outer graph.
 
-        `name` is the name of the input if an operation passes the tensor to its body. If `name` is
-        "", InvalidOperation is raised for a padded tensor.
+        `name` is the name of the input if an operation passes the tensor to its body.
         """
-        is_padded = self.outer is not None and value in self.outer.counts
-        if is_padded and not name:
-            raise InvalidOperation(
-                f"the number of items of '{value.name}' depends on values: a graph in a node "
-                "cannot take it",
-                "cut the network before it",
-            )
         inner = self._input_by_outer.get(value)
         if inner is None:
             inner = self.builder.input(self.builder.unreserved(name or value.name), value.type)
             self._input_by_outer[value] = inner
             self.captured[inner] = value
+            self.declare(inner, value)
         return inner
+
+    def declare(self, inner: Value, value: Value) -> None:
+        """Give an input of this graph the symbolic extents of a tensor of the outer graph."""
+        if self.outer is not None and self.outer.is_list(value):
+            if self.symbolic is None:
+                self.symbolic = SymbolicShapes(
+                    self.builder, self.symbols.dimensions, self.symbols.most
+                )
+            self.symbolic.declare(inner, self.outer.shape_of(value))
 
     def tensor(self, constant: Constant, name: str, span: Span) -> Value:
         """Return a known tensor as a tensor of the graph. Weights become a variable."""

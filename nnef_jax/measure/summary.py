@@ -9,10 +9,11 @@ from typing import Any
 import jax.numpy as jnp
 
 from lowering import multiply_adds
-from lowering.extents import show, volume, with_ones
+from lowering.extents import UNKNOWN, Shape, show, volume, with_ones
 from lowering.graph import UNTYPED, Parameter, StateVariable, Value
 from nnef_jax.flattening.outline import unknown_operators
 from nnef_jax.limits import ROW_STEPS, Meter
+from nnef_jax.measure.list_sizes import list_shapes
 from nnef_jax.parameters.module_names import ModuleNames
 from nnef_jax.reading.network import Network
 from nnef_jax.results import Result, Table, number, table_of
@@ -198,7 +199,8 @@ def summarise(
     all_items = sum(_items(parameter.tensor) for parameter in parameters)
     # Inputs and unused parameters have a row each. The rows of operations are counted below.
     meter.spend(ROW_STEPS * (len(graph.inputs) + len(unused_parameters)), graph.name)
-    operations = _operation_summaries(network, in_integers, meter)
+    shapes = list_shapes(graph)
+    operations = _operation_summaries(network, in_integers, meter, shapes)
     return Summary(
         name=graph.name,
         dialect=network.frontend.dialect,
@@ -217,17 +219,17 @@ def summarise(
         },
         operations=tuple(operations),
         variables=(*parameters, *states),
-        remarks=tuple(remarks),
+        remarks=(*remarks, *_remarks_on_lists(shapes)),
     )
 
 
 def _operation_summaries(
-    network: Network, in_integers: Collection[str], meter: Meter
+    network: Network, in_integers: Collection[str], meter: Meter, shapes: Mapping[Value, Shape]
 ) -> list[OperationSummary]:
     """Return the summary of each operation, in the order in which operations are computed.
 
-    `in_integers` has the names of operations that compute in integers. The meter counts the rows of
-    the table.
+    `in_integers` has the names of operations that compute in integers, and `shapes` the largest
+    shape of each list. The meter counts the rows of the table.
     """
     graph = network.graph
     names = ModuleNames(graph)
@@ -238,7 +240,7 @@ def _operation_summaries(
             used_sizes[variable.value] = volume(with_ones(variable.value.type.shape))
     summaries: list[OperationSummary] = []
     for operation in graph.operations:
-        results = tuple(spec_of(value.name, value) for value in operation.writes())
+        results = tuple(_result_spec(value, shapes) for value in operation.writes())
         meter.spend(ROW_STEPS * len(results), graph.name)
         # `pop` removes a parameter, so that only the first operation that reads the parameter
         # counts its items.
@@ -254,6 +256,27 @@ def _operation_summaries(
         )
         summaries.append(summary)
     return summaries
+
+
+def _result_spec(value: Value, shapes: Mapping[Value, Shape]) -> TensorSpec:
+    """Return the spec of a result. The extents of a list are named by their largest values."""
+    names: list[str] = []
+    shape = shapes.get(value, ())
+    for extent, most in zip(value.type.shape, shape, strict=False):
+        names.append(f"<={most}" if extent is UNKNOWN else "")
+    return spec_of(value.name, value, names)
+
+
+def _remarks_on_lists(shapes: Mapping[Value, Shape]) -> list[str]:
+    """Return a line about the largest list, or no line if there is none."""
+    if not shapes:
+        return []
+    sizes: dict[Value, int] = {}
+    for value, shape in shapes.items():
+        sizes[value] = volume(shape) * jnp.dtype(value.type.dtype).itemsize
+    largest = max(sizes, key=lambda value: sizes[value])
+    line = f"the largest of {len(sizes)} lists is '{largest.name}', with room for "
+    return [f"{line}{show(shapes[largest])} items, {sizes[largest]:,} bytes"]
 
 
 def _row(

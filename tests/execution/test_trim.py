@@ -56,6 +56,21 @@ def test_every_format(load: Any, tmp_path: Path) -> None:
     assert second.shape == (1, 0)
 
 
+def test_two_axes_of_one_output() -> None:
+    """A table of chosen rows by chosen columns has two lengths."""
+    nodes = [
+        node("Compress", "x rows", "some", axis=0),
+        node("Compress", "some columns", axis=1),
+    ]
+    inputs = [tensor("x", (3, 4)), tensor("rows", (3,), 9), tensor("columns", (4,), 9)]
+    loaded = nnef_jax.load(model(nodes, inputs))
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    rows, columns = np.array([True, False, True]), np.array([False, True, True, True])
+    y, lengths = loaded(x, rows, columns, capture=loaded.lengths)
+    assert y.shape == (3, 4) and len(lengths) == 2
+    np.testing.assert_array_equal(nnef_jax.trim(y, lengths), x[rows][:, columns])
+
+
 def several() -> nnef_jax.Model:
     """Items of four types that are chosen, and one output of a fixed length."""
     inputs = [

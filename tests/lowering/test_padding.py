@@ -44,6 +44,32 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Shapes]] = {
     "concatenate": (lambda x, y: jnp.concatenate([x, y], 0).mean(0), [(P, 3), (2, 3)]),
     "three parts": (lambda x, y: jnp.concatenate([y, x, y, x], 0), [(P, 3), (2, 3)]),
     "reshape": (lambda x: x.reshape(-1).max(), [(P, 3)]),
+    "reshape of rows with padding": (lambda x: x.reshape(-1), [(3, P)]),
+    "reshape to rows with padding": (lambda x: x.reshape(2, x.shape[0], 2), [(P, 4)]),
+    "reshape of two padded axes": (lambda x: x.reshape(-1, 3), [(P, 3, P)]),
+    "repetitions": (lambda x: jnp.tile(x, (2, 1)), [(P, 3)]),
+    "repetitions by an extent": (lambda x, y: jnp.tile(y, (x.shape[0], 2)), [(P, 3), (2, 1)]),
+    "scatter": (
+        lambda x, y: jnp.zeros((20, 3)).at[2 * jnp.arange(x.shape[0])].set(x) + y,
+        [(P, 3), (20, 3)],
+    ),
+    "scatter to rows of a list": (lambda x: x.at[jnp.array([0, -1])].set(5.0), [(P, 3)]),
+    "sums by index": (
+        lambda x, y: y.at[jnp.arange(x.shape[0]) % 2].add(x),
+        [(P, 3), (2, 3)],
+    ),
+    "maxima by index": (
+        lambda x, y: y.at[jnp.arange(x.shape[0]) % 2].max(x),
+        [(P, 3), (2, 3)],
+    ),
+    "scan along a list": (
+        lambda x, y: lax.scan(lambda carry, row: (carry * row, carry.max()), y, x),
+        [(P, 3), (3,)],
+    ),
+    "scan from the end of a list": (
+        lambda x, y: lax.scan(lambda carry, row: (carry * row, carry), y, x, reverse=True),
+        [(P, 3), (3,)],
+    ),
     "last item": (lambda x: x[-1], [(P, 3)]),
     "first items": (lambda x, y: jnp.concatenate([x, y], 0)[: x.shape[0]], [(P, 3), (2, 3)]),
     "items after": (lambda x, y: jnp.concatenate([x, y], 0)[x.shape[0] :], [(P, 3), (2, 3)]),
@@ -149,13 +175,54 @@ def test_calls_of_one_function_with_other_padding() -> None:
     np.testing.assert_allclose(result, np.full((2, 2), 3 * 36.0 + 3 * 6.0))
 
 
+def test_lists_without_items() -> None:
+    """Sums are 0, scatters write nothing, and loops have no iterations."""
+    for name in ("scatter", "sums by index", "scan along a list", "repetitions", "concatenate"):
+        function, shapes = FUNCTIONS[name]
+        program = traced(function, shapes)
+        arrays = [np.ones(with_extent(x, 0), np.float32) for x in shapes]
+        expected = jax.tree.leaves(function(*map(jnp.asarray, arrays)))
+        padded_arrays = [jnp.asarray(with_padding(*x)) for x in zip(arrays, shapes, strict=True)]
+        results = padded(program, padded_arrays, SymbolValues({P: MOST}, {P: jnp.int32(0)}))
+        for x, y in zip(results, expected, strict=True):
+            items = x[tuple(slice(0, n) for n in y.shape)]
+            np.testing.assert_allclose(items, y, err_msg=name)
+
+
+def test_derivatives_that_a_function_defines() -> None:
+    """The derivative of max(x, 0) is 1/2 at 0, and that of `relu` is 0."""
+
+    def total(x: Any) -> Any:
+        return jax.nn.relu(x).sum()
+
+    program = traced(total, [(P,)])
+    symbols = SymbolValues({P: MOST}, {P: jnp.int32(3)})
+    x = jnp.array([0.0, 2.0, -1.0, 5.0, *[0.0] * 5])
+    slope = jax.jit(jax.grad(lambda x: padded(program, [x], symbols)[0]))(x)
+    np.testing.assert_array_equal(slope, [0, 1, 0, *[0] * 6])
+    slopes = jax.vmap(jax.grad(lambda x: padded(program, [x], symbols)[0]))(jnp.stack([x, -x]))
+    np.testing.assert_array_equal(slopes[:, :3], [[0, 1, 0], [0, 0, 1]])
+    second = jax.grad(lambda x: jax.jvp(lambda x: padded(program, [x], symbols)[0], [x], [x])[1])
+    np.testing.assert_array_equal(second(x)[:3], [0, 1, 0])
+
+
+def test_padding_has_no_derivatives() -> None:
+    """The root of what is looked up has an infinite derivative at 0, where padding is 0."""
+
+    def total(table: Any, x: Any) -> Any:
+        return jnp.sqrt(table[jnp.arange(x.shape[0])]).sum()
+
+    program = traced(total, [(MOST,), (P,)])
+    symbols = SymbolValues({P: MOST}, {P: jnp.int32(2)})
+    table = jnp.array([1.0, 4.0, *[0.0] * 7])
+    slope = jax.grad(lambda table: padded(program, [table, table], symbols)[0])(table)
+    np.testing.assert_allclose(slope, [0.5, 0.25, *[0] * 7])
+
+
 def test_what_has_no_rule_is_refused() -> None:
     program = traced(lambda x: jnp.linalg.qr(x)[0], [(P, 3)])
     with pytest.raises(NotPaddableError):
         padded(program, [jnp.ones((MOST, 3))], SymbolValues({P: MOST}, {P: jnp.int32(2)}))
-    merged = traced(lambda x: x.reshape(-1), [(3, P)])  # padding would stand between items
-    with pytest.raises(NotPaddableError):
-        padded(merged, [jnp.ones((3, MOST))], SymbolValues({P: MOST}, {P: jnp.int32(2)}))
 
 
 def test_bounds_and_values_of_expressions() -> None:

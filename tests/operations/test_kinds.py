@@ -248,11 +248,11 @@ def test_what_the_standard_does_not_have_of_a_kind_is_not_written_in_it() -> Non
 
 
 def test_every_kind_is_used_by_a_row_of_the_tables() -> None:
-    """Others are tested by documents around them: structure, complex numbers, probabilities."""
+    """Others are tested by documents around them: structure, complex numbers, lists and so on."""
     used = {case.operation for case in NNEF}
     used |= {tract_kind(case.operation) for case in TRACT}
     used |= {case.kind for case in openvino_cases}
     assert set(rules) - used == {
-        "branch", "constant", "loop", "range", "scan", "tract.pulse_mask", "complex_to_pairs",
-        "pairwise_coupling",
+        "branch", "constant", "counted", "filled", "loop", "range", "scan", "tract.pulse_mask",
+        "complex_to_pairs", "pairwise_coupling",
     }, "a row in tests/op_cases, tests/op_cases/tract or tests/openvino/test_kinds.py"  # fmt: skip

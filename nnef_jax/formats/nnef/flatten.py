@@ -20,7 +20,12 @@ from nnef_jax.formats.nnef.expressions import Calls
 from nnef_jax.formats.nnef.scope import Scope
 from nnef_jax.formats.nnef.semantics import calls_of, refuse_unsupported, unsupported
 from nnef_jax.formats.syntax import tree
-from nnef_jax.formats.syntax.custom_operations import custom_kind, is_body, types_of
+from nnef_jax.formats.syntax.custom_operations import (
+    custom_kind,
+    is_body,
+    types_of,
+    with_list_extents,
+)
 from nnef_jax.formats.syntax.declared_tensors import (
     dtype_of,
     external_type,
@@ -322,6 +327,8 @@ class _Flattener(Evaluator):
             for name, attribute in attributes.items():
                 if is_body(attribute):
                     attributes[name] = self._body(attribute, place)
+                else:
+                    attributes[name] = with_list_extents(attribute)
             operands = self._of_one_dtype(operands)
             return self._emit(kind, operands, attributes, place, least=0)
         except NnefError:

@@ -115,7 +115,7 @@ class NodeFlattener:
         with locating_errors(f"output '{port.name}'", top.span):
             if isinstance(value, Constant):
                 return self.graph.tensor(value, port.name, top.span)
-            return self.graph.with_defined_padding(value, port.name, top.span)
+            return self.graph.as_output(value, port.name, top.span)
 
     def flatten_nodes(
         self, nodes: Sequence[Node], tensors: dict[str, NodeOperand], outputs: Sequence[str]

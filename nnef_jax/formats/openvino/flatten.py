@@ -205,7 +205,7 @@ class Flattener:
         with locating_errors(str(layer), layer.span):
             if tensor is None:
                 raise InvalidOperation(f"output port {port_id} has no value")
-            return self.graph.with_defined_padding(site.tensor(tensor), name, layer.span)
+            return self.graph.as_output(site.tensor(tensor), name, layer.span)
 
     def note_folded(self, net: Net, tensors: Mapping[PortRef, Tensor]) -> None:
         """Note the names of all constants among `tensors`, and the layers that read each of them.
@@ -247,14 +247,7 @@ class Flattener:
         must compute, and `name` is the name of the layer that has the body.
         """
         inner = Flattener(graph, self.weights, f"{self.prefix}{name}.")
-        tensors = inner.run(body.net, feeds, outputs)
-        has_padded_result = any(tensors.get(port) in graph.counts for port in outputs)
-        if has_padded_result:
-            raise InvalidOperation(
-                f"the number of items of a result of '{name}' depends on values",
-                "such tensors may be inside a body, but not be its results",
-            )
-        return tensors
+        return inner.run(body.net, feeds, outputs)
 
 
 def _operands_of(

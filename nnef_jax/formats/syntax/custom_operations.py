@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from lowering.extents import Extent
 from lowering.graph import Graph, Operation, TensorType, Value
 from lowering.location import Source
 from lowering.ops import rules
@@ -32,6 +33,8 @@ EXTENSION = "KHR_enable_fragment_definitions"
 _PREFIX = "nnef_jax_"
 _NAME_OF_BODY = f"{_PREFIX}body"
 REAL = "real"  # in a document, the name of the dtype that the reader of the document chooses
+_LIST_EXTENT = "list extent: "  # begins a string that stands for the extent of a list
+_EXPRESSION = re.compile(r"[\w +*^(),-]{1,400}", re.ASCII)
 _NUMBER_AT_END = re.compile(r"_\d+$")
 # Maps former names of kinds to their present names. Old documents have the former names.
 _FORMER_KINDS = {"tract.tree_ensemble": "tree_ensemble"}
@@ -60,6 +63,29 @@ def is_body(value: object) -> bool:
         return False
     first_item = cast("Sequence[object]", value)[0]
     return str(first_item).startswith(_NAME_OF_BODY)
+
+
+def _with_strings(argument: Any) -> Any:
+    """Return an argument with a string in place of each extent of a list."""
+    if isinstance(argument, tuple):
+        return tuple(map(_with_strings, argument))  # pyright: ignore[reportUnknownArgumentType]
+    return f"{_LIST_EXTENT}{argument}" if isinstance(argument, Extent) else argument
+
+
+def with_list_extents(argument: Any) -> Any:
+    """Return an argument of a custom operation with the extents of lists that strings stand for.
+
+    Raises ValueError for a string that is no expression of symbols.
+    """
+    if isinstance(argument, list | tuple):
+        items: Sequence[Any] = argument
+        return type(items)(map(with_list_extents, items))  # pyright: ignore[reportCallIssue]
+    if not isinstance(argument, str) or not argument.startswith(_LIST_EXTENT):
+        return argument
+    text = argument.removeprefix(_LIST_EXTENT)
+    if _EXPRESSION.fullmatch(text) is None:
+        raise ValueError(f"'{text}' is no extent")
+    return Extent(text)
 
 
 class KeepingWriter(FlatWriter):
@@ -137,10 +163,11 @@ class KeepingWriter(FlatWriter):
         """Return an operand or attribute in the form in which the document has it as an argument.
 
         A graph is written as a fragment. The argument is then a tuple of the fragment's name and
-        the types of its parameters. Any other value is returned unchanged.
+        the types of its parameters. The extent of a list is written as a string. Any other value is
+        returned unchanged.
         """
         if not isinstance(value, Graph):
-            return value
+            return _with_strings(value)
         graph = KeepingWriter(value, self.meter, self._real, self).write().graph
         name = self._fresh(_NAME_OF_BODY)
         parameters = _typed(graph.parameters, value.inputs)

@@ -13,7 +13,16 @@ import ml_dtypes
 import numpy as np
 
 from lowering.extents import UNKNOWN
-from lowering.graph import Graph, Operation, Scalar, Value, is_complex, is_integer, values_of
+from lowering.graph import (
+    Graph,
+    Operation,
+    Scalar,
+    Value,
+    is_complex,
+    is_integer,
+    symbol_names,
+    values_of,
+)
 from lowering.location import Source
 from lowering.ops import rules
 from nnef_jax.errors import NnefError, UnsupportedError, raise_all
@@ -223,6 +232,9 @@ class FlatWriter:
         If NNEF has no such operation, record an error and return None.
         """
         kind = operation.kind
+        if symbol_names(operation):
+            self.refuse(f"an extent of '{kind}' depends on values", operation)
+            return None
         arguments: dict[str, Any] = {**dict(operation.operands), **dict(operation.attributes)}
         if kind == "resize" and operation.rule is None:
             resampling = standard_resampling(operation)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from lowering.errors import InvalidOperation
-from lowering.extents import shapes_differ
+from lowering.extents import is_symbolic
 from lowering.graph import Value
-from nnef_jax.errors import SemanticError, ShapeError
+from nnef_jax.errors import NnefError, SemanticError, ShapeError
 from nnef_jax.flattening.operators.attributes import attribute, integer
 from nnef_jax.flattening.repetition import LAST, RepeatedBody, add_choice, flattened_branches
 from nnef_jax.flattening.site import Tensor
@@ -26,6 +26,7 @@ _State = Tensor | list[Any]  # a state of a loop; a list is a sequence of tensor
 _MOST_UNROLLED = 1024  # the largest number of iterations that are unrolled
 # The largest number of iterations of a loop that is unrolled after it failed as a scan.
 _MOST_RETRIED = 64
+_MOST_STACKED = 65_536  # the largest number of iterations whose outputs are stacked
 _BODY = attribute("body", "subgraph")
 
 
@@ -58,8 +59,8 @@ def _if(
     else_tensors = _tensors_of(replace(site, graph=else_body), else_outputs)
     is_then = site.reshaped(site.cast(condition, "bool"), ())
     bodies = [then_body, else_body]
-    values = add_choice(site.emit, is_then, bodies, [then_tensors, else_tensors])
-    return _with_sequences(values if isinstance(values, list | tuple) else [values], lengths)
+    values = add_choice(site, site.emit, is_then, bodies, [then_tensors, else_tensors])
+    return _with_sequences(values, lengths)
 
 
 def _with_sequences(tensors: Iterable[Any], lengths: Iterable[int | None]) -> tuple[Any, ...]:
@@ -91,22 +92,8 @@ def _tensors_of(body_site: NodeSite, outputs: Sequence[_State]) -> list[Value]:
     tensors: list[Value] = []
     for output in outputs:
         items = output if isinstance(output, list) else [output]
-        tensors += [_result(body_site, item) for item in items]
+        tensors += map(body_site.tensor, items)
     return tensors
-
-
-def _result(body_site: NodeSite, x: Tensor) -> Value:
-    """Return `x`, an output of a graph in an attribute of a node, as a tensor of the body's graph.
-
-    Raises InvalidOperation if the tensor has a computed number of items.
-    """
-    value = body_site.tensor(x)
-    if value in body_site.graph.counts:
-        raise InvalidOperation(
-            "the number of items of a result of its graph depends on values",
-            "such tensors may be inside a graph of a node, but not be its results",
-        )
-    return value
 
 
 @operator("Loop")
@@ -131,8 +118,11 @@ def _loop(
         )
     limit = math.inf  # the largest number of iterations that is known in advance
     if isinstance(count, Constant):
-        known_count = int(count.array.reshape(-1)[0])
-        limit = max(known_count, 0)
+        known_count = count.array.reshape(-1)[0]
+        if is_symbolic(known_count):  # the number of items of a list
+            count = site.tensor(count)
+        else:
+            limit = max(int(known_count), 0)
     if isinstance(begins, Constant):
         if not begins.array.any():
             limit = 0
@@ -150,22 +140,33 @@ def _loop(
     tensors = [x for x in states if not isinstance(x, list)]
     has_sequences = len(tensors) < len(states)
     stacks_outputs = len(body.outputs) > 1 + len(states)
-    if has_sequences or stacks_outputs:
-        for i in (0, 1):
-            if site.has(i):
-                # Raises InvalidOperation for a computed input, with a hint how to fix the input.
-                site.known(i)
-        raise InvalidOperation(
-            "the number of its iterations depends on values, and with it the size of a result"
-        )
-    return _as_loop(site, body, tensors, count, begins, limit)
+    if stacks_outputs and isinstance(count, Value):
+        most = site.graph.bounds.most(count)
+        limit = min(limit, math.inf if most is None else max(most, 0))
+    failure: NnefError | None = None
+    if not has_sequences and (not stacks_outputs or limit <= _MOST_STACKED):
+        try:
+            return _as_loop(site, body, tensors, count, begins, limit)
+        except (SemanticError, ShapeError) as error:
+            if not stacks_outputs:
+                raise
+            failure = error
+    for i in (0, 1):
+        if site.has(i):
+            # Raises InvalidOperation for a computed input, with a hint how to fix the input.
+            site.known(i)
+    if failure is not None:
+        raise failure
+    raise InvalidOperation(
+        "the number of its iterations depends on values, and with it the size of a result"
+    )
 
 
 def _as_loop(
     site: NodeSite, body: ModelGraph, states: Sequence[Tensor], count: Tensor | None,
     begins: Tensor | None, limit: float,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Add a loop to the graph, and return the last states.
+    """Add a loop to the graph; return the last states, then the stacked outputs.
 
     `states` are the states before the first iteration, and `begins` is the condition before the
     first iteration. The loop ends when its condition is false, at the latest after `count`
@@ -186,10 +187,21 @@ def _as_loop(
     if begins is not None:
         first_condition = site.reshaped(site.cast(begins, "bool"), ())
     start = {"count": largest_count, "condition": first_condition}
-    after = [_result(repetition.at, result) for result in results]
-    bound = int(limit) if limit <= _MOST_UNROLLED else -1  # -1 stands for no bound
+    values = [repetition.at.tensor(result) for result in results]
+    after = values[: len(states)]
+    outputs = [repetition.at.unsqueezed(x, (0,)) for x in values[len(states) :]]
+    bound = int(limit) if outputs or limit <= _MOST_UNROLLED else -1  # -1 stands for no bound
     continue_condition = [repetition.at.cast(condition, "bool")]
-    modes = [LAST] * len(after)
+    modes = [LAST] * len(after) + [("full", 0, 1)] * len(outputs)
+    if outputs:  # as many items as there are iterations, whose number is the last value
+        iterations = repetition.at.step.add(repetition.loop_inputs[0], 1)
+        loop = repetition.add(
+            site.insert, continue_condition, after, values=[*after, *outputs, iterations],
+            output_modes=[*modes, LAST], start=start, limit=bound,
+        )  # fmt: skip
+        item_count = site.reshaped(loop[-1], (1,))
+        stacked = [site.listed(x, 0, item_count) for x in loop[len(states) : -1]]
+        return (*loop[: len(states)], *stacked)
     last_states = repetition.add(
         site.emit, continue_condition, after, values=after, output_modes=modes, start=start,
         limit=bound,
@@ -271,11 +283,13 @@ def _as_scan(
     _, *results = site.flatten_subgraph(body, repetition.graph, inputs)
     if any(isinstance(result, list) for result in results):
         return None
-    values = [_result(repetition.at, result) for result in results]
+    values = [repetition.at.tensor(result) for result in results]
+    if any(map(repetition.graph.is_counted_here, values)):
+        return None
     after = values[: len(states)]
     outputs = values[len(states) :]
     for new_state, old_state in zip(after, repetition.inner_states, strict=True):
-        if shapes_differ(new_state.type.shape, old_state.type.shape):
+        if not repetition.graph.has_shape_of(new_state, old_state):
             return None
     # The outputs of all iterations are joined along a new axis 0, one slice for each iteration.
     with_axis = [repetition.at.unsqueezed(output, (0,)) for output in outputs]
@@ -360,7 +374,7 @@ def _scanned(
     names = [port.name for port in graph.inputs]
     inputs = dict(zip(names, inner_tensors, strict=True))
     results = site.flatten_subgraph(graph, body.graph, inputs)
-    values = [_result(body.at, result) for result in results]
+    values = [body.at.tensor(result) for result in results]
     after = values[: len(states)]
     outputs = values[len(states) :]
     modes: list[tuple[str, int, int]] = []

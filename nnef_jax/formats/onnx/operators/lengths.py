@@ -11,22 +11,11 @@ import numpy as np
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
-from nnef_jax.flattening.counts import Count
 from nnef_jax.flattening.operators.attributes import flag
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
-
-
-def _with_count(site: NodeSite, x: Value, axis: int, item_count: Value) -> Value:
-    """Note the number of items along the padded axis of `x`, and return `x`.
-
-    `item_count` is a tensor of shape (1,). The items come first along the axis, and padding
-    follows.
-    """
-    site.graph.counts[x] = Count(axis, site.as_integer(item_count))
-    return x
 
 
 def _nonzero_indices(site: NodeSite, x: Value) -> Value:
@@ -37,12 +26,12 @@ def _nonzero_indices(site: NodeSite, x: Value) -> Value:
     """
     if x in site.graph.nonzero_indices:
         return site.graph.nonzero_indices[x]
-    site.known_shape(x)  # raises ExtentNeeded for an open extent
     indices = site.as_integer(site.step.non_zero(x))
     is_nonzero = x if site.dtype_of(x) == "bool" else site.step.ne(x, 0)
     item_count = site.total(site.as_integer(is_nonzero), range(site.rank(x)))
-    site.graph.nonzero_indices[x] = indices
-    return _with_count(site, indices, 1, site.reshaped(item_count, (1,)))
+    item_count = site.reshaped(site.as_integer(item_count), (1,))
+    site.graph.nonzero_indices[x] = site.listed(indices, 1, item_count)
+    return site.graph.nonzero_indices[x]
 
 
 @operator("NonZero")
@@ -90,11 +79,8 @@ def _unique(site: NodeSite, x: Tensor, *, sorts: bool = flag("sorted", True)) ->
     x, axis = _with_axis(site, x)
     x = site.tensor(x)
     site.known_shape(x)  # raises ExtentNeeded for an open extent
-    items, first, inverse, frequency, count = site.last.unique(x, axis=axis, sorts=sorts)
-    first = site.as_integer(first)
-    inverse = site.as_integer(inverse)
-    frequency = site.as_integer(frequency)
-    first = _with_count(site, first, 0, count)
-    frequency = _with_count(site, frequency, 0, count)
-    items = _with_count(site, items, axis, count)
-    return items, first, inverse, frequency
+    items, first, inverse, frequency, count = site.step.unique(x, axis=axis, sorts=sorts)
+    items = site.listed(items, axis, count)
+    first = site.listed(site.as_integer(first), 0, count)
+    frequency = site.listed(site.as_integer(frequency), 0, count)
+    return items, first, site.as_integer(inverse), frequency

@@ -116,7 +116,6 @@ def _first_largest(site: NodeSite, x: Tensor, axes: Sequence[int]) -> Any:
 
     If several items are equal to the largest one, only the first of them gets 1.
     """
-    site.graph.require_items(x, axes)
     # `indices` has, for each item, the item's index among the items along the axes. It has extent 1
     # along all other axes.
     index_shape = [1] * site.rank()

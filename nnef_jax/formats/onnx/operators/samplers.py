@@ -13,7 +13,7 @@ import numpy as np
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
 from nnef_jax.flattening.operators.attributes import flag, integer, integers, number, numbers, word
-from nnef_jax.flattening.sampling import note_count, resized, roi_aligned, suppressed
+from nnef_jax.flattening.sampling import box_lists, resized, roi_aligned, suppressed
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
@@ -89,7 +89,6 @@ def _sizes(site: NodeSite, axes: Sequence[int]) -> dict[str, Any]:
     """
     policies = ("stretch", "not_larger", "not_smaller")
     policy = site.choice("keep_aspect_ratio_policy", *policies, default="stretch")
-    site.graph.require_items(site.operand(0), axes)
     shape = site.known_shape()
     sizes = _of_all_axes(site.integers(3), axes, shape)
     if policy == "stretch":
@@ -249,5 +248,5 @@ def _non_max_suppression(
         site, boxes, scores, score=lowest, center_point_box=centred, sorts=False
     )
     rows = site.cast(rows, site.computation_dtype("int64"))
-    note_count(site, count, rows)
+    (rows,) = box_lists(site, count, rows)
     return rows

@@ -10,7 +10,7 @@ import numpy as np
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import is_symbolic, show
-from lowering.graph import Value, is_float
+from lowering.graph import is_float
 from nnef_jax.flattening.hostvalues import LARGEST
 from nnef_jax.flattening.operators.attributes import attribute, dtype, flag, integer, word
 from nnef_jax.flattening.site import Tensor
@@ -83,27 +83,14 @@ def _shape(
     The extent of a padded axis is the number of items without padding, which the network computes.
     """
     shape: list[Any] = list(site.known_shape())
-    if isinstance(x, Value) and x in site.graph.counts:
-        shape = site.graph.unpadded_shape(x)
-    part = shape[start:end]
-    has_computed_extent = any(isinstance(extent, Value) for extent in part)
-    if not has_computed_extent:
-        return site.numbers_of(part)
-    extents = [x if isinstance(x, Value) else site.numbers_of([x]) for x in part]
-    return site.last.concat(extents, axis=0)
+    return site.numbers_of(shape[start:end])
 
 
 @operator("Size")
 def _size(site: NodeSite, x: Tensor) -> Any:
     """Return the number of items of a tensor, without padding."""
     shape = site.known_shape()
-    count = site.graph.counts.get(x) if isinstance(x, Value) else None
-    if count is None:
-        size = site.numbers_of([site.volume(shape)])
-    else:
-        unpadded_extents = [extent for i, extent in enumerate(shape) if i != count.axis]
-        size = site.step.mul(count.items, site.volume(unpadded_extents))
-    return site.reshaped(size, ())
+    return site.reshaped(site.numbers_of([site.volume(shape)]), ())
 
 
 @operator("Cast", since=6)
@@ -211,7 +198,6 @@ def _eye_like(site: NodeSite, x: Tensor, *, diagonal: int = integer("k", 0)) -> 
     """
     if site.rank() != 2:
         raise InvalidShape(f"its input must be a matrix, it is {show(site.shape())}")
-    site.graph.require_items(x, (0, 1))
     rows, columns = site.known_shape()
     dtype = site.dtype("dtype") if site.has_attribute("dtype") else site.dtype_of()
     row = site.positions(rows, axis=0, rank=2)

@@ -103,7 +103,6 @@ def _interpolated(
     `sizes` maps an axis to its extent in the result, and `scales` maps an axis to the factor by
     which its extent grows. `nearest` says how coordinates are rounded in the mode "nearest".
     """
-    site.graph.require_items(x, sizes)
     shape = list(site.known_shape(x))
     extents = list(shape)  # the extents of the result
     for axis, size in sizes.items():

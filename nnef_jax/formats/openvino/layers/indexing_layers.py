@@ -16,7 +16,6 @@ from lowering.errors import InvalidOperation
 from lowering.extents import is_symbolic, volume
 from lowering.graph import Value, is_float, is_integer
 from nnef_jax.flattening.by_kind import ByKind
-from nnef_jax.flattening.counts import Count
 from nnef_jax.flattening.emission import ends_of
 from nnef_jax.flattening.operators.attributes import dtype, flag, integer, number, text, word
 from nnef_jax.flattening.tensor_graph import Constant
@@ -369,15 +368,6 @@ def _updated(
 # Results whose number of items depends on values
 
 
-def _noted(site: LayerSite, x: Value, axis: int, count: Value) -> Value:
-    """Note how many items `x` has along an axis before its padding, and return `x`.
-
-    `count` is the number of items, as a tensor of shape (1,).
-    """
-    site.graph.counts[x] = Count(axis, count)
-    return x
-
-
 def _true_count(site: LayerSite, x: Value) -> Value:
     """Count the true items of `x`, a tensor of bool. The result has shape (1,)."""
     numbers = site.step.cast(x, dtype=site.integer)
@@ -397,7 +387,7 @@ def _non_zero(site: LayerSite, *, type: str = text("output_type", "i64")) -> Val
         x = site.reshaped(x, (1,))
     site.known_shape(x)
     indices = site.cast(site.last.non_zero(x), site.dtype("output_type", "i64"))
-    return _noted(site, indices, 1, _true_count(site, site.truths(x)))
+    return site.listed(indices, 1, _true_count(site, site.truths(x)))
 
 
 def _distinct(site: LayerSite, x: Value, axis: int, *, sorts: bool) -> tuple[Value, ...]:
@@ -436,10 +426,10 @@ def _unique(
     items, first_indices, inverse, occurrences, count = _distinct(site, x, axis, sorts=sorts)
     count = site.cast(count, site.integer)
     return [
-        _noted(site, items, axis, count),
-        _noted(site, site.cast(first_indices, index_dtype), 0, count),
+        site.listed(items, axis, count),
+        site.listed(site.cast(first_indices, index_dtype), 0, count),
         site.cast(inverse, index_dtype),
-        _noted(site, site.cast(occurrences, count_dtype), 0, count),
+        site.listed(site.cast(occurrences, count_dtype), 0, count),
     ]
 
 
@@ -492,8 +482,6 @@ def _filled_rows(site: LayerSite, values: Value, *, rows: int = integer_at(1)) -
     default_values = step.broadcast(site.reshaped(site.tensor(3), (1,)), shape=(rows,))
     all_indices = step.concat([indices, default_indices], axis=0)
     all_values = step.concat([values, default_values], axis=0)
-    sorted_indices = site.last.gather(all_indices, order, axis=0)
-    sorted_values = site.last.gather(all_values, order, axis=0)
-    _noted(site, sorted_indices, 0, result_count)
-    _noted(site, sorted_values, 0, result_count)
+    sorted_indices = site.listed(step.gather(all_indices, order, axis=0), 0, result_count)
+    sorted_values = site.listed(step.gather(all_values, order, axis=0), 0, result_count)
     return [sorted_indices, sorted_values, is_empty]

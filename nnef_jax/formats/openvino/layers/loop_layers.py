@@ -14,7 +14,6 @@ import numpy as np
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
-from nnef_jax.flattening.counts import Count
 from nnef_jax.flattening.emission import ByName
 from nnef_jax.flattening.host_operations import ceil_div
 from nnef_jax.flattening.repetition import LAST, RepeatedBody, add_choice, flattened_branches
@@ -261,7 +260,7 @@ class _Repetition:
             start=loop_operands, limit=limit,
         )  # fmt: skip
         if is_loop:
-            self._note_counts(connected, outputs)
+            outputs = self._counted(connected, outputs)
         # A loop has one more output, the number of iterations, which is at no port.
         output_by_port = dict(zip([link.port for link in connected], outputs, strict=False))
         return [output_by_port.get(port.id) for port in site.layer.outputs]
@@ -301,15 +300,17 @@ class _Repetition:
         axis = self.site.axis(link.axis, len(value.type.shape))
         return "full", axis, direction
 
-    def _note_counts(self, connected: Sequence[Link], outputs: Sequence[Value]) -> None:
-        """Note how many items each joined output of a loop has along its joined axis.
+    def _counted(self, connected: Sequence[Link], outputs: Sequence[Value]) -> list[Value]:
+        """Return the outputs of a loop. A joined output is a list along its joined axis.
 
         `outputs` has one output for each link in `connected`, and then the number of iterations, a
         computed tensor.
         """
         site = self.site
         *values, iterations = outputs
+        results: list[Value] = []
         for link, value in zip(connected, values, strict=True):
+            results.append(value)
             if link.axis is None:
                 continue
             if link.stride < 0:
@@ -318,7 +319,8 @@ class _Repetition:
                 )
             axis = site.axis(link.axis, len(value.type.shape))
             items = site.step.mul(site.reshaped(iterations, (1,)), link.size)
-            site.graph.counts[value] = Count(axis, items)
+            results[-1] = site.listed(value, axis, items)
+        return results
 
 
 operator("TensorIterator")(lambda site: _Repetition(site).scanned(iterations=None))
@@ -346,8 +348,7 @@ def _if(site: LayerSite) -> list[Any]:
     ]
     body_outputs = flattened_branches(flatteners, site.graph.hint_to_fix(condition))
     truth = _truth(site, condition)
-    outputs = add_choice(site.insert, truth, [then_graph, else_graph], body_outputs)
-    return outputs if isinstance(outputs, list) else [outputs]
+    return add_choice(site, site.insert, truth, [then_graph, else_graph], body_outputs)
 
 
 def _flattened(site: LayerSite, body: Body, graph: LayerGraph) -> list[Value]:

@@ -14,7 +14,7 @@ from lowering.errors import InvalidOperation
 from lowering.graph import Value
 from nnef_jax.flattening.operators.attributes import flag, integer, integers, number, text, word
 from nnef_jax.flattening.operators.registry import operation
-from nnef_jax.flattening.sampling import note_count, roi_aligned, suppressed
+from nnef_jax.flattening.sampling import box_lists, roi_aligned, suppressed
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
 from nnef_jax.formats.openvino.layers.registry import operator, opsets, tensor
 
@@ -76,8 +76,8 @@ def _suppression(
             indices = site.cut_or_padded(indices, axis=0, size=declared_count, value=-1.0)
     indices, count = _typed(site, indices, count)
     if has_count:
-        # Without a noted count, later layers would take the padding for boxes.
-        note_count(site, count, indices, selected_scores)
+        # Without a count, later layers would take the padding for boxes.
+        indices, selected_scores = box_lists(site, count, indices, selected_scores)
     results = [indices, selected_scores, count]
     output_count = max(len(site.layer.outputs), 1)
     return results[:output_count]

@@ -36,15 +36,6 @@ def _shape_of(site: LayerSite, *, default: str) -> Constant | Value:
     `default` is the default for the element type of the result. If an extent depends on values, the
     result is computed when the network runs.
     """
-    x = site.operand(0)
-    if isinstance(x, Value) and x in site.graph.counts:
-        site.known_shape()  # raises an error if an extent is not known
-        extents: list[Any] = []  # a tensor of shape (1,) for each axis
-        for extent in site.graph.unpadded_shape(x):
-            extents.append(extent if isinstance(extent, Value) else derived([extent]))
-        if len(extents) == 1:
-            return extents[0]
-        return site.last.concat(extents, axis=0)
     type = element_type(site.text("output_type", default))
     return Constant(numbers(site.known_shape()), type, derived=True)
 

@@ -1,0 +1,81 @@
+"""Lists: axes with as many items as the network counts, which are symbolic extents in a trace.
+
+`counted` makes a list of a padded tensor, and `filled` makes a padded tensor of a list. Between
+them, rules see the extent of a list as any other symbolic extent of `jax.export`, and know nothing
+of padding. `lowering.padding` evaluates what they trace on padded arrays.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from lowering.errors import InvalidShape
+from lowering.extents import UNKNOWN, Shape, is_symbolic, show, with_extent
+from lowering.graph import TensorType
+from lowering.ops import require, rules
+from lowering.ops.require import normal_axis
+
+
+def _counted_type(input: TensorType, count: TensorType, axis: int) -> TensorType:
+    require.one_integer(count=count)
+    axis = normal_axis(axis, len(input.shape))
+    return TensorType(with_extent(input.shape, axis, UNKNOWN), input.dtype)
+
+
+@rules.rule("counted", _counted_type)
+def counted(input: Array, count: Array, axis: int, extent: int, most: int) -> Array:
+    """Return the first `count` items of the input along an axis. The others are padding.
+
+    `extent` is the symbol for the number of items, which is at most `most`.
+    """
+    x = jnp.asarray(input)
+    items = jnp.asarray(count).reshape(())
+    return _counted().bind(x, items, axis=axis % x.ndim, extent=extent, most=most)
+
+
+def _filled_type(input: TensorType, shape: Shape) -> TensorType:
+    fits = len(shape) == len(input.shape)
+    if not fits or any(n < m for n, m in zip(shape, input.shape, strict=True)):
+        raise InvalidShape(f"{show(input.shape)} cannot be padded to {show(shape)}")
+    return TensorType(shape, input.dtype)
+
+
+@rules.rule("filled", _filled_type)
+def filled(input: Array, shape: Shape, value: float | str) -> Array:
+    """Return a tensor or a list with the shape `shape`, with `value` behind the items.
+
+    `value` is a number, or "nan", "inf" or "-inf", for which documents have no literal.
+    """
+    x = jnp.asarray(input)
+    number = float(value) if isinstance(value, str) else value
+    filling = jnp.asarray(number, x.dtype)
+    for axis, (before, after) in enumerate(zip(x.shape, shape, strict=True)):
+        if not is_symbolic(before) and not is_symbolic(after):
+            widths = [(0, 0)] * x.ndim
+            widths[axis] = (0, after - before)
+            x = jnp.pad(x, widths, constant_values=filling)
+    has_lists = any(map(is_symbolic, x.shape))
+    return _filled().bind(x, shape=shape, value=number) if has_lists else x
+
+
+@cache
+def _counted() -> Any:
+    """Return the primitive of `counted`, for which `lowering.padding_rules` has a rule."""
+    from lowering.primitives import shape_primitive
+
+    def shape(x: Any, count: Any, axis: int, extent: Any, most: int) -> Shape:
+        return with_extent(tuple(x.shape), axis, extent)
+
+    return shape_primitive("counted", shape)
+
+
+@cache
+def _filled() -> Any:
+    """Return the primitive of `filled`, for which `lowering.padding_rules` has a rule."""
+    from lowering.primitives import shape_primitive
+
+    return shape_primitive("filled", lambda x, shape, value: shape)

@@ -1,0 +1,238 @@
+"""The state of an evaluation on padded arrays, which `lowering.padding` starts.
+
+`lowering.padding_rules` has the rules, one for each primitive of jax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from lowering import jaxpr_evaluation, jaxprs
+from lowering.extents import is_symbolic
+from lowering.facts import facts
+from lowering.jaxpr_types import Atom, ClosedJaxpr, Equation, Variable
+from lowering.jaxprs import CONVOLUTION, PRODUCT, is_literal, primitive
+from lowering.program import Program
+from lowering.rewriting import Rules
+from lowering.symbol_values import SymbolValues
+
+Shape = Sequence[Any]  # extents; some may be symbolic
+# Primitives that make items of a list from items of other arrays.
+_ENTRIES = frozenset({"broadcast_in_dim", CONVOLUTION, PRODUCT, "gather", "pad", "dynamic_slice"})
+_DERIVED = "custom_jvp_call"  # the primitive of a function with a derivative of its own
+
+
+class NotPaddableError(Exception):
+    """Raised if no rule evaluates an equation on padded arrays.
+
+    Attributes:
+        operation: the name of the operation that the equation comes from, or "".
+        primitive: the name of the equation's primitive.
+    """
+
+    def __init__(self, equation: Equation) -> None:
+        super().__init__(f"no rule evaluates '{primitive(equation)}' on padded arrays")
+        self.operation = jaxprs.outer_scope(equation)
+        self.primitive = primitive(equation)
+
+
+class PaddedState:
+    """The values of symbols, and which arrays have finite padding, in an evaluation.
+
+    Args:
+        symbols: the values of the symbols. Equations may define further ones.
+        rules: a function for each primitive. It takes this object, the equation, and the padded
+            operands, and returns the padded results.
+    """
+
+    def __init__(self, symbols: SymbolValues, rules: Rules) -> None:
+        self.symbols = symbols
+        self._rules = rules
+        self._finite: set[Variable] = set()
+
+    def inner(self, counts: Mapping[str, Array] | None = None) -> PaddedState:
+        """Return the state for the body of a loop or a branch, whose symbols stay in the body.
+
+        `counts` replaces the values of the symbols.
+        """
+        inner = PaddedState(self.symbols.inner(counts), self._rules)
+        inner._finite |= self._finite
+        return inner
+
+    def evaluated(
+        self, program: Program, arguments: Sequence[Array], finite: Collection[int] = ()
+    ) -> list[Array]:
+        """Evaluate a program on padded arrays. `finite` numbers arguments with finite padding."""
+        # Calls of one function share its variables, so a mark of an earlier call must not stay.
+        self._finite.difference_update(program.arguments)
+        self._finite.update(program.arguments[i] for i in finite)
+        results = program.evaluated(arguments, self._compute)
+        return [self.cut(v, x) for v, x in zip(program.results, results, strict=True)]
+
+    def _compute(self, equation: Equation, operands: list[Any]) -> Sequence[Any]:
+        """Evaluate an equation, and raise NotPaddableError if it has no rule."""
+        if not _is_symbolic(equation):
+            return jaxpr_evaluation.bind(equation, operands)
+        function = jaxprs.called(equation)
+        if function is not None:
+            finite = [i for i, v in enumerate(equation.invars) if self.is_finite(v)]
+            if primitive(equation) == _DERIVED:
+                return self._with_derivative(equation, function, operands, finite)
+            return self.evaluated(Program(function), operands, finite)
+        rule = self._rules.rule_for(equation)
+        if rule is None:
+            raise NotPaddableError(equation)
+        if primitive(equation) != "concatenate":
+            pairs = zip(equation.invars, operands, strict=True)
+            operands = [self.cut(v, x) for v, x in pairs]
+        fact = facts(equation)
+        moves_items = fact.moves or fact.shapes
+        self._finite.difference_update(equation.outvars)
+        if moves_items and all(map(self.is_finite, equation.invars)):
+            self._finite.update(equation.outvars)
+        results = rule(self, equation, operands)
+        if primitive(equation) in _ENTRIES:
+            results = list(map(self.without_derivatives, equation.outvars, results))
+        return results
+
+    def _with_derivative(
+        self, equation: Equation, function: ClosedJaxpr, operands: list[Any], finite: list[int]
+    ) -> list[Any]:
+        """Evaluate a function that has a derivative of its own, and keep this derivative.
+
+        The derivative is traced for symbolic extents too, and is evaluated on padded arrays.
+        """
+        real = [i for i, v in enumerate(equation.invars) if _is_real(v)]
+
+        def results(counts: Mapping[str, Array], *arrays: Array) -> list[Array]:
+            return self.inner(counts).evaluated(Program(function), arrays, finite)
+
+        def derivative(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+            counts, *arrays = primals
+            _, *array_tangents = tangents
+            directions = [array_tangents[i] for i in real]
+            program = _derivative(equation, real)
+            values = self.inner(counts).evaluated(program, [*arrays, *directions])
+            result_count = len(equation.outvars)
+            return values[:result_count], values[result_count:]
+
+        padded = jax.custom_jvp(results)
+        padded.defjvp(derivative)
+        # The counts are arguments, since jax does not trace what a function with a derivative of
+        # its own reads from around it.
+        return padded(self.symbols.counts, *operands)
+
+    def is_finite(self, v: Atom) -> bool:
+        """Tell whether an operand has no padding, or padding without NaN and infinity."""
+        return is_literal(v) or v in self._finite or not any(map(is_symbolic, shape_of(v)))
+
+    def cut(self, v: Atom, x: Any) -> Any:
+        """Return an array without the places that its extents never need."""
+        for axis, extent in enumerate(shape_of(v)):
+            if is_symbolic(extent):
+                bound = self.symbols.bound(extent)
+                if x.shape[axis] > bound:
+                    x = lax.slice_in_dim(x, 0, bound, axis=axis)
+        return x
+
+    def bound(self, equation: Equation, operands: Sequence[Any], **params: Any) -> list[Any]:
+        """Evaluate an equation. Its parameters get the largest value of each symbolic extent."""
+        params = equation.params | params
+        changed = {k: self.symbols.bounds(x) for k, x in params.items() if _has_symbols(x)}
+        return jaxpr_evaluation.bind(equation, operands, **(params | changed))
+
+    def is_item(self, x: Any, axis: int, extent: Any) -> Array:
+        """Tell which places of x along an axis are items, and which are padding.
+
+        `extent` is the extent of the axis. The result broadcasts with x.
+        """
+        shape = [1] * x.ndim
+        shape[axis] = x.shape[axis]
+        places = lax.broadcasted_iota(jnp.int32, shape, axis)
+        return places < self.symbols.value(extent)
+
+    def repeated(self, x: Any, axis: int, extent: Any) -> Any:
+        """Return x with its first item along an axis in place of padding.
+
+        What is computed from padding, and its derivatives, are then as finite as those of items.
+        """
+        if not is_symbolic(extent) or not x.shape[axis]:
+            return x
+        first = lax.slice_in_dim(x, 0, 1, axis=axis)
+        return jnp.where(self.is_item(x, axis, extent), x, lax.stop_gradient(first))
+
+    def without_derivatives(self, v: Variable, x: Any) -> Any:
+        """Return x, the array of v, so that its padding has no derivatives.
+
+        XLA leaves the selection out unless x is differentiated.
+        """
+        if jnp.issubdtype(x.dtype, jnp.inexact):
+            for axis, extent in enumerate(shape_of(v)):
+                if is_symbolic(extent):
+                    x = jnp.where(self.is_item(x, axis, extent), x, lax.stop_gradient(x))
+        return x
+
+    def hidden(self, v: Atom, x: Any, axes: Collection[int], padding: Any) -> Any:
+        """Return x, the array of v, with `padding` in place of its padding along `axes`."""
+        for axis in axes:
+            extent = shape_of(v)[axis]
+            if is_symbolic(extent):
+                x = jnp.where(self.is_item(x, axis, extent), x, jnp.asarray(padding, x.dtype))
+        return x
+
+
+def shape_of(v: Atom) -> Shape:
+    """Return the shape of a variable or literal of a program, with symbolic extents."""
+    return getattr(v.aval, "shape", ())
+
+
+def is_list(v: Atom) -> bool:
+    """Tell whether a variable or literal of a program has a symbolic extent."""
+    return any(map(is_symbolic, shape_of(v)))
+
+
+def _has_symbols(parameter: object) -> bool:
+    if isinstance(parameter, tuple):
+        return any(map(_has_symbols, parameter))  # pyright: ignore[reportUnknownArgumentType]
+    return is_symbolic(parameter)
+
+
+def _is_symbolic(equation: Equation) -> bool:
+    """Tell whether an operand, a result or a parameter of an equation has a symbolic extent."""
+    has_lists = any(map(is_list, (*equation.invars, *equation.outvars)))
+    return has_lists or any(map(_has_symbols, equation.params.values()))
+
+
+def _is_real(v: Atom) -> bool:
+    return jnp.issubdtype(v.aval.dtype, jnp.inexact)
+
+
+def _derivative(equation: Equation, real: Sequence[int]) -> Program:
+    """Trace the results of an equation and their derivatives along directions.
+
+    The program takes the operands, then a direction for each of the operands that `real` numbers.
+    """
+    types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars]
+
+    def results_and_derivatives(*arrays: Any) -> list[Any]:
+        operands = arrays[: len(types)]
+        directions = arrays[len(types) :]
+
+        def results(*real_operands: Any) -> Any:
+            operands_of_equation = list(operands)
+            for i, x in zip(real, real_operands, strict=True):
+                operands_of_equation[i] = x
+            return jaxpr_evaluation.bind(equation, operands_of_equation)
+
+        point = tuple(operands[i] for i in real)
+        values, derivatives = jax.jvp(results, point, tuple(directions))
+        return [*values, *derivatives]
+
+    direction_types = [types[i] for i in real]
+    closed = jaxpr_evaluation.make_jaxpr(results_and_derivatives, *types, *direction_types)
+    return Program(closed).low_level()

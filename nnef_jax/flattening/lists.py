@@ -1,0 +1,321 @@
+"""Lists: tensors with as many items along an axis as the network counts.
+
+The extent of such an axis is a symbol of `jax.export`, as if the document had a name for it. Types
+have UNKNOWN in its place. Each symbol has a largest value, so that a run computes on arrays of
+fixed shapes. In these arrays padding follows the items, see `lowering.padding`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jax.errors import InconclusiveDimensionOperation
+
+from lowering import SymbolValues
+from lowering.errors import InvalidComputation, InvalidOperation
+from lowering.extents import (
+    Extent,
+    Shape,
+    is_known,
+    is_symbolic,
+    shapes_differ,
+    show,
+    volume,
+)
+from lowering.graph import Call, Operation, Rule, Value, is_float, is_integer
+from lowering.location import Span
+from lowering.symbol_values import Dimensions, symbols_in
+from lowering.tracing import CUT_BEFORE
+from nnef_jax.calls.trimming import length_name
+from nnef_jax.flattening.bounds import Bounds
+from nnef_jax.flattening.computations import Computations
+from nnef_jax.flattening.emission import ByName, Emission
+from nnef_jax.flattening.symbolic import SymbolicShapes
+from nnef_jax.formats.base import ExtentNeeded, Options
+
+# Rules raise these errors if they need the value of a symbolic extent.
+_OF_EXTENTS = (TypeError, ValueError, NotImplementedError, InconclusiveDimensionOperation)
+
+
+@dataclass(slots=True, eq=False)
+class Symbols:
+    """The symbols of a network, which its graph and the graphs of its bodies share.
+
+    `most` has the largest value of each symbol, `count_names` the name of the tensor that tells its
+    value, and `by_key` the symbol for each way to compute a number. If `is_open`, the network has
+    further symbols, which the user of `jax.export` defined.
+    """
+
+    dimensions: Dimensions
+    is_open: bool
+    most: dict[str, int] = field(default_factory=dict[str, int])
+    count_names: dict[str, str] = field(default_factory=dict[str, str])
+    by_key: dict[Any, Any] = field(default_factory=dict[Any, Any])
+
+
+class ListEmission(Emission):
+    """A graph under construction that may have lists. `outer` is the graph around a body."""
+
+    def __init__(
+        self, options: Options, integer: str = "int32", outer: ListEmission | None = None
+    ) -> None:
+        super().__init__(options, integer)
+        self._outer_lists = outer
+        if outer is None:
+            extents = [n for shape in options.symbolic_shapes.values() for n in shape]
+            scopes = [n.scope for n in extents if is_symbolic(n)]
+            dimensions = Dimensions(scopes[0] if scopes else None)
+            self.symbols: Symbols = Symbols(dimensions, bool(scopes))
+        else:
+            self.symbols = outer.symbols
+        # The padding of lists that, as outputs, have another padding than other lists.
+        self.list_padding: dict[Value, float] = {}
+        self.computations: Computations = Computations(self.builder)
+        self.bounds: Bounds = Bounds(self.computations, self.shape_of, self.bound)
+
+    @property
+    def has_lists(self) -> bool:
+        """Tell whether the network has counted any items so far."""
+        return bool(self.symbols.most)
+
+    # Adding operations
+
+    def add(
+        self, kind: str, operands: ByName, attributes: ByName, names: Sequence[str],
+        span: Span | None, calls: tuple[Call, ...] = (), *, rule: Rule | None = None,
+        inserted: bool = False,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """Add an operation as `Emission.add` does, and check that lists can be its operands."""
+        if self.has_lists and not self.symbols.is_open:
+            attributes = {name: _as_text(x) for name, x in attributes.items()}
+        results = super().add(
+            kind, operands, attributes, names, span, calls, rule=rule, inserted=inserted
+        )
+        if self.has_lists:
+            if self.symbolic is not None and not self.is_body:
+                self._require_shapes(self.builder.operations[-1])
+                self._require_items(self.builder.operations[-1], span, calls)
+            if kind == "counted" and rule is None:
+                self._define(str(attributes["extent"]), results[0])
+        return results
+
+    def insert(self, kind: str, operands: ByName, span: Span | None, **attributes: Any) -> Any:
+        """Add an operation that the document does not have, and return its result or results."""
+        names = [self.builder.unreserved(f"list.{kind}")]
+        # Not `self.add`: the operands already have the extents that the operation needs.
+        results = ListEmission.add(self, kind, operands, attributes, names, span, inserted=True)
+        return results[0] if len(results) == 1 else results
+
+    def _define(self, symbol: str, value: Value) -> None:
+        """Note in the graphs around a body that a tensor of the body defines a symbol."""
+        graph = self._outer_lists
+        while graph is not None:
+            graph.builder.symbols.setdefault(symbol, value)
+            graph = graph._outer_lists
+
+    def _require_shapes(self, operation: Operation) -> None:
+        """Raise InvalidOperation if an operation cannot be computed for a list."""
+        if self.symbolic is None:
+            return
+        try:
+            for value in operation.writes():
+                self.symbolic.shape_of(value)
+        except InvalidComputation as error:
+            reason = error.message
+        except _OF_EXTENTS as error:
+            reason = f"'{operation.kind}' cannot be computed for it: {str(error).splitlines()[0]}"
+        else:
+            return
+        lists = [x for x in operation.reads() if self.is_list(x)]
+        raise self.refusal(lists[0], reason) if lists else InvalidOperation(reason, CUT_BEFORE)
+
+    def _require_items(
+        self, operation: Operation, span: Span | None, calls: tuple[Call, ...]
+    ) -> None:
+        """Raise LimitError if a list among an operation's results can have too many items."""
+        for x in operation.writes():
+            if not self.is_list(x):
+                continue
+            shape = [self.bound(n) for n in self.shape_of(x)]
+            item_count = volume([n for n in shape if not is_symbolic(n)])
+            if item_count > self.limits.tensor_items:
+                names = ", ".join(f"'{name}'" for name in self._count_names(self.shape_of(x)))
+                message = (
+                    f"'{x.name}' {show(shape)} has room for the largest numbers of items that "
+                    f"{names} can tell: {item_count} items, more than {self.limits.tensor_items}"
+                )
+                raise self.beyond(message, "tensor_items", span, calls)
+
+    def _count_names(self, shape: Shape) -> list[str]:
+        """Return the names of the tensors that tell the symbols in a shape."""
+        symbols = sorted(symbols_in(tuple(shape)) & self.symbols.most.keys())
+        return [self.symbols.count_names[name] for name in symbols]
+
+    def refusal(self, x: Value, message: str) -> InvalidOperation:
+        """Return the error for an operation that cannot be computed for a list.
+
+        `message` says why. The error names the axis of the list, and the tensor that tells how many
+        items it has.
+        """
+        shape = self.shape_of(x)
+        axis = list(map(is_symbolic, shape)).index(True)
+        names = self._count_names((shape[axis],))
+        return InvalidOperation(
+            f"axis {axis} of '{x.name}' is a list, whose number of items depends on values "
+            f"('{', '.join(names)}' tells it): {message}",
+            CUT_BEFORE,
+        )
+
+    # Questions
+
+    def is_list(self, x: object) -> bool:
+        """Tell whether a tensor has a symbolic extent that the network counts."""
+        if self.symbolic is None or not self.has_lists or not isinstance(x, Value):
+            return False
+        if is_known(x.type.shape):
+            return False
+        names = set().union(*map(symbols_in, self.shape_of(x)))
+        return not names.isdisjoint(self.symbols.most)
+
+    def is_counted_here(self, x: object) -> bool:
+        """Tell whether a tensor of a body is a list whose items the body itself counts."""
+        if not isinstance(x, Value) or not self.is_list(x):
+            return False
+        return any(map(self.counts_here, self.shape_of(x)))
+
+    def counts_here(self, extent: Any) -> bool:
+        """Tell whether an extent has a symbol for items that this graph, of a body, counts."""
+        outer = self._outer_lists
+        if outer is None:
+            return False
+        outer_names = outer.builder.symbols.keys() - self.builder.symbols.keys()
+        return not (symbols_in(extent) & self.symbols.most.keys()) <= outer_names
+
+    def has_shape_of(self, x: Value, y: Value) -> bool:
+        """Tell whether two tensors certainly have one shape, in which extents may be symbolic."""
+        if not self.has_lists:
+            return not shapes_differ(x.type.shape, y.type.shape)
+        return self.shape_of(x) == self.shape_of(y)
+
+    def shape_of(self, x: Value) -> Shape:
+        """Return the shape of a tensor, with symbolic extents.
+
+        Raises ExtentNeeded if an extent is open.
+        """
+        if is_known(x.type.shape):
+            return x.type.shape
+        if self.symbolic is None:
+            raise ExtentNeeded
+        return self.symbolic.shape_of(x)
+
+    def bound(self, extent: Any) -> Any:
+        """Return the largest value of an extent."""
+        if isinstance(extent, Extent):
+            extent = self.symbols.dimensions.of(extent)
+        return SymbolValues(self.symbols.most).bound(extent)
+
+    # Lists
+
+    def symbol(self, count: Value, most: int) -> Any:
+        """Return the symbol for a number of items that the network counts, at most `most`.
+
+        Equal computations of a number have one symbol. Raises ExtentNeeded if the shapes of the
+        network's inputs are not known.
+        """
+        if self.symbolic is None:
+            if not all(is_known(x.type.shape) for x in self.builder.inputs):
+                raise ExtentNeeded
+            self.symbolic = SymbolicShapes(self.builder, self.symbols.dimensions, self.symbols.most)
+        key = self.computations.key(count)
+        symbol = self.symbols.by_key.get(key)
+        if symbol is None:
+            name = f"n{len(self.symbols.most)}"
+            symbol = self.symbols.dimensions.of(Extent(name))
+            self.symbols.by_key[key] = symbol
+            self.symbols.most[name] = most
+            self.symbols.count_names[name] = count.name
+        return symbol
+
+    def listed(self, x: Value, axis: int, count: Value, most: int, span: Span | None) -> Value:
+        """Return the first `count` items of a tensor along an axis, at most `most`, as a list."""
+        extent = self.symbol(count, most)
+        operands = {"input": x, "count": count}
+        return self.insert("counted", operands, span, axis=axis, extent=extent, most=most)
+
+    def counted(self, x: Value, axis: int, extent: Any, span: Span | None) -> Value:
+        """Return the first items of a tensor along an axis, as many as a symbolic extent tells."""
+        operands = {"input": x, "count": self.extent_tensor(extent, span)}
+        most = self.bound(extent)
+        return self.insert("counted", operands, span, axis=axis, extent=extent, most=most)
+
+    def filled(self, x: Value, axis: int, value: float, span: Span | None) -> Value:
+        """Return a list with as many items along an axis as it can have. New items are `value`."""
+        return self.padded_to(x, axis, self.bound(self.shape_of(x)[axis]), span, value)
+
+    def padded_to(
+        self, x: Value, axis: int, size: int, span: Span | None, value: float = 0
+    ) -> Value:
+        """Return a tensor, which may be a list, with `size` items along an axis.
+
+        New items are `value`.
+        """
+        shape = list(self.shape_of(x))
+        if shape[axis] == size:
+            return x
+        shape[axis] = size
+        return self.insert("filled", {"input": x}, span, shape=tuple(shape), value=_item(value))
+
+    def extent_tensor(self, extent: Any, span: Span | None) -> Value:
+        """Return an extent, which may be symbolic, as a tensor of shape (1,)."""
+        dtype = self.builder.integer
+        return self.insert("constant", {}, span, shape=(1,), value=(extent,), dtype=dtype)
+
+    def as_output(self, x: Value, name: str, span: Span | None) -> Value:
+        """Return `x`, an output of the network, with defined values in its padding.
+
+        The padding is NaN for real numbers, -1 for signed integers and 0 for other dtypes. `name`
+        is the name of the output. A run can capture the number of items under the name that
+        `length_name` returns.
+        """
+        if not self.is_list(x):
+            return x
+        padding = self.list_padding.get(x, _padding_of(x.type.dtype))
+        shape = self.shape_of(x)
+        for axis, extent in enumerate(shape):
+            if symbols_in(extent) & self.symbols.most.keys():
+                length = self.extent_tensor(extent, span)
+                self.builder.aliases[length_name(name, axis)] = length
+        attributes = {"shape": tuple(map(self.bound, shape)), "value": _item(padding)}
+        (output,) = self.add("filled", {"input": x}, attributes, [name], span, inserted=True)
+        self.builder.aliases[name] = output
+        return output
+
+
+def _padding_of(dtype: str) -> float:
+    """Return the number that is behind the items of an output of a dtype."""
+    if is_float(dtype):
+        return math.nan
+    is_signed = is_integer(dtype) and not dtype.startswith("u")
+    return -1 if is_signed else 0
+
+
+def _item(number: float) -> float | str:
+    """Return a number as the attribute `value` of the kind `filled`."""
+    return number if math.isfinite(number) else str(number)
+
+
+def _as_text(attribute: Any) -> Any:
+    """Return an attribute with an `Extent` in place of each symbolic extent."""
+    if isinstance(attribute, list | tuple):
+        items: Sequence[Any] = attribute
+        return tuple(map(_as_text, items)) if any(map(_has_symbol, items)) else attribute
+    return Extent(str(attribute)) if is_symbolic(attribute) else attribute
+
+
+def _has_symbol(attribute: Any) -> bool:
+    if isinstance(attribute, list | tuple):
+        return any(map(_has_symbol, attribute))  # pyright: ignore[reportUnknownArgumentType]
+    return is_symbolic(attribute)

@@ -1,0 +1,203 @@
+"""Chains of operators on lists, drawn at random, against onnx's reference evaluator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnef_jax
+
+pytest.importorskip("onnx")
+
+from onnx import reference
+
+from tests.onnx.models import model, node, tensor
+
+FLOAT, BOOL = 1, 9
+WEIGHTS: dict[str, Any] = {
+    "axis": np.array([0]), "one": np.array([1]), "flat": np.array([-1]), "zero": np.array(0),
+    "pair": np.float32([[2, -3]]), "square": np.float32([[1, -1], [0.5, 2]]),
+    "least": np.float32(0.2), "pairs": np.array([-1, 2]), "far": np.array([2**62]),
+    "last": np.array([-1]), "two_last": np.array([-2]), "step": np.array(1),
+    "padding": np.array([1, 0, 2, 0]), "scale": np.float32([1, 2]), "twice": np.array([2, 1]),
+}  # fmt: skip
+
+
+class Chain:
+    """Nodes of a network under construction, whose tensors have the shape (items, 2)."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []
+
+    def add(self, type: str, inputs: str, output_count: int = 1, **attributes: Any) -> str:
+        """Add a node, and return the name of its last output."""
+        names = [f"t{len(self.nodes)}_{i}" for i in range(output_count)]
+        self.nodes.append(node(type, inputs, " ".join(names), **attributes))
+        return names[-1]
+
+
+def attend(chain: Chain, a: str, b: str) -> str:
+    """Attend from the items of a to the items of b."""
+    scores = chain.add("MatMul", f"{a} {chain.add('Transpose', b, perm=[1, 0])}")
+    return chain.add("MatMul", f"{chain.add('Softmax', scores, axis=1)} {b}")
+
+
+def choose(chain: Chain, a: str, b: str) -> str:
+    """Choose items whose sum is large: a list of a list."""
+    total = chain.add("ReduceSum", f"{a} one", keepdims=0)
+    return chain.add("Compress", f"{a} {chain.add('Greater', f'{total} least')}", axis=0)
+
+
+def number(chain: Chain, a: str, b: str) -> str:
+    """Add its index to each item."""
+    count = chain.add("Squeeze", f"{chain.add('Shape', a, start=0, end=1)} axis")
+    indices = chain.add("Cast", chain.add("Range", f"zero {count} step"), to=FLOAT)
+    return chain.add("Add", f"{a} {chain.add('Unsqueeze', f'{indices} one')}")
+
+
+def expand(chain: Chain, a: str, b: str) -> str:
+    """Multiply by a constant that is expanded to the number of items."""
+    count = chain.add("Shape", a, start=0, end=1)
+    shape = chain.add("Concat", f"{count} one", axis=0)
+    return chain.add("Mul", f"{a} {chain.add('Expand', f'pair {shape}')}")
+
+
+def order(chain: Chain, a: str, b: str) -> str:
+    """Sort the items by their sums."""
+    total = chain.add("ReduceSum", f"{a} one", keepdims=0)
+    count = chain.add("Shape", total, start=0, end=1)
+    indices = chain.add("TopK", f"{total} {count}", 2, axis=0)
+    return chain.add("Gather", f"{a} {indices}", axis=0)
+
+
+def scatter(chain: Chain, a: str, b: str) -> str:
+    """Write zeros to the items of b whose sum is large."""
+    total = chain.add("ReduceSum", f"{b} one", keepdims=0)
+    places = chain.add("NonZero", chain.add("Greater", f"{total} least"))
+    indices = chain.add("Transpose", places, perm=[1, 0])
+    zeros = chain.add("Mul", f"{chain.add('GatherND', f'{b} {indices}')} pair")
+    return chain.add("ScatterND", f"{b} {indices} {zeros}")
+
+
+def centre(chain: Chain, a: str, b: str) -> str:
+    """Subtract the mean of a from b."""
+    return chain.add("Sub", f"{b} {chain.add('ReduceMean', f'{a} axis', keepdims=1)}")
+
+
+def transposed_pairs(chain: Chain, a: str, b: str) -> str:
+    flat = chain.add("Reshape", f"{chain.add('Transpose', a, perm=[1, 0])} flat")
+    return chain.add("Reshape", f"{flat} pairs")
+
+
+STEPS: Sequence[Callable[[Chain, str, str], str]] = (
+    attend, choose, number, expand, order, scatter, centre, transposed_pairs,
+    lambda chain, a, b: chain.add("Concat", f"{a} {b}", axis=0),
+    lambda chain, a, b: chain.add("Softmax", a, axis=0),
+    lambda chain, a, b: chain.add("Slice", f"{a} one far axis"),
+    lambda chain, a, b: chain.add("Slice", f"{a} two_last far axis"),
+    lambda chain, a, b: chain.add("Slice", f"{a} axis last axis"),
+    lambda chain, a, b: chain.add("CumSum", f"{a} zero"),
+    lambda chain, a, b: chain.add("MatMul", f"{a} square"),
+    lambda chain, a, b: chain.add("Mul", f"{a} {a}"),
+    lambda chain, a, b: chain.add("Pad", f"{a} padding"),
+    lambda chain, a, b: chain.add("LayerNormalization", f"{a} scale"),
+    lambda chain, a, b: chain.add("Tile", f"{a} twice"),
+)  # fmt: skip
+INPUTS = [
+    tensor("x", (5, 2)),
+    tensor("v", (4, 2)),
+    tensor("m", (5,), BOOL),
+    tensor("n", (4,), BOOL),
+]
+
+
+def drawn_network(seed: int) -> Any:
+    """Return a network of two to five steps on lists of chosen rows of x and of v."""
+    draw = np.random.default_rng(seed)
+    chain = Chain()
+    tensors = ["x", chain.add("Compress", "x m", axis=0), chain.add("Compress", "v n", axis=0)]
+    for _ in range(draw.integers(2, 6)):
+        step = STEPS[draw.integers(len(STEPS))]
+        a, b = tensors[draw.integers(1, len(tensors))], tensors[draw.integers(len(tensors))]
+        tensors.append(step(chain, a, b))
+    return model(chain.nodes, INPUTS, [tensor(tensors[-1], None)], WEIGHTS, 18)
+
+
+def drawn_inputs(seed: int) -> list[list[np.ndarray]]:
+    """Return three draws of the inputs. In the last draw the lists have no items."""
+    draw = np.random.default_rng(seed)
+    rows: list[list[np.ndarray]] = []
+    for rate in (0.5, 0.9, 0):
+        x, v = (draw.standard_normal((n, 2)).astype(np.float32) for n in (5, 4))
+        rows.append([x, v, draw.random(5) < rate, draw.random(4) < rate])
+    return rows
+
+
+def expected(network: Any, row: Sequence[np.ndarray]) -> np.ndarray | None:
+    """Return the result of the reference, or None if it fails, as for a maximum of no items."""
+    feeds = dict(zip("xvmn", row, strict=True))
+    try:
+        with np.errstate(all="ignore"):
+            return reference.ReferenceEvaluator(network).run(None, feeds)[0]
+    except Exception:
+        return None
+
+
+def check(seed: int, gradients: bool) -> None:
+    """Compare a network with the reference, for a batch of draws of the inputs."""
+    network = drawn_network(seed)
+    net = nnef_jax.load(network)
+    rows = drawn_inputs(seed)
+
+    def run(*inputs: Any) -> Any:
+        return net.apply(net.params, *inputs, capture=net.lengths)
+
+    y, lengths = jax.jit(jax.vmap(run))(*map(np.stack, zip(*rows, strict=True)))
+    results = nnef_jax.trim(y, lengths) if lengths else list(y)
+    for row, result in zip(rows, results, strict=True):
+        array = expected(network, row)
+        if array is None:
+            continue
+        assert result.shape == array.shape, seed
+        np.testing.assert_allclose(result, array, rtol=1e-3, atol=1e-3, err_msg=str(seed))
+        if gradients and np.isfinite(array).all() and np.abs(array).max(initial=0) < 100:
+            check_derivative(run, row, result.shape[0], seed)
+
+
+def check_derivative(run: Any, row: Sequence[np.ndarray], items: int, seed: int) -> None:
+    """Compare a derivative along a direction with a finite difference."""
+    x, *inputs = row
+    direction = np.random.default_rng(seed).standard_normal(x.shape).astype(np.float32)
+
+    @jax.jit
+    def total(x: Any) -> Any:
+        y, _ = run(x, *inputs)
+        return jnp.sin(y[:items]).sum()
+
+    slope = jnp.sum(jax.grad(total)(x) * direction)
+    assert np.isfinite(slope), seed
+    size = 1e-3
+    difference = (total(x + size * direction) - total(x - size * direction)) / (2 * size)
+    # A mask of a list may change between the two points. Then the difference is no derivative.
+    if abs(slope - difference) > 0.05 * (1 + abs(slope)):
+        size = 1e-4
+        difference = (total(x + size * direction) - total(x - size * direction)) / (2 * size)
+    assert abs(slope - difference) <= 0.2 * (1 + abs(slope)), seed
+
+
+@pytest.mark.parametrize("block", range(6))
+def test_chains(block: int) -> None:
+    for seed in range(5 * block, 5 * block + 5):
+        check(seed, gradients=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(40))
+def test_many_chains(block: int) -> None:
+    for seed in range(100 + 50 * block, 150 + 50 * block):
+        check(seed, gradients=True)
