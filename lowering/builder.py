@@ -308,7 +308,7 @@ class GraphBuilder:
             rule=rule,
         )
         self.operations.append(operation)
-        if kind == "counted" and rule is None:
+        if kind == "counted" and rule is None and "extent" in attributes:
             self.symbols.setdefault(str(attributes["extent"]), next(operation.writes()))
         return results
 

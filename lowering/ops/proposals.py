@@ -29,9 +29,10 @@ def _detection_type(
     locations: TensorType, confidences: TensorType, priors: TensorType,
     anchor_confidences: TensorType, anchor_locations: TensorType, num_classes: int,
     background_label: int, top_k: int, keep_top_k: int, share_location: bool,
-    variance_encoded: bool, normalized: bool,
+    variance_encoded: bool, normalized: bool, input_size: tuple[int, int],
 ) -> TensorType:  # fmt: skip
     """Check the arguments of `detection_output`, and return the type of its result."""
+    require.length("input_size", input_size, 2, "a height and a width")
     if num_classes < 1:
         raise InvalidOperation(f"'num_classes' must be positive, it is {num_classes}")
     location_sets = 1 if share_location else num_classes

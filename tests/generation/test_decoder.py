@@ -280,14 +280,14 @@ def test_networks_that_are_no_decoders() -> None:
 
 
 def test_an_operation_that_cannot_be_padded(tmp_path: Path) -> None:
-    """A reshape that joins positions with the axis before them is refused by name."""
+    """A pool whose windows have several positions is refused by name."""
     nodes = [
         helper.make_node("Gather", ["table", "input_ids"], ["embedded"]),
         helper.make_node("Unsqueeze", ["embedded", "one"], ["new"]),
         helper.make_node("Concat", ["past_key_values.0.key", "new"], ["present.0.key"], axis=2),
-        helper.make_node("Concat", ["present.0.key", "present.0.key"], ["heads"], axis=1),
-        helper.make_node("Reshape", ["heads", "shape"], ["joined"]),
-        helper.make_node("MatMul", ["embedded", "joined"], ["logits"]),
+        helper.make_node("MaxPool", ["present.0.key"], ["pooled"], kernel_shape=[2, 1]),
+        helper.make_node("ReduceSum", ["pooled"], ["total"], keepdims=0),
+        helper.make_node("Add", ["embedded", "total"], ["logits"]),
     ]
     ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, [1, "tokens"])
     past = helper.make_tensor_value_info(
@@ -300,13 +300,12 @@ def test_an_operation_that_cannot_be_padded(tmp_path: Path) -> None:
     constants = {
         "table": np.ones((9, 4), np.float32),
         "one": np.array([1]),
-        "shape": np.array([1, 4, -1]),
     }
     initializers = [numpy_helper.from_array(x, name) for name, x in constants.items()]
     graph = helper.make_graph(nodes, "joins", [ids, past], outputs, initializers)
     onnx.save(helper.make_model(graph), tmp_path / "net.onnx")
     decoder = nnef_jax.decoder(nnef_jax.load(tmp_path / "net.onnx"), 16)
-    with pytest.raises(NnefError, match="'joined' cannot read a cache of fixed size"):
+    with pytest.raises(NnefError, match="'pooled' cannot read a cache of fixed size"):
         decoder.generate([1, 2], 3)
 
 

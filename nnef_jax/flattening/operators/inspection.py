@@ -30,11 +30,11 @@ _METHODS = ("LOAD_ATTR", "LOAD_METHOD")
 _FORMATS = ("FORMAT_VALUE", "FORMAT_SIMPLE", "BUILD_STRING")
 _ENDS = (*_METHODS, *_FORMATS, "PRECALL", "CALL", "CALL_KW", "KW_NAMES")
 _CALLED = {"step_on", "step_or_last"}  # methods that return a `ByKind`
-# Methods that any operator may call to align operands or to put a constant into the graph. The
-# operations that they add are left out.
+# Methods that any operator may call to align operands, to put a constant into the graph, or to
+# count the items of a list. The operations that they add are left out.
 _SHARED = {
-    "_emit", "_insert", "aligned", "emit", "folded", "insert", "item", "last", "step", "step_on",
-    "tensor",
+    "_emit", "_insert", "aligned", "emit", "folded", "insert", "integer", "integers", "item",
+    "known", "last", "step", "step_on", "tensor",
 }  # fmt: skip
 # Modules, besides those of operators, whose classes have methods that add operations.
 _HOMES = ("nnef_jax.flattening.recurrent_cells", "nnef_jax.flattening.repetition")
