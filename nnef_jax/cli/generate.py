@@ -46,7 +46,7 @@ class Prompt:
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="The tokenizer.json; by default the one beside the network.",
+            help="The tokenizer.json, or its folder; by default the one beside the network.",
             show_default=False,
         ),
     ] = None

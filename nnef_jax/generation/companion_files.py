@@ -31,7 +31,7 @@ class CompanionFiles:
 
     Args:
         source: the path of the network's file or folder.
-        tokenizer: the path of a `tokenizer.json`, or None to search for it.
+        tokenizer: the path of a `tokenizer.json` or of its folder, or None to search for it.
     """
 
     source: str
@@ -43,7 +43,10 @@ class CompanionFiles:
         network = Path(self.source)
         folder = network if network.is_dir() else network.parent
         folders = [folder, folder.absolute().parent / "tokenizer"]
-        return folders if self.tokenizer is None else [self.tokenizer.parent, *folders]
+        given = self.tokenizer
+        if given is None:
+            return folders
+        return [given if given.is_dir() else given.parent, *folders]
 
     def path(self, name: str) -> Path | None:
         """Return the path of a file with this name in the first folder that has one, or None."""
@@ -51,9 +54,16 @@ class CompanionFiles:
         return next((path for path in paths if path.is_file()), None)
 
     def tokenizer_path(self) -> Path:
-        """Return the path of the tokenizer. Raises InputError if there is none."""
-        path = self.tokenizer or self.path("tokenizer.json")
+        """Return the path of the tokenizer.
+
+        Raises InputError if there is none, and FileNotFoundError if there is no network either.
+        """
+        given = self.tokenizer
+        if given is not None:
+            return given / "tokenizer.json" if given.is_dir() else given
+        path = self.path("tokenizer.json")
         if path is None:
+            Path(self.source).stat()
             raise InputError(
                 f"there is no tokenizer.json beside {self.source}",
                 hint="--tokenizer FILE names it; --tokens 1,15043 gives a prompt as token numbers",

@@ -414,7 +414,8 @@ class Decoder:
         words = logits.shape[-1]
         highest = request.prompts.max()
         if highest >= words:
-            raise InputError(f"token {highest} of a prompt is none of the {words} words")
+            message = f"a prompt has the token {highest}, the network has tokens 0 to {words - 1}"
+            raise InputError(message)
         short = np.zeros((rows, CHUNKS[1] - 1), np.int32)
         seen = np.zeros((rows, words), bool)
         for row, length in enumerate(lengths):

@@ -119,6 +119,11 @@ def recognised(graph: Graph, names: Mapping[str, str | Sequence[str]]) -> Roles:
     logits = str(names.get("logits", "")) or _first(("logits",), results)
     if not logits and results:
         logits = results[0]
+    if not tokens:
+        raise InputError(
+            f"no input of the network is the tokens: none takes integers, of {listed([*inputs])}",
+            hint="a language model takes token numbers; this network seems to be none",
+        )
     _require(tokens in inputs, "tokens", "input", inputs)
     _require(logits in outputs, "logits", "output", outputs)
     if not caches:

@@ -66,7 +66,7 @@ class TextTokenizer:
         largest = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
         if largest >= words:
             raise InputError(
-                f"{self.path} has tokens up to {largest}, the network has {words} words",
+                f"{self.path} has tokens up to {largest}, the network has tokens 0 to {words - 1}",
                 hint="is it the tokenizer of this network?",
             )
 

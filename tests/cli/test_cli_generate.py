@@ -149,6 +149,15 @@ def test_files_where_torch_to_nnef_writes_them(tmp_path):
     assert generated(*options, source=source) == f"The owl{PARAGRAPH}"
 
 
+@pytest.mark.usefixtures("text_package")
+def test_the_folder_of_the_tokenizer(tmp_path):
+    source = shutil.copy(ANIMALS / "model.nnef.tgz", tmp_path)
+    options = ("--prompt", "The owl", "--tokenizer", ANIMALS)
+    assert generated(*options, source=source) == PARAGRAPH
+    err = fails("generate", source, "--prompt", "The owl", "--tokenizer", tmp_path)
+    assert f"{tmp_path / 'tokenizer.json'}: No such file" in err
+
+
 def test_control_characters_are_not_printed(capsys):
     """A network cannot send commands to a terminal; spaces and joiners of all scripts stay."""
     print_piece("a\x1b[2J\x9b\r\u202e\ud800 b\n\tc\u3000d\u200de°")
@@ -163,6 +172,8 @@ def test_control_characters_are_not_printed(capsys):
 def test_a_missing_tokenizer():
     err = fails("generate", LLAMA, "--prompt", "The owl")
     assert f"there is no tokenizer.json beside {LLAMA}" in err and "--tokens 1,15043" in err
+    err = fails("generate", "nowhere.nnef.tgz", "--prompt", "The owl")
+    assert "nowhere.nnef.tgz: No such file" in err and "tokenizer" not in err
 
 
 def test_a_missing_package(monkeypatch):
@@ -175,7 +186,7 @@ def test_a_missing_package(monkeypatch):
 def test_the_tokenizer_of_another_network():
     tokenizer = ANIMALS / "tokenizer.json"
     err = fails("generate", LLAMA, "--prompt", "The owl", "--tokenizer", tokenizer)
-    assert f"{tokenizer} has tokens up to 447, the network has 97 words" in err
+    assert f"{tokenizer} has tokens up to 447, the network has tokens 0 to 96" in err
     err = fails("generate", LLAMA, "--prompt", "x", "--tokenizer", "nowhere.json")
     assert "nowhere.json: No such file" in err
 
@@ -203,12 +214,14 @@ def test_prompts_that_cannot_be(prompt):
     err = fails("generate", LLAMA, "--tokens", prompt, "--places", 20, "--steps", 30)
     assert "30 further ones need 42 places" in err and "--places 42" in err
     assert "a prompt is empty" in fails("generate", LLAMA, "--tokens", "none")
-    assert "none of the 97 words" in fails("generate", LLAMA, "--tokens", "97", "--no-cache")
+    err = fails("generate", LLAMA, "--tokens", "97", "--no-cache")
+    assert "a prompt has the token 97, the network has tokens 0 to 96" in err
 
 
 def test_networks_that_generate_no_text():
     err = fails("generate", ROOT / "examples/digits/model", "--tokens", "1")
-    assert "no input of the network is the tokens" in err
+    assert "no input of the network is the tokens: none takes integers, of image" in err
+    assert "a language model takes token numbers" in err
     err = fails("generate", NETWORKS / "whisper.onnx", "--tokens", "3")
     assert "past_key_values.0.encoder.key" in err and "in Python" in err
 

@@ -2,7 +2,7 @@
 
 An exporter may need versions of packages that another one does not take. Each recipe runs where its
 exporter is installed: `pip install torch "transformers<5" "torch_to_nnef[llm-tract]" optimum-onnx
-onnxruntime-genai`.
+onnxruntime-genai onnx_ir`.
 """
 
 from __future__ import annotations

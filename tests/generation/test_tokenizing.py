@@ -151,7 +151,7 @@ def test_files_that_are_no_tokenizers(text: str, tmp_path: Path) -> None:
 def test_tokens_without_a_word(tmp_path: Path) -> None:
     tokenizer = saved(of_parts, tmp_path)
     tokenizer.require_words(7)
-    with pytest.raises(InputError, match="tokens up to 6, the network has 6 words"):
+    with pytest.raises(InputError, match="tokens up to 6, the network has tokens 0 to 5"):
         tokenizer.require_words(6)
 
 
