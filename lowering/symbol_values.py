@@ -165,8 +165,10 @@ def _range(
                 choose = max if name == "max" else min
                 return choose(a, c), choose(b, d)
             if name == "floordiv":
-                ends = [x // y for x in (a, b) for y in (c, d) if y]
-                return min(ends), max(ends)
+                # A quotient is largest or least at an end of the divisor's range, or next to 0.
+                divisors = [y for y in {c, d, -1, 1} if y and c <= y <= d]
+                ends = [x // y for x in (a, b) for y in divisors]
+                return min(ends, default=0), max(ends, default=0)
         case _:
             pass
     raise NotImplementedError(ast.unparse(node))

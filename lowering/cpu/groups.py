@@ -17,7 +17,7 @@ from jax import Array
 # convolutions.
 UNROLLED_GROUPS = 16
 
-# A group with at least _WIDE channels has a convolution of its own. Narrower groups are joined to
+# Each group of at least _WIDE channels has a separate convolution. Narrower groups are joined to
 # groups of at most WIDEST channels. The table has the measured milliseconds of 3x3 windows: without
 # joining, with 2, 4 or 8 groups joined to one, and by oneDNN. More than 16 groups that are not
 # joined are computed in a loop.

@@ -129,7 +129,10 @@ def computes_narrow(jaxpr: Jaxpr) -> bool:
 
 
 def _computes_narrow(equation: Equation) -> bool:
-    """Tell whether an equation computes in 16 bits. A product does so if its result has 16 bits."""
+    """Tell whether an equation computes in 16 bits.
+
+    A product with a result of 16 bits computes in 16 bits.
+    """
     if primitive(equation) == PRODUCT:
         return any(map(_is_narrow, equation.outvars))
     if facts(equation).moves or primitive(equation) in ("iota", "scatter"):

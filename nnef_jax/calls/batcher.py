@@ -185,13 +185,12 @@ class Batcher:
     def compute_each(self, requests: Sequence[_Arrays]) -> list[list[NDArray[Any]]]:
         """Return the outputs of each request, whose arrays `bind` returned.
 
-        Requests of one bucket are computed together.
+        Requests whose items have equal shapes in their buckets are computed together.
         """
         lengths = [self._buckets.lengths_of(arrays) for arrays in requests]
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for i, lengths_of_request in enumerate(lengths):
-            bucket = self._buckets.bucket(lengths_of_request)
-            groups.setdefault(tuple(bucket.values()), []).append(i)
+        groups: dict[object, list[int]] = {}
+        for i, arrays in enumerate(requests):
+            groups.setdefault(self.padded_shapes(arrays), []).append(i)
         results: list[list[NDArray[Any]]] = [[] for _ in requests]
         for members in groups.values():
             bucket = self._buckets.bucket(lengths[members[0]])
@@ -263,19 +262,14 @@ def require_sizes(sizes: Sequence[int]) -> None:
         raise InputError(f"sizes must be numbers of items, at least one; they are {[*sizes]}")
 
 
-def zeros(inputs: Sequence[TensorSpec], size: int | None = None) -> list[NDArray[Any]]:
-    """Return an array of zeros for each input.
-
-    If `size` is not None, it is the first extent of each array. Raises InputError for an input with
-    another open extent.
-    """
+def zeros(inputs: Sequence[TensorSpec]) -> list[NDArray[Any]]:
+    """Return an array of zeros for each input. Raises InputError for an input of unknown shape."""
     arrays: list[NDArray[Any]] = []
     for spec in inputs:
-        shape = spec.shape if size is None else (size, *spec.shape[1:])
-        if None in shape:
+        if None in spec.shape:
             hint = "give its other extents by load(..., input_shapes=...)"
             raise InputError(f"the shape of input '{spec}' is not known", hint=hint)
-        arrays.append(np.zeros(shape, spec.dtype))  # pyright: ignore
+        arrays.append(np.zeros(spec.shape, spec.dtype))  # pyright: ignore
     return arrays
 
 

@@ -95,8 +95,8 @@ class Buckets:
         """
         shortest = {name: lengths[0] for name, lengths in self.lengths.items()}
         axes: list[dict[int, str]] = [{} for _ in network.graph.outputs]
+        first = self._graph(network, shortest)
         for name, lengths in self.lengths.items():
-            first = self._graph(network, shortest)
             other, second = self._other_graph(network, shortest, name, lengths)
             for index, values in enumerate(zip(first.outputs, second.outputs, strict=True)):
                 pairs = zip(*(value.type.shape for value in values), strict=True)
@@ -116,11 +116,11 @@ class Buckets:
         self, network: Network, shortest: Lengths, name: str, lengths: Sequence[int]
     ) -> tuple[int, Graph]:
         """Return another length of an axis that the network takes, and the graph for it."""
-        others = [*lengths[1:], lengths[0] + 1, max(lengths[0] - 1, 1)]
+        candidates = [*lengths[1:], lengths[0] + 1, max(lengths[0] - 1, 1)]
         errors: list[NnefError] = []
-        for other in others:
+        for length in candidates:
             try:
-                return other, self._graph(network, {**shortest, name: other})
+                return length, self._graph(network, {**shortest, name: length})
             except NnefError as error:
                 errors.append(error)
         raise errors[0]

@@ -134,7 +134,7 @@ def generate(
     places: Annotated[
         int | None,
         typer.Option(
-            min=1,
+            min=2,
             help="The positions of a cache; by default a power of two, for the prompt and --steps.",
             show_default=False,
         ),
@@ -154,6 +154,7 @@ def generate(
     """
     prompt.check()
     drawing.check()
+    sample = drawing.sampling()
     stops = None if stop is None else _numbers(stop, "--stop")
     from nnef_jax.generation.companion_files import CompanionFiles
 
@@ -168,12 +169,12 @@ def generate(
         import nnef_jax
 
         decoder = nnef_jax.decoder(model, places or _places(len(tokens) + steps))
-        _require_words(decoder, tokens, steps, tokenizer)
+        _require_fit(decoder, tokens, steps, tokenizer)
         if stops is None:
             stops = _stops(companions, tokenizer)
         with ExitStack() as compiling:
             compiling.enter_context(status("compiling"))
-            generated = _generated(decoder, tokens, steps, drawing, stops)
+            generated = _generated(decoder, tokens, steps, drawing, sample, stops)
             _print(generated, compiling, prompt, tokens, tokenizer, stops)
 
 
@@ -211,7 +212,7 @@ def _places(needed: int) -> int:
     return max(_FEWEST_PLACES, 1 << (needed - 1).bit_length())
 
 
-def _require_words(
+def _require_fit(
     decoder: Decoder, tokens: Sequence[int], steps: int, tokenizer: TextTokenizer | None
 ) -> None:
     """Raise InputError if the network cannot continue the prompt, before anything is compiled."""
@@ -245,14 +246,14 @@ def _stops(companions: CompanionFiles, tokenizer: TextTokenizer | None) -> list[
 
 
 def _generated(
-    decoder: Decoder, tokens: Sequence[int], steps: int, drawing: Drawing, stops: Sequence[int]
-) -> Iterator[int]:
+    decoder: Decoder, tokens: Sequence[int], steps: int, drawing: Drawing, sample: Sampling,
+    stops: Sequence[int],
+) -> Iterator[int]:  # fmt: skip
     """Yield generated tokens, with the token that ends the text."""
     if drawing.beams > 1:
         best = decoder.search([*tokens], steps, beams=drawing.beams, stop=stops)
         yield from best.tokens[0, : best.lengths[0]].tolist()
         return
-    sample = drawing.sampling()
     for row in decoder.stream([*tokens], steps, sample=sample, key=drawing.seed, stop=stops):
         yield int(row[0])
 

@@ -362,9 +362,9 @@ class Execution:
     def _executable(
         self, entry: Entry | RoutineEntry, arguments: Sequence[Any], place: Placement
     ) -> partial[Any]:
-        """Return the executable for the shapes of a call's arguments, bound to prepared values."""
-        shapes = tuple([x.shape for x in jax.tree.leaves(arguments)])
-        key = entry.name, place, shapes
+        """Return the executable for the types of a call's arguments, bound to prepared values."""
+        types = tuple([(x.shape, x.dtype) for x in jax.tree.leaves(arguments)])
+        key = entry.name, place, types
         executable = self._recent.values.get(key)
         if executable is None:
             arrays = self._arrays_read(entry, place)

@@ -317,5 +317,6 @@ class Runnable:
         return self._execution.run(entry, state, inputs, params, probe)
 
 
-# This function returns the execution of a model. Only `nnef_jax.workings` uses it.
+# This function returns the execution of a model. `nnef_jax.workings` uses it, and so do packages
+# that make models, such as `nnef_jax.generation`.
 execution_of: Callable[[Runnable], Execution] = attrgetter("_execution")

@@ -39,6 +39,10 @@ class Bounds:
         self._computations = computations
         self._shape_of = shape_of
         self._bound = bound
+        # The answers for operations, which the graph under construction keeps. Without them, the
+        # time would double with each operation that reads a number twice.
+        self._mosts: dict[int, int | None] = {}
+        self._are_counts: dict[int, bool] = {}
 
     def most(self, x: Any) -> int | None:
         """Return a number that no item of an operand exceeds, or None if it is not known."""
@@ -47,7 +51,11 @@ class Bounds:
         if x.type.dtype == "bool":
             return 1
         operation = self._computations.operation_of(x)
-        return None if operation is None else self._most_of(operation)
+        if operation is None:
+            return None
+        if id(operation) not in self._mosts:
+            self._mosts[id(operation)] = self._most_of(operation)
+        return self._mosts[id(operation)]
 
     def _most_of(self, operation: Operation) -> int | None:
         """Return a number that no item of an operation's results exceeds, or None."""
@@ -88,6 +96,12 @@ class Bounds:
         operation = self._computations.operation_of(x)
         if operation is None:
             return False
+        if id(operation) not in self._are_counts:
+            self._are_counts[id(operation)] = self._counts(operation)
+        return self._are_counts[id(operation)]
+
+    def _counts(self, operation: Operation) -> bool:
+        """Tell whether no item of an operation's results is negative."""
         kind = operation.kind
         operands: list[Any] = [operand for _, operand in operation.operands]
         if kind == "constant":

@@ -15,7 +15,9 @@ class Computations:
         self._builder = builder
         self._operations: dict[Value, Operation] = {}
         self._operation_count = 0  # of the operations that `_operations` has
-        self._keys: dict[Any, Any] = {}
+        self._keys: dict[Value, Any] = {}
+        self._keyed_count = 0  # of the operations whose results have keys
+        self._numbers: dict[Any, int] = {}  # a number for each way to compute results
 
     def operation_of(self, x: Value) -> Operation | None:
         """Return the operation that computes a tensor, or None for an input or a variable."""
@@ -25,19 +27,26 @@ class Computations:
         self._operation_count = len(operations)
         return self._operations.get(x)
 
-    def key(self, x: Any) -> Any:
-        """Return a key of an operand. Tensors that are computed in the same way have equal keys."""
-        if isinstance(x, tuple):
-            return tuple(map(self.key, x))
-        if not isinstance(x, Value):
-            return x
-        if x not in self._keys:
-            operation = self.operation_of(x)
-            if operation is None:
-                self._keys[x] = id(x)
-            else:
-                operands = tuple((name, self.key(y)) for name, y in operation.operands)
-                index = list(operation.writes()).index(x)
-                computation = (operation.kind, operands, operation.attributes, index)
-                self._keys[x] = self._keys.setdefault(computation, len(self._keys))
-        return self._keys[x]
+    def key(self, x: Value) -> Any:
+        """Return a key of a tensor. Tensors that are computed in the same way have equal keys.
+
+        The keys are only comparable within one graph.
+        """
+        operations = self._builder.operations
+        # The operands of an operation are computed before it, so that they already have keys.
+        for operation in operations[self._keyed_count :]:
+            operands = tuple((name, self._operand_key(y)) for name, y in operation.operands)
+            computation = (operation.kind, operation.rule, operands, operation.attributes)
+            number = self._numbers.setdefault(computation, len(self._numbers))
+            for index, result in enumerate(operation.writes()):
+                self._keys[result] = "result", number, index
+        self._keyed_count = len(operations)
+        return self._operand_key(x)
+
+    def _operand_key(self, x: Any) -> Any:
+        """Return a key of an operand, which may be a tensor, a number, or several of them."""
+        if isinstance(x, list | tuple):
+            return tuple(map(self._operand_key, x))  # pyright: ignore[reportUnknownArgumentType]
+        if isinstance(x, Value):
+            return self._keys.get(x, ("input", id(x)))
+        return type(x).__name__, repr(x)

@@ -60,12 +60,4 @@ def _extent(graph: ListEmission, x: Value, i: int, span: Span | None) -> Any:
     if volume(x.type.shape) > 1:
         window = {"axes": (0,), "begin": (i,), "end": (i + 1,), "stride": (1,)}
         count = graph.insert("slice", {"input": count}, span, **window)
-    return _symbol(graph, count, most, span)
-
-
-def _symbol(graph: ListEmission, count: Value, most: int, span: Span | None) -> Any:
-    """Return the symbol for a number. A list of as many integers is added, which defines it."""
-    dtype = graph.builder.integer
-    integers = graph.insert("range", {}, span, start=0, end=most, step=1, dtype=dtype)
-    numbers = graph.listed(integers, 0, count, most, span)
-    return graph.shape_of(numbers)[0]
+    return graph.defined_symbol(count, most, span)

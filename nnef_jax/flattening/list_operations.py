@@ -111,7 +111,7 @@ def _common_extent(graph: ListEmission, extents: Sequence[Any], span: Span | Non
         is_one = graph.insert("eq", {"x": number, "y": 1}, span)
         operands = {"condition": is_one, "true_value": count, "false_value": number}
         count = graph.insert("select", operands, span)
-    return graph.symbol(count, max(map(graph.bound, extents)))
+    return graph.defined_symbol(count, max(map(graph.bound, extents)), span)
 
 
 def _spread(graph: ListEmission, x: Value, axis: int, extent: Any, span: Span | None) -> Value:
@@ -131,13 +131,22 @@ def _spread(graph: ListEmission, x: Value, axis: int, extent: Any, span: Span | 
 
 
 def _concat(graph: ListEmission, operands: ByName, attributes: ByName, span: Span | None) -> ByName:
-    """Give the parts of a concatenation the extents of the first part along the other axes."""
+    """Give the parts of a concatenation the extents of the first part along the other axes.
+
+    If the first part has a known extent, lists among the other parts get as many items.
+    """
     first, *further = operands["values"]
     if not any(map(graph.is_list, operands["values"])):
         return operands
     axis = attributes["axis"] % len(first.type.shape)
     extents = {i: n for i, n in enumerate(graph.shape_of(first)) if i != axis}
-    parts = [_with_extents(graph, x, extents, span) for x in further]
+    parts: list[Value] = []
+    for part in further:
+        for i, extent in extents.items():
+            is_counted = is_symbolic(graph.shape_of(part)[i])
+            if is_counted and not is_symbolic(extent):
+                part = _spread(graph, part, i, extent, span)
+        parts.append(_with_extents(graph, part, extents, span))
     return {**operands, "values": [first, *parts]}
 
 

@@ -44,16 +44,29 @@ _OF_EXTENTS = (TypeError, ValueError, NotImplementedError, InconclusiveDimension
 class Symbols:
     """The symbols of a network, which its graph and the graphs of its bodies share.
 
-    `most` has the largest value of each symbol, `count_names` the name of the tensor that tells its
-    value, and `by_key` the symbol for each way to compute a number. If `is_open`, the network has
-    further symbols, which the user of `jax.export` defined.
+    `most` has the largest value of each symbol, and `count_names` the name of the tensor that tells
+    its value. `names_of_user` has further symbols, which the user of `jax.export` defined.
     """
 
     dimensions: Dimensions
-    is_open: bool
+    names_of_user: frozenset[str] = frozenset()
     most: dict[str, int] = field(default_factory=dict[str, int])
     count_names: dict[str, str] = field(default_factory=dict[str, str])
-    by_key: dict[Any, Any] = field(default_factory=dict[Any, Any])
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether the network has symbols that the user defined."""
+        return bool(self.names_of_user)
+
+    def new(self, most: int, count_name: str) -> Any:
+        """Return a new symbol, whose value is at most `most` and is told by a tensor."""
+        prefix = "n"
+        while any(name.startswith(prefix) for name in self.names_of_user):
+            prefix += "_"
+        name = f"{prefix}{len(self.most)}"
+        self.most[name] = most
+        self.count_names[name] = count_name
+        return self.dimensions.of(Extent(name))
 
 
 class ListEmission(Emission):
@@ -68,12 +81,13 @@ class ListEmission(Emission):
             extents = [n for shape in options.symbolic_shapes.values() for n in shape]
             scopes = [n.scope for n in extents if is_symbolic(n)]
             dimensions = Dimensions(scopes[0] if scopes else None)
-            self.symbols: Symbols = Symbols(dimensions, bool(scopes))
+            self.symbols: Symbols = Symbols(dimensions, frozenset(symbols_in(tuple(extents))))
         else:
             self.symbols = outer.symbols
         # The padding of lists that, as outputs, have another padding than other lists.
         self.list_padding: dict[Value, float] = {}
         self.computations: Computations = Computations(self.builder)
+        self._symbol_by_key: dict[Any, Any] = {}  # by the key of the count's computation
         self.bounds: Bounds = Bounds(self.computations, self.shape_of, self.bound)
 
     @property
@@ -91,9 +105,16 @@ class ListEmission(Emission):
         """Add an operation as `Emission.add` does, and check that lists can be its operands."""
         if self.has_lists and not self.symbols.is_open:
             attributes = {name: _as_text(x) for name, x in attributes.items()}
-        results = super().add(
-            kind, operands, attributes, names, span, calls, rule=rule, inserted=inserted
-        )
+        try:
+            results = super().add(
+                kind, operands, attributes, names, span, calls, rule=rule, inserted=inserted
+            )
+        except (TypeError, InconclusiveDimensionOperation):
+            lists = [x for x in operands.values() if self.is_list(x)]
+            if not lists:
+                raise
+            reason = f"'{kind}' needs the number of its items before the network runs"
+            raise self.refusal(lists[0], reason) from None
         if self.has_lists:
             if self.symbolic is not None and not self.is_body:
                 self._require_shapes(self.builder.operations[-1])
@@ -230,14 +251,19 @@ class ListEmission(Emission):
                 raise ExtentNeeded
             self.symbolic = SymbolicShapes(self.builder, self.symbols.dimensions, self.symbols.most)
         key = self.computations.key(count)
-        symbol = self.symbols.by_key.get(key)
-        if symbol is None:
-            name = f"n{len(self.symbols.most)}"
-            symbol = self.symbols.dimensions.of(Extent(name))
-            self.symbols.by_key[key] = symbol
-            self.symbols.most[name] = most
-            self.symbols.count_names[name] = count.name
-        return symbol
+        if key not in self._symbol_by_key:
+            self._symbol_by_key[key] = self.symbols.new(most, count.name)
+        return self._symbol_by_key[key]
+
+    def defined_symbol(self, count: Value, most: int, span: Span | None) -> Any:
+        """Return the symbol for a number as `symbol` does, and add an operation that defines it.
+
+        The operation makes a list of as many integers.
+        """
+        dtype = self.builder.integer
+        integers = self.insert("range", {}, span, start=0, end=most, step=1, dtype=dtype)
+        numbers = self.listed(integers, 0, count, most, span)
+        return self.shape_of(numbers)[0]
 
     def listed(self, x: Value, axis: int, count: Value, most: int, span: Span | None) -> Value:
         """Return the first `count` items of a tensor along an axis, at most `most`, as a list."""

@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from nnef_jax.errors import InputError
 from nnef_jax.execution.runnable import execution_of
 from nnef_jax.generation.decoder import Decoder, Generated
 from nnef_jax.generation.decoder_network import DecoderFrontend, DecoderStep
@@ -63,8 +64,8 @@ def decoder(
         names: names for single roles: `tokens`, `logits`, `mask`, `positions`, `length`,
             `total_length`, `context`.
 
-    Raises InputError if a role is not recognised, or if a network does not have the window. When
-    a step is traced, UnsupportedError is
+    Raises InputError if a role is not recognised, or if a network does not have the window, and
+    TypeError if there are both `roles` and `names`. When a step is traced, UnsupportedError is
     raised if an operation cannot take a padded cache.
 
     >>> decoder = nnef_jax.decoder(nnef_jax.load("net.nnef.tgz"), places=512)
@@ -72,6 +73,10 @@ def decoder(
     """
     require("model", model, Model, "a nnef_jax.Model")
     require("places", places, int, "a number of positions")
+    if places < 2:
+        raise InputError(f"places must be at least 2, they are {places}")
+    if roles is not None and names:
+        raise TypeError(f"give either roles or names of single roles, not both: {[*names]}")
     execution = execution_of(model)
     network = execution.network
     roles = recognised(network.graph, names) if roles is None else roles

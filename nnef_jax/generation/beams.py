@@ -13,6 +13,7 @@ from jax import Array, lax
 
 from nnef_jax.calls.arguments import State
 from nnef_jax.execution import routine
+from nnef_jax.generation.token_sampling import last_logits
 
 _Arrays = Mapping[str, Array]  # by label
 # Reads a token of each row. Takes the state and tokens (rows,), returns logits (rows, words) and
@@ -81,7 +82,7 @@ class BeamSearch:
 
         def read(state: State, tokens: Array) -> tuple[Array, State]:
             logits, after = step(state, [tokens[:, None], *context])
-            return logits if logits.ndim == 2 else logits[:, -1], after
+            return last_logits(logits), after
 
         return search(
             read, logits, state, steps=self.steps, beams=self.beams, stop=self.stop,

@@ -43,10 +43,10 @@ class CompanionFiles:
         network = Path(self.source)
         folder = network if network.is_dir() else network.parent
         folders = [folder, folder.absolute().parent / "tokenizer"]
-        given = self.tokenizer
-        if given is None:
+        tokenizer = self.tokenizer
+        if tokenizer is None:
             return folders
-        return [given if given.is_dir() else given.parent, *folders]
+        return [tokenizer if tokenizer.is_dir() else tokenizer.parent, *folders]
 
     def path(self, name: str) -> Path | None:
         """Return the path of a file with this name in the first folder that has one, or None."""
@@ -58,9 +58,9 @@ class CompanionFiles:
 
         Raises InputError if there is none, and FileNotFoundError if there is no network either.
         """
-        given = self.tokenizer
-        if given is not None:
-            return given / "tokenizer.json" if given.is_dir() else given
+        tokenizer = self.tokenizer
+        if tokenizer is not None:
+            return tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
         path = self.path("tokenizer.json")
         if path is None:
             Path(self.source).stat()

@@ -22,7 +22,7 @@ from nnef_jax.generation.decoder_network import LENGTH, with_tokens
 from nnef_jax.generation.prompts import in_turn, overlapping
 from nnef_jax.generation.roles import Roles
 from nnef_jax.generation.token_loop import LoopState, Prompts, TokenLoop
-from nnef_jax.generation.token_sampling import GREEDY, Sampling
+from nnef_jax.generation.token_sampling import GREEDY, Sampling, last_logits
 from nnef_jax.model import Model
 from nnef_jax.options import require, shown
 
@@ -98,8 +98,8 @@ class Decoder:
         >>> decoder.model_of(1).export("step.npz", entry="step")
         """
         require("tokens", tokens, int, "a number of tokens")
-        if not 1 <= tokens <= self.places:
-            raise InputError(f"tokens must be 1 to {self.places}, they are {tokens}")
+        if not 1 <= tokens < self.places:
+            raise InputError(f"tokens must be 1 to {self.places - 1}, they are {tokens}")
         return with_tokens(self.model, self.roles.tokens, tokens)
 
     def init_state(self, batch: int = 1) -> dict[str, Array]:
@@ -134,7 +134,7 @@ class Decoder:
         happen.
         """
         logits, state = self._read(params, state, jnp.asarray(tokens)[:, None], context)
-        return _last(logits), state
+        return last_logits(logits), state
 
     def _read(
         self, params: Params | Prepared | None, state: State, tokens: ArrayLike, context: _Context
@@ -184,12 +184,16 @@ class Decoder:
         state: Any = self.init_state(len(sizes))
         logits: Any = None
         plan = in_turn if self.window else overlapping
+        donates = execution_of(self.model).definition.options.donate_state
         for chunk, is_read, starts in plan(sizes, self._chunks()):
             part = _taken(tokens, starts[:, None] + np.arange(chunk))
-            before = {**state, LENGTH: starts}
+            # A step overwrites donated states, but rows that are not read keep their states.
+            is_copied = donates and not is_read.all()
+            before = jax.tree.map(jnp.copy, state) if is_copied else state
+            before = {**before, LENGTH: starts}
             chunk_logits, after = self._read(params, before, part, context)
             state = _chosen(is_read, after, state)
-            last = _last(chunk_logits)
+            last = last_logits(chunk_logits)
             logits = last if logits is None else _chosen(is_read, last, logits)
         return logits, {**state, LENGTH: jnp.asarray(sizes)}
 
@@ -200,21 +204,28 @@ class Decoder:
         """
         shape = self.model.inputs[0].shape
         fixed = shape[1]
-        return [fixed] if fixed is not None else [x for x in CHUNKS if x <= self.places]
+        return [fixed] if fixed is not None else [x for x in CHUNKS if x < self.places]
 
     def _lengths(self, lengths: ArrayLike | None, rows: int, width: int) -> NDArray[np.int32]:
         """Return the lengths of `rows` prompts. Raises InputError if they do not fit.
 
-        They must lie between 1 and `width`, and not exceed the places of the caches. If
-        `lengths` is None, each length is `width`.
+        They must lie between 1 and `width`, and not exceed the places of the caches. A network
+        for a known number of tokens reads no shorter prompts. If `lengths` is None, each length
+        is `width`.
         """
         sizes = np.full(rows, width) if lengths is None else np.asarray(lengths)
-        if sizes.shape != (rows,) or not np.all((sizes >= 1) & (sizes <= width)):
+        are_integers = sizes.dtype.kind in "iu"
+        is_in_range = sizes.shape == (rows,) and np.all((sizes >= 1) & (sizes <= width))
+        if not (are_integers and is_in_range):
             message = f"lengths must be {rows} numbers from 1 to {width}, they are {shown(lengths)}"
             raise InputError(message if width else "a prompt is empty")
         if max(sizes) > self.places:
             message = f"a prompt has {max(sizes)} tokens, the caches have {self.places} places"
             raise InputError(message, hint="decoder(..., places=...) sets their number")
+        fewest = self._chunks()[-1]
+        if min(sizes) < fewest:
+            message = f"a prompt has {min(sizes)} tokens, the network reads {fewest} at a time"
+            raise InputError(message)
         return sizes.astype(np.int32)
 
     def log_probabilities(
@@ -331,6 +342,7 @@ class Decoder:
         repeated = {name: np.repeat(x, beams, axis=0) for name, x in context.items()}
         beam_context = self._bound_context(repeated, len(request.prompts) * beams)
         logits, state = self.prefill(None, request.prompts, request.lengths, **context)
+        _require_words(request.prompts, logits.shape[-1])
         execution = execution_of(self.model)
         best = execution.run_routine(routine, logits, state, beam_context)
         ends = np.asarray(best.lengths)
@@ -350,6 +362,8 @@ class Decoder:
         require("steps", steps, int, "a number of tokens")
         require("sample", sample, Sampling, "a nnef_jax.generation.Sampling")
         prompts = _checked_tokens(tokens)
+        _require_words(prompts, self.model.graph.outputs[0].type.shape[-1])
+        prompts = prompts.astype(np.int32)
         sizes = self._lengths(lengths, *prompts.shape)
         needed_places = max(sizes) + steps - 1  # the last token is not read
         if steps < 1 or needed_places > self.places:
@@ -358,9 +372,12 @@ class Decoder:
                 f"places, the caches have {self.places}",
                 hint="decoder(..., places=...) sets their number",
             )
-        stops = (stop,) if isinstance(stop, int) else tuple(stop)
-        start = jax.random.key(key) if isinstance(key, int) else key
-        return _Request(prompts, sizes, steps, sample, start, stops, params, context)
+        stops = np.atleast_1d(stop)
+        if stops.size and stops.dtype.kind not in "iu":
+            raise InputError(f"stop must be token numbers, it is {shown(stop)}")
+        stop_tokens = tuple(sorted({int(x) for x in stops}))
+        start = jax.random.key(key) if isinstance(key, int | np.integer) else key
+        return _Request(prompts, sizes, steps, sample, start, stop_tokens, params, context)
 
     def _blocks(self, request: _Request, size: int) -> Iterator[NDArray[np.int32]]:
         """Read the prompts of a request, and yield the generated tokens in blocks.
@@ -412,10 +429,7 @@ class Decoder:
             sizes = lengths - by_loop
             logits, state = self._read_prompts(None, request.prompts, sizes, request.context)
         words = logits.shape[-1]
-        highest = request.prompts.max()
-        if highest >= words:
-            message = f"a prompt has the token {highest}, the network has tokens 0 to {words - 1}"
-            raise InputError(message)
+        _require_words(request.prompts, words)
         short = np.zeros((rows, CHUNKS[1] - 1), np.int32)
         seen = np.zeros((rows, words), bool)
         for row, length in enumerate(lengths):
@@ -429,7 +443,7 @@ class Decoder:
         return start, Prompts(jnp.asarray(short), jnp.asarray(by_loop, jnp.int32))
 
 
-def _checked_tokens(tokens: ArrayLike) -> NDArray[np.int32]:
+def _checked_tokens(tokens: ArrayLike) -> NDArray[Any]:
     """Return prompts as (batch, tokens). Raises InputError for anything but token numbers."""
     array = np.atleast_2d(np.asarray(tokens))
     if array.size == 0:
@@ -437,7 +451,19 @@ def _checked_tokens(tokens: ArrayLike) -> NDArray[np.int32]:
     if array.ndim != 2 or array.dtype.kind not in "iu" or array.min() < 0:
         expected = "token numbers, (batch, tokens) or (tokens,)"
         raise InputError(f"tokens must be {expected}, they are {shown(tokens)}")
-    return array.astype(np.int32)
+    return array
+
+
+def _require_words(prompts: NDArray[Any], words: int) -> None:
+    """Raise InputError if a prompt has a token that is none of the network's `words` tokens.
+
+    The number of tokens may be UNKNOWN until the logits are computed.
+    """
+    most = np.iinfo(np.int32).max if words is UNKNOWN else words - 1
+    highest = prompts.max()
+    if highest > most:
+        message = f"a prompt has the token {highest}, the network has tokens 0 to {most}"
+        raise InputError(message)
 
 
 def _taken(tokens: ArrayLike, positions: NDArray[np.int64]) -> Any:
@@ -460,11 +486,3 @@ def _chosen(is_read: NDArray[np.bool_], after: Any, before: Any) -> Any:
         return jnp.where(is_read.reshape(-1, *[1] * (x.ndim - 1)), x, y)
 
     return jax.tree.map(select, after, before)
-
-
-def _last(logits: Array) -> Array:
-    """Return the logits (batch, words) of the last token, from the logits of all tokens.
-
-    The network may return only the logits of the last token, which are returned unchanged.
-    """
-    return logits if logits.ndim == 2 else logits[:, -1]

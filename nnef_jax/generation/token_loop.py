@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from nnef_jax.execution.routine import Step
-from nnef_jax.generation.token_sampling import Sampling
+from nnef_jax.generation.token_sampling import Sampling, last_logits
 
 
 class LoopState(NamedTuple):
@@ -91,7 +91,7 @@ class TokenLoop:
             # A row whose prompt begins later reads a token too, but does not keep it.
             is_read = i >= width - prompts.lengths
             logits, after = step(loop.state, [token[:, None], *context])
-            logits = logits if logits.ndim == 2 else logits[:, -1]
+            logits = last_logits(logits)
             after = self._unless_read(is_read, loop.state, after)
             logits = jnp.where(is_read[:, None], logits, loop.logits)
             is_stop = jnp.isin(token, jnp.asarray(self.stop, jnp.int32)) & ~is_prompt

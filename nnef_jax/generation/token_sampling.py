@@ -80,3 +80,11 @@ class Sampling:
 
 
 GREEDY = Sampling()
+
+
+def last_logits(logits: Array) -> Array:
+    """Return the logits (batch, words) of the last token, from the logits of all tokens.
+
+    The network may return only the logits of the last token, which are returned unchanged.
+    """
+    return logits if logits.ndim == 2 else logits[:, -1]

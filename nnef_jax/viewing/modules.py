@@ -106,7 +106,7 @@ def live_counts(units: Sequence[OperationUnit], graph: Graph) -> list[int]:
 
 
 def find_modules(units: Sequence[OperationUnit], graph: Graph, live_counts: Sequence[int]) -> None:
-    """Set the path of each unit to the path of its module.
+    """Set the attribute `path` of each unit: the path of the unit's module.
 
     Units of one fragment call have paths with a common start. `live_counts` is the result of the
     function `live_counts` for the units.

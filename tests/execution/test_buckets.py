@@ -211,3 +211,12 @@ def test_arrays_of_jax_are_items(bert: nnef_jax.Model, embed: Batcher) -> None:
     np.testing.assert_allclose(
         embed(ids, positions).pooled, bert(ids, positions, jnp.ones((2, 4), int)).pooled, atol=1e-5
     )
+
+
+def test_items_that_differ_along_an_axis_without_buckets() -> None:
+    """They are computed apart, though their bucket is the same."""
+    batcher = model_of(_BY_ITEM % "relu(x)").batcher((2,), buckets={"S": (4,)})
+    items = [_RNG.normal(size=shape).astype(np.float32) for shape in ((3, 5), (4, 6))]
+    results = batcher(items)
+    for item, result in zip(items, results, strict=True):
+        np.testing.assert_array_equal(result, np.maximum(item, 0))

@@ -327,3 +327,57 @@ def test_caches_are_divided_by_heads(llama: Decoder) -> None:
     assert {divisions[cache.before].axis for cache in llama.roles.caches} == {1}
     keys = [label for label in llama.model.params if "k_proj" in label]
     assert keys and {divisions[label].why for label in keys} == {"columns"}
+
+
+def test_a_prompt_that_fills_the_caches(llama: Decoder) -> None:
+    """A chunk of as many tokens as a cache has places is read by smaller chunks."""
+    prompt = np.arange(1, 17)[None]
+    decoder = nnef_jax.decoder(nnef_jax.load(NETWORKS / "llama.nnef.tgz"), 16)
+    expected = llama.generate(prompt, 1).tokens
+    np.testing.assert_array_equal(decoder.generate(prompt, 1).tokens, expected)
+    with pytest.raises(NnefError, match="places must be at least 2"):
+        nnef_jax.decoder(nnef_jax.load(NETWORKS / "llama.nnef.tgz"), 1)
+
+
+def test_prompts_shorter_than_a_known_number_of_tokens(llama: Decoder) -> None:
+    fixed = llama.with_model(llama.model_of(16))
+    with pytest.raises(NnefError, match="a prompt has 3 tokens, the network reads 16 at a time"):
+        fixed.prefill(None, np.arange(16)[None].repeat(2, 0), [3, 16])
+
+
+def test_donated_states_of_rows_that_are_not_read() -> None:
+    prompts = np.arange(40).reshape(2, 20) % 30
+    plain, donating = (
+        nnef_jax.decoder(nnef_jax.load(NETWORKS / "llama.nnef.tgz", donate_state=donates), 64)
+        for donates in (False, True)
+    )
+    expected, _ = plain.prefill(None, prompts, [20, 3])
+    logits, _ = donating.prefill(None, prompts, [20, 3])
+    np.testing.assert_array_equal(logits, expected)
+
+
+@pytest.mark.parametrize("token", [10**6, 2**32 + 1])
+def test_tokens_that_the_network_lacks(llama: Decoder, token: int) -> None:
+    for method in (llama.generate, llama.search):
+        with pytest.raises(NnefError, match=f"a prompt has the token {token}, the network has"):
+            method([token], 3)
+
+
+def test_numbers_of_numpy_are_numbers(llama: Decoder) -> None:
+    plain = llama.generate([1, 2], 4, stop=5, key=3, sample=Sampling(1.0))
+    same = llama.generate([1, 2], 4, stop=np.int64(5), key=np.int64(3), sample=Sampling(1.0))
+    np.testing.assert_array_equal(same.tokens, plain.tokens)
+    with pytest.raises(NnefError, match="lengths must be"):
+        llama.generate([1, 2], 4, lengths=[1.5])
+    with pytest.raises(NnefError, match="stop must be token numbers"):
+        llama.generate([1, 2], 4, stop=[1.5])
+    with pytest.raises(TypeError, match="not both: \\['logits'\\]"):
+        nnef_jax.decoder(llama.model, 64, roles=llama.roles, logits="y")
+
+
+def test_keys_of_two_kinds(tmp_path: Path) -> None:
+    """Each kind of key has a program of its own, also if programs are stored."""
+    model = nnef_jax.load(NETWORKS / "llama.nnef.tgz", cache_dir=tmp_path)
+    decoder = nnef_jax.decoder(model, 64)
+    for key in (3, jax.random.key(3, impl="rbg")):
+        assert decoder.generate([1, 2], 3, key=key, sample=Sampling(1.0)).tokens.shape == (1, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -169,3 +170,110 @@ def test_room_beyond_the_limit_is_refused() -> None:
     with pytest.raises(nnef_jax.errors.LimitError, match=r"\[40,40\] has room for") as caught:
         nnef_jax.load(network, limits=limits)
     assert "it.sum_reduce" in str(caught.value)
+
+
+def branch(inner: list[Any], result: str, name: str) -> Any:
+    """Return a graph without inputs, for a branch."""
+    return helper.make_graph(inner, name, [], [tensor(result, None)])
+
+
+@pytest.mark.parametrize("masks", [(MASKS[0], MASKS[1]), (MASKS[1], MASKS[0])])
+def test_a_body_and_the_graph_around_it_count_apart(masks: Any) -> None:
+    """Both choose rows by a first operation of their own, with counts that differ."""
+    joins = [node("Compress", "x other", "b", axis=0), node("Concat", "it b", "t", axis=0)]
+    choice = node(
+        "If", "c", "y", then_branch=branch(joins, "t", "then"),
+        else_branch=branch([node("Identity", "it", "e")], "e", "else"),
+    )  # fmt: skip
+    inputs = [tensor("x", X.shape), tensor("mask", (3,), BOOL), tensor("other", (3,), BOOL)]
+    nodes = [node("Compress", "x mask", "it", axis=0), choice]
+    ends = [tensor("y", None)]
+    net = nnef_jax.load(model(nodes, [*inputs, tensor("c", (), BOOL)], ends, WEIGHTS, 18))
+    mask, other = masks
+    y = trimmed(net, X, mask, other, np.array(True))
+    np.testing.assert_array_equal(y, np.concatenate([X[mask], X[other]]))
+
+
+@pytest.mark.parametrize("other", [np.array([True, True, False]), MASKS[1]])
+def test_lists_of_two_counts_are_added(other: Any) -> None:
+    """The counts are equal in a run, or one of them is 1."""
+    inputs = [tensor("x", X.shape), tensor("mask", (3,), BOOL), tensor("other", (3,), BOOL)]
+    nodes = [
+        node("Compress", "x mask", "a", axis=0),
+        node("Compress", "x other", "b", axis=0),
+        node("Add", "a b", "y"),
+    ]
+    net = nnef_jax.load(model(nodes, inputs, [tensor("y", None)], {}, 18))
+    expected = X[MASKS[0]] + X[other]
+    np.testing.assert_array_equal(trimmed(net, X, MASKS[0], other), expected)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_quotient_by_a_count_is_an_extent(count: int) -> None:
+    nodes = [
+        node("Shape", "it", "n", end=1),
+        node("Div", "six n", "q"),
+        node("Expand", "two q", "y"),
+    ]
+    inputs = [tensor("x", X.shape), tensor("mask", (3,), BOOL)]
+    choose = node("Compress", "x mask", "it", axis=0)
+    weights = {"six": np.array([6]), "two": WEIGHTS["two"]}
+    net = nnef_jax.load(model([choose, *nodes], inputs, [tensor("y", None)], weights, 18))
+    y = trimmed(net, X, np.arange(3) < count)
+    np.testing.assert_array_equal(y, np.full(6 // count, 2, np.float32))
+
+
+def test_a_count_below_many_operations() -> None:
+    names = ["x", *(f"x{i}" for i in range(400))]
+    steps = [node("Neg", before, after) for before, after in pairwise(names)]
+    steps.append(node("NonZero", names[-1], "y"))
+    net = nnef_jax.load(model(steps, [tensor("x", X.shape)], [tensor("y", None, INT64)], {}, 18))
+    np.testing.assert_array_equal(trimmed(net, X), np.nonzero(X))
+
+
+def test_numbers_that_are_read_twice_are_bounded_once() -> None:
+    """The bound of the last of 60 maxima, each of one number with itself, is found at once."""
+    names = ["n", *(f"n{i}" for i in range(60))]
+    steps = [node("Max", f"{a} {a}", b) for a, b in pairwise(names)]
+    nodes = [
+        node("Cast", "mask", "numbers", to=INT64),
+        node("ReduceSum", "numbers axis", "n"),
+        *steps,
+        node("Expand", f"two {names[-1]}", "y"),
+    ]
+    y = trimmed(load(nodes), X, MASKS[0])
+    np.testing.assert_array_equal(y, np.float32([2, 2]))
+
+
+def test_the_names_of_the_user_stay_free() -> None:
+    (n0,) = jax.export.symbolic_shape("n0")
+    inputs = [tensor("x", X.shape), tensor("mask", (3,), BOOL), tensor("z", ("n0", 2))]
+    nodes = [node("Compress", "x mask", "a", axis=0), node("Concat", "a z", "y", axis=0)]
+    net = nnef_jax.load(model(nodes, inputs, [tensor("y", None)], {}, 18))
+    types = [
+        jax.ShapeDtypeStruct((3, 2), jnp.float32),
+        jax.ShapeDtypeStruct((3,), jnp.bool_),
+        jax.ShapeDtypeStruct((n0, 2), jnp.float32),
+    ]
+    exported = jax.export.export(jax.jit(lambda *arrays: net(*arrays)))(*types)
+    y = exported.call(X, MASKS[0], np.ones((2, 2), np.float32))
+    np.testing.assert_array_equal(y[:4], [[1, 2], [5, 7], [1, 1], [1, 1]])
+
+
+def test_a_list_is_joined_behind_a_tensor_of_a_known_extent() -> None:
+    y = trimmed(load([node("Concat", "square it", "y", axis=1)]), X, MASKS[0])
+    np.testing.assert_array_equal(y, [[1, 2, 1, 2], [3, 4, 5, 7]])
+
+
+def test_an_operation_that_needs_the_number_of_items() -> None:
+    nodes = [
+        node("Unsqueeze", "it first_axes", "image"),
+        node("Conv", "image filter", "y", auto_pad="SAME_UPPER", strides=[2, 2]),
+    ]
+    weights = {
+        **WEIGHTS, "first_axes": np.array([0, 1]), "filter": np.ones((1, 1, 2, 2), np.float32),
+    }  # fmt: skip
+    inputs = [tensor("x", X.shape), tensor("mask", (3,), BOOL)]
+    choose = node("Compress", "x mask", "it", axis=0)
+    with pytest.raises(nnef_jax.NnefError, match="axis 2 of 'image' is a list, whose number"):
+        nnef_jax.load(model([choose, *nodes], inputs, [tensor("y", None)], weights, 18))

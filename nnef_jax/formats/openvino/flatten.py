@@ -220,8 +220,7 @@ class Flattener:
         for port_reference, tensor in tensors.items():
             if isinstance(tensor, Constant):
                 constants += names_by_port[port_reference]
-        # A step is a pair: the names of the tensors that a layer reads, and the names of its
-        # results.
+        # A step has two lists of names: the tensors that a layer reads, and the layer's results.
         steps: list[tuple[list[str], list[str]]] = []
         for layer in net.layers:
             reads: list[str] = []
