@@ -87,6 +87,13 @@ def is_symbolic(extent: object) -> bool:
     return hasattr(extent, "scope")
 
 
+def has_symbols(attribute: object) -> bool:
+    """Tell whether an attribute is a symbolic extent, or a list or tuple that has one in it."""
+    if isinstance(attribute, list | tuple):
+        return any(map(has_symbols, attribute))  # pyright: ignore[reportUnknownArgumentType]
+    return is_symbolic(attribute)
+
+
 def at_least(size: int, other: int) -> bool:
     """Tell whether `size >= other` is certain, for all values of symbolic extents in both numbers.
 

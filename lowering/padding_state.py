@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lowering import jaxpr_evaluation, jaxprs
-from lowering.extents import is_symbolic
+from lowering.extents import has_symbols, is_symbolic
 from lowering.facts import facts
 from lowering.jaxpr_types import Atom, ClosedJaxpr, Equation, Variable
 from lowering.jaxprs import CONVOLUTION, PRODUCT, is_literal, primitive
@@ -143,7 +143,7 @@ class PaddedState:
     def bound(self, equation: Equation, operands: Sequence[Any], **params: Any) -> list[Any]:
         """Evaluate an equation. Its parameters get the largest value of each symbolic extent."""
         params = equation.params | params
-        changed = {k: self.symbols.bounds(x) for k, x in params.items() if _has_symbols(x)}
+        changed = {k: self.symbols.bounds(x) for k, x in params.items() if has_symbols(x)}
         return jaxpr_evaluation.bind(equation, operands, **(params | changed))
 
     def is_item(self, x: Any, axis: int, extent: Any) -> Array:
@@ -196,16 +196,10 @@ def is_list(v: Atom) -> bool:
     return any(map(is_symbolic, shape_of(v)))
 
 
-def _has_symbols(parameter: object) -> bool:
-    if isinstance(parameter, tuple):
-        return any(map(_has_symbols, parameter))  # pyright: ignore[reportUnknownArgumentType]
-    return is_symbolic(parameter)
-
-
 def _is_symbolic(equation: Equation) -> bool:
     """Tell whether an operand, a result or a parameter of an equation has a symbolic extent."""
     has_lists = any(map(is_list, (*equation.invars, *equation.outvars)))
-    return has_lists or any(map(_has_symbols, equation.params.values()))
+    return has_lists or any(map(has_symbols, equation.params.values()))
 
 
 def _is_real(v: Atom) -> bool:

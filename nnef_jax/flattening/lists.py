@@ -19,6 +19,7 @@ from lowering.errors import InvalidComputation, InvalidOperation
 from lowering.extents import (
     Extent,
     Shape,
+    has_symbols,
     is_known,
     is_symbolic,
     shapes_differ,
@@ -337,11 +338,5 @@ def _as_text(attribute: Any) -> Any:
     """Return an attribute with an `Extent` in place of each symbolic extent."""
     if isinstance(attribute, list | tuple):
         items: Sequence[Any] = attribute
-        return tuple(map(_as_text, items)) if any(map(_has_symbol, items)) else attribute
+        return tuple(map(_as_text, items)) if has_symbols(attribute) else attribute
     return Extent(str(attribute)) if is_symbolic(attribute) else attribute
-
-
-def _has_symbol(attribute: Any) -> bool:
-    if isinstance(attribute, list | tuple):
-        return any(map(_has_symbol, attribute))  # pyright: ignore[reportUnknownArgumentType]
-    return is_symbolic(attribute)
