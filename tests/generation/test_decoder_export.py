@@ -47,8 +47,8 @@ def test_the_number_of_tokens_must_be_known(llama: Decoder, tmp_path: Path) -> N
         llama.model.export(tmp_path / "step.npz", entry="step")
     assert "decoder.model_of(1)" in error.value.hint
     assert not [*tmp_path.iterdir()]
-    with pytest.raises(InputError, match="tokens must be 1 to 64, they are 65"):
-        llama.model_of(65)
+    with pytest.raises(InputError, match="tokens must be 1 to 63, they are 64"):
+        llama.model_of(64)
 
 
 def test_a_model_of_several_tokens(llama: Decoder) -> None:
