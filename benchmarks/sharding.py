@@ -15,7 +15,9 @@ import itertools
 import json
 import math
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -138,9 +140,9 @@ def cases(
     only: Sequence[str], topologies: Sequence[str]
 ) -> Iterator[tuple[str, str, str, str, bool]]:
     """Yield name, topology, way, dtype, and whether it is a training step."""
-    for name in only:
+    for dtype, name in itertools.product(DTYPES, only):
         places = [*topologies, *(LLAMA_TOPOLOGIES if name == "llama" else ())]
-        for topology, way, dtype in itertools.product(places, WAYS, DTYPES):
+        for topology, way in itertools.product(places, WAYS):
             if name == GPT and way in ("data", "full"):  # one sequence
                 continue
             for training in (False, True)[: 1 if name == GPT else 2]:
@@ -153,22 +155,30 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", default=",".join(NETWORKS))
     parser.add_argument("--topology", default=",".join(TOPOLOGIES))
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--processes", type=int, default=2, help="programs compiled at a time")
     parser.add_argument("--table", action="store_true", help="print a table of Markdown")
     options = parser.parse_args(argv)
     results: dict[str, Figures] = {}
     if options.out and options.out.exists():
         results = json.loads(options.out.read_text())
-    for case in cases(options.only.split(","), options.topology.split(",")):
-        *names, training = case
-        key = " ".join([*names, "training" if training else "call"])
-        if key not in results and not options.table:
-            results[key] = figures(*names, training=training)
-            if options.out:
-                options.out.write_text(json.dumps(results, indent=1))
-        if key in results and not options.table:
-            print(f"{key}: {_shown(results[key])}", flush=True)
     if options.table:
         print("\n".join(table(results)))
+        return
+
+    def compile_case(case: tuple[str, str, str, str, bool]) -> None:
+        *names, training = case
+        key = " ".join([*names, "training" if training else "call"])
+        if key not in results:
+            values = figures(*names, training=training)
+            with lock:
+                results[key] = values
+                if options.out:
+                    options.out.write_text(json.dumps(results, indent=1))
+        print(f"{key}: {_shown(results[key])}", flush=True)
+
+    lock = threading.Lock()
+    with ThreadPoolExecutor(options.processes) as pool:  # a thread waits for its compiler
+        list(pool.map(compile_case, cases(options.only.split(","), options.topology.split(","))))
 
 
 def _shown(values: Figures) -> str:

@@ -9,16 +9,18 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
+from numpy.typing import NDArray
 
 from nnef_jax.calls.arguments import State
-from nnef_jax.execution import routine
+from nnef_jax.execution.routine import Step
 from nnef_jax.generation.token_sampling import last_logits
 
 _Arrays = Mapping[str, Array]  # by label
-# Reads a token of each row. Takes the state and tokens (rows,), returns logits (rows, words) and
-# the next state.
-Step = Callable[[State, Array], tuple[Array, State]]
+# A function of the state and a token of each row (rows,). It returns logits (rows, words) and the
+# next state.
+_Read = Callable[[State, Array], tuple[Array, State]]
 
 
 class Hypotheses(NamedTuple):
@@ -53,46 +55,69 @@ class _Beams(NamedTuple):
     ended: Hypotheses
 
 
+class Ranking(NamedTuple):
+    """The arguments that decide which continuations end, and which one is the best."""
+
+    stop: Array | NDArray[np.int32]  # stop tokens, (count,); -1 is none
+    length_penalty: Array | np.float32  # the exponent of the length
+
+
 @dataclass(frozen=True)
 class BeamSearch:
-    """A routine that searches for the best continuation of each prompt, as `search` does.
+    """A routine that searches for the most probable continuation of each prompt.
+
+    In each iteration all continuations are extended by all words, and the `beams` most probable
+    ones that do not end with a stop token go on. The result has the largest log-probability
+    divided by length ** length_penalty, among continuations that have ended with a stop token and
+    those that have all tokens (Wu et al. 2016, section 7, without coverage).
 
     Args:
-        steps: the largest number of tokens.
+        size: the most tokens of a continuation for which a program has room.
         beams: the number of continuations of each prompt.
-        stop: the stop tokens.
-        length_penalty: the exponent of the length.
     """
 
-    steps: int
+    size: int
     beams: int
-    stop: tuple[int, ...]
-    length_penalty: float
     title: str = field(default="search", init=False)
     donates: tuple[int, ...] = field(default=(), init=False)
 
     def run(
-        self, step: routine.Step, logits: Array, state: _Arrays, context: Sequence[Array]
-    ) -> Hypotheses:
-        """Return the best continuations.
+        self, step: Step, logits: Array, state: _Arrays, ranking: Ranking, count: Array,
+        context: Sequence[Array],
+    ) -> Hypotheses:  # fmt: skip
+        """Return the best continuation of each prompt.
 
-        `logits` (batch, words) and `state` are those after the prompts. `context` has the
-        network's inputs after the tokens, with a row for each beam.
+        Args:
+            step: reads a token of each beam.
+            logits: the logits after each prompt (batch, words).
+            state: the state after the prompts.
+            ranking: which continuations end, and which one is the best.
+            count: the largest number of tokens, at most `size`.
+            context: the network's inputs after the tokens, with a row for each beam.
         """
+        batch = logits.shape[0]
+
+        def repeat(x: Array) -> Array:
+            return jnp.repeat(x, self.beams, axis=0)
 
         def read(state: State, tokens: Array) -> tuple[Array, State]:
             logits, after = step(state, [tokens[:, None], *context])
             return last_logits(logits), after
 
-        return search(
-            read, logits, state, steps=self.steps, beams=self.beams, stop=self.stop,
-            length_penalty=self.length_penalty,
-        )  # fmt: skip
+        tokens = jnp.zeros((batch, self.beams, self.size), jnp.int32)
+        # All beams of a prompt are equal at first, so that only one may be extended.
+        scores = jnp.full((batch, self.beams), -jnp.inf).at[:, 0].set(0)
+        ended = Hypotheses(tokens[:, 0], jnp.full(batch, -jnp.inf), jnp.zeros(batch, jnp.int32))
+        repeated_state = jax.tree.map(repeat, dict(state))
+        start = _Beams(repeat(logits), repeated_state, tokens, scores, ended)
+        last = lax.fori_loop(0, count, partial(_extended, read, ranking), start)
+        return _better(last.ended, last.tokens, last.scores, count, ranking.length_penalty)
 
     def step_arguments(
-        self, logits: Array, state: _Arrays, context: Sequence[Array]
-    ) -> tuple[Mapping[str, Any], Sequence[Any]]:
-        """Return the types of the state and of the inputs of a step: one token of each beam."""
+        self, logits: Array, state: _Arrays, ranking: Ranking, count: Array,
+        context: Sequence[Array],
+    ) -> tuple[Mapping[str, Any], Sequence[Any]]:  # fmt: skip
+        """Return the types of the arguments of a step, which reads one token of each beam."""
         rows = logits.shape[0] * self.beams
         states: dict[str, Any] = {}
         for label, x in state.items():
@@ -104,81 +129,37 @@ class BeamSearch:
         return jax.tree.structure(Hypotheses(*range(3)))  # pyright: ignore[reportArgumentType]
 
 
-def search(
-    step: Step,
-    logits: Array,
-    state: State,
-    *,
-    steps: int,
-    beams: int,
-    stop: tuple[int, ...],
-    length_penalty: float,
-) -> Hypotheses:
-    """Return the best continuation of each prompt.
-
-    In each iteration all continuations are extended by all words, and the `beams` most probable
-    ones that do not end with a stop token go on. The search ends after `steps` tokens. The result
-    has the largest log-probability divided by length ** `length_penalty`, among continuations that
-    have ended with a stop token and those that have `steps` tokens (Wu et al. 2016, section 7,
-    without coverage).
-
-    Args:
-        step: reads a token of each row.
-        logits: logits after each prompt (batch, words).
-        state: the state after the prompts.
-        steps: the largest number of tokens.
-        beams: the number of continuations of each prompt.
-        stop: the stop tokens.
-        length_penalty: the exponent of the length.
-    """
-    batch = logits.shape[0]
-
-    def repeat(x: Array) -> Array:
-        return jnp.repeat(x, beams, axis=0)
-
-    repeated_state = jax.tree.map(repeat, dict(state))
-    tokens = jnp.zeros((batch, beams, steps), jnp.int32)
-    # All beams of a prompt are equal at first, so that only one may be extended.
-    scores = jnp.full((batch, beams), -jnp.inf).at[:, 0].set(0)
-    ended = Hypotheses(tokens[:, 0], jnp.full(batch, -jnp.inf), jnp.zeros(batch, jnp.int32))
-    start = _Beams(repeat(logits), repeated_state, tokens, scores, ended)
-    extend = partial(_extended, step, stop, length_penalty)
-    last = lax.fori_loop(0, steps, extend, start)
-    return _better(last.ended, last.tokens, last.scores, steps, length_penalty)
-
-
-def _extended(
-    step: Step, stop: tuple[int, ...], length_penalty: float, i: Array, beams: _Beams
-) -> _Beams:
+def _extended(read: _Read, ranking: Ranking, i: Array, beams: _Beams) -> _Beams:
     """Extend each continuation by token `i`."""
     batch, count, _ = beams.tokens.shape
     words = beams.logits.shape[-1]
     log_probabilities = jax.nn.log_softmax(beams.logits.astype(jnp.float32), axis=-1)
     totals = beams.scores[..., None] + log_probabilities.reshape(batch, count, words)
-    # Of twice as many candidates at least half go on, unless several stop tokens compete.
-    candidates = min(count * (1 + max(len(stop), 1)), count * words)
+    # Each continuation ends with each of the stop tokens at most once. So at least `count` of
+    # count * (1 + stop tokens) candidates go on.
+    candidates = min(count * (1 + ranking.stop.size), count * words)
     scores, indices = lax.top_k(totals.reshape(batch, -1), candidates)
     parents, words_of_candidates = indices // words, indices % words
     tokens = jnp.take_along_axis(beams.tokens, parents[..., None], axis=1)
     token_column = words_of_candidates.astype(jnp.int32)[..., None]
     tokens = lax.dynamic_update_slice_in_dim(tokens, token_column, i, axis=2)
-    is_stop = jnp.isin(words_of_candidates, jnp.asarray(stop, jnp.int32))
+    is_stop = jnp.isin(words_of_candidates, ranking.stop)
     # A stop token counts only among the best candidates, as many as there are beams.
     is_end = is_stop & (jnp.arange(candidates) < count)[None]
     ended_scores = jnp.where(is_end, scores, -jnp.inf)
-    ended = _better(beams.ended, tokens, ended_scores, i + 1, length_penalty)
+    ended = _better(beams.ended, tokens, ended_scores, i + 1, ranking.length_penalty)
     scores, chosen = lax.top_k(jnp.where(is_stop, -jnp.inf, scores), count)
     tokens = jnp.take_along_axis(tokens, chosen[..., None], axis=1)
     parents = jnp.take_along_axis(parents, chosen, axis=1)
     rows = (jnp.arange(batch)[:, None] * count + parents).reshape(-1)
     state = jax.tree.map(lambda x: jnp.take(x, rows, axis=0), dict(beams.state))
     last_tokens = jnp.take_along_axis(words_of_candidates, chosen, axis=1).astype(jnp.int32)
-    logits, next_state = step(state, last_tokens.reshape(-1))
+    logits, next_state = read(state, last_tokens.reshape(-1))
     return _Beams(logits, next_state, tokens, scores, ended)
 
 
 def _better(
-    ended: Hypotheses, tokens: Array, scores: Array, length: Any, length_penalty: float
+    ended: Hypotheses, tokens: Array, scores: Array, length: Array, length_penalty: Any
 ) -> Hypotheses:
     """Return the better of the ended continuations and of others of one length.
 

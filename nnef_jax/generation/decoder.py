@@ -17,17 +17,18 @@ from nnef_jax.calls.arguments import Params, State
 from nnef_jax.errors import InputError
 from nnef_jax.execution.run_options import Prepared
 from nnef_jax.execution.runnable import execution_of
-from nnef_jax.generation.beams import BeamSearch
+from nnef_jax.generation.beams import BeamSearch, Ranking
 from nnef_jax.generation.decoder_network import LENGTH, with_tokens
 from nnef_jax.generation.prompts import in_turn, overlapping
 from nnef_jax.generation.roles import Roles
-from nnef_jax.generation.token_loop import LoopState, Prompts, TokenLoop
-from nnef_jax.generation.token_sampling import GREEDY, Sampling, last_logits
+from nnef_jax.generation.token_loop import Choice, LoopState, Prompts, TokenLoop
+from nnef_jax.generation.token_sampling import GREEDY, Sampling, last_logits, stop_array
 from nnef_jax.model import Model
 from nnef_jax.options import require, shown
 
 # Numbers of tokens by which prompts are read: prompts of any length need three programs.
 CHUNKS = (256, 16, 1)
+_LONGEST_IN_LOOP = CHUNKS[1] - 1  # tokens of a prompt that the compiled loop reads
 _BLOCK = 64  # the most tokens that one run of the compiled loop generates
 _Context = Mapping[str, ArrayLike]  # inputs that are the same for all tokens, by name
 
@@ -338,15 +339,17 @@ class Decoder:
         if beams < 1:
             raise InputError(f"beams must be at least 1, it is {beams}")
         request = self._request(tokens, steps, lengths, GREEDY, 0, stop, None, context)
-        routine = BeamSearch(steps, beams, request.stop, length_penalty)
+        size = max(_BLOCK, 1 << (steps - 1).bit_length())  # few sizes, since each is compiled
+        ranking = Ranking(stop_array(request.stop), np.float32(length_penalty))
         repeated = {name: np.repeat(x, beams, axis=0) for name, x in context.items()}
         beam_context = self._bound_context(repeated, len(request.prompts) * beams)
         logits, state = self.prefill(None, request.prompts, request.lengths, **context)
         _require_words(request.prompts, logits.shape[-1])
         execution = execution_of(self.model)
-        best = execution.run_routine(routine, logits, state, beam_context)
+        search = BeamSearch(size, beams)
+        best = execution.run_routine(search, logits, state, ranking, np.int32(steps), beam_context)
         ends = np.asarray(best.lengths)
-        best_tokens = np.asarray(best.tokens)
+        best_tokens = np.asarray(best.tokens)[:, :steps]
         last = np.take_along_axis(best_tokens, ends[:, None] - 1, axis=1)
         is_token = np.arange(steps) < ends[:, None]
         return Generated(np.where(is_token, best_tokens, last), ends)
@@ -390,11 +393,16 @@ class Decoder:
             return
         context = self._bound_context(request.context, len(request.prompts))
         start, prompts = self._start(request)
-        loop = TokenLoop(size, request.sample, request.stop, LENGTH, self.window > 0)
+        numbers = request.sample.numbers()
+        is_drawn = numbers.temperature is not None
+        loop = TokenLoop(size, request.sample.top_k if is_drawn else 0, rolls=self.window > 0)
+        choice = Choice(numbers, stop_array(request.stop))
         execution = execution_of(self.model)
         for begin in range(0, request.steps, size):
             count = min(size, request.steps - begin)
-            tokens, start = execution.run_routine(loop, start, prompts, np.int32(count), context)
+            tokens, start = execution.run_routine(
+                loop, start, prompts, choice, np.int32(count), context
+            )
             yield np.asarray(tokens)[:, :count]
             if np.all(start.is_done):
                 return
@@ -430,7 +438,7 @@ class Decoder:
             logits, state = self._read_prompts(None, request.prompts, sizes, request.context)
         words = logits.shape[-1]
         _require_words(request.prompts, words)
-        short = np.zeros((rows, CHUNKS[1] - 1), np.int32)
+        short = np.zeros((rows, _LONGEST_IN_LOOP), np.int32)
         seen = np.zeros((rows, words), bool)
         for row, length in enumerate(lengths):
             text = request.prompts[row, :length]

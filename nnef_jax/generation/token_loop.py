@@ -8,10 +8,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
+from numpy.typing import NDArray
 
 from nnef_jax.execution.routine import Step
-from nnef_jax.generation.token_sampling import Sampling, last_logits
+from nnef_jax.generation.decoder_network import LENGTH
+from nnef_jax.generation.token_sampling import SamplingNumbers, last_logits
 
 
 class LoopState(NamedTuple):
@@ -23,6 +26,13 @@ class LoopState(NamedTuple):
     seen: Array  # whether a word is in the text, (batch, words)
     last: Array  # the last generated token, (batch,)
     is_done: Array  # whether a row has stopped, (batch,)
+
+
+class Choice(NamedTuple):
+    """The arguments that decide how tokens are chosen, and when a row stops."""
+
+    numbers: SamplingNumbers
+    stop: Array | NDArray[np.int32]  # tokens after which a row stops, (count,); -1 is none
 
 
 class Prompts(NamedTuple):
@@ -45,30 +55,28 @@ class TokenLoop:
 
     Args:
         size: the most tokens that a run generates.
-        sample: how a token is chosen.
-        stop: the tokens after which a row stops.
-        length: the label of the state with the number of positions in use.
+        top_k: the number of tokens of largest logits from which one is drawn; 0 for all tokens.
         rolls: whether caches drop their first position for each token, if they are full.
     """
 
     size: int
-    sample: Sampling
-    stop: tuple[int, ...]
-    length: str
+    top_k: int = 0
     rolls: bool = False
     title: str = field(default="generate", init=False)
     # The loop's state, whose caches would otherwise be copied in each run.
     donates: tuple[int, ...] = field(default=(0,), init=False)
 
     def run(
-        self, step: Step, start: LoopState, prompts: Prompts, count: Array, context: Sequence[Array]
-    ) -> tuple[Array, LoopState]:
+        self, step: Step, start: LoopState, prompts: Prompts, choice: Choice, count: Array,
+        context: Sequence[Array],
+    ) -> tuple[Array, LoopState]:  # fmt: skip
         """Generate `count` tokens of each row. Return them (batch, size), and the loop's state.
 
         Args:
             step: reads a token of each row.
             start: the state of the loop before the first token.
             prompts: the prompts to read first.
+            choice: how tokens are chosen, and when a row stops.
             count: the number of tokens to generate. Tokens after them repeat the last one.
             context: the network's inputs after the tokens.
         """
@@ -87,14 +95,14 @@ class TokenLoop:
             next_key, drawn = jax.random.split(loop.key)
             key = jnp.where(is_prompt, loop.key, next_key)  # draws do not depend on the prompt
             prompt_token = lax.dynamic_index_in_dim(prompts.tokens, i, axis=1, keepdims=False)
-            token = jnp.where(is_prompt, prompt_token, self._chosen(loop, drawn))
+            token = jnp.where(is_prompt, prompt_token, self._chosen(loop, choice.numbers, drawn))
             # A row whose prompt begins later reads a token too, but does not keep it.
             is_read = i >= width - prompts.lengths
             logits, after = step(loop.state, [token[:, None], *context])
             logits = last_logits(logits)
             after = self._unless_read(is_read, loop.state, after)
             logits = jnp.where(is_read[:, None], logits, loop.logits)
-            is_stop = jnp.isin(token, jnp.asarray(self.stop, jnp.int32)) & ~is_prompt
+            is_stop = jnp.isin(token, choice.stop) & ~is_prompt
             index = jnp.arange(rows), token
             seen = loop.seen.at[index].set(loop.seen[index] | is_read)
             last = jnp.where(is_prompt, loop.last, token)
@@ -116,20 +124,21 @@ class TokenLoop:
         the position of the one that does not count.
         """
         state = dict(after)
-        for label in after if self.rolls else [self.length]:
+        for label in after if self.rolls else [LENGTH]:
             rows = is_read.reshape(-1, *[1] * (after[label].ndim - 1))
             state[label] = jnp.where(rows, after[label], before[label])
         return state
 
-    def _chosen(self, loop: LoopState, key: Array) -> Array:
+    def _chosen(self, loop: LoopState, numbers: SamplingNumbers, key: Array) -> Array:
         """Return the next token of each row (batch,), which is the last one if the row is done."""
-        token = self.sample.choose(self.sample.penalised(loop.logits, loop.seen), key)
+        token = numbers.choose(numbers.penalised(loop.logits, loop.seen), key, self.top_k)
         return jnp.where(loop.is_done, loop.last, token)
 
     def step_arguments(
-        self, start: LoopState, prompts: Prompts, count: Array, context: Sequence[Array]
-    ) -> tuple[Mapping[str, Any], Sequence[Any]]:
-        """Return the types of the state and of the inputs of a step: one token of each row."""
+        self, start: LoopState, prompts: Prompts, choice: Choice, count: Array,
+        context: Sequence[Array],
+    ) -> tuple[Mapping[str, Any], Sequence[Any]]:  # fmt: skip
+        """Return the types of the arguments of a step, which reads one token of each row."""
         tokens = jax.ShapeDtypeStruct((start.last.shape[0], 1), jnp.int32)
         return start.state, [tokens, *context]
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
+from numpy.typing import NDArray
 
 from nnef_jax.errors import InputError
 from nnef_jax.options import require, shown
+
+_Number = Array | np.float32
 
 
 @dataclass(frozen=True)
@@ -50,31 +56,59 @@ class Sampling:
 
         `seen` (batch, words) tells whether a word is in the text of the row.
         """
-        if self.repetition_penalty == 1:
-            return logits
-        lower = jnp.where(
-            logits > 0, logits / self.repetition_penalty, logits * self.repetition_penalty
-        )
-        return jnp.where(seen, lower, logits)
+        return self.numbers().penalised(logits, seen)
 
     def choose(self, logits: Array, key: Array) -> Array:
         """Return a token (batch,) for each row of logits (batch, words).
 
         `key` is a key of `jax.random`. It is used only if the temperature is not 0.
         """
-        if not self.temperature:
+        return self.numbers().choose(logits, key, self.top_k)
+
+    def numbers(self) -> SamplingNumbers:
+        """Return the real numbers of this `Sampling`, as arguments of a compiled loop."""
+        is_greedy = self.temperature == 0
+        return SamplingNumbers(
+            temperature=None if is_greedy else np.float32(self.temperature),
+            top_p=None if is_greedy or self.top_p == 1 else np.float32(self.top_p),
+            repetition_penalty=(
+                None if self.repetition_penalty == 1 else np.float32(self.repetition_penalty)
+            ),
+        )
+
+
+class SamplingNumbers(NamedTuple):
+    """The real numbers of a `Sampling`, each a scalar of float32, or None if it has no effect.
+
+    A loop is compiled for the numbers that are not None, and runs with any values of these.
+    """
+
+    temperature: _Number | None  # None: the token of largest logit is chosen
+    top_p: _Number | None
+    repetition_penalty: _Number | None
+
+    def penalised(self, logits: Array, seen: Array) -> Array:
+        """Return logits as `Sampling.penalised` does."""
+        if self.repetition_penalty is None:
+            return logits
+        penalty = jnp.asarray(self.repetition_penalty, logits.dtype)
+        lower = jnp.where(logits > 0, logits / penalty, logits * penalty)
+        return jnp.where(seen, lower, logits)
+
+    def choose(self, logits: Array, key: Array, top_k: int) -> Array:
+        """Return tokens as `Sampling.choose` does."""
+        if self.temperature is None:
             return jnp.argmax(logits, axis=-1).astype(jnp.int32)
         logits = logits.astype(jnp.float32) / self.temperature
-        if self.top_k and self.top_k < logits.shape[-1]:
-            least = jax.lax.top_k(logits, self.top_k)[0][:, -1:]
+        if 0 < top_k < logits.shape[-1]:
+            least = jax.lax.top_k(logits, top_k)[0][:, -1:]
             logits = jnp.where(logits < least, -jnp.inf, logits)
-        if self.top_p < 1:
+        if self.top_p is not None:
             ordered = -jnp.sort(-logits, axis=-1)
             probabilities = jax.nn.softmax(ordered, axis=-1)
             before = jnp.cumsum(probabilities, axis=-1) - probabilities
-            least = jnp.min(
-                jnp.where(before < self.top_p, ordered, jnp.inf), axis=-1, keepdims=True
-            )
+            candidates = jnp.where(before < self.top_p, ordered, jnp.inf)
+            least = jnp.min(candidates, axis=-1, keepdims=True)
             logits = jnp.where(logits < least, -jnp.inf, logits)
         return jax.random.categorical(key, logits, axis=-1).astype(jnp.int32)
 
@@ -88,3 +122,14 @@ def last_logits(logits: Array) -> Array:
     The network may return only the logits of the last token, which are returned unchanged.
     """
     return logits if logits.ndim == 2 else logits[:, -1]
+
+
+def stop_array(stop: Sequence[int]) -> NDArray[np.int32]:
+    """Return stop tokens as an argument of a compiled loop.
+
+    The number of items is a power of two, so that a loop is compiled for few numbers of stop
+    tokens. The items after the stop tokens are -1, which is no token.
+    """
+    padded = np.full(1 << max(len(stop) - 1, 0).bit_length(), -1, np.int32)
+    padded[: len(stop)] = stop
+    return padded

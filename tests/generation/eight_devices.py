@@ -20,7 +20,8 @@ import nnef_jax
 from nnef_jax.execution.routine import RoutineEntry
 from nnef_jax.execution.runnable import execution_of
 from nnef_jax.generation import Decoder, Sampling
-from nnef_jax.generation.token_loop import TokenLoop
+from nnef_jax.generation.token_loop import Choice, TokenLoop
+from nnef_jax.generation.token_sampling import stop_array
 from tests.mesh_support import of_program
 
 NETWORKS = Path(__file__).parent / "networks"
@@ -59,12 +60,13 @@ def main() -> None:
         inputs = execution.bind((), {"input_ids": np.zeros((1, count), np.int32)})
         program = execution.compiled(execution.step, sharded.init_state(1), inputs)
         results[name] = collectives(program)
-    loop = TokenLoop(64, Sampling(), (), "length")
+    loop = TokenLoop(64)
+    choice = Choice(Sampling().numbers(), stop_array(()))
     request = sharded._request(prompt, 20, None, Sampling(), 0, (), None, {})  # pyright: ignore[reportPrivateUsage]
     start, prompts = sharded._start(request)  # pyright: ignore[reportPrivateUsage]
     run = execution.executables.jitted_routine(RoutineEntry(execution.definition, loop))
     params = execution.arrays.params_for_traced_calls()
-    program = run.lower(params, start, prompts, np.int32(20), []).compile()
+    program = run.lower(params, start, prompts, choice, np.int32(20), []).compile()
     results["loop"] = collectives(program)
     print(json.dumps(results))
 

@@ -10,8 +10,10 @@ import onnx
 import pytest
 
 import nnef_jax
-from nnef_jax.generation import Decoder
+from nnef_jax.generation import Decoder, Sampling
+from nnef_jax.generation.beams import BeamSearch
 from nnef_jax.generation.decoder_network import DecoderStep
+from nnef_jax.generation.token_loop import TokenLoop
 from tests.generation.test_decoder import NETWORKS, PLACES, reference
 
 
@@ -91,3 +93,32 @@ def test_parameters_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(DecoderStep, "lower", refuse)
     zeros = {label: np.zeros_like(x) for label, x in params.items()}
     assert decoder.generate(prompt, 5, params=zeros).tokens.tolist() == [[0] * 5]
+
+
+def test_other_settings_run_in_the_same_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Temperatures, penalties, stop tokens and numbers of tokens are arguments of a program."""
+    prompt, tokens = reference("llama")
+    stop = int(tokens[0, 4])
+    length = tokens[0].tolist().index(stop) + 1
+
+    def fresh() -> Decoder:
+        return nnef_jax.decoder(nnef_jax.load(NETWORKS / "llama.nnef.tgz"), PLACES)
+
+    warm = Sampling(2.0, top_k=9, top_p=0.8, repetition_penalty=1.3)
+    cold = Sampling(0.5, top_k=9, top_p=0.5, repetition_penalty=1.1)
+    expected_cold = fresh().generate(prompt, 30, sample=cold, key=3).tokens.tolist()
+    expected_beams = fresh().search(prompt, 9, stop=stop, length_penalty=0.5).tokens.tolist()
+    decoder = fresh()
+    hot = decoder.generate(prompt, 30, sample=warm, key=3).tokens.tolist()
+    decoder.generate(prompt, 20)
+    decoder.search(prompt, 20)
+    monkeypatch.setattr(TokenLoop, "run", refuse)
+    monkeypatch.setattr(BeamSearch, "run", refuse)
+    stopped = decoder.generate(prompt, 12, stop=[stop])
+    assert stopped.lengths.tolist() == [length]
+    assert decoder.generate(prompt, 30, sample=cold, key=3).tokens.tolist() == expected_cold
+    assert expected_cold != hot
+    beams = decoder.search(prompt, 9, stop=stop, length_penalty=0.5)
+    assert beams.tokens.tolist() == expected_beams
+    with pytest.raises(AssertionError, match="a step is traced"):
+        decoder.generate(prompt, 30, sample=Sampling(0.5, top_k=8))
