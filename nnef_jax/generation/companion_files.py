@@ -135,13 +135,18 @@ class CompanionFiles:
         yield document
 
 
+def read_bytes(path: Path, most: int) -> bytes:
+    """Return the bytes of a file. Raises LimitError if there are more than `most`."""
+    with files.open_regular(str(path), DataError) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise LimitError(f"{path}: at most {most} bytes are read")
+    return data
+
+
 def _text(path: Path) -> str:
     """Return the text of a file. Raises DataError for other bytes, LimitError for too many."""
-    with files.open_regular(str(path), DataError) as file:
-        data = file.read(_MOST + 1)
-    if len(data) > _MOST:
-        raise LimitError(f"{path}: at most {_MOST} bytes are read")
     try:
-        return data.decode("utf-8")
+        return read_bytes(path, _MOST).decode("utf-8")
     except UnicodeDecodeError:
         raise DataError(f"{path}: not a text in UTF-8") from None

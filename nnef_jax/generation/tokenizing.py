@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from nnef_jax.errors import DataError, InputError, LimitError, extra_missing
-from nnef_jax.storage import files
+from nnef_jax.errors import DataError, InputError, extra_missing
+from nnef_jax.generation.companion_files import read_bytes
 
 _MOST = 256 << 20  # bytes; the tokenizer of Gemma has 33 MB
 _LONGEST_CHARACTER = 4  # bytes in UTF-8
@@ -30,10 +30,7 @@ class TextTokenizer:
                 "; or give the prompt as token numbers: --tokens 1,15043",
             )  # fmt: skip
         self.path = path
-        with files.open_regular(str(path), DataError) as file:
-            data = file.read(_MOST + 1)
-        if len(data) > _MOST:
-            raise LimitError(f"{path}: at most {_MOST} bytes are read")
+        data = read_bytes(path, _MOST)
         tokenizers: Any = import_module("tokenizers")
         try:
             self._tokenizer: Any = tokenizers.Tokenizer.from_buffer(data)

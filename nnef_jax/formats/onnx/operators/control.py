@@ -14,6 +14,7 @@ from lowering.errors import InvalidOperation
 from lowering.extents import is_symbolic
 from lowering.graph import Value
 from nnef_jax.errors import NnefError, SemanticError, ShapeError
+from nnef_jax.flattening.growing_states import GrowingAxis, GrowingStates
 from nnef_jax.flattening.operators.attributes import attribute, integer
 from nnef_jax.flattening.repetition import LAST, RepeatedBody, add_choice, flattened_branches
 from nnef_jax.flattening.site import Tensor
@@ -26,6 +27,9 @@ _State = Tensor | list[Any]  # a state of a loop; a list is a sequence of tensor
 _MOST_UNROLLED = 1024  # the largest number of iterations that are unrolled
 # The largest number of iterations of a loop that is unrolled after it failed as a scan.
 _MOST_RETRIED = 64
+# The number of times that the body of a loop is flattened to find the room for its states. A state
+# that is the state before of another one needs a further time.
+_MOST_PASSES = 4
 _MOST_STACKED = 65_536  # the largest number of iterations whose outputs are stacked
 _BODY = attribute("body", "subgraph")
 
@@ -140,13 +144,14 @@ def _loop(
     tensors = [x for x in states if not isinstance(x, list)]
     has_sequences = len(tensors) < len(states)
     stacks_outputs = len(body.outputs) > 1 + len(states)
-    if stacks_outputs and isinstance(count, Value):
-        most = site.graph.bounds.most(count)
-        limit = min(limit, math.inf if most is None else max(most, 0))
+    most = limit
+    if isinstance(count, Value):
+        largest_count = site.graph.bounds.most(count)
+        most = min(limit, math.inf if largest_count is None else max(largest_count, 0))
     failure: NnefError | None = None
-    if not has_sequences and (not stacks_outputs or limit <= _MOST_STACKED):
+    if not has_sequences and (not stacks_outputs or most <= _MOST_STACKED):
         try:
-            return _as_loop(site, body, tensors, count, begins, limit)
+            return _as_loop(site, body, tensors, count, begins, limit, most)
         except (SemanticError, ShapeError) as error:
             if not stacks_outputs:
                 raise
@@ -164,18 +169,22 @@ def _loop(
 
 def _as_loop(
     site: NodeSite, body: ModelGraph, states: Sequence[Tensor], count: Tensor | None,
-    begins: Tensor | None, limit: float,
+    begins: Tensor | None, limit: float, most: float,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Add a loop to the graph; return the last states, then the stacked outputs.
 
-    `states` are the states before the first iteration, and `begins` is the condition before the
-    first iteration. The loop ends when its condition is false, at the latest after `count`
-    iterations, and at the latest after `limit` iterations.
+    The loop ends when its condition is false, at the latest after `count` iterations.
+
+    Args:
+        site: the node.
+        body: the graph of an iteration.
+        states: the states before the first iteration.
+        count: the largest number of iterations, or None if there is none.
+        begins: the condition before the first iteration, or None if it is true.
+        limit: the largest number of iterations that the document states.
+        most: the largest number of iterations that `count` can have.
     """
-    repetition = RepeatedBody(site)
-    inner_states = [repetition.state(state) for state in states]
-    inputs = _inputs(site, body, repetition.iteration(count=None), inner_states)
-    condition, *results = site.flatten_subgraph(body, repetition.graph, inputs)
+    grown, repetition, condition, values = _loop_body(site, body, states, most)
     largest_count: Any
     if isinstance(count, Value):
         largest_count = site.reshaped(site.as_integer(count), ())
@@ -187,26 +196,60 @@ def _as_loop(
     if begins is not None:
         first_condition = site.reshaped(site.cast(begins, "bool"), ())
     start = {"count": largest_count, "condition": first_condition}
-    values = [repetition.at.tensor(result) for result in results]
-    after = values[: len(states)]
+    after = grown.padded(repetition.graph, values[: len(states)])
     outputs = [repetition.at.unsqueezed(x, (0,)) for x in values[len(states) :]]
-    bound = int(limit) if outputs or limit <= _MOST_UNROLLED else -1  # -1 stands for no bound
+    # A computed `count` bounds the loop only if the sizes of results need the bound: a loop with a
+    # bound runs as many iterations.
+    iterations = most if outputs or grown.axes else limit
+    is_bounded = bool(outputs) or iterations <= _MOST_UNROLLED
+    limit_of_loop = int(iterations) if is_bounded else -1  # -1 stands for no bound
     continue_condition = [repetition.at.cast(condition, "bool")]
     modes = [LAST] * len(after) + [("full", 0, 1)] * len(outputs)
     if outputs:  # as many items as there are iterations, whose number is the last value
-        iterations = repetition.at.step.add(repetition.loop_inputs[0], 1)
+        number = repetition.at.step.add(repetition.loop_inputs[0], 1)
         loop = repetition.add(
-            site.insert, continue_condition, after, values=[*after, *outputs, iterations],
-            output_modes=[*modes, LAST], start=start, limit=bound,
+            site.insert, continue_condition, after, values=[*after, *outputs, number],
+            output_modes=[*modes, LAST], start=start, limit=limit_of_loop,
         )  # fmt: skip
         item_count = site.reshaped(loop[-1], (1,))
-        stacked = [site.listed(x, 0, item_count) for x in loop[len(states) : -1]]
-        return (*loop[: len(states)], *stacked)
+        stacked = [site.listed(x, 0, item_count) for x in loop[len(after) : -1]]
+        return (*grown.behind(loop[: len(after)]), *stacked)
     last_states = repetition.add(
         site.emit, continue_condition, after, values=after, output_modes=modes, start=start,
-        limit=bound,
+        limit=limit_of_loop,
     )  # fmt: skip
-    return tuple(last_states)
+    return tuple(grown.behind(last_states))
+
+
+def _loop_body(
+    site: NodeSite, body: ModelGraph, states: Sequence[Tensor], limit: float
+) -> tuple[GrowingStates, RepeatedBody, Tensor, list[Value]]:
+    """Flatten the body of a loop; return its states, the body, the condition, and its results.
+
+    States whose extents change in an iteration are lists in the body. The body is flattened again
+    with these lists, until the room for their items is large enough.
+    """
+    axes: list[GrowingAxis] = []
+    changing = GrowingAxis(0, 0, 0)
+    for _ in range(_MOST_PASSES + len(states)):
+        grown = GrowingStates(site, states, axes, limit)
+        repetition = RepeatedBody(site)
+        for state in grown.initial:
+            repetition.state(state)
+        before = grown.inside(repetition)
+        inputs = _inputs(site, body, repetition.iteration(count=None), before)
+        condition, *results = site.flatten_subgraph(body, repetition.graph, inputs)
+        values = [repetition.at.tensor(result) for result in results]
+        grown_axes = grown.grown_axes(repetition.graph, before, values[: len(states)])
+        if grown_axes == axes:
+            grown.require_limit()
+            return grown, repetition, condition, values
+        changing = (grown_axes or axes)[0]
+        axes = grown_axes
+    raise InvalidOperation(
+        f"axis {changing.axis} of state {changing.state} may get more items in each iteration than "
+        "in the one before"
+    )
 
 
 def _inputs(
@@ -300,7 +343,11 @@ def _as_scan(
 def _unrolled(
     site: NodeSite, body: ModelGraph, states: Sequence[_State], count: int
 ) -> tuple[Any, ...]:
-    """Add the nodes of a body `count` times; return the last states, then the stacked outputs."""
+    """Add the nodes of a body `count` times; return the last states, then the stacked outputs.
+
+    The nodes are added fewer times if the condition is false after an iteration. It must be known
+    in advance, as a condition on the shapes of states is.
+    """
     if count > _MOST_UNROLLED:
         raise InvalidOperation(
             f"a state changes its shape, or is a sequence, in each of {count} iterations",
@@ -314,10 +361,14 @@ def _unrolled(
     for i in range(count):
         iteration = site.constant(i, "int64")
         inputs = _inputs(site, body, iteration, states)
-        _, *results = site.flatten_subgraph(body, site.graph, inputs)
+        condition, *results = site.flatten_subgraph(body, site.graph, inputs)
         states = results[:state_count]
         for values, value in zip(values_by_output, results[state_count:], strict=True):
             values.append(value)
+        if not isinstance(condition, Constant):
+            raise InvalidOperation("its condition and the shape of a state depend on values")
+        if not condition.array.any():
+            break
     stacked = [site.step.stack(values, axis=0) for values in values_by_output]
     return (*states, *stacked)
 

@@ -1,0 +1,188 @@
+"""Loops whose states change their shape in each iteration, compared with onnx.reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import nnef_jax
+
+pytest.importorskip("onnx")
+
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+
+from tests.onnx.models import model, node, tensor
+
+BOOL, INT64 = 9, 7
+X = np.float32([[1, 2], [3, 4], [5, 7], [6, -1]])
+MASKS = [np.array([True, False, True, True]), np.array([False, True, False, False]),
+         np.zeros(4, bool), np.ones(4, bool)]  # fmt: skip
+WEIGHTS: dict[str, Any] = {
+    "axis": np.array([0]), "first": np.array(0), "one": np.array([1]), "two": np.float32(2),
+    "empty": np.zeros((0, 2), np.float32), "row": np.float32([[1, 1]]), "six": np.array(6),
+    "corner": np.array([0, 0, 1, 1]), "least": np.float32(8), "five": np.array(5),
+    "square": np.float32([[1]]), "columns": np.array([0]),
+}  # fmt: skip
+COUNT = [node("Cast", "mask", "numbers", to=INT64),
+         node("ReduceSum", "numbers axis", "count", keepdims=0)]  # fmt: skip
+
+
+def body(nodes: list[Any], *outputs: str, states: int = 1) -> Any:
+    """Return the body of a loop with states s0, s1, ..., and the outputs `outputs`."""
+    inputs = [tensor("i", (), INT64), tensor("go", (), BOOL)]
+    inputs += [tensor(f"s{i}", None) for i in range(states)]
+    ends = [tensor(name, None) for name in outputs]
+    return helper.make_graph(nodes, "body", [inputs[0], inputs[1], *inputs[2:]],
+                             [tensor("goes_on", None, BOOL), *ends])  # fmt: skip
+
+
+GO = node("Identity", "go", "goes_on")
+TAKE = [node("Gather", "x i", "item", axis=0), node("Unsqueeze", "item axis", "taken")]
+APPEND = node("Concat", "s0 taken", "after", axis=0)
+# While the sum of the rows is at most 8; the rows so far are its state.
+UNTIL = [
+    node("ReduceSum", "after", "total", keepdims=0),
+    node("LessOrEqual", "total least", "goes_on"),
+]
+CASES: dict[str, tuple[list[Any], list[str]]] = {
+    "as many rows as a mask has": (
+        [*COUNT, node("Loop", "count yes empty", "y", body=body([GO, *TAKE, APPEND], "after"))],
+        ["y"],
+    ),
+    "rows until a sum is reached": (
+        [*COUNT, node("Loop", "count yes row", "y", body=body([*TAKE, APPEND, *UNTIL], "after"))],
+        ["y"],
+    ),
+    "rows until a sum is reached, at most 4": (
+        [node("Loop", "four yes row", "y", body=body([*TAKE, APPEND, *UNTIL], "after"))],
+        ["y"],
+    ),
+    "a state that follows another one": (
+        [*COUNT, node("Loop", "count yes empty row", "y z",
+                      body=body([GO, *TAKE, APPEND, node("Identity", "s0", "late")],
+                                "after", "late", states=2))],
+        ["y", "z"],
+    ),
+    "sums of the rows so far are stacked": (
+        [*COUNT, node("Loop", "count yes empty", "y sums",
+                      body=body([GO, *TAKE, APPEND,
+                                 node("ReduceSum", "after axis", "sum", keepdims=0)],
+                                "after", "sum"))],
+        ["y", "sums"],
+    ),
+    "a square that grows along two axes": (
+        [*COUNT, node("Loop", "count yes square", "y",
+                      body=body([GO, node("Pad", "s0 corner two", "after")], "after"))],
+        ["y"],
+    ),
+    "rows that are dropped": (
+        [*COUNT, node("Loop", "count yes x", "y",
+                      body=body([GO, node("Gather", "s0 first", "column", axis=1),
+                                 node("Sub", "s0 square", "less"),
+                                 node("Greater", "column two", "stays"),
+                                 node("Compress", "less stays", "after", axis=0)], "after"))],
+        ["y"],
+    ),
+    "two rows at a time": (
+        [*COUNT, node("Loop", "count yes row", "y",
+                      body=body([GO, *TAKE, node("Concat", "taken s0 taken", "after", axis=0)],
+                                "after"))],
+        ["y"],
+    ),
+    "the last row depends on the state": (
+        [*COUNT, node("Loop", "count yes row", "y",
+                      body=body([GO, node("ReduceSum", "s0 axis", "taken"), APPEND], "after"))],
+        ["y"],
+    ),
+}  # fmt: skip
+
+
+def network(nodes: list[Any], names: list[str]) -> Any:
+    inputs = [tensor("x", X.shape), tensor("mask", (4,), BOOL)]
+    weights = {**WEIGHTS, "four": np.array(4), "nine": np.array(9), "yes": np.array(True)}
+    return model(nodes, inputs, [tensor(name, None) for name in names], weights, 18)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_loops_are_those_of_the_reference(case: str) -> None:
+    file = network(*CASES[case])
+    reference = ReferenceEvaluator(file)
+    net = nnef_jax.load(file.SerializeToString())
+
+    def total(x: Any, mask: Any) -> Any:
+        outputs = net(x, mask)
+        outputs = outputs if isinstance(outputs, list | tuple) else [outputs]
+        return sum(jax.numpy.nansum(y.astype(np.float32) ** 2) for y in outputs)
+
+    gradients = jax.jit(jax.vmap(jax.grad(total), (None, 0)))(X, np.stack(MASKS))
+    for mask, gradient in zip(MASKS, gradients, strict=True):
+        if "sums" in CASES[case][1] and not mask.any():
+            continue  # the reference stacks no empty lists
+        expected = reference.run(None, {"x": X, "mask": mask})
+        outputs, lengths = net(X, mask, capture=net.lengths)
+        trimmed = nnef_jax.trim(outputs, lengths)
+        trimmed = trimmed if len(expected) > 1 else [trimmed]
+        for y, array in zip(trimmed, expected, strict=True):
+            np.testing.assert_array_equal(y, array)
+        step = np.float32(2**-6)
+        for index in [(0, 0), (2, 1)]:
+            plus, minus = X.copy(), X.copy()
+            plus[index] += step
+            minus[index] -= step
+            difference = (total(plus, mask) - total(minus, mask)) / (2 * step)
+            np.testing.assert_allclose(gradient[index], difference, rtol=2e-3, atol=2e-2)
+
+
+SIZE_BELOW_5 = [node("Shape", "after", "extents"), node("ReduceMin", "extents", "rows", keepdims=0),
+                node("Less", "rows five", "goes_on")]  # fmt: skip
+
+
+@pytest.mark.parametrize("count", ["nine", "count"])
+def test_a_condition_on_the_shape_of_a_state(count: str) -> None:
+    """The square grows by a row and a column until it has 5, or as often as the mask tells."""
+    square = body([node("Pad", "s0 corner two", "after"), *SIZE_BELOW_5], "after")
+    file = network([*COUNT, node("Loop", f"{count} yes square", "y", body=square)], ["y"])
+    net = nnef_jax.load(file.SerializeToString())
+    for mask in MASKS:
+        (expected,) = ReferenceEvaluator(file).run(None, {"x": X, "mask": mask})
+        result, lengths = net(X, mask, capture=net.lengths)
+        np.testing.assert_array_equal(nnef_jax.trim(result, lengths), expected)
+
+
+def test_a_state_that_shrinks_needs_no_limit() -> None:
+    """Rows lose 1 until the largest first number is at most 2; rows of at most 2 are dropped."""
+    nodes = [
+        node("Sub", "s0 square", "less"),
+        node("Gather", "less first", "column", axis=1),
+        node("Greater", "column two", "stays"),
+        node("Compress", "less stays", "after", axis=0),
+        node("Cast", "stays", "numbers", to=INT64),
+        node("ReduceSum", "numbers axis", "remaining", keepdims=0),
+        node("Greater", "remaining first", "goes_on"),
+    ]
+    file = network([node("Loop", "_ yes x", "y", body=body(nodes, "after"))], ["y"])
+    net = nnef_jax.load(file.SerializeToString())
+    result, lengths = net(X, MASKS[0], capture=net.lengths)
+    assert nnef_jax.trim(result, lengths).shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("count", "nodes", "message"),
+    [
+        ("count", [GO, node("Concat", "s0 s0", "after", axis=0)], "may get more items in each"),
+        ("_", [*TAKE, APPEND, *UNTIL], "the number of iterations has no upper bound"),
+    ],
+)
+def test_states_without_a_largest_size_are_refused(
+    count: str, nodes: list[Any], message: str
+) -> None:
+    loop = node("Loop", f"{count} yes row", "y", body=body(nodes, "after"))
+    file = network([*COUNT, loop], ["y"])
+    with pytest.raises(nnef_jax.SemanticError, match=message) as error:
+        nnef_jax.load(file.SerializeToString())
+    assert "axis 0 of state 0" in str(error.value)
+    assert "Loop" in str(error.value)
