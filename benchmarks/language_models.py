@@ -1,15 +1,18 @@
 """Plans a Llama of 7 billion parameters on TPUs from the shapes of its parameters alone.
 
-    python -m benchmarks.language_models [--topology v5e:2x4] [--places 2048] [--layers 32]
+    python -m benchmarks.language_models [--topology v5e:2x4] [--rows 8] [--shards 8]
 
 The model is an ONNX network with caches, and has no weights. Two programs of a decoder are compiled
-for devices that are not attached: one reads 256 tokens of a prompt, and one is a step. The table
-shows the compiler's figures of memory, time and collectives. docs/language_models.md explains it.
+for devices that are not attached: one reads 256 tokens of a prompt, and one is a step. `--shards`
+devices share the parameters and the heads of the caches, and each such group of devices has
+`--rows` texts. The tables show the compiler's figures of memory, time and collectives.
+docs/language_models.md has the table for one text, and docs/devices.md the table for eight texts.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -101,18 +104,30 @@ def decoder(layers: int, places: int) -> Decoder:
         return nnef_jax.decoder(model, places)
 
 
-def cost_of(decoder: Decoder, topology: str, tokens: int, rows: int = 1) -> DeviceCost:
-    """Return the cost of reading `tokens` tokens of each row, with caches divided by heads."""
+def mesh_axes(devices: int, shards: int) -> dict[str, int]:
+    """Return the extents of a mesh of several devices, whose axis "model" has up to `shards`."""
+    model = math.gcd(devices, shards)
+    return {"data": devices // model, "model": model} if devices > model else {"model": model}
+
+
+def cost_of(decoder: Decoder, topology: str, tokens: int, rows: int, shards: int) -> DeviceCost:
+    """Return the cost of reading `tokens` tokens of each text.
+
+    Each group of `shards` devices has `rows` texts, and divides caches by heads.
+    """
     devices = topology_of(topology)
     model = decoder.model
     state = 2  # the position of the state in the arguments of the program
     if devices.devices > 1:
         state = 1
-        mesh = mesh_of(devices, {"model": devices.devices})
-        model = model.shard(mesh, batch=None, params="model")
+        axes = mesh_axes(devices.devices, shards)
+        rows *= axes.get("data", 1)
+        batch = "data" if "data" in axes else None
+        model = model.shard(mesh_of(devices, axes), batch=batch, params="model")
     execution = execution_of(model)
     inputs = [jax.ShapeDtypeStruct((rows, tokens), "int32")]
-    function, arguments = execution.program(execution.step, inputs, devices.chip.platform)
+    platform = devices.chip.platform
+    function, arguments = execution.program(execution.step, inputs, platform, state_rows=rows)
     return nnef_jax.cost(jax.jit(function, donate_argnums=state), *arguments, topology=topology)
 
 
@@ -120,20 +135,24 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--topology", nargs="+", default=["v5e:1", "v5e:2x2", "v5e:2x4"])
+    parser.add_argument("--rows", type=int, default=1)
+    parser.add_argument("--shards", type=int, default=8)
     parser.add_argument("--places", type=int, default=2048)
     parser.add_argument("--layers", type=int, default=32)
     arguments = parser.parse_args()
     llama = decoder(arguments.layers, arguments.places)
-    print("| devices | program | memory of a device, GB | fits | ms | collectives |")
-    print("|---|---|---|---|---|---|")
+    print("| devices | mesh | program | memory of a device, GB | fits | ms | collectives |")
+    print("|---|---|---|---|---|---|---|")
     for topology in arguments.topology:
         for name, tokens in ((f"{CHUNK} tokens of a prompt", CHUNK), ("a step", 1)):
-            cost = cost_of(llama, topology, tokens)
+            cost = cost_of(llama, topology, tokens, arguments.rows, arguments.shards)
+            mesh = ", ".join(f"{axis}={extent}" for axis, extent in cost.mesh.items())
             collectives = ", ".join(f"{x.count} {x.kind}" for x in cost.collectives)
             seconds = "" if cost.seconds is None else f"{1e3 * cost.seconds:.1f}"
             needed = "" if cost.needed_bytes is None else f"{cost.needed_bytes / 1e9:.1f}"
             fits = "yes" if cost.fits else "no"
-            print(f"| {topology} | {name} | {needed} | {fits} | {seconds} | {collectives} |")
+            cells = [topology, mesh, name, needed, fits, seconds, collectives]
+            print(f"| {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -319,14 +319,24 @@ class Execution:
         # nothing.
         return bound.lower(*executable.args, *arguments).compile()
 
-    def program(self, entry: Entry, inputs: Inputs, platform: str) -> tuple[Any, tuple[Any, ...]]:
+    def program(
+        self, entry: Entry, inputs: Inputs, platform: str, state_rows: int = 0
+    ) -> tuple[Any, tuple[Any, ...]]:
         """Return the function that a call runs on devices of a platform, and its arguments' types.
 
         The host needs no device of the platform, because the model's arrays and `inputs` may be
-        types. On a mesh the types have shardings. The function may be jitted or exported.
+        types. On a mesh the types have shardings. The function may be jitted or exported. The state
+        has `state_rows` items of the batch, or if this is 0 as many as the model's state.
         """
         params, state = self.arrays.types()
         layout = self.definition.layout
+        if state_rows:
+            state = {label: _with_rows(type, state_rows) for label, type in state.items()}
+        if layout and state_rows:
+            extent = layout.extent([x.shape for x in inputs], entry.time_axes)
+            for label, type in state.items():
+                sharding = layout.of_state(label, extent, type.shape)
+                state[label] = type.update(sharding=sharding)
         if layout:
             inputs = layout.typed(self.network.graph.inputs, inputs, entry.time_axes)
         if layout is None or layout.place is not None:
@@ -462,6 +472,11 @@ class Execution:
                 platform, function, params, state, function_inputs
             )
         return Prepared(params, values, definition)
+
+
+def _with_rows(type: Any, rows: int) -> Any:
+    """Return the type of a state with `rows` items of the batch."""
+    return jax.ShapeDtypeStruct((rows, *type.shape[1:]), type.dtype)
 
 
 def _without_probe(run: Callable[..., Any], *arguments: Any) -> Any:

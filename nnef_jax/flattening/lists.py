@@ -241,6 +241,13 @@ class ListEmission(Emission):
 
     # Lists
 
+    def begin_symbolic(self) -> SymbolicShapes:
+        """Infer shapes with the symbols of lists from now on, if it has not begun yet."""
+        if self.symbolic is None:
+            dimensions, most = self.symbols.dimensions, self.symbols.most
+            self.symbolic = SymbolicShapes(self.builder, dimensions, most)
+        return self.symbolic
+
     def symbol(self, count: Value, most: int) -> Any:
         """Return the symbol for a number of items that the network counts, at most `most`.
 
@@ -250,7 +257,7 @@ class ListEmission(Emission):
         if self.symbolic is None:
             if not all(is_known(x.type.shape) for x in self.builder.inputs):
                 raise ExtentNeeded
-            self.symbolic = SymbolicShapes(self.builder, self.symbols.dimensions, self.symbols.most)
+            self.begin_symbolic()
         key = self.computations.key(count)
         if key not in self._symbol_by_key:
             self._symbol_by_key[key] = self.symbols.new(most, count.name)

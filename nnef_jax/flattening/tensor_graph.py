@@ -72,9 +72,7 @@ class TensorGraph(ListEmission, ABC):
             self.is_body = True
             self.symbolic: SymbolicShapes | None = None  # a body is built for known extents
             if self.has_lists:
-                self.symbolic = SymbolicShapes(
-                    self.builder, self.symbols.dimensions, self.symbols.most
-                )
+                self.begin_symbolic()
 
     @staticmethod
     @abstractmethod
@@ -193,11 +191,7 @@ class TensorGraph(ListEmission, ABC):
     def declare(self, inner: Value, value: Value) -> None:
         """Give an input of this graph the symbolic extents of a tensor of the outer graph."""
         if self.outer is not None and self.outer.is_list(value):
-            if self.symbolic is None:
-                self.symbolic = SymbolicShapes(
-                    self.builder, self.symbols.dimensions, self.symbols.most
-                )
-            self.symbolic.declare(inner, self.outer.shape_of(value))
+            self.begin_symbolic().declare(inner, self.outer.shape_of(value))
 
     def tensor(self, constant: Constant, name: str, span: Span) -> Value:
         """Return a known tensor as a tensor of the graph. Weights become a variable."""
