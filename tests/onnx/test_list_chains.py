@@ -14,16 +14,17 @@ import nnef_jax
 
 pytest.importorskip("onnx")
 
-from onnx import reference
+from onnx import helper, reference
 
 from tests.onnx.models import model, node, tensor
 
-FLOAT, BOOL = 1, 9
+FLOAT, INT64, BOOL = 1, 7, 9
 WEIGHTS: dict[str, Any] = {
     "axis": np.array([0]), "one": np.array([1]), "flat": np.array([-1]), "zero": np.array(0),
     "pair": np.float32([[2, -3]]), "square": np.float32([[1, -1], [0.5, 2]]),
     "least": np.float32(0.2), "pairs": np.array([-1, 2]), "far": np.array([2**62]),
     "last": np.array([-1]), "two_last": np.array([-2]), "step": np.array(1),
+    "less": np.float32([0.8]), "yes": np.array(True),
     "padding": np.array([1, 0, 2, 0]), "scale": np.float32([1, 2]), "twice": np.array([2, 1]),
 }  # fmt: skip
 
@@ -31,12 +32,13 @@ WEIGHTS: dict[str, Any] = {
 class Chain:
     """Nodes of a network under construction, whose tensors have the shape (items, 2)."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = "") -> None:
+        self.prefix = prefix
         self.nodes: list[Any] = []
 
     def add(self, type: str, inputs: str, output_count: int = 1, **attributes: Any) -> str:
         """Add a node, and return the name of its last output."""
-        names = [f"t{len(self.nodes)}_{i}" for i in range(output_count)]
+        names = [f"{self.prefix}t{len(self.nodes)}_{i}" for i in range(output_count)]
         self.nodes.append(node(type, inputs, " ".join(names), **attributes))
         return names[-1]
 
@@ -94,8 +96,32 @@ def transposed_pairs(chain: Chain, a: str, b: str) -> str:
     return chain.add("Reshape", f"{flat} pairs")
 
 
+def repeat(chain: Chain, count: str, state: str, body: Chain, after: str) -> str:
+    """Repeat a body that computes the state `after` from the state "state"."""
+    body.add("Identity", "go")
+    inputs = [tensor("i", (), INT64), tensor("go", (), BOOL), tensor("state", None)]
+    outputs = [tensor(f"{body.prefix}t{len(body.nodes) - 1}_0", None, BOOL), tensor(after, None)]
+    graph = helper.make_graph(body.nodes, "body", inputs, outputs)
+    return chain.add("Loop", f"{count} yes {state}", body=graph)
+
+
+def append(chain: Chain, a: str, b: str) -> str:
+    """Append the items of a to b in a loop."""
+    count = chain.add("Squeeze", f"{chain.add('Shape', a, start=0, end=1)} axis")
+    body = Chain("body")
+    item = body.add("Unsqueeze", f"{body.add('Gather', f'{a} i', axis=0)} axis")
+    return repeat(chain, count, b, body, body.add("Concat", f"state {item}", axis=0))
+
+
+def shrink(chain: Chain, a: str, b: str) -> str:
+    """Drop the items whose sum is small, and lower the others, for each item of b."""
+    count = chain.add("Squeeze", f"{chain.add('Shape', b, start=0, end=1)} axis")
+    body = Chain("body")
+    return repeat(chain, count, a, body, body.add("Mul", f"{choose(body, 'state', '')} less"))
+
+
 STEPS: Sequence[Callable[[Chain, str, str], str]] = (
-    attend, choose, number, expand, order, scatter, centre, transposed_pairs,
+    attend, choose, number, expand, order, scatter, centre, transposed_pairs, append, shrink,
     lambda chain, a, b: chain.add("Concat", f"{a} {b}", axis=0),
     lambda chain, a, b: chain.add("Softmax", a, axis=0),
     lambda chain, a, b: chain.add("Slice", f"{a} one far axis"),
