@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lowering.graph import TensorType
     from nnef_jax import Model, TensorSpec
     from nnef_jax.cli.batch_results import Parts
+    from nnef_jax.cli.dataset import Item, ItemArrays
     from nnef_jax.reading.network import Network
 
 _ITEMS_PER_DEVICE = 32  # By default a batch has 32 items for each device.
@@ -93,8 +94,10 @@ def batch(
     gives the shape of one item, such as x=1,3,224,224.
     """
     shard_index, shard_count = _shard(shard)
+    # --shape gives shapes of one item. The network is first read with its own shapes, and then
+    # loaded with shapes of batches.
     keywords = reading.keywords
-    shapes = keywords.pop("input_shapes")
+    item_shapes = keywords.pop("input_shapes")
     cached = option.caching(cache_dir, no_cache)
     with status("finding files"):
         from nnef_jax.cli.dataset import ItemReader, find_items, reading_ahead
@@ -102,23 +105,28 @@ def batch(
         items = find_items(inputs or (), listed, out)[shard_index::shard_count]
         pictures = pixels.options([item.file for item in items])
     network = replace(reading, shapes=None).read(source)
-    specs = _item_specs(network, shapes)
-    read = reading_ahead(ItemReader(specs, pictures))
-    with cached as folder:
+    specs = _item_specs(network, item_shapes)
+    read_items = reading_ahead(ItemReader(specs, pictures))
+    with cached as cache_folder:
         with status(f"compiling {network.graph.name}") as progress:
             import jax
 
             from nnef_jax.cli.batch_results import Parts
-            from nnef_jax.cli.streaming import computing, groups_of, results_of
 
             devices = jax.local_devices()
-            declared = _declared(network)
-            default_size = declared if declared > 1 else _ITEMS_PER_DEVICE * len(devices)
+            declared_size = _declared_size(network)
+            default_size = _ITEMS_PER_DEVICE * len(devices)
+            if declared_size > 1:
+                default_size = declared_size
             size = batch_size or default_size
             # Each device gets equally many items. For a batch of 12 items, 4 of 8 devices are used.
             devices = devices[: math.gcd(size, len(devices))]
-            options = {"progress": progress, "cache_dir": folder, "measure": bool(folder)}
-            model = _load(source, specs, size=size, declared=declared, **keywords, **options)
+            options = {
+                "progress": progress,
+                "cache_dir": cache_folder,
+                "measure": bool(cache_folder),
+            }
+            model = _load(source, specs, size, declared_size, **keywords, **options)
             # A later run may continue this one only if it has the same settings.
             settings = {
                 "network": _digest(network),
@@ -128,28 +136,55 @@ def batch(
             }
             folder_of_results = _folder(out, shard_index, shard_count)
             parts = Parts(folder_of_results, items, settings, model.outputs, part_size)
-        pending_items: list[Any] = []
+        stops = on_error == "stop"
+        computed_count = _compute_pending(parts, model, devices, size, read_items, stop=stops)
+    _report(parts, count=len(items), computed=computed_count, devices=len(devices))
+
+
+def _compute_pending(
+    parts: Parts,
+    model: Model,
+    devices: Sequence[Any],
+    size: int,
+    read_items: Callable[[Sequence[Item], int], Iterator[ItemArrays]],
+    *,
+    stop: bool,
+) -> int:
+    """Compute and write the pending parts. Return the number of computed items.
+
+    Args:
+        parts: the parts.
+        model: the network, for batches of `size` items.
+        devices: the devices, among which the items of a batch are divided.
+        size: the number of items in a batch.
+        read_items: a function that takes items, and the number of items to read ahead.
+        stop: whether the first file that cannot be read raises its error.
+    """
+    from nnef_jax.cli.streaming import computing, groups_of, results_of
+
+    pending_items: list[Item] = []
+    for part in parts.pending:
+        pending_items += parts.items_of(part)
+    with status(f"running {model.graph.name}", counts=True) as progress:
+
+        def report_progress(count: int) -> None:
+            if progress:
+                progress(count, len(pending_items))
+
+        report_progress(0)
+        # While a batch is computed, the items of the next two batches are read.
+        reads = read_items(pending_items, 2 * size)
+        groups = groups_of(reads, size, stop=stop)
+        compute = computing(model, devices, size)
+        results = results_of(compute, groups, report_progress)
         for part in parts.pending:
-            pending_items += parts.items_of(part)
-        with status(f"running {network.graph.name}", counts=True) as progress:
-
-            def report_progress(count: int) -> None:
-                if progress:
-                    progress(count, len(pending_items))
-
-            report_progress(0)
-            # While a batch is computed, the items of the next two batches are read.
-            reads = read(pending_items, 2 * size)
-            groups = groups_of(reads, size, stop=on_error == "stop")
-            compute = computing(model, devices, size)
-            results = results_of(compute, groups, report_progress)
-            for part in parts.pending:
-                parts.write(part, list(islice(results, len(parts.items_of(part)))))
-    _report(parts, count=len(items), computed=len(pending_items), devices=len(devices))
+            results_of_part = list(islice(results, len(parts.items_of(part))))
+            parts.write(part, results_of_part)
+    return len(pending_items)
 
 
 def _shard(text: str) -> tuple[int, int]:
-    """Return the index and the number of shards in the text I/N of the option --shard."""
+    """Return the numbers I and N in the text I/N of the option --shard: (0, 4) for 0/4."""
     if not re.fullmatch("[0-9]{1,9}/[0-9]{1,9}", text):
         message = f"{text!r:.60} is not of the form I/N, such as 0/4"
         raise typer.BadParameter(message, param_hint="--shard")
@@ -188,30 +223,34 @@ def _item_specs(network: Network, item_shapes: Mapping[str, Any]) -> tuple[Tenso
                 f"--shape: the graph has no input '{name}', its inputs are {listed(types)}",
                 hint=did_you_mean(name, types),
             )
-    specs = [_item_spec(name, type, item_shapes.get(name)) for name, type in types.items()]
+    specs: list[TensorSpec] = []
+    for name, input_type in types.items():
+        specs.append(_item_spec(name, input_type, item_shapes.get(name)))
     if not specs:
         raise InputError(f"{network.graph.name} has no inputs")
     return tuple(specs)
 
 
-def _item_spec(name: str, type: TensorType, item_shape: Any) -> TensorSpec:
-    """Return an input of a single item. `item_shape` is the shape that --shape gives, or None.
+def _item_spec(name: str, input_type: TensorType, item_shape: Any) -> TensorSpec:
+    """Return the spec of an input for a single item, whose batch extent is 1.
 
-    Raises InputError for an open shape, and for an input without an axis for the batch.
+    `input_type` is the type in the document, and `item_shape` is the shape that --shape gives, or
+    None. Raises InputError for an open shape, and for an input without an axis for the batch.
     """
     from lowering.extents import is_known, show
     from nnef_jax import InputError, TensorSpec
 
-    if not type.shape:
+    declared_shape = input_type.shape
+    if not declared_shape:
         raise InputError(f"input '{name}' is a single number, without an axis for a batch")
     shape = item_shape
     if shape is None:
-        shape = (1, *type.shape[1:])
-    is_of_one_item = len(shape) == len(type.shape) and shape[0] == 1
+        shape = (1, *declared_shape[1:])
+    is_of_one_item = len(shape) == len(declared_shape) and shape[0] == 1
     if not is_of_one_item:
         raise InputError(
             f"--shape: {show(shape)} is no shape of an item of input '{name}', "
-            f"whose shape is {show(type.shape)}",
+            f"whose shape is {show(declared_shape)}",
             hint="an item has the same number of axes, and its first extent is 1",
         )
     if not is_known(shape):
@@ -221,41 +260,41 @@ def _item_spec(name: str, type: TensorType, item_shape: Any) -> TensorSpec:
             f"the shape of an item of input '{name}' has open extents: {show(shape)}",
             hint=f"give all extents: --shape {name}={extents}",
         )
-    return TensorSpec(name, shape, type.dtype)
+    return TensorSpec(name, shape, input_type.dtype)
 
 
-def _declared(network: Network) -> int:
+def _declared_size(network: Network) -> int:
     """Return the batch extent that the document declares, or 0.
 
     The result is 0 if the batch is open, or if the first extents of the inputs differ.
     """
     from lowering.extents import is_known
 
-    first_extents = {value.type.shape[:1] for value in network.graph.inputs}
-    if len(first_extents) != 1:
+    batch_shapes = {value.type.shape[:1] for value in network.graph.inputs}
+    if len(batch_shapes) != 1:
         return 0
-    # `extents` has one extent. If the inputs have no axes, `extents` is empty.
-    (extents,) = first_extents
-    if extents and is_known(extents):
-        return extents[0]
+    (batch_shape,) = batch_shapes  # This is a shape such as (8,), or () for inputs without axes.
+    if batch_shape and is_known(batch_shape):
+        return batch_shape[0]
     return 0
 
 
 def _load(
-    source: str, specs: Sequence[TensorSpec], size: int, declared: int, **options: Any
+    source: str, specs: Sequence[TensorSpec], size: int, declared_size: int, **options: Any
 ) -> Model:
     """Load a network for batches of `size` items.
 
-    `declared` is the batch extent that the document declares, or 0. Raises InputError if the
+    `declared_size` is the batch extent that the document declares, or 0. Raises InputError if the
     network cannot compute batches of `size` items.
     """
     from nnef_jax import InputError, NnefError, load
     from nnef_jax.errors import raise_all
 
     hint = ""
-    declares_another_size = declared not in (0, size)
+    declares_another_size = declared_size not in (0, size)
     if declares_another_size:
-        hint = f"the document declares batches of {declared}: give --batch-size {declared}"
+        advice = f"give --batch-size {declared_size}"
+        hint = f"the document declares batches of {declared_size}: {advice}"
     shapes = {spec.name: (size, *spec.shape[1:]) for spec in specs}
     try:
         model = load(source, input_shapes=shapes, **options)
@@ -303,7 +342,7 @@ def _report(parts: Parts, count: int, computed: int, devices: int) -> None:
     print_result(*damaged, counts, f"saved {parts.folder}")
     if not parts.failures:
         return
-    for _, text in parts.failures[:_MOST_PRINTED_FAILURES]:
-        report_error(*text.split("\n"))
+    for _file, reason in parts.failures[:_MOST_PRINTED_FAILURES]:
+        report_error(*reason.split("\n"))
     message = f"{len(parts.failures)} of {count} files failed"
     raise DataError(message, hint=f"{path_of_failures} lists them, as --list reads them")

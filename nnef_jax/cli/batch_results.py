@@ -41,19 +41,18 @@ _MOST_ITEMS = 1024  # By default a part has at most this many items.
 
 
 class Parts:
-    """The finished and the pending parts in a folder, which is created if it is missing.
+    """The finished and the pending parts of a batch, in a folder.
 
     Raises InputError if the folder has results for other items or settings, or only other files.
     Raises DataError if batch.json is damaged, and OSError if the folder cannot be read or created.
 
     Args:
-        folder: the folder of the parts.
+        folder: the folder of the parts, which is created if it is missing.
         items: all items, in order.
         settings: JSON values on which results depend, by their names in error messages.
         outputs: the outputs of the network. Their first extent is the size of a batch.
-        size: the number of items of a part. The default is the size in an earlier run. Without an
-            earlier run, the default is the number of items that have 64 MB of outputs, but at most
-            1024.
+        size: the number of items of a part. By default it is the size in an earlier run. Without an
+            earlier run, a part has as many items as have 64 MB of outputs, but at most 1024.
     """
 
     def __init__(
@@ -67,10 +66,11 @@ class Parts:
         self.folder: Path = folder
         self._items = items
         self._outputs = outputs
+        # Each failure is the name of a file and the reason.
         self.failures: list[tuple[str, str]] = []
         # These are the paths of damaged parts, which are computed again.
         self.damaged: list[str] = []
-        self._size = self._settle(settings, size)
+        self._size = self._size_of_parts(settings, size)
         self.pending: list[int] = self._pending_parts()
 
     def items_of(self, part: int) -> Sequence[Item]:
@@ -81,30 +81,33 @@ class Parts:
     def write(self, part: int, results: Sequence[ItemArrays]) -> None:
         """Write the results of all items of a part, and then a record for each item."""
         self._write_arrays(part, results)
-        lines: list[dict[str, Any]] = []
+        records: list[dict[str, Any]] = []
         next_row = 0
         for result in results:
-            line = asdict(result.item)
+            record = asdict(result.item)
             if isinstance(result.outcome, Exception):
-                line["error"] = reason(result.outcome)
-                self.failures.append((line["file"], line["error"]))
+                record["error"] = reason(result.outcome)
+                self.failures.append((record["file"], record["error"]))
             else:
-                line["row"] = next_row
+                record["row"] = next_row
                 next_row += 1
-            lines.append(line)
-        lines[-1][_CHECKSUM] = self._checksum(part, lines)
+            records.append(record)
+        # The last record also has the checksum of the part. The checksum covers this record without
+        # the checksum itself.
+        records[-1][_CHECKSUM] = self._checksum(part, records)
         with files.replacing(self._path(part, "jsonl"), overwrite=True) as file:
-            file.writelines(_encoded(lines))
+            file.writelines(_encoded(records))
 
     def _write_arrays(self, part: int, results: Sequence[ItemArrays]) -> None:
         """Write the outputs of a part, with a row for each item that did not fail."""
         outcomes = [result.outcome for result in results]
-        computed = [outcome for outcome in outcomes if not isinstance(outcome, Exception)]
+        computed_rows = [outcome for outcome in outcomes if not isinstance(outcome, Exception)]
         arrays: dict[str, Array] = {}
         for spec in self._outputs:
-            if computed:
-                arrays[spec.name] = np.stack([outputs[spec.name] for outputs in computed])
+            if computed_rows:
+                arrays[spec.name] = np.stack([outputs[spec.name] for outputs in computed_rows])
             else:
+                # All items failed. In the empty array, the extent 0 stands for an open extent.
                 item_shape = [extent or 0 for extent in spec.shape[1:]]
                 arrays[spec.name] = np.zeros((0, *item_shape), spec.dtype)
         save_npz(self._path(part, "npz"), arrays, overwrite=True)
@@ -115,40 +118,41 @@ class Parts:
         Return the path of the written file, or '' if nothing failed.
         """
         path = str(self.folder / _FAILURES)
-        if self.failures:
-            with files.replacing(path, overwrite=True) as file:
-                file.writelines(os.fsencode(f"{name}\n") for name, _ in self.failures)
-            return path
-        with suppress(FileNotFoundError):
-            os.unlink(path)
-        return ""
+        if not self.failures:
+            # An earlier run may have left a list.
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+            return ""
+        with files.replacing(path, overwrite=True) as file:
+            file.writelines(os.fsencode(f"{name}\n") for name, _reason in self.failures)
+        return path
 
-    def _settle(self, settings: Mapping[str, Any], size: int | None) -> int:
-        """Write the settings, or compare them with the settings of an earlier run.
+    def _size_of_parts(self, settings: Mapping[str, Any], size: int | None) -> int:
+        """Return the number of items of a part. Write the settings unless there are earlier ones.
 
-        Return the number of items of a part. `size` is this number if the user gives one, and
-        otherwise None. Raises InputError if the settings differ.
+        `size` is the number that the user gives, or None. Raises InputError if the settings of an
+        earlier run differ.
         """
         with suppress(FileExistsError):
             self.folder.mkdir()
         if not self.folder.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.folder))
         path = str(self.folder / _SETTINGS)
-        earlier = _read_settings(path)
-        if earlier is not None:
-            part_size: int = size or earlier[_PART_SIZE]
-            self._require_equal_settings(earlier, {**settings, _PART_SIZE: part_size})
+        earlier_settings = _read_settings(path)
+        if earlier_settings is not None:
+            part_size: int = size or earlier_settings[_PART_SIZE]
+            self._require_equal_settings(earlier_settings, {**settings, _PART_SIZE: part_size})
             return part_size
-        present = [name for name in os.listdir(self.folder) if not name.startswith(".")]
-        if present:
+        foreign_files = [name for name in os.listdir(self.folder) if not name.startswith(".")]
+        if foreign_files:
             raise InputError(
-                f"'{self.folder}' holds other files, such as '{min(present)}'",
+                f"'{self.folder}' holds other files, such as '{min(foreign_files)}'",
                 hint="give an empty or a new folder to --out",
             )
-        size = size or self._default_size()
+        part_size = size or self._default_size()
         with files.replacing(path, overwrite=True) as file:
-            file.write(json.dumps({**settings, _PART_SIZE: size}).encode())
-        return size
+            file.write(json.dumps({**settings, _PART_SIZE: part_size}).encode())
+        return part_size
 
     def _require_equal_settings(
         self, earlier: Mapping[str, Any], settings: Mapping[str, Any]
@@ -162,6 +166,7 @@ class Parts:
             value = current.get(name)
             if value == earlier_value:
                 continue
+            # The network is stored as a digest, which an error need not show.
             origin = "of another network"
             if name != "network":
                 origin = f"with {name} {_shown(earlier_value)}, now it is {_shown(value)}"
@@ -171,8 +176,9 @@ class Parts:
         """Return the number of items that have 64 MB of outputs, from 1 to 1024."""
         bytes_per_item = 0
         for spec in self._outputs:
-            count = int(np.prod([extent or 1 for extent in spec.shape[1:]]))
-            bytes_per_item += count * np.dtype(spec.dtype).itemsize
+            # An open extent counts as 1.
+            number_count = int(np.prod([extent or 1 for extent in spec.shape[1:]]))
+            bytes_per_item += number_count * np.dtype(spec.dtype).itemsize
         items_in_default_bytes = _DEFAULT_BYTES // max(bytes_per_item, 1)
         return max(1, min(_MOST_ITEMS, items_in_default_bytes))
 
@@ -180,57 +186,59 @@ class Parts:
         """Return the indices of the parts that are missing, damaged or outdated.
 
         A part is outdated if items were added to it, or if the file of a failed item has changed.
+        The damaged parts, and the failures in finished parts, are added to the attributes.
         """
         part_count = ceil(len(self._items) / self._size)
         matches = map(_PART.fullmatch, os.listdir(self.folder))
-        present = {int(match[1]) for match in matches if match}
+        parts_with_records = {int(match[1]) for match in matches if match}
         # A part beyond the last one is from an earlier run with more items.
-        if present and max(present) >= part_count:
+        if parts_with_records and max(parts_with_records) >= part_count:
             raise self._other_inputs(f"there were more than {len(self._items)}")
         pending: list[int] = []
         for part in range(part_count):
-            has_both_files = part in present and os.path.exists(self._path(part, "npz"))
-            if not has_both_files:
+            has_arrays = os.path.exists(self._path(part, "npz"))
+            is_missing = part not in parts_with_records or not has_arrays
+            if is_missing:
                 pending.append(part)
                 continue
-            lines = self._read(part)
-            if lines is None:
+            records = self._read(part)
+            if records is None:
                 self.damaged.append(self._path(part, "jsonl"))
                 pending.append(part)
-            elif self._is_outdated(part, lines, self.items_of(part)):
+            elif self._is_outdated(part, records, self.items_of(part)):
                 pending.append(part)
             else:
-                failed = [line for line in lines if "row" not in line]
-                self.failures += [(line["file"], line["error"]) for line in failed]
+                failed = [record for record in records if "row" not in record]
+                self.failures += [(record["file"], record["error"]) for record in failed]
         return pending
 
     def _is_outdated(
-        self, part: int, lines: Sequence[dict[str, Any]], items: Sequence[Item]
+        self, part: int, records: Sequence[dict[str, Any]], items: Sequence[Item]
     ) -> bool:
         """Tell whether items were added to a part, or the file of a failed item has changed.
 
-        `lines` are the records of the earlier run, and `items` are the current items. Raises
-        InputError if the file of a computed item has changed, or if the part had other items.
+        `records` are those of the earlier run, and `items` are the current items. Raises InputError
+        if the file of a computed item has changed, or if the part had other items.
         """
-        if len(lines) > len(items):
+        if len(records) > len(items):
             raise self._other_inputs(f"there were more than {len(self._items)}")
         has_changed_failure = False
-        # There are more items than lines if items were added since the earlier run.
-        for line, item in zip(lines, items, strict=False):
-            if line["file"] != item.file:
-                raise self._other_inputs(f"'{line['file']}' was where '{item.file}' is now")
-            # The current line has the present size and time of the file.
-            current_line = {**line, **asdict(item)}
-            if line == current_line:
+        # There are more items than records if items were added since the earlier run.
+        for record, item in zip(records, items, strict=False):
+            if record["file"] != item.file:
+                raise self._other_inputs(f"'{record['file']}' was where '{item.file}' is now")
+            # The current record has the present size and time of the file.
+            current_record = {**record, **asdict(item)}
+            if record == current_record:
                 continue
-            if "error" not in line:
+            if "error" not in record:
                 raise InputError(
                     f"'{item.file}' has changed since its results in '{self.folder}' were computed",
                     hint="give another folder to --out, or compute its part again: remove "
                     f"{self._path(part, 'jsonl')}",
                 )
             has_changed_failure = True
-        has_new_items = len(lines) < len(items)
+        has_new_items = len(records) < len(items)
         return has_changed_failure or has_new_items
 
     def _read(self, part: int) -> list[dict[str, Any]] | None:
@@ -240,20 +248,21 @@ class Parts:
                 protected_files.without_noting(),
                 files.open_regular(self._path(part, "jsonl"), DataError) as file,
             ):
-                lines = [json.loads(line) for line in file]
-            checksum = lines[-1].pop(_CHECKSUM)
-            return lines if checksum == self._checksum(part, lines) else None
+                records = [json.loads(line) for line in file]
+            checksum = records[-1].pop(_CHECKSUM)
+            return records if checksum == self._checksum(part, records) else None
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            # The file is no JSON, or it is JSON of another structure.
             return None
 
-    def _checksum(self, part: int, lines: Sequence[dict[str, Any]]) -> str:
-        """Return the sha256 of the .npz file of a part, and of the lines of its records."""
+    def _checksum(self, part: int, records: Sequence[dict[str, Any]]) -> str:
+        """Return the sha256 of the .npz file of a part, followed by the lines of its records."""
         with (
             protected_files.without_noting(),
             files.open_regular(self._path(part, "npz"), DataError) as file,
         ):
             digest = hashlib.file_digest(cast(Any, file), "sha256")
-        for line in _encoded(lines):
+        for line in _encoded(records):
             digest.update(line)
         return digest.hexdigest()
 
@@ -265,6 +274,7 @@ class Parts:
         )
 
     def _path(self, part: int, suffix: str) -> str:
+        """Return a path such as FOLDER/part-00012.npz."""
         return str(self.folder / f"part-{part:05}.{suffix}")
 
 
@@ -284,6 +294,7 @@ def _read_settings(path: str) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (ValueError, LookupError, TypeError, RecursionError):
+        # The file is no JSON, or it is JSON without a valid size of parts.
         raise DataError(f"{path}: damaged", hint=_OTHER_FOLDER) from None
 
 
@@ -295,9 +306,11 @@ def reason(error: Exception) -> str:
     return "\n".join(map(printable, lines))
 
 
-def _encoded(lines: Sequence[dict[str, Any]]) -> list[bytes]:
-    return [f"{json.dumps(line)}\n".encode() for line in lines]
+def _encoded(records: Sequence[dict[str, Any]]) -> list[bytes]:
+    """Return a line of JSON for each record."""
+    return [f"{json.dumps(record)}\n".encode() for record in records]
 
 
 def _shown(setting: object) -> str:
+    """Return a setting for an error message: a string without quotes, anything else as JSON."""
     return setting if isinstance(setting, str) else json.dumps(setting)

@@ -29,6 +29,7 @@ def bounded_folder(cache_dir: str | None) -> Generator[str | None]:
     if reason_unusable:
         yield None
         return
+    # The user did not name this folder, and needs no warning if nothing can be stored in it.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "compiled code is not kept")
         yield folder
@@ -42,8 +43,8 @@ def required_folder(cache_dir: str | None) -> Generator[str]:
     Raises InputError if the folder cannot be used.
     """
     if cache_dir is None:
-        folder = cache_folder.users_folder()
-        _require_usable(folder, cache_folder.prepare(folder))
+        users_folder = cache_folder.users_folder()
+        _require_usable(users_folder, reason_unusable=cache_folder.prepare(users_folder))
     with bounded_folder(cache_dir) as folder:
         assert folder is not None
         yield folder
@@ -56,6 +57,7 @@ def cache_report(*, clear: bool, as_json: bool) -> str:
     Raises InputError if the folder cannot be used.
     """
     folder = cache_folder.users_folder()
+    # A folder that does not exist yet has no files, and is no error.
     if os.path.lexists(folder):
         _require_usable(folder, cache_folder.reason_unusable(folder))
     files = cache_folder.clear(folder) if clear else cache_folder.entries(folder)
@@ -70,13 +72,17 @@ def cache_report(*, clear: bool, as_json: bool) -> str:
     megabytes = f"{size / 1e6:.1f} MB"
     if clear:
         return f"removed {len(files)} files, {megabytes}, from {folder}"
-    facts = {"folder": folder, "files": len(files), "size": megabytes}
-    facts["at most"] = f"{MOST / 1e6:.1f} MB"
+    facts = {
+        "folder": folder,
+        "files": len(files),
+        "size": megabytes,
+        "at most": f"{MOST / 1e6:.1f} MB",
+    }
     return "\n".join(f"{name:<16}{fact}" for name, fact in facts.items())
 
 
 def _require_usable(folder: str, reason_unusable: str) -> None:
-    """Raise InputError if there is a reason why the cache folder cannot be used."""
+    """Raise InputError unless `reason_unusable` is ""."""
     if reason_unusable:
         raise InputError(
             f"the cache folder '{folder}' cannot be used: {reason_unusable}",

@@ -107,23 +107,24 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Return a command with an option for each field of the dataclasses among its parameters.
 
-    typer calls the returned function with the values of the options. This function makes the
-    dataclasses from the values, and passes them to `command`.
+    A command with the parameter `pixels: Pixels` becomes a function with the parameters `mean`,
+    `scale`, `layout` and `resize`. typer calls this function with the values of the options. The
+    function makes a `Pixels` from these values, and passes it to `command`.
     """
     class_by_parameter: dict[str, Any] = {}
     option_parameters: list[Any] = []
     for parameter in signature(command, eval_str=True).parameters.values():
-        annotation: Any = parameter.annotation
         if is_dataclass(parameter.annotation):
-            class_by_parameter[parameter.name] = annotation
-            option_parameters += signature(annotation, eval_str=True).parameters.values()
+            options_class: Any = parameter.annotation
+            class_by_parameter[parameter.name] = options_class
+            option_parameters += signature(options_class, eval_str=True).parameters.values()
         else:
             option_parameters.append(parameter)
 
     def call_command(**keywords: Any) -> None:
-        for name, option_class in class_by_parameter.items():
-            values = {field.name: keywords.pop(field.name) for field in fields(option_class)}
-            keywords[name] = option_class(**values)
+        for name, options_class in class_by_parameter.items():
+            values = {field.name: keywords.pop(field.name) for field in fields(options_class)}
+            keywords[name] = options_class(**values)
         command(**keywords)
 
     command_with_options: Any = wraps(command)(call_command)
@@ -243,7 +244,8 @@ def caching(cache_dir: str | None, no_cache: bool) -> AbstractContextManager[str
 def name_of(source: str) -> str:
     """Return the name of a file or folder, without the suffixes of file formats.
 
-    For graph.nnef it is the name of the folder that contains the file.
+    The name of net.nnef.tgz is "net". For a file graph.nnef, the result is the name of the folder
+    that contains the file.
     """
     path = Path(source).resolve()
     if path.name == "graph.nnef":
@@ -259,6 +261,7 @@ def _numbers(text: str, option: str) -> tuple[float, ...]:
 
     Raises BadParameter for any other text.
     """
+    # `float` raises ValueError for a text that is no number.
     with suppress(ValueError):
         numbers = tuple(map(float, text.split(",")))
         if all(map(math.isfinite, numbers)):
@@ -275,9 +278,11 @@ def _value(text: str) -> tuple[str, Any]:
     import numpy as np
 
     name, _, value = text.rpartition("=")
+    # json and numpy raise these errors for a text that is no JSON, or no array.
     with suppress(ValueError, RecursionError):
         array = np.asarray(json.loads(value))
-        if name and array.dtype.kind in "biuf":
+        is_numeric = array.dtype.kind in "biuf"
+        if name and is_numeric:
             return name, array
     message = f"{text!r} is not a name and numbers as in axis=1 or shape=[2,-1]"
     raise typer.BadParameter(message, param_hint="--value")
@@ -286,18 +291,19 @@ def _value(text: str) -> tuple[str, Any]:
 def _shape(text: str) -> tuple[str, tuple[int | None, ...]]:
     """Return the name and the extents in the text NAME=EXTENTS of the option --shape.
 
-    The extent '?' becomes None.
+    The extent '?' becomes None. The text "x=" is the shape of a single number.
     """
     name, _, extents = text.rpartition("=")
     extent_texts = [extent.strip() for extent in extents.split(",")] if extents else []
     shape: list[int | None] = []
+    has_wrong_extent = False
     for extent_text in extent_texts:
         if extent_text == "?":
             shape.append(None)
-        elif extent_text.isdecimal() and int(extent_text):
+        elif extent_text.isdecimal() and int(extent_text) > 0:
             shape.append(int(extent_text))
-    # The loop leaves out texts that are no extents.
-    has_wrong_extent = len(shape) < len(extent_texts)
+        else:
+            has_wrong_extent = True
     if not name or has_wrong_extent:
         message = f"{text!r} is not a name and extents as in x=?,3,224,224"
         raise typer.BadParameter(message, param_hint="--shape")

@@ -181,8 +181,8 @@ def run(
 
         largest = None
         if top:
-            entry_names = outputs.read_labels(labels) if labels else ()
-            largest = outputs.Top(top, entry_names)
+            names_of_entries = outputs.read_labels(labels) if labels else ()
+            largest = outputs.Top(top, names_of_entries)
         model = reading.load(source, cache_dir=folder, measure=bool(folder))
         calls = read_inputs(inputs or (), model.inputs, pictures)
         if output:
@@ -259,6 +259,7 @@ def compile_ahead(
     """
     if print_after and cache_dir is not None:
         raise typer.BadParameter("does not go with --cache-dir", param_hint="--print-after")
+    # If the program is printed, it is compiled anew, so no cache folder is used.
     cached = nullcontext() if print_after else required_folder(cache_dir)
     with printed_after(print_after or ()) as programs, cached as folder:
         model = reading.load(source, cache_dir=folder)
@@ -286,7 +287,7 @@ def cache(
 
 
 def _run_on_zeros(model: Model) -> None:
-    """Run a network on zeros, so that it is compiled.
+    """Run a network on zeros, so that the network is compiled.
 
     A network with state is also run by `step`. Raises InputError for an open shape.
     """
@@ -311,8 +312,8 @@ def main(args: Sequence[str] | None = None) -> int:
     through. Signal handlers are not changed.
     """
     for stream in (sys.stdout, sys.stderr):
-        # Tables have characters that the encoding of a stream may lack. These are then written as
-        # escapes, and printing raises no error.
+        # Tables have characters that the encoding of a stream may lack. Such characters are written
+        # as escapes, so that printing raises no error.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
@@ -328,8 +329,9 @@ def main(args: Sequence[str] | None = None) -> int:
         report_usage(message)
         return error.exit_code
     except NnefError as error:
-        for single in error.errors:
-            report_error(*single.lines())
+        # One exception may stand for several errors.
+        for single_error in error.errors:
+            report_error(*single_error.lines())
     except OSError as error:
         report_error(message_of(error))
     return 1

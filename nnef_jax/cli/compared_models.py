@@ -46,7 +46,7 @@ _PICTURES = (".png", ".svg", ".pdf")
 def calls_of(
     model: Model, files: Sequence[str], pictures: PictureOptions | None = None
 ) -> list[dict[str, Any]]:
-    """Return the inputs that files contain, as a dict of arrays by input name for each call."""
+    """Return a dict of arrays by input name for each call whose inputs are in the files."""
     from nnef_jax.cli.inputs import read_inputs
     from nnef_jax.cli.pictures import PictureOptions
 
@@ -114,7 +114,7 @@ class Shown:
         Args:
             result: the result.
             table: the table to print, by default the table of the result.
-            saved: the path of another saved file, which the output names.
+            saved: the path of another file that the command has saved. The output names this path.
         """
         from nnef_jax.results import text_of
 

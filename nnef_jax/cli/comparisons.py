@@ -66,14 +66,16 @@ def compare(
     pictures = pixels.options(inputs)
     shown.check()
     compared_models.check_tolerance(rtol, atol)
-    are_onnx = Path(a).suffix.lower() == Path(b).suffix.lower() == ".onnx"
+    are_both_onnx = Path(a).suffix.lower() == Path(b).suffix.lower() == ".onnx"
     source_a = _source_of(a, reading, inside=not outputs)
-    source_b = reading.load(b) if are_onnx else _source_of(b, reading, inside=not outputs)
-    if isolate and (outputs or not _is_model(source_b)):
+    source_b = reading.load(b) if are_both_onnx else _source_of(b, reading, inside=not outputs)
+    can_isolate = _is_model(source_b) and not outputs
+    if isolate and not can_isolate:
         message = "needs a network as B, and does not go with --outputs"
         raise typer.BadParameter(message, param_hint="--isolate")
     arrays = _inputs([source_a, source_b], inputs, seed, pictures)
     pairs = dict(_pair(text) for text in names or ())
+    # Tensors of a model are compared by name. Outputs of a function are compared in order.
     if outputs and _is_model(source_a):
         source_a = _outputs_of(source_a)
     if outputs and _is_model(source_b):
@@ -84,8 +86,9 @@ def compare(
         comparison = analysis.compare(
             source_a, source_b, arrays, names=pairs, rtol=rtol, atol=atol, isolate=isolate
         )
-    shown.show(comparison, None if every else comparison.table(differing=True))
-    if comparison.first is not None:
+    shown.show(comparison, comparison.table(differing=not every))
+    has_difference = comparison.first is not None
+    if has_difference:
         raise typer.Exit(1)
 
 
@@ -174,10 +177,11 @@ def _outputs_of(model: Model) -> Callable[..., tuple[Any, ...]]:
 
 
 def _source_of(path: str, reading: option.Reading, *, inside: bool) -> Any:
-    """Return a network to compare. The suffix of its path determines the kind of the result.
+    """Return a network to compare. The suffix of the path determines the kind of the result.
 
-    For .npz the result is a dict of recorded tensors, for .onnx a function that runs onnxruntime,
-    and otherwise a model. If `inside`, the function also returns tensors inside the network.
+    For .npz the result is a dict of recorded tensors. For .onnx the result is a function that runs
+    onnxruntime; if `inside`, this function also returns tensors inside the network. For any other
+    suffix the result is a model.
     """
     match Path(path).suffix.lower():
         case ".npz":
@@ -197,12 +201,13 @@ def _inputs(
 ) -> dict[str, Any]:
     """Return the inputs for the networks to compare, as a dict of arrays by name.
 
-    The arrays are from `files`. Without files they are from recorded tensors among `sources`, if
-    all inputs are recorded, and otherwise random.
+    The inputs are read from `files`. Without files, the inputs in a recording among `sources` are
+    taken. If the recording lacks an input, or there is no recording, the inputs are random.
     """
     models = [source for source in sources if _is_model(source)]
     recordings: list[Any] = [source for source in sources if isinstance(source, Mapping)]
     if not models:
+        # Two recordings need no inputs. A function needs inputs, but does not declare them.
         needs_inputs = bool(files) or len(recordings) < len(sources)
         if needs_inputs:
             raise InputError("one side must be a network, which declares the inputs")
@@ -213,7 +218,8 @@ def _inputs(
         arrays = compared_models.arrays_of(model, files, pictures)
         return dict(zip(names, arrays, strict=True))
     recording = recordings[0] if recordings else {}
-    if names and all(name in recording for name in names):
+    has_all_inputs = all(name in recording for name in names)
+    if names and has_all_inputs:
         return {name: recording[name] for name in names}
     from nnef_jax.measure.examples import random_inputs
 

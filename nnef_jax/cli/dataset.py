@@ -40,13 +40,17 @@ class Item:
 
 
 def find_items(arguments: Sequence[str], listed: Path | None, output: Path) -> list[Item]:
-    """Return the items in files, folders and patterns, followed by the items in the list `listed`.
+    """Return an item for each input file.
 
-    A folder stands for all input files below it, sorted by name, except the files in the output
-    folder. A file in the list may be missing; its item then fails when it is read.
+    Args:
+        arguments: files, folders and patterns. A folder stands for all input files below it, sorted
+            by name.
+        listed: a text file with the names of further files, or None. A file with such a name may be
+            missing; its item then fails when it is read.
+        output: the output folder. Files in this folder are no inputs.
 
     Raises InputError for a folder or pattern without a file, and OSError if a file in `arguments`,
-    or the list, is missing or unreadable.
+    or the file `listed`, is missing or unreadable.
     """
     output_prefix = os.path.realpath(output) + os.sep
 
@@ -66,9 +70,10 @@ def find_items(arguments: Sequence[str], listed: Path | None, output: Path) -> l
         paths += read_list(listed)
     if not paths:
         raise InputError("no inputs are given", hint="give files, folders, patterns or --list FILE")
-    broken = [file for file in paths if "\n" in file or file.endswith("\r")]
-    if broken:
-        raise InputError(f"{broken[0]!r}: a file must not have a line break in its name")
+    # The names of files that fail are written to a list, one a line.
+    broken_names = [file for file in paths if "\n" in file or file.endswith("\r")]
+    if broken_names:
+        raise InputError(f"{broken_names[0]!r}: a file must not have a line break in its name")
     return [_item(file) for file in paths]
 
 
@@ -78,10 +83,11 @@ def _files_of(argument: str) -> list[str]:
     Raises InputError for a folder or pattern without a file, and OSError for a missing file.
     """
     if os.path.isdir(argument):
-        below = list(_input_files_below(argument))
-        if not below:
+        files_below = list(_input_files_below(argument))
+        if not files_below:
             raise InputError(f"no {', '.join(_SUFFIXES)} file is below '{argument}'")
-        return below
+        return files_below
+    # A file may have a name such as "scan[1].npy", which looks like a pattern.
     is_pattern = glob.has_magic(argument) and not os.path.lexists(argument)
     if is_pattern:
         matches = sorted(glob.iglob(argument, recursive=True))
@@ -131,7 +137,9 @@ def _item(file: str) -> Item:
 class ItemReader:
     """A function that reads a file as an item: an array for each input, with a batch extent of 1.
 
-    `specs` are the inputs of a single item, whose first extent is 1.
+    Args:
+        specs: the inputs of a single item, whose first extent is 1.
+        pictures: the options for converting pictures.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -174,14 +182,15 @@ def _as_item(file: str, array: Array, spec: TensorSpec) -> Array:
     The array may lack the axis of the batch. Raises InputError for another shape.
     """
     shape: Any = spec.shape
-    if array.shape not in (shape, shape[1:]):
+    shape_without_batch = shape[1:]
+    if array.shape not in (shape, shape_without_batch):
         raise InputError(
             f"{file} has shape {show(array.shape)}, "
-            f"an item of input '{spec.name}' has {show(shape)} or {show(shape[1:])}"
+            f"an item of input '{spec.name}' has {show(shape)} or {show(shape_without_batch)}"
         )
     item = converted_to_type(file, array.reshape(shape), TensorType(shape, spec.dtype))
-    # The array may be a mapped file, which is read when its items are used. The copy reads the file
-    # now, in the thread that reads, and not later in the thread that computes.
+    # The array may be a mapped file, whose content is read when it is used. The copy reads the
+    # content now, in a thread for reading, and not later in the thread that computes.
     return np.array(item)
 
 
@@ -200,11 +209,10 @@ class ItemArrays:
 def reading_ahead(
     read: Callable[[str], dict[str, Array]],
 ) -> Callable[[Sequence[Item], int], Iterator[ItemArrays]]:
-    """Return a function that reads items with grain's threads, and yields them in order.
+    """Return a function that reads items in threads of grain, and yields them in order.
 
     `read` is a function that reads one file. The returned function takes items, and the number of
-    items to read ahead. Threads are fast enough, since decoders release the GIL. Processes of grain
-    would survive a command that is killed.
+    items to read ahead.
 
     Raises UnsupportedError if grain is not installed.
     """
@@ -223,15 +231,15 @@ def reading_ahead(
             # Opening a file raises a ValueError for a name that no file can have.
             return ItemArrays(item, InputError(f"{item.file}: {error}"))
 
-    def stream(items: Sequence[Item], ahead: int) -> Iterator[ItemArrays]:
+    def stream(items: Sequence[Item], items_ahead: int) -> Iterator[ItemArrays]:
         # Each element of grain's dataset is a chunk of several items. For each element grain checks
         # all elements in its buffer, which takes 0.2 ms if the buffer has 1000 elements. With
         # chunks there are fewer elements, and fewer checks.
-        thread_count = min(ahead, 2 * (os.cpu_count() or 1))
-        chunk_size = min(_CHUNK, ahead // thread_count)
+        thread_count = min(items_ahead, 2 * (os.cpu_count() or 1))
+        chunk_size = min(_CHUNK, items_ahead // thread_count)
         starts = range(0, len(items), chunk_size)
         chunks = [items[start : start + chunk_size] for start in starts]
-        chunks_ahead = ahead // chunk_size
+        chunks_ahead = items_ahead // chunk_size
         # A context variable records which files are read. Threads of grain do not inherit the
         # context, so each chunk is read in a copy of it.
         context = copy_context()
@@ -239,6 +247,8 @@ def reading_ahead(
         def read_chunk(chunk: Sequence[Item]) -> list[ItemArrays]:
             return context.copy().run(lambda: list(map(attempt, chunk)))
 
+        # Threads are fast enough, since decoders release the GIL. Processes of grain would survive
+        # a command that is killed.
         dataset = grain.MapDataset.source(chunks).map(read_chunk)
         options = grain.ReadOptions(num_threads=thread_count, prefetch_buffer_size=chunks_ahead)
         return chain.from_iterable(dataset.to_iter_dataset(options))

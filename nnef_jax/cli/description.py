@@ -12,25 +12,26 @@ from nnef_jax.measure.summary import Summary
 
 
 def describe(summary: Summary) -> list[str]:
-    """Return the lines of a summary: facts, inputs and outputs of the network, then the table."""
+    """Return the lines of a summary: facts about the network, and then the table."""
     facts = [("name", summary.name), ("dialect", summary.dialect)]
     facts += [("extension", extension) for extension in summary.extensions]
     facts += [("input", str(tensor)) for tensor in summary.inputs]
     facts += [("output", str(tensor)) for tensor in summary.outputs]
     for name, count in summary.counts.items():
+        # The multiply-adds are below the table.
         if count and name != "multiply_adds":
             facts.append((name.replace("_", " "), f"{count:,}"))
     facts += [("unknown", operator) for operator in summary.unknown]
-    width = max(16, *(len(name) + 2 for name, _ in facts))
+    width = max(16, *(len(name) + 2 for name, _text in facts))
     lines = [f"{name:<{width}}{text}" for name, text in facts]
     return [*lines, "", *str(summary).split("\n")]
 
 
 def machine_lines(*, as_json: bool) -> list[str]:
-    """Return the lines that show the rates of the machine, and the decisions that depend on them.
+    """Return the lines that show the rates of the machine, and the decisions by these rates.
 
     If `as_json`, the result is a single line of JSON. Rates that are not stored are measured. If
-    they cannot be measured, the function shows the rates that are shipped with the package.
+    rates cannot be measured, the rates that are shipped with the package are shown.
     """
     profile = DEFAULT
     path = ""
@@ -38,6 +39,7 @@ def machine_lines(*, as_json: bool) -> list[str]:
         stored_or_measured = host_profile.read() or host_profile.measure()
         profile = stored_or_measured or DEFAULT
         path = host_profile.path_in() or ""
+    # Measured rates may not have been stored.
     if not os.path.exists(path):
         path = ""
     if as_json:

@@ -163,7 +163,7 @@ def stats(
 
 
 def _dtype(profile: str, unsigned: bool) -> str | None:
-    """Return "uint8" for the option --unsigned, and otherwise None, the profile's own dtype."""
+    """Return "uint8" for the option --unsigned, and otherwise None for the profile's own dtype."""
     if unsigned and profile != "openvx-8bit":
         raise typer.BadParameter("needs --profile openvx-8bit", param_hint="--unsigned")
     return "uint8" if unsigned else None
@@ -174,6 +174,7 @@ def _raw_of(lowered: Lowered) -> Any:
     from nnef_jax.openvx import Tensor
 
     def integers_of(output: Any) -> Any:
+        # An output that is no `Tensor` is an array already.
         return output.data if isinstance(output, Tensor) else output
 
     def raw_outputs(*arrays: Any) -> Any:

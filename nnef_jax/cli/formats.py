@@ -40,31 +40,32 @@ def formats(
     For each operator, the command shows its versions, and the kinds of operations that it becomes.
     A single use of an operator may become only some of these kinds.
     """
-    is_operator = name is not None and name not in FORMATS
-    format_names = [*FORMATS] if name is None or is_operator else [name]
+    format_names = [name] if name in FORMATS else [*FORMATS]
+    operator = None if name in FORMATS else name
     with status("reading the operators"):
-        tables = {format: list(operators_of(format)) for format in format_names}
-        if name is not None and is_operator:
-            tables = _entries_of(name, tables)
+        tables = {format_name: list(operators_of(format_name)) for format_name in format_names}
+        if operator is not None:
+            tables = _entries_of(operator, tables)
     if as_json:
-        dicts = {format: list(map(asdict, table)) for format, table in tables.items()}
+        dicts = {format_name: list(map(asdict, table)) for format_name, table in tables.items()}
         print_result(json.dumps(dicts))
-    elif is_operator:
-        blocks: list[Iterable[str]] = []
-        for format, table in tables.items():
-            blocks += [_block(format, entry) for entry in table]
-        print_result(*_separated(blocks))
-    else:
-        print_result(*_separated(_table(format, table) for format, table in tables.items()))
+        return
+    blocks: list[Iterable[str]] = []
+    for format_name, table in tables.items():
+        if operator is not None:
+            blocks += [_block(format_name, entry) for entry in table]
+        else:
+            blocks.append(_table(format_name, table))
+    print_result(*_separated(blocks))
 
 
 def _entries_of(
     name: str, tables: Mapping[str, list[OperatorEntry]]
 ) -> dict[str, list[OperatorEntry]]:
-    """Return the entries of an operator, by the name of each format that has it.
+    """Return the entries of an operator in each format that has the operator.
 
-    Upper and lower case are equal, and the prefix of a registry may be left out of `name`. Raises
-    InputError if no format has the operator.
+    `name` is the operator's name in upper or lower case, with or without the prefix of a registry.
+    `tables` has all entries of each format. Raises InputError if no format has the operator.
     """
 
     def has_name(entry: OperatorEntry) -> bool:
@@ -73,18 +74,18 @@ def _entries_of(
         return f"_{entry.name}".lower().endswith(f"_{name}".lower())
 
     matches: dict[str, list[OperatorEntry]] = {}
-    for format, table in tables.items():
+    for format_name, table in tables.items():
         entries = [entry for entry in table if has_name(entry)]
         if entries:
-            matches[format] = entries
+            matches[format_name] = entries
     if matches:
         return matches
     from nnef_jax.wording.similar import did_you_mean
 
-    names: dict[str, None] = {}
+    operator_names: dict[str, None] = {}
     for table in tables.values():
-        names.update(dict.fromkeys(entry.name for entry in table))
-    hint = did_you_mean(name, [*tables, *names])
+        operator_names.update(dict.fromkeys(entry.name for entry in table))
+    hint = did_you_mean(name, [*tables, *operator_names])
     raise InputError(f"no format and no operator is called {name!r}", hint=hint)
 
 
@@ -98,24 +99,24 @@ def _separated(blocks: Iterable[Iterable[str]]) -> list[str]:
     return lines
 
 
-def _table(format: str, entries: list[OperatorEntry]) -> list[str]:
+def _table(format_name: str, entries: list[OperatorEntry]) -> list[str]:
     """Return the lines of a table with a row for each operator of a format."""
     from nnef_jax.results import table_of, text_of
 
-    columns = {"operator": [x.name for x in entries]}
-    if any(x.domain for x in entries):
-        columns["domain"] = [x.domain for x in entries]
-    columns["versions"] = [versions(x) for x in entries]
-    columns["becomes"] = [becomes(x) for x in entries]
+    columns = {"operator": [entry.name for entry in entries]}
+    if any(entry.domain for entry in entries):
+        columns["domain"] = [entry.domain for entry in entries]
+    columns["versions"] = [versions(entry) for entry in entries]
+    columns["becomes"] = [becomes(entry) for entry in entries]
     rows = zip(*columns.values(), strict=True)
-    title = f"{format}: {len(entries)} operators"
+    title = f"{format_name}: {len(entries)} operators"
     return text_of(table_of(title, [*columns], rows)).splitlines()
 
 
-def _block(format: str, entry: OperatorEntry) -> Iterator[str]:
+def _block(format_name: str, entry: OperatorEntry) -> Iterator[str]:
     """Yield the lines that describe one operator of a format."""
     domain = f" of {entry.domain}" if entry.domain else ""
-    yield f"{entry.name}{domain} ({format})"
+    yield f"{entry.name}{domain} ({format_name})"
     facts = [("versions", versions(entry)), ("becomes", becomes(entry))]
     facts += [("attribute", attribute(x)) for x in entry.attributes]
     for head, text in facts:
@@ -123,19 +124,22 @@ def _block(format: str, entry: OperatorEntry) -> Iterator[str]:
 
 
 def versions(entry: OperatorEntry) -> str:
-    """Return a text for the versions of an operator: "all", "13-", "7-12" or "7"."""
+    """Return a text for the versions of an operator: "all", "13-", "7-12" or "7".
+
+    "13-" means version 13 and all later versions.
+    """
     if entry.until is None:
-        has_all_versions = entry.since == 1
-        return "all" if has_all_versions else f"{entry.since}-"
+        is_in_all_versions = entry.since == 1
+        return "all" if is_in_all_versions else f"{entry.since}-"
     if entry.since < entry.until:
         return f"{entry.since}-{entry.until}"
     return str(entry.since)
 
 
 def becomes(entry: OperatorEntry) -> str:
-    """Return a text for the kinds of operations that an operator becomes.
+    """Return a text for the kinds of operations that an operator becomes, such as "conv, add".
 
-    If it becomes no operation, the text tells why.
+    If the operator becomes no operation, the text tells why.
     """
     if entry.role == "refused":
         return f"refused: {entry.refusal}"
@@ -147,7 +151,7 @@ def becomes(entry: OperatorEntry) -> str:
 
 
 def attribute(entry: AttributeEntry) -> str:
-    """Return a text for an attribute, with its name, type and default."""
+    """Return a text for an attribute, such as "axis: integer = 0" or "mode: max | mean"."""
     values = " | ".join(entry.words) or entry.type
     text = f"{entry.name}: {values}"
     default: Any = entry.default

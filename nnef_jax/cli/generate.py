@@ -63,11 +63,13 @@ class Prompt:
 
     def check(self) -> None:
         """Raise BadParameter for options that do not go together."""
-        if (self.prompt is None) == (self.tokens is None):
+        has_text = self.prompt is not None
+        has_tokens = self.tokens is not None
+        if has_text == has_tokens:
             message = "give either --prompt TEXT or --tokens NUMBERS"
             raise typer.BadParameter(message, param_hint="--prompt")
         for name, is_set in (("--tokenizer", self.tokenizer), ("--chat", self.chat)):
-            if is_set and self.tokens is not None:
+            if is_set and has_tokens:
                 raise typer.BadParameter("does not go with --tokens", param_hint=name)
         if self.system is not None and not self.chat:
             raise typer.BadParameter("needs --chat", param_hint="--system")
@@ -100,11 +102,13 @@ class Drawing:
 
     def check(self) -> None:
         """Raise BadParameter for options that do not go together."""
-        is_greedy = not self.temperature and self.repetition_penalty == 1
-        if self.beams > 1 and not is_greedy:
+        is_random = self.temperature != 0
+        has_plain_probabilities = not is_random and self.repetition_penalty == 1
+        if self.beams > 1 and not has_plain_probabilities:
             message = "does not go with --temperature and --repetition-penalty"
             raise typer.BadParameter(message, param_hint="--beams")
-        if not self.temperature and (self.top_k or self.top_p != 1):
+        leaves_out_tokens = self.top_k != 0 or self.top_p != 1
+        if leaves_out_tokens and not is_random:
             message = "--top-k and --top-p need a temperature, such as 0.8"
             raise typer.BadParameter(message, param_hint="--temperature")
 
@@ -154,7 +158,7 @@ def generate(
     """
     prompt.check()
     drawing.check()
-    sample = drawing.sampling()
+    sampling = drawing.sampling()
     stops = None if stop is None else _numbers(stop, "--stop")
     from nnef_jax.generation.companion_files import CompanionFiles
 
@@ -171,19 +175,21 @@ def generate(
         decoder = nnef_jax.decoder(model, places or _places(len(tokens) + steps))
         _require_fit(decoder, tokens, steps, tokenizer)
         if stops is None:
-            stops = _stops(companions, tokenizer)
+            stops = _default_stops(companions, tokenizer)
+        # `_print` closes the stack, and with it the status, when the first token comes.
         with ExitStack() as compiling:
             compiling.enter_context(status("compiling"))
-            generated = _generated(decoder, tokens, steps, drawing, sample, stops)
+            generated = _generated(decoder, tokens, steps, drawing, sampling, stops)
             _print(generated, compiling, prompt, tokens, tokenizer, stops)
 
 
-def _numbers(text: str, name: str) -> list[int]:
+def _numbers(text: str, option_name: str) -> list[int]:
     """Return the numbers in the text of an option. The text "none" has no numbers."""
     words = [] if text == "none" else [word.strip() for word in text.split(",")]
-    if not all(word.isascii() and word.isdecimal() for word in words):
+    are_numbers = all(word.isascii() and word.isdecimal() for word in words)
+    if not are_numbers:
         message = f"{text!r:.60} is not a list of numbers such as 1,15043"
-        raise typer.BadParameter(message, param_hint=name)
+        raise typer.BadParameter(message, param_hint=option_name)
     return [int(word) for word in words]
 
 
@@ -198,18 +204,20 @@ def _encoded(prompt: Prompt, companions: CompanionFiles) -> tuple[TextTokenizer,
     tokenizer = TextTokenizer(companions.tokenizer_path())
     if not prompt.chat:
         return tokenizer, tokenizer.encode(prompt.text())
-    template, path = companions.chat_template()
-    messages = [{"role": "user", "content": prompt.text()}]
+    template, path_of_template = companions.chat_template()
+    messages: list[dict[str, str]] = []
     if prompt.system is not None:
-        messages.insert(0, {"role": "system", "content": prompt.system})
-    text = rendered(template, messages, companions.special_tokens(), str(path))
+        messages.append({"role": "system", "content": prompt.system})
+    messages.append({"role": "user", "content": prompt.text()})
+    text = rendered(template, messages, companions.special_tokens(), str(path_of_template))
     # The text from the template contains the special tokens already.
     return tokenizer, tokenizer.encode(text, add_special=False)
 
 
 def _places(needed: int) -> int:
-    """Return a power of two that is at least `needed`."""
-    return max(_FEWEST_PLACES, 1 << (needed - 1).bit_length())
+    """Return the least power of two that is at least `needed` and `_FEWEST_PLACES`."""
+    next_power_of_two = 1 << (needed - 1).bit_length()
+    return max(_FEWEST_PLACES, next_power_of_two)
 
 
 def _require_fit(
@@ -230,62 +238,98 @@ def _require_fit(
             f"the network also takes {names}, which the command line cannot give",
             hint="in Python: nnef_jax.decoder(model).generate(tokens, steps, NAME=array)",
         )
-    words = decoder.model.outputs[0].shape[-1]
-    if tokenizer is not None and words is not None:
-        tokenizer.require_words(words)
+    # The logits have one number for each token that the network can name.
+    token_count = decoder.model.outputs[0].shape[-1]
+    if tokenizer is not None and token_count is not None:
+        tokenizer.require_words(token_count)
 
 
-def _stops(companions: CompanionFiles, tokenizer: TextTokenizer | None) -> list[int]:
+def _default_stops(companions: CompanionFiles, tokenizer: TextTokenizer | None) -> list[int]:
     """Return the tokens that end a text, as the files beside the network name them."""
     stops = companions.stop()
-    if not stops and tokenizer is not None:
-        end = companions.special_tokens().get("eos_token")
-        token = None if end is None else tokenizer.token(end)
-        stops = [] if token is None else [token]
-    return stops
+    if stops or tokenizer is None:
+        return stops
+    # The configuration names no tokens by number, but it may name the text of one.
+    end_text = companions.special_tokens().get("eos_token")
+    end_token = None if end_text is None else tokenizer.token(end_text)
+    return [] if end_token is None else [end_token]
 
 
 def _generated(
-    decoder: Decoder, tokens: Sequence[int], steps: int, drawing: Drawing, sample: Sampling,
+    decoder: Decoder,
+    tokens: Sequence[int],
+    steps: int,
+    drawing: Drawing,
+    sampling: Sampling,
     stops: Sequence[int],
-) -> Iterator[int]:  # fmt: skip
-    """Yield generated tokens, with the token that ends the text."""
+) -> Iterator[int]:
+    """Yield the generated tokens, including the token that ends the text.
+
+    `tokens` are those of the prompt, and `steps` is the largest number of generated tokens.
+    """
     if drawing.beams > 1:
         best = decoder.search([*tokens], steps, beams=drawing.beams, stop=stops)
+        # There is one prompt, and thus one row of tokens.
         yield from best.tokens[0, : best.lengths[0]].tolist()
         return
-    for row in decoder.stream([*tokens], steps, sample=sample, key=drawing.seed, stop=stops):
-        yield int(row[0])
+    stream = decoder.stream([*tokens], steps, sample=sampling, key=drawing.seed, stop=stops)
+    for tokens_of_step in stream:
+        yield int(tokens_of_step[0])
 
 
 def _print(
-    generated: Iterator[int], compiling: ExitStack, prompt: Prompt, tokens: Sequence[int],
-    tokenizer: TextTokenizer | None, stops: Sequence[int],
-) -> None:  # fmt: skip
-    """Print tokens as they come, and then the speed. `compiling` is closed at the first token."""
+    generated: Iterator[int],
+    compiling: ExitStack,
+    prompt: Prompt,
+    tokens: Sequence[int],
+    tokenizer: TextTokenizer | None,
+    stops: Sequence[int],
+) -> None:
+    """Print tokens as they come, and then the speed.
+
+    Args:
+        generated: the generated tokens.
+        compiling: the status during compilation, which is closed at the first token.
+        prompt: the options of the prompt.
+        tokens: the tokens of the prompt.
+        tokenizer: the tokenizer, or None to print the numbers of tokens.
+        stops: the tokens that end the text, and are not printed as text.
+    """
     from nnef_jax.generation.tokenizing import TextPieces
 
     pieces = None if tokenizer is None else TextPieces(tokenizer, tokens)
-    begin = first = last = time.perf_counter()
-    count = 0
+    start = time.perf_counter()
+    times_of_tokens: list[float] = []
     for token in generated:
-        last = time.perf_counter()
-        if not count:
-            first = last
+        times_of_tokens.append(time.perf_counter())
+        is_first = len(times_of_tokens) == 1
+        if is_first:
             compiling.close()
             if prompt.echo:
                 print_piece(_echoed(tokenizer, tokens))
-        count += 1
         if pieces is None:
             print_piece(f"{token} ")
         elif token not in stops:
             print_piece(pieces.add(token))
     print_result(pieces.end() if pieces else "")
-    rate = f", then {(count - 1) / (last - first):.1f} tokens/s" if last > first else ""
-    report_line(f"{count} tokens: the first after {first - begin:.1f} s{rate}")
+    report_line(_speed(start, times_of_tokens))
+
+
+def _speed(start: float, times: Sequence[float]) -> str:
+    """Return a text such as "128 tokens: the first after 1.2 s, then 40.0 tokens/s".
+
+    `start` is the time of the start in seconds, and `times` are the times of the tokens.
+    """
+    first = times[0] if times else start
+    last = times[-1] if times else start
+    text = f"{len(times)} tokens: the first after {first - start:.1f} s"
+    if last > first:
+        text += f", then {(len(times) - 1) / (last - first):.1f} tokens/s"
+    return text
 
 
 def _echoed(tokenizer: TextTokenizer | None, tokens: Sequence[int]) -> str:
+    """Return the prompt as it is printed: as text, or as numbers without a tokenizer."""
     if tokenizer is None:
         return "".join(f"{token} " for token in tokens)
     return tokenizer.decode(tokens)

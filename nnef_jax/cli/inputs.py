@@ -33,7 +33,11 @@ class CallInputs:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """The pictures for one input, their paths, and whether they are stacked to one tensor."""
+    """The pictures for one input.
+
+    `name` is the name of the input. `pictures` has an array for each path. If `is_stacked`, the
+    pictures become one tensor; otherwise each picture is for a call of its own.
+    """
 
     name: str
     paths: Sequence[Path]
@@ -49,7 +53,7 @@ def read_inputs(
     `NAME=FILE` is a file for the input NAME. A .npz file without a name has arrays by input name.
     Any other file without a name is for the next input that has no file. Several pictures for one
     input are stacked if the batch extent of the input is open, or equals the number of pictures. If
-    the extent is 1, or if there is no batch axis, each picture becomes a separate call.
+    the batch extent is 1, or if there is no batch axis, each picture becomes a separate call.
 
     Raises InputError if files and inputs do not match, and DataError or OSError for a bad file.
     """
@@ -74,24 +78,27 @@ def _batch_of_pictures(paths: Sequence[Path], spec: TensorSpec, options: Picture
         number = f"{count} pictures are given" if count > 1 else "1 picture is given"
         message = f"{number} for input '{spec.name}', which takes a batch of {batch_extent}"
         raise InputError(message)
+    is_single = count == 1
     have_equal_shapes = len({picture.shape for picture in pictures}) == 1
     can_be_stacked = have_equal_shapes and batch_extent != 1
-    return _Batch(spec.name, paths, pictures, is_stacked=count == 1 or can_be_stacked)
+    return _Batch(spec.name, paths, pictures, is_stacked=is_single or can_be_stacked)
 
 
 def _calls(arrays: dict[str, Array], batches: Sequence[_Batch]) -> list[CallInputs]:
-    """Return the calls for the arrays of some inputs, and the pictures of the other inputs.
+    """Return the calls for inputs that are arrays, and inputs that are pictures.
 
     There is a single call if all pictures are stacked, and otherwise a call for each picture.
+    `arrays` are used in every call.
     """
     if not batches:
         return [CallInputs(arrays)]
-    largest = max(batches, key=lambda batch: len(batch.pictures))
-    count = len(largest.pictures)
-    if any(len(batch.pictures) not in (1, count) for batch in batches):
+    # Each input must have the same number of pictures, or a single picture.
+    largest_batch = max(batches, key=lambda batch: len(batch.pictures))
+    call_count = len(largest_batch.pictures)
+    if any(len(batch.pictures) not in (1, call_count) for batch in batches):
         counts = [f"{len(batch.pictures)} for input '{batch.name}'" for batch in batches]
         raise InputError(f"the numbers of pictures differ: {', '.join(counts)}")
-    titles = tuple(map(str, largest.paths))
+    titles = tuple(map(str, largest_batch.paths))
     if all(batch.is_stacked for batch in batches):
         stacked = {batch.name: np.concatenate(batch.pictures) for batch in batches}
         return [CallInputs(arrays | stacked, titles)]
@@ -109,34 +116,36 @@ def _calls(arrays: dict[str, Array], batches: Sequence[_Batch]) -> list[CallInpu
 def _assign(
     arguments: Sequence[str], names: Sequence[str]
 ) -> tuple[dict[str, Array], dict[str, list[Path]]]:
-    """Assign the arrays and files of a command line to inputs.
+    """Assign the arguments of a command line to inputs.
 
-    The first result has arrays from unnamed .npz files, and the second result has the files of the
-    other inputs. Both are dicts by the name of the input.
+    The first result has the arrays in .npz files without a name, and the second result has the
+    files of the remaining inputs. Both are dicts by the name of the input.
     """
     arrays: dict[str, Array] = {}
     paths: dict[str, list[Path]] = {}
-    unnamed: list[Path] = []
+    unnamed_paths: list[Path] = []
     listed_names = ", ".join(names) or "none"
     for argument in arguments:
         name, equals, file = argument.partition("=")
-        path = Path(argument)
         if equals and name in names:
             paths.setdefault(name, []).append(Path(file))
             continue
+        path = Path(argument)
+        # The name of an existing file may contain "=".
         looks_like_assignment = equals and name.isidentifier()
         if looks_like_assignment and not path.exists():
             raise InputError(f"the graph has no input '{name}', its inputs are {listed_names}")
         if path.suffix.lower() == ".npz":
             _add_members(arrays, path, argument, names)
         else:
-            unnamed.append(path)
-    twice = [name for name in paths if name in arrays]
-    if twice:
-        raise InputError(f"input '{twice[0]}' is given by name and by a .npz file")
-    without_file = [name for name in names if name not in paths and name not in arrays]
-    _assign_unnamed(paths, unnamed, without_file, names)
-    missing = [name for name in without_file if name not in paths]
+            unnamed_paths.append(path)
+    names_of_both = [name for name in paths if name in arrays]
+    if names_of_both:
+        raise InputError(f"input '{names_of_both[0]}' is given by name and by a .npz file")
+    # Files without a name are for the inputs that have neither a file nor an array.
+    names_without_file = [name for name in names if name not in paths and name not in arrays]
+    _assign_unnamed(paths, unnamed_paths, names_without_file, names)
+    missing = [name for name in names_without_file if name not in paths]
     if missing:
         missing_names = ", ".join(map(repr, missing))
         message = f"no file is given for input {missing_names}, the graph takes {listed_names}"
@@ -162,27 +171,28 @@ def _add_members(arrays: dict[str, Array], path: Path, argument: str, names: Seq
 
 def _assign_unnamed(
     paths: dict[str, list[Path]],
-    unnamed: list[Path],
-    without_file: Sequence[str],
+    unnamed_paths: list[Path],
+    names_without_file: Sequence[str],
     names: Sequence[str],
 ) -> None:
-    """Add files without a name to `paths`, for the inputs `without_file`, in order.
+    """Add the unnamed paths to `paths`, for the inputs that have no file, in order.
 
-    A single input takes all of these files. Raises InputError if there are too many files.
+    If only one input has no file, all unnamed paths are for this input. Raises InputError if there
+    are too many paths. `names` are the names of all inputs.
     """
-    if len(without_file) == 1 and unnamed:
-        (name,) = without_file
-        paths[name] = unnamed
+    if len(names_without_file) == 1 and unnamed_paths:
+        (name,) = names_without_file
+        paths[name] = unnamed_paths
         return
-    if len(unnamed) > len(without_file):
+    if len(unnamed_paths) > len(names_without_file):
         listed_names = ", ".join(names) or "none"
-        message = f"{len(unnamed)} files are given without a name"
+        message = f"{len(unnamed_paths)} files are given without a name"
         message += f", the graph's inputs are {listed_names}"
-        if len(without_file) < len(names):
-            message += f", of which {len(without_file)} have no file yet"
+        if len(names_without_file) < len(names):
+            message += f", of which {len(names_without_file)} have no file yet"
         raise InputError(message, hint=_NAME_HINT)
     # If there are fewer files than inputs, the last inputs get no file.
-    for name, path in zip(without_file, unnamed, strict=False):
+    for name, path in zip(names_without_file, unnamed_paths, strict=False):
         paths[name] = [path]
 
 
@@ -206,7 +216,7 @@ def read_array(path: Path, name: str) -> Array:
     """
     match path.suffix.lower():
         case ".npy":
-            with files.within_limits(str(path)) as (data, _):
+            with files.within_limits(str(path)) as (data, _meter):
                 return read_npy(data, str(path))
         case ".npz":
             members = read_members(path)

@@ -99,15 +99,6 @@ def measure_latency(
     if sizes:
         model = _with_open_batch(model, source, reading)
     arrays = compared_models.arrays_of(model, inputs)
-    engines: dict[str, Any] = {}
-    if onnx is not None:
-        from importlib.util import find_spec
-
-        present = [name for name in _ONNX if find_spec(name)]
-        # If neither engine is installed, onnxruntime is named in the error.
-        engines |= dict.fromkeys(present or _ONNX[:1], onnx)
-    if tract:
-        engines["tract"] = source
     with status("measuring"):
         import nnef_jax
 
@@ -116,7 +107,7 @@ def measure_latency(
             *arrays,
             entry=entry,
             batches=sizes,
-            against=engines,
+            against=_engines(onnx, source if tract else None),
             rounds=rounds,
             seconds=seconds,
             seed=seed,
@@ -177,6 +168,7 @@ def cost(
     if topology is not None:
         # This must happen before `reading.load` imports jax.
         _use_only_cpu()
+    # The compiler for a topology needs only the shapes of the weights.
     parameters = "arrays" if topology is None else "shapes"
     model = reading.load(source, parameters=parameters)
     if batch is not None:
@@ -187,11 +179,28 @@ def cost(
 
         types = declared_types(model, batch)
         keywords: dict[str, Any] = {"platform": platform}
-        if topology is not None or axes is not None:
+        if topology is not None:
             keywords |= {"topology": topology, "mesh": axes}
             keywords |= {"batch": batch_axis, "params": params_axis}
         estimate = nnef_jax.cost(model, *types, **keywords)
     compared_models.Shown(as_json=as_json).show(estimate)
+
+
+def _engines(onnx: Path | None, tract: str | None) -> dict[str, Any]:
+    """Return the files of a network by the names of the engines that run them.
+
+    `onnx` is the file for onnxruntime and openvino, and `tract` is the file for tract.
+    """
+    engines: dict[str, Any] = {}
+    if onnx is not None:
+        from importlib.util import find_spec
+
+        installed_engines = [name for name in _ONNX if find_spec(name)]
+        # If neither engine is installed, onnxruntime is named in the error.
+        engines |= dict.fromkeys(installed_engines or _ONNX[:1], onnx)
+    if tract is not None:
+        engines["tract"] = tract
+    return engines
 
 
 def _use_only_cpu() -> None:
@@ -225,17 +234,20 @@ def _with_open_batch(model: Model, source: str, reading: option.Reading, **optio
     """
     keywords = reading.keywords
     shapes_by_option = keywords.pop("input_shapes")
-    open_shapes: dict[str, list[Any]] = {}
+    shapes: dict[str, list[Any]] = {}
     for spec in model.inputs:
-        open_shapes[spec.name] = list(shapes_by_option.get(spec.name, spec.shape))
-    first_extents = [shape[0] for shape in open_shapes.values() if shape]
-    for shape in open_shapes.values():
-        if shape and shape[0] == first_extents[0]:
-            shape[0] = None
+        shapes[spec.name] = list(shapes_by_option.get(spec.name, spec.shape))
+    # Inputs without axes have no batch.
+    shapes_with_axes = [shape for shape in shapes.values() if shape]
+    if shapes_with_axes:
+        batch_extent = shapes_with_axes[0][0]
+        for shape in shapes_with_axes:
+            if shape[0] == batch_extent:
+                shape[0] = None
     with status(f"reading {source}"):
         import nnef_jax
 
-        return nnef_jax.load(source, input_shapes=open_shapes, **keywords, **options)
+        return nnef_jax.load(source, input_shapes=shapes, **keywords, **options)
 
 
 def _size(text: str) -> int:

@@ -38,7 +38,10 @@ class CallOutputs:
 
 @dataclass(frozen=True, slots=True)
 class Top:
-    """The number of largest entries to show in each row, and the labels of all entries."""
+    """The options for showing the largest entries of each row.
+
+    `count` is the number of entries to show. `labels` are the names of all entries, or empty.
+    """
 
     count: int
     labels: tuple[str, ...] = ()
@@ -49,11 +52,10 @@ def run_calls(
 ) -> list[CallOutputs]:
     """Run the network for each call, and return the outputs of each picture or call.
 
-    A single call uses a variant of the model. The compilation and one run of this variant take the
-    least time together. If `function` is not None, this function of the inputs runs instead of the
-    network.
+    If `function` is not None, this function of the inputs runs instead of the network.
     """
     if function is None and len(calls) == 1:
+        # This variant of the model takes the least time to be compiled and run once.
         model = for_one_call(model, bind(model, (), calls[0].arrays))
     results: list[CallOutputs] = []
     for call in calls:
@@ -64,24 +66,26 @@ def run_calls(
 def _run_call(model: Model, call: CallInputs, function: Callable[..., Any]) -> list[CallOutputs]:
     """Run the network for one call, and return the outputs of each picture.
 
-    If an output has no axis for the batch, all outputs are returned together.
+    If an output has no axis for the batch, the outputs of all pictures are one result.
     """
     inputs = [call.arrays[spec.name] for spec in model.inputs]
     results = function(*inputs)
     outputs = {name: np.asarray(array) for name, array in by_name(model, results).items()}
-    count = len(call.pictures)
-    have_batch_axis = all(array.shape[:1] == (count,) for array in outputs.values())
-    if count <= 1 or not have_batch_axis:
+    picture_count = len(call.pictures)
+    have_batch_axis = all(array.shape[:1] == (picture_count,) for array in outputs.values())
+    can_be_divided = picture_count > 1 and have_batch_axis
+    if not can_be_divided:
         return [CallOutputs(", ".join(call.pictures), outputs)]
-    by_picture: list[CallOutputs] = []
+    outputs_of_pictures: list[CallOutputs] = []
     for index, title in enumerate(call.pictures):
         batches_of_one = {name: array[index : index + 1] for name, array in outputs.items()}
-        by_picture.append(CallOutputs(title, batches_of_one))
-    return by_picture
+        outputs_of_pictures.append(CallOutputs(title, batches_of_one))
+    return outputs_of_pictures
 
 
 def by_name(model: Model, results: Any) -> dict[str, Any]:
     """Return the results of a call by the names of the outputs."""
+    # A call of a network with one output returns an array, and otherwise a tuple of arrays.
     arrays = [results] if len(model.outputs) == 1 else results
     names = [spec.name for spec in model.outputs]
     return dict(zip(names, arrays, strict=True))
@@ -107,8 +111,9 @@ def saved_or_shown(
 ) -> list[str]:
     """Save results if there is a path, and return the lines to print.
 
-    If `output` is None, the lines show the results. Otherwise they name the written files, and show
-    the largest entries if `top` is not None. If `as_json`, the only line is a JSON object.
+    If `output` is None, the lines show the results. Otherwise the lines name the written files, and
+    show the largest entries if `top` is not None. If `as_json`, the only line is a JSON object.
+    `network` is the name of the network in this object.
     """
     saved_files = save_results(output, results, overwrite) if output else []
     shows_values = not saved_files
@@ -150,19 +155,23 @@ def _as_json(
 ) -> str:
     """Return results as the text of one JSON object.
 
-    Numbers that JSON lacks are the strings "NaN", "Infinity" and "-Infinity". If not `values`, the
-    object has no values of outputs. `files` are the names of the written files.
+    Numbers that JSON lacks are the strings "NaN", "Infinity" and "-Infinity". An output has its
+    largest entries if `top` is not None; otherwise it has its values if `values`. `files` are the
+    names of the written files.
     """
     json_results: list[dict[str, Any]] = []
     for result in results:
         json_outputs: list[dict[str, Any]] = []
         for name, array in result.outputs.items():
-            json_output: dict[str, Any] = {"name": name, "shape": list(array.shape)}
-            json_output["dtype"] = str(array.dtype)
+            json_output: dict[str, Any] = {
+                "name": name,
+                "shape": list(array.shape),
+                "dtype": str(array.dtype),
+            }
             if top:
                 json_output["top"] = [
-                    {"row": position, "entries": plain(entries)}
-                    for position, entries in _top_rows(array, top)
+                    {"row": row.position, "entries": plain(row.entries)}
+                    for row in _top_rows(array, top)
                 ]
             elif values:
                 json_output["values"] = plain(array)
@@ -219,6 +228,7 @@ def _row_shape(array: Array) -> tuple[int, ...]:
 def check_labels(top: Top, results: Sequence[CallOutputs]) -> None:
     """Raise InputError if no output has as many entries in a row as there are labels."""
     label_count = len(top.labels)
+    # For each output, this is the number of entries in a row.
     row_lengths: dict[str, int] = {}
     for name, array in results[0].outputs.items():
         row_lengths[name] = _row_shape(array)[-1]
@@ -246,29 +256,31 @@ def _top_lines(array: Array, top: Top) -> list[str]:
 def check_output(path: Path, names: Sequence[str], overwrite: bool) -> None:
     """Raise an error, before the network runs, if outputs cannot be saved to the path."""
     suffix = path.suffix.lower()
-    if suffix in (".npy", ".dat") and len(names) > 1:
+    holds_one_array = suffix in (".npy", ".dat")
+    if holds_one_array and len(names) > 1:
         raise InputError(
             f"{path} holds one array, the graph has {len(names)} outputs: {', '.join(names)}",
             hint="save them as .npz or into a folder",
         )
-    if suffix in (".npz", ".npy", ".dat"):
+    if holds_one_array or suffix == ".npz":
         files.check_target(str(path), overwrite=overwrite)
-    elif path.exists() and not path.is_dir():
+        return
+    # Any other path is that of a folder.
+    if path.exists() and not path.is_dir():
         raise InputError(f"{path} is no folder", hint="a file of outputs is a .npz, .npy or .dat")
-    else:
-        check_folder(str(path), [*map(member_of, names)], overwrite=overwrite)
+    check_folder(str(path), [*map(member_of, names)], overwrite=overwrite)
 
 
 def save_results(path: Path, results: Sequence[CallOutputs], overwrite: bool) -> list[str]:
     """Save outputs to a path, and return the names of the written files.
 
     The suffix of the path determines the format; a path without a known suffix is a folder of .dat
-    files. Several results are concatenated along axis 0 if each has a batch of 1. Otherwise they
-    are stacked along a new axis.
+    files. Several results are joined as `_joined` describes.
     """
     arrays: dict[str, Array] = {}
     for name in results[0].outputs:
         arrays[name] = _joined([result.outputs[name] for result in results])
+    # A .npy or a .dat file has the only output.
     first_array = next(iter(arrays.values()))
     match path.suffix.lower():
         case ".npz":
@@ -294,7 +306,8 @@ def save_npz(path: str, arrays: Mapping[str, Array], *, overwrite: bool) -> None
 def _joined(arrays: Sequence[Array]) -> Array:
     """Return the arrays of several results as one array.
 
-    Raises InputError if their shapes differ.
+    If each array has a batch of 1, the arrays are concatenated along axis 0. Otherwise the arrays
+    are stacked along a new axis. Raises InputError if the shapes differ.
     """
     if len(arrays) == 1:
         return arrays[0]

@@ -34,8 +34,10 @@ Array = NDArray[Any]
 class PictureOptions:
     """Options for converting pixels from 0 to 255 to numbers: (pixel - mean) * scale.
 
-    `mean` and `scale` have a single number, or a number for each channel. `layout` has a letter for
-    each axis of the input.
+    Args:
+        mean, scale: a single number, or a number for each channel.
+        layout: a letter for each axis of the input: n batch, c channels, h height, w width.
+        resize: whether pictures are resized to the height and the width of the input.
     """
 
     mean: tuple[float, ...] = (0.0,)
@@ -52,22 +54,19 @@ def is_picture(path: str | Path) -> bool:
 def read_picture(path: Path, spec: TensorSpec, options: PictureOptions) -> Array:
     """Read a picture as an array in the layout of the input `spec`, with a batch extent of 1."""
     layout = options.layout
+    hint = "--layout says what the axes of the input are"
     if len(spec.shape) != len(layout):
-        raise InputError(
-            f"input '{spec.name}' has {len(spec.shape)} axes, "
-            f"a picture in the layout {layout} has {len(layout)}",
-            hint="--layout says what the axes of the input are",
-        )
+        message = f"input '{spec.name}' has {len(spec.shape)} axes, "
+        message += f"a picture in the layout {layout} has {len(layout)}"
+        raise InputError(message, hint=hint)
     extents = dict(zip(layout, spec.shape, strict=True))
     channels = extents.get("c", 1)
     if channels not in (None, *_MODES):
-        raise InputError(
-            f"input '{spec.name}' has {channels} channels in the layout {layout}, "
-            f"a picture has 1, 3 or 4",
-            hint="--layout says what the axes of the input are",
-        )
-    values = _pixels(path, spec.name, extents, options.resize)
-    _height, _width, channel_count = values.shape
+        message = f"input '{spec.name}' has {channels} channels in the layout {layout}, "
+        message += "a picture has 1, 3 or 4"
+        raise InputError(message, hint=hint)
+    values = _pixels(path, spec.name, extents, options.resize)  # [height, width, channel]
+    channel_count = values.shape[2]
     for option, numbers in (("--mean", options.mean), ("--scale", options.scale)):
         if len(numbers) not in (1, channel_count):
             raise InputError(
@@ -77,12 +76,19 @@ def read_picture(path: Path, spec: TensorSpec, options: PictureOptions) -> Array
     # Pictures may be large, so the array is changed in place instead of copied.
     values -= np.array(options.mean, np.float32)
     values *= np.array(options.scale, np.float32)
+    # An input of integers takes values that are integers.
     if spec.dtype.startswith("int") and np.array_equal(values, np.round(values)):
         values = values.astype(np.int32)
+    return _in_layout(values, layout)
+
+
+def _in_layout(values: Array, layout: str) -> Array:
+    """Return an array [height, width, channel] in a layout such as "nchw", with a batch of 1."""
     axes = [axis for axis in layout if axis != "n"]
     if "c" not in axes:
         # Without an axis of channels there is a single channel.
         values = values[..., 0]
+    # For the layout "nchw" the axes c, h and w are the axes 2, 0 and 1 of the array.
     in_layout = values.transpose(["hwc".index(axis) for axis in axes])
     return in_layout[np.newaxis] if "n" in layout else in_layout
 
@@ -91,9 +97,10 @@ def _pixels(path: Path, name: str, extents: dict[str, int | None], resize: bool)
     """Return the pixels of a picture as float32 numbers from 0 to 255, [height, width, channel].
 
     `name` is the name of the input, and `extents` are the extents of its axes by letter. If
-    `resize`, the picture is resized to the height and width of the input. Raises InputError if the
-    size differs, and the picture must not be resized.
+    `resize`, the picture is resized to the height and width of the input. Otherwise, InputError is
+    raised if the size differs.
     """
+    # An input without an axis of channels has 1 channel. For an open extent, `channels` is None.
     channels = extents.get("c", 1)
     image = _open_picture(path, channels or 3)
     if image.mode.startswith("I"):
@@ -101,24 +108,27 @@ def _pixels(path: Path, name: str, extents: dict[str, int | None], resize: bool)
         # 255 by 255, so they are divided instead.
         image = _image_module().fromarray(np.asarray(image, np.float32) / _STEPS_OF_16_BITS)
     elif channels is None and image.mode in ("1", "L", "LA"):
+        # With an open number of channels, a grey picture has one channel.
         image = image.convert("L")
     else:
         image = image.convert(_MODES[channels or 3])
+    # An open extent takes the size of the picture.
     height = extents["h"] or image.height
     width = extents["w"] or image.width
     has_other_size = image.width != width or image.height != height
+    if has_other_size and not resize:
+        raise InputError(
+            f"{path} is {image.width} pixels wide and {image.height} high, "
+            f"input '{name}' takes {width} by {height}",
+            hint="--resize scales pictures to the size of the input",
+        )
     if has_other_size:
-        if not resize:
-            raise InputError(
-                f"{path} is {image.width} pixels wide and {image.height} high, "
-                f"input '{name}' takes {width} by {height}",
-                hint="--resize scales pictures to the size of the input",
-            )
         image = image.resize((width, height), _image_module().Resampling.BILINEAR)
+    # The array of a grey picture has no axis of channels, so an axis of extent 1 is added.
     pixels = np.atleast_3d(np.array(image, np.float32))
     if channels and pixels.shape[2] != channels:
         # A grey picture with 16 bits has one channel, which becomes all channels of the input.
-        pixels = np.repeat(pixels, channels, 2)
+        pixels = np.repeat(pixels, channels, axis=2)
     return pixels
 
 
@@ -128,7 +138,7 @@ def _open_picture(path: Path, channels: int) -> Any:
     Raises DataError for a broken picture, and LimitError, before decoding, for a picture that is
     too large.
     """
-    limit = _image_module().MAX_IMAGE_PIXELS
+    most_pixels = _image_module().MAX_IMAGE_PIXELS
     from PIL import ImageOps, JpegImagePlugin, PngImagePlugin
 
     with files.within_limits(str(path)) as (data, meter):
@@ -143,13 +153,16 @@ def _open_picture(path: Path, channels: int) -> Any:
             # `Image.open` would warn of large pictures. The warning could not be switched off in
             # this thread alone, because all threads share the filters of warnings.
             image = decoder(io.BytesIO(content))
-            count = image.width * image.height
-            if limit and count > limit:
-                raise DataError(f"{path}: a picture of {count} pixels, the limit is {limit}")
+            pixel_count = image.width * image.height
+            if most_pixels and pixel_count > most_pixels:
+                message = f"a picture of {pixel_count} pixels, the limit is {most_pixels}"
+                raise DataError(f"{path}: {message}")
             bytes_per_pixel = len(image.getbands()) + _BYTES_PER_CHANNEL * channels
-            meter.expand(count * bytes_per_pixel, str(path))
-            meter.spend(count * content.count(_SCAN) // _PIXELS_PER_STEP, str(path))
+            meter.expand(pixel_count * bytes_per_pixel, str(path))
+            decoded_pixels = pixel_count * content.count(_SCAN)
+            meter.spend(decoded_pixels // _PIXELS_PER_STEP, str(path))
             image.load()
+            # The picture is turned as its EXIF data say.
             return ImageOps.exif_transpose(image)
         except NnefError:
             raise

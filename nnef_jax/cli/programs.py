@@ -40,13 +40,13 @@ def printed_after(names: Sequence[str]) -> Generator[list[str]]:
         is_named = name in names or "all" in names
         if not is_named:
             return
-        text = str(after)
+        text_after = str(after)
         head = f"after {name} for {target.platform or 'all platforms'}:"
-        is_unchanged = after is before or text == str(before)
+        is_unchanged = after is before or text_after == str(before)
         if is_unchanged:
             lines.append(f"{head} as before")
         else:
-            lines.extend([head, *text.split("\n")])
+            lines.extend([head, *text_after.split("\n")])
 
     with watched(watch):
         yield lines

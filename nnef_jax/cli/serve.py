@@ -61,17 +61,14 @@ def serve(
     SIGINT and SIGTERM end the server. --shape and --value apply to all networks, or to a single
     network in the form NETWORK:NAME=...
     """
-    named = dict(map(_name_and_source, sources))
-    if len(named) < len(sources):
+    sources_by_name = dict(map(_name_and_source, sources))
+    if len(sources_by_name) < len(sources):
         raise typer.BadParameter("two networks have the same name", param_hint="SOURCE")
-    numbers = [int(x) for x in sizes.split(",") if x.strip().isdecimal()]
-    if len(numbers) != len(sizes.split(",")):
-        message = f"{sizes!r} is not a list of numbers such as 1,8,32"
-        raise typer.BadParameter(message, param_hint="--sizes")
+    batch_sizes = _batch_sizes(sizes)
     logging.basicConfig(format="%(asctime)s %(levelname)s: %(message)s", level=logging.WARNING)
     logging.getLogger("nnef_jax").setLevel(log_level.upper())
     with option.caching(cache_dir, no_cache) as folder:
-        with status(f"reading {', '.join(named)}") as progress:
+        with status(f"reading {', '.join(sources_by_name)}") as progress:
             from nnef_jax import load
             from nnef_jax.serving import ServingLimits, app, require_packages
 
@@ -79,27 +76,31 @@ def serve(
             from nnef_jax.serving.server import Server, listeners
 
             sockets = listeners(host, port)
-            options: dict[str, Any] = {"cache_dir": folder, "measure": bool(folder)}
-            options["progress"] = progress
+            options: dict[str, Any] = {
+                "cache_dir": folder,
+                "measure": bool(folder),
+                "progress": progress,
+            }
             models: dict[str, Any] = {}
-            for name, source in named.items():
-                keywords = _reading_of(name, named, reading).keywords
+            for name, source in sources_by_name.items():
+                keywords = _reading_of(name, sources_by_name, reading).keywords
                 models[name] = load(source, **options, **keywords)
         limits = ServingLimits(delay=delay, timeout=timeout, body=body, queue=queue)
+        # The networks are compiled while the server listens already. `show_ready` ends the status.
         with ExitStack() as compiling:
             progress = compiling.enter_context(status(f"compiling {', '.join(models)}"))
 
-            def ready(done: int, total: int) -> None:
+            def show_ready(ready_count: int, model_count: int) -> None:
                 if progress:
-                    progress(done, total)
-                if done == total:
+                    progress(ready_count, model_count)
+                if ready_count == model_count:
                     compiling.close()
                     _write_line("ready")
 
             def listening(url: str) -> None:
                 _write_line(f"listening at {url}: {', '.join(models)}")
 
-            application = app(models, sizes=numbers, limits=limits, progress=ready)
+            application = app(models, sizes=batch_sizes, limits=limits, progress=show_ready)
             # When the server writes to a client that has disconnected, the system sends the signal
             # SIGPIPE. By default this signal ends the process. Windows has no SIGPIPE.
             if hasattr(signal, "SIGPIPE"):
@@ -112,6 +113,16 @@ def _write_line(text: str) -> None:
     """Write a line to standard output. If that fails, the server continues."""
     with suppress(OSError):
         print_result(text)
+
+
+def _batch_sizes(text: str) -> list[int]:
+    """Return the numbers in the text of the option --sizes, such as 1,8,32."""
+    words = text.split(",")
+    sizes = [int(word) for word in words if word.strip().isdecimal()]
+    if len(sizes) != len(words):
+        message = f"{text!r} is not a list of numbers such as 1,8,32"
+        raise typer.BadParameter(message, param_hint="--sizes")
+    return sizes
 
 
 def _reading_of(name: str, names: Collection[str], reading: option.Reading) -> option.Reading:
@@ -140,9 +151,10 @@ def _reading_of(name: str, names: Collection[str], reading: option.Reading) -> o
 def _name_and_source(text: str) -> tuple[str, str]:
     """Return the name and the source in the text [NAME=]SOURCE.
 
-    Without NAME, the name is the name of the source's file or folder.
+    Without NAME, the name of the source's file or folder is the name.
     """
     name, equals, source = text.partition("=")
+    # In a text such as "runs/lr=0.1/net.nnef", the "=" is a part of the path.
     if equals and "/" not in name:
         return name, source
     return option.name_of(text), text

@@ -22,7 +22,8 @@ _Compute = Callable[[Sequence[Mapping[str, Array]]], dict[str, Any]]
 def groups_of(reads: Iterator[ItemArrays], size: int, *, stop: bool) -> Iterator[list[ItemArrays]]:
     """Yield groups of items in order. Each group has `size` items without an error.
 
-    The last group may have fewer items. If `stop`, the function raises the first error instead.
+    A group may also have items with an error. The last group may have fewer than `size` items. If
+    `stop`, the first error is raised.
     """
     group: list[ItemArrays] = []
     items_without_error = 0
@@ -47,13 +48,14 @@ def computing(model: Model, devices: Sequence[Any], size: int) -> _Compute:
     waiting for them. Batches are padded to `size` rows, so that only one program is compiled.
     """
     sharding = None
+    # On several devices, the first axis of each input is divided among the devices.
     if len(devices) > 1:
         mesh = jax.make_mesh((len(devices),), ("batch",), (AxisType.Auto,), devices=devices)
         sharding = NamedSharding(mesh, PartitionSpec("batch"))
 
     def compute(items: Sequence[Mapping[str, Array]]) -> dict[str, Any]:
         """Pad the items to a full batch, and start to compute the batch."""
-        padding = [items[-1]] * (size - len(items))
+        padding = [items[-1]] * (size - len(items))  # The last item is repeated.
         padded_items = [*items, *padding]
         batches: list[Array] = []
         for spec in model.inputs:
@@ -74,20 +76,22 @@ def results_of(
     A group of items is computed on devices while the caller uses the results of the previous group.
     `done` is called with the number of finished items.
     """
+    # These are the groups whose results are not yielded yet, and their outputs.
     running: deque[tuple[list[ItemArrays], dict[str, Any]]] = deque()
-    finished = 0
+    finished_items = 0
     # None comes after the last group. In the iteration for None, all groups are finished.
     for group in chain(groups, [None]):
         if group is not None:
             items = [read.outcome for read in group if not isinstance(read.outcome, Exception)]
-            running.append((group, compute(items) if items else {}))
+            outputs = compute(items) if items else {}
+            running.append((group, outputs))
         # While the newest group is computed, the results of earlier groups are yielded.
         most_running = 0 if group is None else 1
         while len(running) > most_running:
             reads, outputs = running.popleft()
             yield from _rows(reads, outputs)
-            finished += len(reads)
-            done(finished)
+            finished_items += len(reads)
+            done(finished_items)
 
 
 def _rows(reads: Sequence[ItemArrays], outputs: Mapping[str, Any]) -> Iterator[ItemArrays]:
@@ -98,6 +102,6 @@ def _rows(reads: Sequence[ItemArrays], outputs: Mapping[str, Any]) -> Iterator[I
         if isinstance(read.outcome, Exception):
             yield read
             continue
-        row_by_name = {name: array[next_row] for name, array in arrays.items()}
+        rows = {name: array[next_row] for name, array in arrays.items()}
         next_row += 1
-        yield ItemArrays(read.item, row_by_name)
+        yield ItemArrays(read.item, rows)

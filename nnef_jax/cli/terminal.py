@@ -32,6 +32,7 @@ def print_piece(text: str) -> None:
 
 
 def _write(text: str, *, ends_line: bool) -> None:
+    """Write a text to standard output. An OSError gets the name "standard output"."""
     try:
         typer.echo(text, nl=ends_line)
     except OSError as error:
@@ -42,9 +43,9 @@ def _write(text: str, *, ends_line: bool) -> None:
 def status(text: str, *, counts: bool = False) -> Generator[Callable[[int, int], None] | None]:
     """Show a spinner beside a text on stderr if the block takes longer than `STATUS_AFTER`.
 
-    Yield a function that takes the finished and the total amount, and shows them as a bar. If
-    `counts`, these numbers and the remaining time stand beside the bar. If stderr is not a
-    terminal, show nothing and yield None.
+    Yield a function that shows the progress as a bar. The function takes the finished and the total
+    amount. If `counts`, the two amounts and the remaining time stand beside the bar. If stderr is
+    not a terminal, show nothing and yield None.
     """
     if sys.stderr is None or not sys.stderr.isatty():
         yield None
@@ -90,7 +91,7 @@ def message_of(error: OSError) -> str:
 
 
 def report_error(*lines: str) -> None:
-    """Print the lines of an error without wrapping and markup, after making them printable."""
+    """Print the lines of an error after "error:". Control characters are made printable."""
     # With `color=None`, typer uses colour only if stderr is a terminal.
     color = False if os.environ.get("NO_COLOR") else None
     # If nothing can be written to stderr, the exit code still shows that there was an error.

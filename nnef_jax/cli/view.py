@@ -43,7 +43,8 @@ def view(
     is given.
     """
     if output is None and not as_json:
-        output = Path(f"{option.name_of(source) or 'network'}.html")
+        name = option.name_of(source) or "network"
+        output = Path(f"{name}.html")
     network = reading.read(source, outline=True)
     with status("making the page"):
         from nnef_jax.viewing.page import page_of

@@ -23,12 +23,14 @@ class Moments:
     """Statistics of numbers.
 
     Args:
-        count: the number of finite items. `mean`, `squares`, `min` and `max` are statistics of the
-            finite items.
-        mean, min, max: the mean, the least and the greatest item. They are 0, infinity and
-            -infinity if no item is finite.
+        count: the number of finite items.
+        mean: the mean of the finite items, or 0 if there are none.
         squares: the sum of (x - mean)^2 over the finite items x.
-        zeros, nan, inf: how many items are 0, how many are NaN, and how many are infinite.
+        min: the least finite item, or infinity if there are none.
+        max: the greatest finite item, or -infinity if there are none.
+        zeros: the number of items that are 0.
+        nan: the number of items that are NaN.
+        inf: the number of items that are infinite.
     """
 
     count: int = 0
@@ -57,15 +59,17 @@ _Moments = TypeVar("_Moments", bound=Moments)
 def merged(a: _Moments, b: Moments, **fields: object) -> _Moments:
     """Return the statistics of the numbers of `a` and `b` together.
 
-    If `a` is of a subclass of `Moments`, `fields` are new values for fields that only the subclass
-    has. Source: Chan, Golub and LeVeque 1983.
+    A subclass of `Moments` may have more fields. `fields` are the values of these fields in the
+    result. The formulas are those of Chan, Golub and LeVeque 1983.
     """
     count = a.count + b.count
     share_of_b = b.count / count if count else 0.0
     mean_difference = b.mean - a.mean
     # `a.squares` is a sum of squares around the mean of a, and `b.squares` around the mean of b.
-    # The sum of squares around the common mean is larger by `squares_of_means`.
+    # The sum of squares around the common mean is larger by
+    # (b.mean - a.mean)^2 * a.count * b.count / count.
     squares_of_means = 0.0
+    # If `a` is empty, this product could be infinity times 0, which is NaN.
     if a.count:
         squares_of_means = mean_difference * mean_difference * a.count * share_of_b
     return replace(
@@ -89,6 +93,7 @@ def moments_of(values: NDArray[np.float64]) -> Moments:
     if not finite.size:
         return Moments(nan=nan, inf=values.size - nan)
     mean = float(finite.mean())
+    # The squares of large numbers overflow to infinity, which is not worth a warning.
     with np.errstate(over="ignore"):
         squares = float(np.square(finite - mean).sum())
     return Moments(
@@ -113,14 +118,15 @@ def chunks(array: NDArray[np.generic], dtype: DTypeLike) -> Iterator[NDArray[Any
 def statistics_of(array: ArrayLike) -> dict[str, Any]:
     """Compute statistics of an array, and return them as a dict.
 
-    The keys are count, sampled, min, max, mean, std, zeros, nonfinite and histogram. `count` is the
-    array's size. All other figures are statistics of `sampled` items, which are fewer than `count`
-    for a large array. min, max, mean, std and histogram are statistics of the finite items only. If
-    no item is finite, min, max, mean and std are None, and there is no histogram. Complex numbers
-    count by their magnitude. `histogram` has the number of items in each of 32 equal bins from min
-    to max.
+    The key "count" has the array's size. Of a large array only a sample is examined, and the key
+    "sampled" has the size of this sample. The remaining figures are statistics of the sample.
+
+    "zeros" and "nonfinite" are numbers of items. "min", "max", "mean", "std" and "histogram" are
+    statistics of the finite items. The histogram has the number of items in each of 32 equal bins
+    from min to max. If no item is finite, "min", "max", "mean" and "std" are None, and there is no
+    histogram. Of complex numbers, the magnitudes are examined.
     """
-    flat = np.ravel(np.asarray(array), order="K")
+    flat = np.ravel(np.asarray(array), order="K")  # The order "K" needs no copy of the array.
     items = _sampled(flat)
     values = np.abs(items) if items.dtype.kind == "c" else items
     values = values.astype(np.float64)
@@ -140,6 +146,7 @@ def statistics_of(array: ArrayLike) -> dict[str, Any]:
         figures["histogram"] = histogram_of(finite, low, high, _BINS)
     figures["zeros"] = int(np.count_nonzero(values == 0))
     figures["nonfinite"] = int(values.size - finite.size)
+    # The figures are for JSON, which has no infinity and no NaN.
     for name, figure in figures.items():
         if isinstance(figure, float) and not math.isfinite(figure):
             figures[name] = None
@@ -149,17 +156,19 @@ def statistics_of(array: ArrayLike) -> dict[str, Any]:
 def histogram_of(values: NDArray[np.float64], low: float, high: float, bins: int) -> list[int]:
     """Count the items in each of `bins` bins, which divide the range from low to high equally.
 
-    If `low` equals `high`, there is one bin. The numbers are scaled first, because numpy cannot
-    divide the widest possible range, or a range between two neighbouring numbers, into bins.
+    There is one bin if `low` equals `high`, or if `low` is infinity and `high` is -infinity because
+    there are no numbers.
     """
     if not low < high:
         return [values.size]
+    # The numbers are scaled, because numpy cannot divide the widest possible range into bins, or a
+    # range between two neighbouring numbers. `scale` is the largest magnitude in the range.
+    # Positions in the range from 0 (low) to 1 (high) are then counted.
     scale = max(-low, high)
     scaled_low = low / scale
     scaled_high = high / scale
-    # `low` has the position 0, and `high` has the position 1.
     positions = (values / scale - scaled_low) / (scaled_high - scaled_low)
-    counts, _ = np.histogram(positions, bins, (0, 1))
+    counts, _edges = np.histogram(positions, bins, range=(0, 1))
     return counts.tolist()
 
 

@@ -47,8 +47,8 @@ class Timing:
         batch: the number of items in a call, or None if no input has a batch.
         first: the time of the first call, which compiles.
         p50, p90, p99: percentiles of the time of a call.
-        spread: the range of the medians of the rounds, relative to `p50`. A difference between two
-            engines that is smaller than the spread is not significant.
+        spread: the largest minus the smallest median of a round, relative to `p50`. A difference
+            between two engines that is smaller than the spread is not significant.
         throughput: items per second, over all timed calls.
         calls: the number of timed calls.
         difference: the largest difference between the outputs of this engine and the outputs of
@@ -80,8 +80,7 @@ class Benchmark(Result):
         rounds: the number of rounds. In each round, every engine and batch size is timed once.
         elsewhere: the mean number of cores that other processes used during the measurement, or NaN
             if the system does not report it. If this number is large, the figures mislead.
-
-    `to_dict` has times in seconds.
+        timings: the timings, whose times are in seconds.
     """
 
     network: str
@@ -92,18 +91,18 @@ class Benchmark(Result):
 
     def table(self) -> Table:
         """Return a table of the latencies in milliseconds, by batch and engine."""
-        has_others = len({timing.engine for timing in self.timings}) > 1
+        has_other_engines = len({timing.engine for timing in self.timings}) > 1
         rows: list[list[Any]] = []
         for timing in self.timings:
             row: list[Any] = [timing.batch, timing.engine]
             row += map(_ms, (timing.first, timing.p50, timing.p90, timing.p99))
             spread = None if timing.failure else round(100 * timing.spread, 1)
             row += [spread, _short(timing.throughput)]
-            if has_others:
+            if has_other_engines:
                 row.append(timing.failure or _difference(timing))
             rows.append(row)
         heads = ["batch", "engine", "first ms", "p50 ms", "p90 ms", "p99 ms", "spread %", "items/s"]
-        if has_others:
+        if has_other_engines:
             heads.append("difference")
         title = f"{self.network} on {self.device}, {self.rounds} rounds"
         if self.elsewhere > _CORES_WORTH_MENTIONING:
@@ -114,10 +113,10 @@ class Benchmark(Result):
         """Draw the median latency by batch size, with a band up to p90. Return the axes."""
         ax = axes(ax, (6.4, 4))
         names = list(dict.fromkeys(timing.engine for timing in self.timings))
+        successful_timings = [timing for timing in self.timings if not timing.failure]
         # nnef_jax and the engines in `ENGINES` are 4 engines, so there are enough colours.
         for name, color in zip(names, _COLORS, strict=False):
-            timings_of_engine = [timing for timing in self.timings if timing.engine == name]
-            timings = [timing for timing in timings_of_engine if not timing.failure]
+            timings = [timing for timing in successful_timings if timing.engine == name]
             batches = [timing.batch or 1 for timing in timings]
             medians_ms = [1e3 * timing.p50 for timing in timings]
             p90s_ms = [1e3 * timing.p90 for timing in timings]
@@ -155,7 +154,7 @@ def benchmark(
     the model again.
 
     Args:
-        model: the model. If `batches` is passed, the first extents of its inputs must be open.
+        model: the model. If `batches` is passed, an input must have an open first extent.
         inputs: inputs as in a call; by default random inputs of the declared shapes.
         entry: "apply" is a call; a network with a state runs one cycle from its initial state.
             "step" also returns the state. "scan" runs many cycles, on inputs with a time axis.
@@ -174,8 +173,8 @@ def benchmark(
     >>> print(nnef_jax.benchmark(model, batches=(1, 8, 32)))
     """
     require("model", model, Model, "a nnef_jax.Model")
-    for name, value in (("rounds", rounds), ("seed", seed)):
-        require(name, value, int, "a number")
+    require("rounds", rounds, int, "a number")
+    require("seed", seed, int, "a number")
     require("seconds", seconds, int | float, "a number of seconds")
     require("against", against, Mapping | None, "a dict of files by engine")
     sizes = [operator.index(size) for size in batches]
@@ -189,11 +188,12 @@ def benchmark(
     has_inputs = bool(inputs or named)
     if has_inputs and sizes:
         raise InputError("inputs have a batch already: give either inputs or batches")
+    # Each engine is a function that prepares a call for inputs.
     engines = {name: engine(name, path) for name, path in (against or {}).items()}
-    input_names = [spec.name for spec in model.inputs]
     cases: list[_Case] = []
     devices: set[str] = set()
-    for batch_inputs in _batches(model, sizes, seed) or [inputs]:
+    inputs_of_batches = _random_batches(model, sizes, seed) if sizes else [inputs]
+    for batch_inputs in inputs_of_batches:
         subject = subject_of(model, batch_inputs, named, entry, seed)
         first_seconds, results = _timed_call(subject.run)
         devices.add(devices_of(results))
@@ -201,13 +201,20 @@ def benchmark(
         batch = _batch_of(subject) if entry == "apply" else None
         cases.append(_Case(Timing(_OURS, batch, first=first_seconds), subject.run))
         for name, prepare in engines.items():
+            # With other engines the entry is "apply", so all arrays of the subject are inputs.
+            input_names = [spec.name for spec in model.inputs]
             arrays = dict(zip(input_names, subject.arrays, strict=True))
             cases.append(_other_engine(name, batch, prepare, arrays, results))
+    # An engine that failed is reported, but not measured.
     runnable_cases = [case for case in cases if case.run is not None]
     cores_used_by_others = _measure(runnable_cases, rounds, seconds)
-    timings = [timed(case.timing, case.rounds) for case in cases]
-    device = ", ".join(sorted(devices))
-    return Benchmark(model.graph.name, device, rounds, cores_used_by_others, tuple(timings))
+    return Benchmark(
+        network=model.graph.name,
+        device=", ".join(sorted(devices)),
+        rounds=rounds,
+        elsewhere=cores_used_by_others,
+        timings=tuple(timed(case.timing, case.rounds) for case in cases),
+    )
 
 
 @dataclass(slots=True)
@@ -222,17 +229,17 @@ class _Case:
 
 
 def _batch_of(subject: Subject) -> int | None:
-    """Return the first extent of the first input of a call, or None if there is none."""
+    """Return the first extent of the first input, or None if there is no such extent."""
     if not subject.arrays:
         return None
     first_shape = subject.arrays[0].shape
     return first_shape[0] if first_shape else None
 
 
-def _batches(model: Model, sizes: Sequence[int], seed: int) -> list[tuple[Array, ...]]:
+def _random_batches(model: Model, sizes: Sequence[int], seed: int) -> list[tuple[Array, ...]]:
     """Return random inputs for each of the batch sizes `sizes`."""
     has_open_batch = any(spec.shape[:1] == (None,) for spec in model.inputs)
-    if sizes and not has_open_batch:
+    if not has_open_batch:
         hint = "load it with input_shapes whose first extent is None"
         raise InputError("no input has an open first extent for the batch", hint=hint)
     return [tuple(random_inputs(model, seed, batch=size).values()) for size in sizes]
@@ -247,10 +254,15 @@ def _other_engine(
 ) -> _Case:
     """Make the first call of another engine, and return the engine as a case to measure.
 
-    `results` are the results of nnef_jax, with which the outputs of the engine are compared.
+    Args:
+        name: the name of the engine.
+        batch: the number of items in `inputs`, or None.
+        prepare: a function that takes the inputs, and returns a function that makes a call.
+        inputs: the inputs by name.
+        results: the results of nnef_jax, with which the outputs of the engine are compared.
     """
     try:
-        call = prepare({name: np.asarray(x) for name, x in inputs.items()})
+        call = prepare({input_name: np.asarray(x) for input_name, x in inputs.items()})
         first_seconds, outputs = _timed_call(call)
         reference = [np.asarray(x) for x in jax.tree.leaves(results)]
         difference = _relative_difference(reference, [np.asarray(x) for x in outputs])
@@ -270,16 +282,17 @@ def _timed_call(call: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def _measure(cases: Sequence[_Case], rounds: int, seconds: float) -> float:
-    """Time calls of each case, an engine with a batch size, and add the times to the case.
+    """Time calls of each case, and add the times to the case.
 
     In each round every case is timed once, for at least `seconds`. Returns the mean number of cores
     that other processes used during the measurement.
     """
     start = time.perf_counter()
-    seconds_before = _core_seconds_of_others()
+    core_seconds_before = _core_seconds_of_others()
     for _ in range(rounds):
         for case in cases:
             assert case.run is not None
+            # A short measurement also has a short rest and few calls before the timed calls.
             time.sleep(min(_REST, seconds))
             warm_until = time.perf_counter() + min(_WARM, seconds)
             while time.perf_counter() < warm_until:
@@ -289,17 +302,18 @@ def _measure(cases: Sequence[_Case], rounds: int, seconds: float) -> float:
                 call_seconds, _ = _timed_call(case.run)
                 times.append(call_seconds)
             case.rounds.append(times)
-    core_seconds = _core_seconds_of_others() - seconds_before
+    core_seconds = _core_seconds_of_others() - core_seconds_before
     elapsed_seconds = time.perf_counter() - start
     return core_seconds / elapsed_seconds
 
 
 def timed(timing: Timing, rounds: Sequence[Sequence[float]]) -> Timing:
-    """Return a timing to which the percentiles and the number of calls are added.
+    """Add percentiles, spread, throughput and number of calls to a timing, and return the result.
 
     `rounds` has, for each round, the durations of the calls in seconds.
     """
     seconds_of_calls = list(chain.from_iterable(rounds))
+    # The calls of an engine that failed were not timed.
     if not seconds_of_calls:
         return timing
     p50, p90, p99 = map(float, np.percentile(seconds_of_calls, (50, 90, 99)))
@@ -319,8 +333,8 @@ def timed(timing: Timing, rounds: Sequence[Sequence[float]]) -> Timing:
 def _core_seconds_of_others() -> float:
     """Return the core seconds that other processes have used since the machine started.
 
-    Only differences between two results are exact. The result is NaN if the system has no file
-    /proc/stat.
+    A single result is inexact, but the difference between two results is exact. The result is NaN
+    if the system has no file /proc/stat.
     """
     try:
         with open("/proc/stat") as file:
@@ -338,7 +352,8 @@ def _core_seconds_of_others() -> float:
 def _relative_difference(references: Sequence[Array], outputs: Sequence[Array]) -> float:
     """Return the largest difference between outputs and their references, as a relative error.
 
-    The differences of an output are divided by the largest finite number of its reference.
+    The differences of an output are divided by the largest magnitude of a finite number in the
+    output's reference. The result is infinite if the shapes differ.
     """
     if [x.shape for x in references] != [x.shape for x in outputs]:
         return math.inf

@@ -23,7 +23,7 @@ Algorithm = Literal["min_max_linear_quantize", "zero_point_linear_quantize"]
 _MOST_BITS = 16  # A code has at most this many bits.
 # By default, parameters are quantised only if they are operands with these names. Biases and
 # statistics would lose too much precision if they had only a few bits.
-_WEIGHTS = {"filter", "plane_filter", "point_filter", "A", "B"}
+_WEIGHT_OPERANDS = {"filter", "plane_filter", "point_filter", "A", "B"}
 
 Array = NDArray[Any]
 _Range = tuple[Array, Array]
@@ -83,15 +83,17 @@ def calibrate(
     if percentile is not None and not 50 < percentile <= 100:
         raise ValueError(f"percentile must be above 50 and at most 100, it is {percentile}")
     network = network_of(model)
-    # By the name of a tensor, this dict has the tensor's identifier in a graph.quant.
+    # `identifiers` has the identifiers in a graph.quant by the names of the tensors.
     identifiers: dict[str, str] = {}
     for identifier, name in network.frontend.identifiers(network.graph).items():
         identifiers[name] = identifier
-    activations, weights = _tensors_to_quantise(network, identifiers, names)
+    # Activations have ranges in runs of the network. The ranges of weights need no runs.
+    activations, weights = _tensors_to_quantise(network, [*identifiers], names)
     ranges = _ranges_of_runs(model, samples, activations, percentile)
     arrays = stored(model)
     for name, label in weights.items():
         ranges[name] = _range_of_weight(arrays[label], per_channel=per_channel)
+    # Each tensor gets a line. A graph.quant has "true" and "false" instead of "True" and "False".
     codes = f"bits = {bits}, signed = {signed}, symmetric = {symmetric}".lower()
     lines: list[str] = []
     for name, (least, greatest) in ranges.items():
@@ -108,18 +110,18 @@ def calibrate(
 
 
 def _tensors_to_quantise(
-    network: Network, identifiers: Iterable[str], names: Sequence[str] | None
+    network: Network, quantisable: Sequence[str], names: Sequence[str] | None
 ) -> tuple[list[str], dict[str, str]]:
     """Return the names of the activations to quantise, and the labels of the weights by name.
 
-    `identifiers` are the names of all tensors that a graph.quant may contain. `names` are the
-    tensors that the user chose, or None for the default.
+    `quantisable` are the names of all tensors that a graph.quant may contain. `names` are the
+    names that the user chose, or None for the default.
     """
     if network.frontend.quantizes:
         message = "the network is quantised already: its ranges would be ranges of rounded values"
         raise InputError(message, hint="load it with quantization='ignore'")
     values = network.graph.values
-    tensors = {name: values[name] for name in identifiers}
+    tensors = {name: values[name] for name in quantisable}
     labels = {parameter.value: parameter.label for parameter in network.graph.parameters}
     if names is None:
         names = _default_names(network.graph, tensors)
@@ -148,12 +150,13 @@ def _is_real(value: Value) -> bool:
 def _default_names(graph: Graph, tensors: Mapping[str, Value]) -> list[str]:
     """Return the names of the tensors that are quantised by default.
 
-    They are all floating-point tensors, except constants and variables that are not weights.
+    They are all floating-point tensors except two kinds: constants, and variables that are not the
+    weights of a convolution or a matrix product.
     """
     weights: set[Value] = set()
     for operation in graph.operations:
         for name, operand in operation.operands:
-            if name in _WEIGHTS and isinstance(operand, Value):
+            if name in _WEIGHT_OPERANDS and isinstance(operand, Value):
                 weights.add(operand)
     variables = {variable.value for variable in (*graph.parameters, *graph.states)}
     left_out = variables - weights
@@ -176,13 +179,21 @@ def _range_of_weight(weight: ArrayLike, *, per_channel: bool) -> _Range:
     array = np.asarray(weight, np.float32)
     first_reduced_axis = 1 if per_channel else 0
     axes = tuple(range(first_reduced_axis, array.ndim))
+    # The results have the shape [channels] or [].
     return array.min(axes), array.max(axes)
 
 
 def _ranges_of_runs(
     model: Runnable, samples: Iterable[Any], names: list[str], percentile: float | None
 ) -> dict[str, _Range]:
-    """Return the range of each tensor over all samples: its least and its greatest number."""
+    """Return the range of each tensor over all samples: its least and its greatest number.
+
+    With a `percentile` such as 99.9, the range of a tensor in one sample goes from the percentile
+    0.1 to the percentile 99.9.
+    """
+    # If only weights are quantised, the model need not run.
+    if not names:
+        return {}
 
     @jax.jit
     def extremes_of(arrays: Mapping[str, jax.Array]) -> dict[str, Any]:
@@ -204,8 +215,6 @@ def _ranges_of_runs(
         args, kwargs = arguments_of(inputs)
         return call_with_probe(model, args, kwargs, probe)
 
-    if not names:
-        return ranges
     for tensors in over_samples("sample", samples, tensors_of_call):
         extremes = jax.device_get(extremes_of(tensors))
         for name, (low, high) in extremes.items():
@@ -214,6 +223,8 @@ def _ranges_of_runs(
             ranges[name] = np.minimum(earlier_low, low), np.maximum(earlier_high, high)
     if not ranges:
         raise InputError("calibration needs at least one sample")
+    # A jitted function returns a dict in the order of its sorted keys. The result has the order of
+    # `names`.
     return {name: ranges[name] for name in names}
 
 
@@ -229,7 +240,7 @@ def _widened_if_empty(low: Array, high: Array) -> _Range:
 
 
 def _min_max(low: Array, high: Array, symmetric: bool) -> str:
-    """Return the arguments for the ends of a range, in NNEF's syntax.
+    """Return the ends of a range as arguments in NNEF's syntax: "min = -1.0, max = 2.0".
 
     If `symmetric` is true, the range is widened until it reaches as far below 0 as above 0.
     """
@@ -240,10 +251,11 @@ def _min_max(low: Array, high: Array, symmetric: bool) -> str:
 
 
 def _zero_point(low: Array, high: Array, bits: int, signed: bool, symmetric: bool) -> str:
-    """Return the arguments for the zero point and the scale of a range, in NNEF's syntax.
+    """Return the zero point and the scale of a range as arguments in NNEF's syntax.
 
-    The range is first widened to include 0. If `symmetric` is true, it is widened further, until it
-    reaches as far below 0 as above 0.
+    The code of a number x is round(x / scale) + zero_point. `low` gets the lowest code, and `high`
+    the highest. Before that, the range is widened to include 0. If `symmetric` is true, the range
+    is widened further, until it reaches as far below 0 as above 0.
     """
     # Unsigned codes of 8 bits are 0 to 255. Signed codes are -128 to 127, and signed symmetric
     # codes are -127 to 127.
@@ -259,7 +271,7 @@ def _zero_point(low: Array, high: Array, bits: int, signed: bool, symmetric: boo
         high = np.maximum(-low, high)
         low = -high
     steps = highest_code - lowest_code
-    # A scale of 0 would be a division by 0. The smallest normal float32 takes its place.
+    # A scale of 0 would be a division by 0. The smallest normal float32 takes the place of 0.
     scale = np.maximum((high - low) / steps, np.finfo(np.float32).tiny)
     zero_point = np.clip(np.rint(lowest_code - low / scale), lowest_code, highest_code)
     zero_point_text = _number_text(zero_point.astype(np.int64))

@@ -27,7 +27,13 @@ _MEMORY = ("argument", "output", "alias", "temp", "generated_code")
 
 
 def main(folder: Path) -> None:
-    """Compile the programs in a folder."""
+    """Compile the programs in a folder.
+
+    The file request.json has the topology, the mesh, and the donated arguments of each program. The
+    function `main` reads program 0 from 0.jax. It writes the compiled program to 0.hlo, and the
+    figures to 0.json; if the compiler refuses the program, it writes only the refusal, to 0.json.
+    devices.json gets the number of devices in the topology.
+    """
     request = json.loads((folder / "request.json").read_text())
     devices: list[Any] = get_topology_desc(**request["topology"]).devices
     (folder / "devices.json").write_text(json.dumps(len(devices)))
@@ -72,7 +78,8 @@ def compile_program(
         devices: all devices. The mesh has the first of them.
         axes: extents of the mesh by name. If they are empty, the function is compiled for a mesh
             with one axis, over as many devices as the function was exported for.
-        axis_types: names of the axis types of the mesh for which the function was exported.
+        axis_types: names of the axis types of the mesh, such as "Auto". They may be empty for a
+            mesh with one axis.
     """
     exported = export.deserialize(bytearray(serialized))
     if not axes:
@@ -84,7 +91,7 @@ def compile_program(
     replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     shardings = [sharding or replicated for sharding in exported.in_shardings_jax(mesh)]
     call = jax.jit(exported.call, in_shardings=shardings, donate_argnums=donated)
-    types = [jax.ShapeDtypeStruct(type.shape, type.dtype) for type in exported.in_avals]
+    types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in exported.in_avals]
     return call.lower(*types).compile()
 
 

@@ -41,6 +41,8 @@ _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 class Cost(Result):
     """XLA's estimate of the cost of a call. Figures that XLA does not report are None.
 
+    On a mesh, all figures except `multiply_adds` are for one device.
+
     Attributes:
         network: the name of the network.
         platform: the platform for which the network is compiled or lowered.
@@ -49,8 +51,7 @@ class Cost(Result):
         multiply_adds: multiply-adds of products and convolutions in the document.
         flops: floating-point operations of the program; a multiply-add counts as 2. This may be
             less than 2 `multiply_adds`, because kernels may need fewer operations than the document
-            has, and XLA does not count products with the padding of a convolution. On a mesh all
-            figures but `multiply_adds` are for one device.
+            has, and XLA does not count products with the padding of a convolution.
         transcendentals: the number of exponentials, logarithms and similar functions.
         bytes_accessed: bytes that kernels read and write, without caches.
         argument_bytes: bytes of inputs and prepared parameters. Small parameters are a part of the
@@ -110,9 +111,11 @@ class Cost(Result):
         add_row("outputs", self.output_bytes, "bytes")
         add_row("temporaries", self.temporary_bytes, "bytes")
         add_row("code", self.code_bytes, "bytes")
-        add_row("loops", self.loops or None, "whose bodies are counted once")
+        if self.loops:
+            add_row("loops", self.loops, "whose bodies are counted once")
         stage = "compiled" if self.compiled else "lowered"
-        table = table_of(f"{self.network}, {stage} for {self.platform}", ("", "", ""), rows)
+        no_heads = ("", "", "")
+        table = table_of(f"{self.network}, {stage} for {self.platform}", no_heads, rows)
         table.show_header = False
         table.columns[1].justify = "right"
         return table
@@ -191,11 +194,21 @@ def cost(
             raise ValueError("platform and topology exclude each other")
         if not isinstance(model, Model):
             return _cost_of_function(model, inputs, named, topology, mesh)
-        return _cost_on(model, inputs, named, topology, mesh, batch, params)
+        return _cost_on_topology(model, inputs, named, topology, mesh, batch, params)
     if mesh is not None:
         raise ValueError("mesh needs a topology: topology='v5e:4x4'")
     require("model", model, Model, "a nnef_jax.Model; a function needs a topology")
     assert isinstance(model, Model)
+    return _cost_on_platform(model, inputs, named, platform)
+
+
+def _cost_on_platform(
+    model: Model, inputs: Sequence[object], named: Mapping[str, object], platform: str | None
+) -> Cost:
+    """Return the cost of a model's call on a platform of jax, by default the default platform.
+
+    `inputs` and `named` are the arguments of the call.
+    """
     default_platform = _platform_of(default_device())
     if platform is not None:
         require_choice("platform", platform, _PLATFORMS)
@@ -203,6 +216,7 @@ def cost(
     graph = graph_for(model, types)
     chosen_platform = platform or default_platform
     is_default = chosen_platform == default_platform
+    # For a platform other than the default one, the program is lowered but not compiled.
     if is_default:
         figures = _compiled_figures(model, types, default_platform)
     else:
@@ -220,6 +234,7 @@ def cost(
         argument_bytes=getattr(memory, "argument_size_in_bytes", None),
         output_bytes=getattr(memory, "output_size_in_bytes", None),
         temporary_bytes=getattr(memory, "temp_size_in_bytes", None),
+        # If XLA does not report the size of the code, it has the size 0.
         code_bytes=getattr(memory, "generated_code_size_in_bytes", None) or None,
         loops=figures.loops,
     )
@@ -245,7 +260,7 @@ def _compiled_figures(
         no_state: dict[str, Any] = {}
         program = compiled(model, "outputs", no_state, bind(model, zeros))
     else:
-        # The model has only the shapes of its parameters.
+        # The model has only the shapes of its parameters, so the arguments are types.
         function, arguments = program_on(model, types, platform)
         program = model.jit(function).lower(*arguments).compile()
     analysis: Any = program.cost_analysis() or {}
@@ -264,7 +279,7 @@ def _lowered_figures(
     return _Figures(analysis, memory=None, loops=loops)
 
 
-def _cost_on(
+def _cost_on_topology(
     model: Model,
     inputs: Sequence[object],
     named: Mapping[str, object],
@@ -290,6 +305,8 @@ def _cost_on(
             params = None
         model = without_mesh(model).shard(mesh_of(devices, axes), batch=batch, params=params)
     elif layout is not None:
+        # The model is sharded over attached devices. A mesh of the same extents is made of the
+        # topology's devices.
         mesh = mesh_of(devices, layout.mesh.shape)
         if layout.mesh != mesh:
             model = with_layout(model, replace(layout, mesh=mesh))

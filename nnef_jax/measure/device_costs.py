@@ -36,8 +36,8 @@ class DeviceRow:
             all kernels whose operations are not known.
         seconds: the time of these kernels in a call, in seconds.
         kinds: the kinds of the operations, each kind once.
-        module: the innermost module that contains all operations whose module is known, or "".
-            Modules are inferred from names, as in `model.summary()`.
+        module: the innermost module that contains all these operations, or "". Modules are inferred
+            from names, as in `model.summary()`. Operations whose module is unknown are ignored.
     """
 
     operations: tuple[str, ...]
@@ -57,11 +57,10 @@ class DeviceCost(Result):
         network: the name of the network or of the function.
         topology: the name of the devices.
         mesh: extents of the mesh by name.
-        refusal: the compiler's reason for not compiling the program, such as too little memory; ""
-            if it compiled the program.
-        argument_bytes: bytes of parameters, as prepared for calls, and of inputs.
-        output_bytes: bytes of results, without the results that are in the memory of donated
-            arguments.
+        refusal: the compiler's reason for not compiling the program, such as too little memory, or
+            "" if the program was compiled.
+        argument_bytes: bytes of inputs and prepared parameters.
+        output_bytes: bytes of results. Results in the memory of donated arguments do not count.
         temporary_bytes: the peak memory in bytes for intermediate tensors.
         code_bytes: bytes of the program.
         memory_bytes: the memory of a device in bytes that a program can use.
@@ -78,15 +77,16 @@ class DeviceCost(Result):
             between devices count as fast as memory. XLA does not take the precision of products
             into account.
         custom_calls: the number of custom calls, by target. The compiler may not know the time of a
-            custom call. For a Pallas kernel it uses the cost that the kernel declares.
+            custom call. For a Pallas kernel, the time is computed from the cost that the kernel
+            declares.
         open_loops: the number of loops whose number of iterations is known only in a run. In
             `seconds` each such loop has one iteration.
         collectives: exchanges between devices, by kind.
         link_seconds: the time of the collectives if they run in rings, one after the other, at the
             published bandwidth of the links. This is an estimate of nnef_jax, not of the compiler.
-        rows: `seconds` by kernel, from slowest to fastest. The time is divided in proportion to the
-            cycles that the compiler estimates for each kernel. The compiler estimates no cycles for
-            collectives, so the time of collectives is divided among the rows too.
+        rows: `seconds` by kernel, from slowest to fastest. Each kernel has a share of `seconds`, in
+            proportion to the cycles that the compiler estimates for the kernel. The compiler
+            estimates no cycles for collectives, so their time is divided among the kernels too.
     """
 
     network: str
@@ -148,15 +148,16 @@ class DeviceCost(Result):
     def table(self) -> Table:
         """Return a table with a line for each figure."""
         mesh = ", ".join(f"{name}={extent}" for name, extent in self.mesh.items())
-        where = f"{self.topology}, mesh {mesh}" if mesh else self.topology
-        title = f"{self.network}, compiled for one device of {where}; nothing ran"
-        table = table_of(title, ("", "", ""), [*self._rows()])
+        devices = f"{self.topology}, mesh {mesh}" if mesh else self.topology
+        title = f"{self.network}, compiled for one device of {devices}; nothing ran"
+        no_heads = ("", "", "")
+        table = table_of(title, no_heads, self._rows())
         table.show_header = False
         table.columns[1].justify = "right"
         return table
 
     def _rows(self) -> list[tuple[str, str, str]]:
-        """Return the rows of the table: a name, a figure and a note."""
+        """Return the rows of the table: each has a name, a figure and a note."""
         rows = [self._verdict()]
         is_gpu = self._is_gpu()
         fusion = "before fusion" if is_gpu else ""
@@ -175,11 +176,11 @@ class DeviceCost(Result):
         add_row("flops", self.flops, _count, fusion)
         add_row("bytes accessed", self.bytes_accessed, _size, fusion)
         peak = _rate(self.flops, self.compute_seconds, 1e12, "Tflop/s")
-        compute_note = f"flops at the published peak{peak}"
+        compute_note = f"flops at the published peak{peak}"  # "... peak of 197 Tflop/s"
         add_row("time by matrix units", self.compute_seconds, _time, compute_note)
         bandwidth = _rate(self.bytes_accessed, self.memory_seconds, 1e9, "GB/s")
-        moved = f"bytes {fusion}," if fusion else "bytes"
-        memory_note = f"{moved} at the published bandwidth{bandwidth}"
+        moved_bytes = f"bytes {fusion}," if fusion else "bytes"
+        memory_note = f"{moved_bytes} at the published bandwidth{bandwidth}"
         add_row("time by memory", self.memory_seconds, _time, memory_note)
         if self.seconds is not None:
             rows.append(("time by the compiler", _time(self.seconds), self._time_note()))
@@ -189,13 +190,12 @@ class DeviceCost(Result):
             name = f"{collective.count} {collective.kind}"
             rows.append((name, _size(collective.bytes), f"between {collective.group} devices"))
         if self.collectives:
-            add_row(
-                "time by links", self.link_seconds, _time, "our estimate, at published bandwidth"
-            )
+            link_note = "our estimate, at published bandwidth"
+            add_row("time by links", self.link_seconds, _time, link_note)
         if self.rows:
             rows.append(("slowest kernels", "", "of the time by the compiler"))
-        for row in self.rows[:_MOST_KERNELS]:
-            rows.append((f"  {_names(row)}", _time(row.seconds), _place(row)))
+        for kernel in self.rows[:_MOST_KERNELS]:
+            rows.append((f"  {_names(kernel)}", _time(kernel.seconds), _place(kernel)))
         return rows
 
     def _verdict(self) -> tuple[str, str, str]:
@@ -205,6 +205,7 @@ class DeviceCost(Result):
         needed = f"{_size(self.needed_bytes or 0)} (arguments, results, temporaries)"
         note = f"{needed} of {_size(self.memory_bytes)}"
         if self._is_gpu():
+            # CUDA's compiler compiles a program of any size.
             note += "; by size: the compiler does not check"
         answer = "yes" if self.fits else "no"
         return "fits", answer, note
@@ -213,7 +214,10 @@ class DeviceCost(Result):
         return topology_of(self.topology).chip.platform == "cuda"
 
     def _time_note(self) -> str:
-        """Return a note about the parts of a program whose time the compiler does not know."""
+        """Return a note such as "without 2 my_kernel; 1 loops of unknown length", or "".
+
+        The note is about the parts of the program whose time the compiler does not know.
+        """
         notes: list[str] = []
         if self.custom_calls:
             calls = [f"{count} {target}" for target, count in self.custom_calls.items()]
@@ -234,18 +238,10 @@ def mesh_of(topology: Topology, axes: Mapping[str, int]) -> AbstractMesh:
         is_positive = type(extent) is int and extent > 0
         if not is_positive:
             raise TypeError(f"mesh must have positive numbers of devices, it has {shown(extent)}")
-    _require_devices(topology, axes)
+    topology.require_devices(axes)
     device = AbstractDevice(topology.chip.kind, num_cores=None, platform=topology.chip.platform)
     axis_types = (AxisType.Auto,) * len(axes)
     return AbstractMesh(tuple(axes.values()), tuple(axes), axis_types, abstract_device=device)
-
-
-def _require_devices(topology: Topology, axes: Mapping[str, int]) -> None:
-    """Raise InputError if a mesh with these axes has more devices than a topology."""
-    device_count = math.prod(axes.values())
-    if device_count > topology.devices:
-        message = f"the mesh has {device_count} devices, '{topology.name}' has {topology.devices}"
-        raise InputError(message, hint="name a larger topology, or a smaller mesh")
 
 
 def device_cost(
@@ -277,7 +273,7 @@ def device_cost(
         if not compiled.is_for_memory:
             raise UnsupportedError(f"the compiler for '{topology.name}' refuses: {compiled.reason}")
         return _refused_cost(network, topology, axes, compiled, multiply_adds)
-    text = HloText(compiled.text)
+    parsed = HloText(compiled.text)
     device_count = math.prod(axes.values())
     flops, accessed_bytes = _work(compiled, program.analysis, device_count)
     compute_seconds = None
@@ -286,11 +282,11 @@ def device_cost(
     memory_seconds = None
     if accessed_bytes is not None:
         memory_seconds = accessed_bytes / chip.bandwidth
-    # The first extent of a GPU topology is the number of hosts. Links between hosts are slower.
-    has_hosts = topology.shape[0] > 1
-    link_rate = chip.network if chip.network and has_hosts else chip.link
-    exchanged_bytes = sum(collective.exchanged for collective in text.collectives)
-    seconds = estimated_seconds(compiled.analysis, text)
+    seconds = estimated_seconds(compiled.analysis, parsed)
+    rows: tuple[DeviceRow, ...] = ()
+    if seconds:
+        rows = _kernel_times(compiled.text, parsed, graph, seconds)
+    exchanged_bytes = sum(collective.exchanged for collective in parsed.collectives)
     return DeviceCost(
         network=network,
         topology=topology.name,
@@ -307,11 +303,11 @@ def device_cost(
         compute_seconds=compute_seconds,
         memory_seconds=memory_seconds,
         seconds=seconds,
-        custom_calls=text.custom_calls,
-        open_loops=text.loops_of_unknown_length,
-        collectives=text.collectives,
-        link_seconds=exchanged_bytes / link_rate,
-        rows=_kernel_times(compiled.text, text, graph, seconds) if seconds else (),
+        custom_calls=parsed.custom_calls,
+        open_loops=parsed.loops_of_unknown_length,
+        collectives=parsed.collectives,
+        link_seconds=exchanged_bytes / topology.link_rate,
+        rows=rows,
     )
 
 
@@ -351,22 +347,23 @@ def _refused_cost(
 
 
 def _kernel_times(
-    hlo: str, text: HloText, graph: Graph | None, seconds: float
+    text: str, parsed: HloText, graph: Graph | None, seconds: float
 ) -> tuple[DeviceRow, ...]:
-    """Return the rows of a `DeviceCost`, whose times sum to `seconds`.
+    """Return the rows of a `DeviceCost`. The times of the rows sum to `seconds`.
 
     The time is divided in proportion to the cycles that the compiler estimates for each kernel.
-    `hlo` is the text of the program, and `text` is the parsed program.
+    `text` is the text of the program, and `parsed` is the parsed text.
     """
     operations_by_name: defaultdict[str, list[Operation]] = defaultdict(list)
     if graph:
         for operation in graph.operations:
             operations_by_name[operation.name].append(operation)
     modules = ModuleNames(graph) if graph else None
-    names_by_instruction = program_of(hlo, operations_by_name).operations
+    names_by_instruction = program_of(text, operations_by_name).operations
     positions = {name: index for index, name in enumerate(operations_by_name)}
+    # Kernels that compute the same operations become one row.
     cycles_by_names: defaultdict[tuple[str, ...], int] = defaultdict(int)
-    for instruction, cycles in text.cycles.items():
+    for instruction, cycles in parsed.cycles.items():
         names = names_by_instruction.get(instruction, ())
         names_in_order = tuple(sorted(names, key=positions.__getitem__))
         cycles_by_names[names_in_order] += cycles
@@ -389,18 +386,21 @@ def _shared_module(operations: Sequence[Operation], modules: ModuleNames) -> str
     return ".".join(shared_start(known_paths) or ())
 
 
-def estimated_seconds(analysis: Mapping[str, float], text: HloText) -> float | None:
-    """Return the compiler's estimate of the time of a call, or None if it has none."""
+def estimated_seconds(analysis: Mapping[str, float], parsed: HloText) -> float | None:
+    """Return the compiler's estimate of the time of a call, or None if there is no estimate.
+
+    `analysis` has the compiler's figures by name, and `parsed` is the program.
+    """
     seconds = analysis.get("optimal_seconds")
-    if seconds is None or not text.cycles:
+    if seconds is None or not parsed.cycles:
         return None
     # `seconds` is a sum over instructions, in which XLA counts -1 s for an instruction of unknown
     # time. All known times together are far below 1 s. For two unknown times and known times of
     # 1 ms the sum is -1.999 s. Rounding 1.999 up gives 2, the number of unknown times.
     unknown_count = math.ceil(-seconds) if seconds < 0 else 0
     known_seconds = seconds + unknown_count
-    # XLA's sum has one iteration of each loop. The factor is for the other iterations.
-    return known_seconds * text.trips_factor
+    # XLA counts one iteration of each loop. The factor adds the remaining iterations.
+    return known_seconds * parsed.trips_factor
 
 
 def _mesh(arguments: Sequence[Any], topology: Topology) -> Mesh | AbstractMesh | None:
@@ -415,26 +415,26 @@ def _mesh(arguments: Sequence[Any], topology: Topology) -> Mesh | AbstractMesh |
     first_mesh = meshes[0]
     if any(dict(mesh.shape) != dict(first_mesh.shape) for mesh in meshes):
         raise InputError("the arguments are on several meshes", hint="give all the same mesh")
-    _require_devices(topology, first_mesh.shape)
+    topology.require_devices(first_mesh.shape)
     return first_mesh
 
 
 def _work(
-    compiled: Compiled, lowered: Mapping[str, float], size: int
+    compiled: Compiled, lowered_analysis: Mapping[str, float], device_count: int
 ) -> tuple[float | None, float | None]:
-    """Return the flops and accessed bytes of a device.
+    """Return the flops and the accessed bytes of one device.
 
-    If the compiler does not count, they are the counts before fusion, which are in `lowered`,
-    divided by `size`, the number of devices.
+    `lowered_analysis` has counts of the lowered program, before fusion, for all devices. These
+    counts are used if the compiler reports no counts for the compiled program.
     """
     if compiled.analysis:
         return compiled.analysis.get("flops"), compiled.analysis.get("bytes accessed")
-    flops = lowered.get("flops")
+    flops = lowered_analysis.get("flops")
     if flops is not None:
-        flops /= size
-    accessed_bytes = lowered.get("bytes accessed")
+        flops /= device_count
+    accessed_bytes = lowered_analysis.get("bytes accessed")
     if accessed_bytes is not None:
-        accessed_bytes /= size
+        accessed_bytes /= device_count
     return flops, accessed_bytes
 
 
@@ -448,9 +448,8 @@ def _peak(topology: Topology, arguments: Sequence[Any]) -> float:
     dtype = max(items_by_dtype, key=items_by_dtype.__getitem__, default="float32")
     # With jax's default precision, GPUs multiply float32 in TF32, and TPUs multiply float32 in
     # bfloat16. The peaks of TPUs have no "tf32", so for TPUs the result is the peak of bfloat16.
-    if dtype == "float32":
-        dtype = "tf32"
-    return peaks.get(dtype, peaks["bfloat16"])
+    format_of_products = "tf32" if dtype == "float32" else dtype
+    return peaks.get(format_of_products, peaks["bfloat16"])
 
 
 def _names(row: DeviceRow) -> str:

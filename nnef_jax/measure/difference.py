@@ -32,10 +32,10 @@ class Change:
     Attributes:
         part: "input", "output", "state", "operation" or "weights".
         change: "added", "removed", "changed" or "renamed".
-        name: the name in `a`; if the change is "added", the name in `b`.
-        renamed: the name in `b` if it differs from `name`.
+        name: the name in `a`, or the name in `b` if the change is "added".
+        renamed: the name in `b` if it differs from `name`, otherwise None.
         kind: the kind of an operation, or the type of an array.
-        details: descriptions such as "stride: [1,1] -> [2,2]".
+        details: descriptions of the change, such as "stride: [1,1] -> [2,2]".
         distance: for weights, the norm of the difference relative to the norm of the finite numbers
             of `a`. It is infinite if an item is NaN in only one of the networks.
     """
@@ -56,7 +56,7 @@ class Difference(Result):
     Attributes:
         changes: the differences in the order of the documents; empty if the networks are the same.
         operations: the number of operations in `a`, and the number in `b`.
-        weights: the number of arrays in `a`, and the number in `b`.
+        weights: the number of arrays of weights in `a`, and the number in `b`.
     """
 
     changes: tuple[Change, ...]
@@ -109,10 +109,10 @@ def diff(a: Model | Source, b: Model | Source) -> Difference:
     """Compare two networks as documents: structure, types, attributes and weights. Nothing runs.
 
     Operations are paired by name. If some pairs differ, operations are also paired by structure: by
-    kind, type, attributes and order. The pairing with fewer differences counts. If the second
-    network has new names, pairing by structure makes every operation "renamed". Kinds of operations
-    have the same meaning in all formats, so a network can be compared with its conversion to
-    another format.
+    kind, type, attributes and order. The result is of the pairing with fewer differences. If the
+    second network is the first with new names, pairing by structure makes every operation
+    "renamed". Kinds of operations have the same meaning in all formats, so a network can be
+    compared with its conversion to another format.
 
     Args:
         a, b: models, or sources as in `load`.
@@ -163,8 +163,8 @@ def _values(part: str, a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[C
     `a` and `b` have the types by name. Tensors are paired by name. If both networks have equally
     many tensors, but the names differ, the tensors are paired in order.
     """
-    have_other_names = set(a) != set(b)
-    if len(a) == len(b) and have_other_names:
+    names_differ = set(a) != set(b)
+    if len(a) == len(b) and names_differ:
         pairs = dict(zip(a, b, strict=True))
     else:
         pairs = {name: name for name in a if name in b}
@@ -177,24 +177,25 @@ def _values(part: str, a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[C
             yield Change(part, "changed", name_a, type_a, renamed=renamed, details=details)
         elif renamed:
             yield Change(part, "renamed", name_a, type_a, renamed=renamed)
+    # The order is that of the names in both networks. It is reported only if each tensor of `a` has
+    # a partner.
     order_a = [name for name in a if name in b]
     order_b = [name for name in b if name in a]
-    # The order is reported only if each tensor of `a` has a partner.
     if len(a) == len(pairs) and order_a != order_b:
         details = (f"order: {', '.join(order_a)} -> {', '.join(order_b)}",)
         first_name = order_a[0]
         yield Change(part, "changed", first_name, kind="", details=details)
-    for name, type in a.items():
+    for name, type_a in a.items():
         if name not in pairs:
-            yield Change(part, "removed", name, type)
+            yield Change(part, "removed", name, type_a)
     paired_names_b = set(pairs.values())
-    for name, type in b.items():
+    for name, type_b in b.items():
         if name not in paired_names_b:
-            yield Change(part, "added", name, type)
+            yield Change(part, "added", name, type_b)
 
 
 def _operations(a: Graph, b: Graph, pairs: Pairs) -> Iterator[Change]:
-    """Yield the differences of the operations of two graphs."""
+    """Yield the removed, changed, renamed and added operations of two graphs."""
     operations_a = named_operations(a)
     operations_b = named_operations(b)
     for name, operation in operations_a.items():
@@ -204,12 +205,11 @@ def _operations(a: Graph, b: Graph, pairs: Pairs) -> Iterator[Change]:
         counterpart = operations_b[pairs.operations[name]]
         details = tuple(_changes(operation, counterpart, pairs))
         renamed = counterpart.name if counterpart.name != operation.name else None
-        if details:
+        if details or renamed:
+            change = "changed" if details else "renamed"
             yield Change(
-                "operation", "changed", name, operation.kind, renamed=renamed, details=details
+                "operation", change, name, operation.kind, renamed=renamed, details=details
             )
-        elif renamed:
-            yield Change("operation", "renamed", name, operation.kind, renamed=renamed)
     paired_names_b = set(pairs.operations.values())
     for name, operation in operations_b.items():
         if name not in paired_names_b:
@@ -217,7 +217,7 @@ def _operations(a: Graph, b: Graph, pairs: Pairs) -> Iterator[Change]:
 
 
 def _operands(operation: Operation) -> tuple[str]:
-    """Return the names of an operation's operands, as the details of a change."""
+    """Return the details of an added or removed operation: ("of x, w",) for the operands x, w."""
     names = ", ".join([value.name for value in operation.reads()])
     return (f"of {names}",)
 
@@ -229,7 +229,8 @@ def _changes(a: Operation, b: Operation, pairs: Pairs) -> Iterator[str]:
     for arguments_a, arguments_b in ((a.attributes, b.attributes), (a.operands, b.operands)):
         before = dict(arguments_a)
         after = dict(arguments_b)
-        for name in dict.fromkeys((*before, *after)):
+        names_in_order = dict.fromkeys((*before, *after))
+        for name in names_in_order:
             if name not in after:
                 yield f"no longer {name}: {_shown(before[name])}"
             elif name not in before:
@@ -245,7 +246,7 @@ def _changes(a: Operation, b: Operation, pairs: Pairs) -> Iterator[str]:
 def _states(a: Graph, b: Graph, pairs: Pairs) -> Iterator[Change]:
     """Yield a change for each state whose update differs.
 
-    States that only one network has are left out, because `_weights` reports them.
+    States in only one network are left out, because `_weights` reports them.
     """
     updates_b = {state.label: state.update for state in b.states}
     for state in a.states:
@@ -259,7 +260,10 @@ def _states(a: Graph, b: Graph, pairs: Pairs) -> Iterator[Change]:
 
 
 def _weights(a: Mapping[str, Any], b: Mapping[str, Any], pairs: Pairs) -> Iterator[Change]:
-    """Yield the differences of the arrays of two networks. `a` and `b` have the arrays by label."""
+    """Yield the differences of the arrays of two networks. `a` and `b` have the arrays by label.
+
+    Arrays of different types are not compared further.
+    """
     for label, stored_array in a.items():
         array_a = np.asarray(stored_array)
         type_a = _type(array_a)
@@ -274,9 +278,9 @@ def _weights(a: Mapping[str, Any], b: Mapping[str, Any], pairs: Pairs) -> Iterat
             details = (f"{type_a} -> {type_b}",)
             yield Change("weights", "changed", label, type_a, renamed=renamed, details=details)
             continue
-        distance = _distance(array_a, array_b)
-        if distance is not None:
-            details, relative_distance = distance
+        texts_and_distance = _distance(array_a, array_b)
+        if texts_and_distance is not None:
+            details, relative_distance = texts_and_distance
             yield Change(
                 "weights",
                 "changed",
@@ -297,7 +301,8 @@ def _weights(a: Mapping[str, Any], b: Mapping[str, Any], pairs: Pairs) -> Iterat
 def _distance(a: Array, b: Array) -> tuple[tuple[str, ...], float] | None:
     """Return the distance of two arrays of one type, or None if they are equal.
 
-    The result has texts that describe the distance, and the number `Change.distance`.
+    The result has texts that describe the distance, and the norm of b - a divided by the norm of
+    the finite numbers of `a`.
     """
     # The arrays are compared chunk by chunk, because copies in 64 bits of large arrays would take
     # much memory.
@@ -311,20 +316,22 @@ def _distance(a: Array, b: Array) -> tuple[tuple[str, ...], float] | None:
         differences = distances(chunk_a, chunk_b)
         differing_count += int(np.count_nonzero(differences))
         largest_difference = max(largest_difference, float(differences.max()))
+        # The squares of large numbers overflow to infinity, which is not worth a warning.
         with np.errstate(over="ignore"):
-            finite_a = np.abs(chunk_a[np.isfinite(chunk_a)])
+            magnitudes_a = np.abs(chunk_a[np.isfinite(chunk_a)])
             squared_differences += float(np.square(differences).sum())
-            squares_of_a += float(np.square(finite_a).sum())
+            squares_of_a += float(np.square(magnitudes_a).sum())
     if differing_count == 0:
         return None
-    relative = math.inf
+    # If `a` has only zeros, any difference is infinite in relation to them.
+    relative_norm = math.inf
     if squares_of_a:
-        relative = math.sqrt(squared_differences / squares_of_a)
+        relative_norm = math.sqrt(squared_differences / squares_of_a)
     details = (
         f"{differing_count:,} of {a.size:,} numbers, by {number(largest_difference)} at most",
-        f"norm of the difference {number(relative)} of the whole",
+        f"norm of the difference {number(relative_norm)} of the whole",
     )
-    return details, relative
+    return details, relative_norm
 
 
 def distances(a: Array, b: Array) -> Array:
@@ -334,6 +341,7 @@ def distances(a: Array, b: Array) -> Array:
     """
     with np.errstate(invalid="ignore", over="ignore"):
         differences = np.abs(b - a)
+    # A difference is NaN if a number is NaN, or if both numbers are the same infinity.
     differences = np.where(np.isnan(differences), np.inf, differences)
     are_equal = (a == b) | (np.isnan(a) & np.isnan(b))
     return np.where(are_equal, 0, differences)

@@ -26,7 +26,7 @@ def engine(name: str, path: str | os.PathLike[str]) -> Callable[[Mapping[str, An
     the network. "onnxruntime" and "openvino" read ONNX, and "tract" reads NNEF.
 
     Raises ValueError for other names, UnsupportedError if the engine is not installed, and
-    InputError if it cannot read the file.
+    InputError if the engine cannot read the file.
     """
     if name not in ENGINES:
         raise ValueError(f"the engines are {', '.join(ENGINES)}; there is no '{name}'")
@@ -54,29 +54,31 @@ def onnx_tensors(
 ) -> Callable[..., Any]:
     """Return a function that runs an ONNX file in onnxruntime without optimisations.
 
-    `values` has fixed values of some inputs by name. The function takes all other inputs. If
-    `inside` is true, the function returns tensors by name: all tensors if the package onnx is
-    installed, otherwise the outputs. If `inside` is false, it returns a tuple of the outputs.
+    `values` has fixed values of some inputs by name. The function takes the remaining inputs, all
+    by position or all by name. If `inside` is false, the function returns a tuple of the outputs.
+    If `inside` is true, it returns a dict of the inner tensors too, by name; without the package
+    onnx, the dict has only the outputs.
     """
-    # This raises an error if onnxruntime is not installed, or cannot read the file.
+    # This call checks that onnxruntime is installed and can read the file, and raises an error if
+    # not. Its result is not used.
     engine("onnxruntime", path)
     onnxruntime: Any = importlib.import_module("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     model = _with_all_outputs(path) if inside else path
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    inputs = [value.name for value in session.get_inputs() if value.name not in values]
-    outputs = [value.name for value in session.get_outputs()]
+    input_names = [value.name for value in session.get_inputs() if value.name not in values]
+    output_names = [value.name for value in session.get_outputs()]
 
     def run_session(*arguments: Any, **named: Any) -> Any:
         arrays = named
         if not named:
             # There may be fewer arguments than inputs. `_in_order` then raises an error.
-            arrays = dict(zip(inputs, arguments, strict=False))
-        all_inputs = {**_in_order(arrays, inputs), **values}
+            arrays = dict(zip(input_names, arguments, strict=False))
+        inputs = {**_in_order(arrays, input_names), **values}
         all_outputs = None
-        results = session.run(all_outputs, _typed(session, all_inputs))
-        return dict(zip(outputs, results, strict=True)) if inside else tuple(results)
+        results = session.run(all_outputs, _typed(session, inputs))
+        return dict(zip(output_names, results, strict=True)) if inside else tuple(results)
 
     return run_session
 
@@ -91,6 +93,7 @@ def _with_all_outputs(path: str) -> Any:
     outputs = {output.name for output in model.graph.output}
     for node in model.graph.node:
         for name in node.output:
+            # An optional output that a node does not compute has an empty name.
             if name and name not in outputs:
                 model.graph.output.append(onnx.ValueInfoProto(name=name))
     return model.SerializeToString()
@@ -114,7 +117,7 @@ def _onnxruntime(module: Any, path: str) -> Callable[[Mapping[str, Any]], Call]:
 def _typed(session: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Convert inputs to the types that an ONNX file declares.
 
-    An input that jax computed may have fewer bits than the declared type.
+    The types may differ: jax may have made a float32 array for an input of type double.
     """
     numpy_names = {"float": "float32", "double": "float64"}
     dtypes: dict[str, str] = {}
@@ -136,8 +139,9 @@ def _openvino(module: Any, path: str) -> Callable[[Mapping[str, Any]], Call]:
         tensors = _in_order(inputs, names)
 
         def call() -> Sequence[Any]:
+            # Inputs and outputs are not copied.
             results = request.infer(tensors, share_inputs=True, share_outputs=True)
-            return [results[i] for i in range(len(compiled.outputs))]
+            return [results[index] for index in range(len(compiled.outputs))]
 
         return call
 
@@ -160,16 +164,17 @@ def _tract(module: Any, path: str) -> Callable[[Mapping[str, Any]], Call]:
 
 
 def _in_order(inputs: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return inputs by `names`, the names that an engine gives to the inputs.
+    """Return inputs under the names, and in the order, of an engine.
 
-    If `inputs` has other names, the first input gets the first name, and so on. Raises InputError
-    for a wrong number of inputs.
+    `names` are the engine's names of the inputs. If `inputs` has different names, the first input
+    gets the first name, and so on. Raises InputError for a wrong number of inputs.
     """
     if set(inputs) == set(names):
         return {name: inputs[name] for name in names}
     if len(inputs) != len(names):
-        shown = f"{len(names)} inputs ({', '.join(names)})"
-        raise InputError(f"it takes {shown}, the network {len(inputs)} ({', '.join(inputs)})")
+        engine_inputs = f"{len(names)} inputs ({', '.join(names)})"
+        network_inputs = f"{len(inputs)} ({', '.join(inputs)})"
+        raise InputError(f"it takes {engine_inputs}, the network {network_inputs}")
     return dict(zip(names, inputs.values(), strict=True))
 
 

@@ -27,10 +27,10 @@ class Subject:
     """An entry of a model, with the arrays on which it runs.
 
     Attributes:
-        run: a function that runs the entry and waits for the results.
-        compiled: a function that returns the compiled program.
-        arrays: the states, followed by the inputs.
-        graph: the graph of a call or a cycle.
+        run: a function that runs the entry, waits for the results, and returns them.
+        compiled: a function that returns the compiled program of the entry.
+        arrays: the states, followed by the inputs. A call has no states.
+        graph: the graph of a call or a cycle, with the extents of the inputs.
     """
 
     run: Callable[[], Any]
@@ -44,18 +44,19 @@ def subject_of(
 ) -> Subject:
     """Return an entry of a model with the arrays on which it runs.
 
-    The entry is "apply" (a call), "step" (a cycle from the initial state) or "scan". By default
-    inputs are random, and a scan of random inputs has 16 cycles. Raises ValueError for another
-    entry. Raises InputError in the same cases as a call, and if shapes are open and no inputs are
-    passed.
+    The entry is "apply" (a call), "step" (one cycle from the initial state) or "scan" (many
+    cycles). Without `args` and `named`, the inputs are random, and a scan has 16 cycles. Raises
+    ValueError for another entry. Raises InputError in the same cases as a call, and if shapes are
+    open and no inputs are passed.
     """
     require_choice("entry", entry, ("apply", "step", "scan"))
+    # The inputs of a scan have a first axis for time.
     time_extents = (_CYCLES_OF_SCAN,) if entry == "scan" else ()
-    time_axes = len(time_extents)
+    time_axis_count = len(time_extents)
     if not args and not named:
         args = tuple(random_inputs(model, seed, *time_extents).values())
-    inputs = [jnp.asarray(x) for x in bind(model, tuple(args), named, time_axes)]
-    graph = network_of(model).specialise([x.shape[time_axes:] for x in inputs])
+    inputs = [jnp.asarray(x) for x in bind(model, tuple(args), named, time_axis_count)]
+    graph = network_of(model).specialise([x.shape[time_axis_count:] for x in inputs])
     state = {} if entry == "apply" else model.init_state()
     states = [state[variable.label] for variable in graph.states] if state else []
 
@@ -71,8 +72,8 @@ def subject_of(
         return jax.block_until_ready(results)
 
     entry_name = "outputs" if entry == "apply" else entry
-    program = partial(compiled, model, entry_name, state, inputs)
-    return Subject(run_entry, program, [*states, *inputs], graph)
+    compile_entry = partial(compiled, model, entry_name, state, inputs)
+    return Subject(run_entry, compile_entry, [*states, *inputs], graph)
 
 
 def random_inputs(
@@ -81,9 +82,9 @@ def random_inputs(
     """Return random inputs by name.
 
     Floating-point numbers are normally distributed, and integers are 0 or 1. `leading` are extents
-    that precede the declared extents, such as the number of cycles. `batch` takes the place of an
-    open first extent. Raises InputError in the same cases as `declared_types`, and LimitError for
-    too many numbers.
+    that precede the declared extents, such as the number of cycles. If a declared first extent is
+    open, `batch` takes its place. Raises InputError in the same cases as `declared_types`, and
+    LimitError for too many numbers.
     """
     random = np.random.default_rng(seed)
     inputs: dict[str, Any] = {}
@@ -104,7 +105,8 @@ def declared_types(
 ) -> list[jax.ShapeDtypeStruct]:
     """Return the declared types of inputs, with `batch` in place of an open first extent.
 
-    Raises InputError for an extent that is still open. `hint` is the error's hint.
+    Raises InputError for any extent that remains open. `hint` is the first part of the error's
+    hint.
     """
     errors: list[InputError] = []
     types: list[jax.ShapeDtypeStruct] = []
@@ -133,5 +135,5 @@ def devices_of(results: Any) -> str:
     for x in jax.tree.leaves(results):
         kinds.update(device.device_kind for device in x.devices())
         device_count = max(device_count, len(x.devices()))
-    text = ", ".join(sorted(kinds))
-    return f"{device_count} x {text}" if device_count > 1 else text
+    kinds_text = ", ".join(sorted(kinds))
+    return f"{device_count} x {kinds_text}" if device_count > 1 else kinds_text

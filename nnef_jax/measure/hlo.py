@@ -40,7 +40,7 @@ _WITHOUT_WORK = {
     "bitcast", "conditional", "constant", "get-tuple-element", "parameter", "tuple", "while"
 }  # fmt: skip
 # Custom calls with these targets compute nothing.
-_FREE = {"ConcatBitcast", "X64Combine", "X64SplitLow", "X64SplitHigh"}
+_TARGETS_WITHOUT_WORK = {"ConcatBitcast", "X64Combine", "X64SplitLow", "X64SplitHigh"}
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
 
 
@@ -76,9 +76,9 @@ class Collective:
         kind: the name in HLO, such as "all-reduce".
         count: the number of collectives. A collective in a loop counts once for each iteration.
         bytes: bytes of the collectives' results on one device.
-        exchanged: bytes that one device sends if n devices form a ring. For an all-reduce this is 2
-            (n - 1) / n of the result. For the other kinds it is (n - 1) / n of the operand or the
-            result, whichever is larger.
+        exchanged: bytes that one device sends if n devices form a ring. For an all-reduce of b
+            bytes the number is 2 b (n - 1) / n. For a permutation it is b. For the remaining kinds
+            it is b (n - 1) / n, where b counts the operand or the result, whichever is larger.
         group: the number of devices in the largest group that exchanges data.
     """
 
@@ -92,12 +92,13 @@ class Collective:
 def computations(text: str) -> tuple[str, dict[str, list[tuple[str, str]]]]:
     """Split a program into computations.
 
-    Returns the name of the entry, and a dict from the name of each computation to the names and
-    definitions of its instructions. Computations precede their callers.
+    The first result is the name of the computation that runs first. The second result is a dict
+    from the name of each computation to its instructions, which are pairs of a name and a
+    definition. Computations precede their callers.
     """
     instructions_by_computation: dict[str, list[tuple[str, str]]] = {}
     entry = ""
-    # These are the names and definitions in the computation to which the current line belongs.
+    # These are the instructions of the computation to which the current line belongs.
     instructions: list[tuple[str, str]] = []
     for line in text.splitlines():
         computation = _COMPUTATION.match(line)
@@ -126,19 +127,23 @@ class HloText:
         return list(self._running(self._entry, runs=1))
 
     def _running(self, computation: str, runs: int) -> Iterator[Instruction]:
-        """Yield the instructions of a computation that runs `runs` times, and of its callees."""
+        """Yield the instructions of a computation and of the computations that it calls.
+
+        The computation runs `runs` times in a call of the program.
+        """
         for name, definition in self._computations.get(computation, ()):
-            shape_and_opcode, _, _metadata = definition.partition(", metadata={")
-            match = _OPCODE.search(f"]{shape_and_opcode}")
+            before_metadata = definition.partition(", metadata={")[0]
+            match = _OPCODE.search(before_metadata)
             opcode = match[1] if match else ""
             yield Instruction(name, opcode, definition, runs)
             loop = _LOOP.search(definition) if opcode == "while" else None
             if loop is not None:
                 condition, body = loop.groups()
+                # A loop of unknown length counts as one iteration.
                 iterations = self._iterations(definition, condition) or 1
                 yield from self._running(body, runs * iterations)
             elif opcode in ("conditional", "call", "async-start"):
-                # It is not known which branch runs, so all of them count.
+                # It is not known which branch of a conditional runs, so all branches count.
                 for branches in _BRANCHES.findall(definition):
                     for branch in _NAME.findall(branches):
                         yield from self._running(branch, runs)
@@ -168,14 +173,12 @@ class HloText:
         """Return the number of loops for which the text does not tell the number of iterations."""
         count = 0
         for instruction in self.instructions:
-            if instruction.opcode != "while":
-                continue
-            loop = _LOOP.search(instruction.definition)
-            if loop is None:
-                continue
-            condition, _body = loop.groups()
-            if self._iterations(instruction.definition, condition) is None:
-                count += 1
+            is_loop = instruction.opcode == "while"
+            loop = _LOOP.search(instruction.definition) if is_loop else None
+            if loop is not None:
+                condition, _body = loop.groups()
+                if self._iterations(instruction.definition, condition) is None:
+                    count += 1
         return count
 
     @cached_property
@@ -197,6 +200,7 @@ class HloText:
         The factor is the number of cycles in a call, divided by the number of cycles if the body of
         each loop ran once.
         """
+        # An instruction may be listed several times, but counts once here.
         cycles_of_one_run = {x.name: x.cycles for x in self.instructions}
         cycles_without_loops = sum(cycles_of_one_run.values())
         if cycles_without_loops == 0:
@@ -211,7 +215,8 @@ class HloText:
         for instruction in self.instructions:
             if instruction.opcode in _WITHOUT_WORK:
                 continue
-            _shape, _, after_opcode = instruction.definition.partition(f" {instruction.opcode}(")
+            # The definition "f32[2] add(%x, %y), metadata=..." has the operands "%x, %y".
+            after_opcode = instruction.definition.partition(f" {instruction.opcode}(")[2]
             operands = _OPERANDS.search(after_opcode)
             operand_names = _NAME.findall(operands[0]) if operands else ()
             read_bytes = sum(written_bytes.get(name, 0) for name in operand_names)
@@ -228,7 +233,7 @@ class HloText:
         for instruction in self.instructions:
             if instruction.opcode == "custom-call":
                 match = _TARGET.search(instruction.definition)
-                if match and match[1] not in _FREE:
+                if match and match[1] not in _TARGETS_WITHOUT_WORK:
                     counts[match[1]] += instruction.runs
         return dict(sorted(counts.items()))
 
@@ -242,6 +247,7 @@ class HloText:
         # The key is the kind and the channel. For each key the first instruction is taken.
         instructions: dict[tuple[str, str], Instruction] = {}
         for instruction in self.instructions:
+            # An asynchronous "all-gather" is a pair of "all-gather-start" and "all-gather-done".
             kind = instruction.opcode.removesuffix("-start")
             if kind in _COLLECTIVES:
                 match = _CHANNEL.search(instruction.definition)
@@ -276,31 +282,32 @@ def _result_sizes(instruction: Instruction) -> list[int]:
     return [_bytes(dtype, extents) for dtype, extents in _SHAPE.findall(shapes)]
 
 
-def _exchanged_bytes(kind: str, size: int, group: int) -> float:
+def _exchanged_bytes(kind: str, result_bytes: int, group: int) -> float:
     """Return the number of bytes that one device sends in a collective.
 
-    See `Collective.exchanged`. `size` is the number of bytes of the result, and `group` is the
-    number of devices.
+    `group` is the number of devices. If each of n devices has a part of an array, and the parts
+    pass through a ring, a device sends n - 1 parts of n.
     """
+    # In a permutation each device sends its array to one other device.
     if "permute" in kind:
-        return size
+        return result_bytes
     if kind == "reduce-scatter":
         # The operand, which is `group` times as large as the result, passes through the ring.
-        size_in_ring = size * group
+        bytes_in_ring = result_bytes * group
     elif kind == "all-reduce":
         # The array passes through the ring twice: first to be summed, then to be distributed.
-        size_in_ring = 2 * size
+        bytes_in_ring = 2 * result_bytes
     else:
-        size_in_ring = size
-    return size_in_ring * (group - 1) / group
+        bytes_in_ring = result_bytes
+    return bytes_in_ring * (group - 1) / group
 
 
 def _result_bytes(instruction: Instruction) -> int:
     """Return the number of bytes of a collective's result.
 
-    An instruction that starts a collective has a tuple as its result, with the operands in the
-    first half and the results in the second half. The start of an all-reduce is different: its
-    tuple has only results.
+    The instruction "all-gather-start" returns a tuple with the operands in the first half and the
+    results in the second half. The starts of most collectives do the same. Only "all-reduce-start"
+    returns the results alone.
     """
     sizes = _result_sizes(instruction)
     opcode = instruction.opcode
@@ -315,6 +322,7 @@ def _bytes(dtype: str, extents: str) -> int:
     """Return the number of bytes of an array: 24 for the dtype "f32" and the extents "2,3"."""
     bits = _BITS.get(dtype)
     if bits is None:
+        # The first number in the name is the number of bits: 4 in "s4", and 8 in "f8e4m3fn".
         digits = re.search(r"\d+", dtype)
         bits = int(digits[0]) if digits else 8
     items = math.prod([int(extent) for extent in extents.split(",") if extent])

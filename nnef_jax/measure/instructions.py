@@ -30,8 +30,9 @@ class HloProgram:
 
     Attributes:
         module: the name of the program.
-        operations: the names of an instruction's operations, by the name of the instruction.
-        control: names of loops, calls and conditionals, which contain other instructions.
+        operations: for each instruction, by its name, the names of the operations that it computes.
+        control: names of the instructions that contain other instructions: loops, calls and
+            conditionals.
         loops: the number of loops.
     """
 
@@ -47,10 +48,7 @@ def program_of(text: str, names: Collection[str]) -> HloProgram:
     `names` are the names of the document's operations. A fusion computes the operations of all
     instructions inside the fusion.
     """
-    # jax may write the name "/conv1//Conv" as "conv1/Conv". A name itself takes precedence.
-    names_by_path = {_without_empty_parts(name): name for name in names}
-    for name in names:
-        names_by_path[name] = name
+    names_by_spelling = _names_by_spelling(names)
     most_slashes = max([name.count("/") for name in names], default=0)
     # The keys of both dicts are names of instructions.
     operations: dict[str, set[str]] = {}
@@ -64,16 +62,18 @@ def program_of(text: str, names: Collection[str]) -> HloProgram:
             operations[instruction] = set()
             path = _PATH.search(metadata)
             if path:
-                operation = _operation(_unescaped(path[1]), names_by_path, most_slashes)
+                operation = _operation(_unescaped(path[1]), names_by_spelling, most_slashes)
                 if operation:
                     operations[instruction].add(operation)
+            # The text "condition=%c.1, body=%b.1" calls the computations "c.1" and "b.1".
             called_computations[instruction] = _NAME.findall(" ".join(_CALLED.findall(head)))
             if _CONTROL.search(head):
                 control.add(instruction)
             if " while(" in head:
                 loops += 1
-    # An instruction also has the operations of the computations that it calls. A program lists
-    # computations before their callers, so their operations are complete when a caller is reached.
+    # An instruction also computes the operations of the computations that it calls. A program lists
+    # computations before their callers. The operations of a computation are therefore complete when
+    # the loop reaches a caller.
     for instructions in instructions_by_computation.values():
         for instruction, _ in instructions:
             for computation in called_computations[instruction]:
@@ -85,12 +85,19 @@ def program_of(text: str, names: Collection[str]) -> HloProgram:
     return HloProgram(module_name, frozen_operations, frozenset(control), loops)
 
 
-def _without_empty_parts(name: str) -> str:
-    """Return a name without its empty parts: "conv1/Conv" for "/conv1//Conv".
+def _names_by_spelling(names: Collection[str]) -> dict[str, str]:
+    """Return the names of operations by their spellings in a compiled module.
 
-    jax may leave out the empty parts when it writes the path of an operation.
+    jax may leave out the empty parts of a name: "/conv1//Conv" becomes "conv1/Conv". If another
+    operation has the name "conv1/Conv", this spelling belongs to the other operation.
     """
-    return "/".join([part for part in name.split("/") if part])
+    names_by_spelling: dict[str, str] = {}
+    for name in names:
+        without_empty_parts = "/".join([part for part in name.split("/") if part])
+        names_by_spelling[without_empty_parts] = name
+    for name in names:
+        names_by_spelling[name] = name
+    return names_by_spelling
 
 
 def _unescaped(text: str) -> str:
@@ -100,26 +107,27 @@ def _unescaped(text: str) -> str:
     return text.encode().decode("unicode_escape").encode("latin-1").decode(errors="replace")
 
 
-def _operation(path: str, names: Mapping[str, str], slashes: int) -> str | None:
+def _operation(path: str, names_by_spelling: Mapping[str, str], most_slashes: int) -> str | None:
     """Return the outermost operation in a path such as "jit(net)/conv1/transpose": "conv1".
 
-    `names` is a dict from the names in paths to names of operations. The last part of the path is
-    the primitive, and is ignored. A name contains at most `slashes` slashes. A derivative has a
-    part such as "transpose(jvp(conv1))". Inner parts may be other operations, such as the
-    operations in the body of a loop.
+    The last part of the path is the primitive, and is ignored. Inner parts may be further
+    operations, such as the operations in the body of a loop. `names_by_spelling` has the names of
+    operations by their spellings in paths. A spelling contains at most `most_slashes` slashes.
     """
     parts = path.split("/")[:-1]
     for start in range(len(parts)):
         # Longer names are tried first. For the parts a, b and c these are a/b/c, then a/b, then a.
-        last_end = min(len(parts), start + slashes + 1)
+        last_end = min(len(parts), start + most_slashes + 1)
         for end in range(last_end, start, -1):
             name = "/".join(parts[start:end])
-            derivative = _TRANSFORMED.fullmatch(name)
-            while name not in names and derivative:
-                name = derivative[1]
-                derivative = _TRANSFORMED.fullmatch(name)
-            if name in names:
-                return names[name]
+            # A derivative has a name such as "transpose(jvp(conv1))". It becomes "jvp(conv1)" and
+            # then "conv1".
+            transformed = _TRANSFORMED.fullmatch(name)
+            while name not in names_by_spelling and transformed:
+                name = transformed[1]
+                transformed = _TRANSFORMED.fullmatch(name)
+            if name in names_by_spelling:
+                return names_by_spelling[name]
     return None
 
 
@@ -175,7 +183,7 @@ def recorded(data: Any, module: str, call: str) -> tuple[list[Run], list[Run]]:
             runs_with_keys.append((run, stats.get("_p")))
         elif name.startswith("end: ") and "_c" in stats:
             # On CPUs an instruction may begin on one thread and end on another thread. The end is
-            # then a separate event. The key tells to which run the event belongs.
+            # then a separate event. Its "_c" equals the "_p" of the run that ends.
             ends_by_key[stats["_c"]] = start
     runs: list[Run] = []
     for run, key in runs_with_keys:
@@ -195,13 +203,15 @@ def times(runs: Iterable[Run], call: Run, control: Collection[str]) -> dict[str,
     active: list[Run] = []
     last_time = call.start
     for edge in _edges(runs, call):
+        # The time since the last edge is divided among the runs in `sharing`.
         sharing = [run for run in active if run.name not in control]
         if not sharing:
             # Only loops, branches or calls are active. The one that began last is the innermost,
             # and gets the time. The list is empty if nothing is active.
             sharing = active[-1:]
         for run in sharing:
-            seconds[run.name] += (edge.time - last_time) / len(sharing) / 1e9
+            share_in_ns = (edge.time - last_time) / len(sharing)
+            seconds[run.name] += share_in_ns / 1e9
         last_time = edge.time
         if edge.begins:
             active.append(edge.run)
@@ -224,11 +234,15 @@ class _Edge(NamedTuple):
 
 
 def _edges(runs: Iterable[Run], call: Run) -> list[_Edge]:
-    """Return the start and the end of each run within a call, sorted by time."""
+    """Return the start and the end of each run within a call, sorted by time.
+
+    `runs` are sorted by start. A run that exceeds the call is cut off.
+    """
     edges: list[_Edge] = []
     for number, run in enumerate(runs):
         start = max(run.start, call.start)
         end = min(run.end, call.end)
+        # A run before or after the call has no edges.
         if start < end:
             edges.append(_Edge(start, begins=True, order=number, run=run))
             # If several runs end at the same time, the run that began last comes first, because it

@@ -13,13 +13,16 @@ from nnef_jax.flattening.symbolic import SymbolicShapes
 def list_shapes(graph: Graph) -> Mapping[Value, Shape]:
     """Return the largest shape of each list in a graph.
 
-    The result is empty if the extents of the inputs are open.
+    A list is a tensor whose number of items is computed in a run. The result is empty if the
+    extents of the inputs are open.
     """
-    if not graph.symbols or not all(is_known(x.type.shape) for x in graph.inputs):
+    has_lists = bool(graph.symbols)
+    has_known_inputs = all(is_known(x.type.shape) for x in graph.inputs)
+    if not has_lists or not has_known_inputs:
         return {}
-    most = _largest_numbers(graph)
-    symbolic = SymbolicShapes(graph, Dimensions(), most)
-    values = SymbolValues(most)
+    largest_values = _largest_values(graph)
+    symbolic = SymbolicShapes(graph, Dimensions(), largest_values)
+    values = SymbolValues(largest_values)
     shapes: dict[Value, Shape] = {}
     for operation in graph.operations:
         for x in operation.writes():
@@ -28,14 +31,16 @@ def list_shapes(graph: Graph) -> Mapping[Value, Shape]:
     return shapes
 
 
-def _largest_numbers(graph: Graph) -> dict[str, int]:
-    """Return the largest value of each symbol of a graph, also of the symbols of its bodies."""
-    most: dict[str, int] = {}
+def _largest_values(graph: Graph) -> dict[str, int]:
+    """Return the largest value of each symbol in the extents of a graph and of its bodies."""
+    largest_values: dict[str, int] = {}
     for operation in graph.operations:
         attributes = dict(operation.attributes)
+        # The operation "counted" makes a list. Its attributes are the symbol and the largest value.
+        # With a rule, the name "counted" is the user's.
         if operation.kind == "counted" and operation.rule is None:
-            most[str(attributes["extent"])] = int(str(attributes["most"]))
+            largest_values[str(attributes["extent"])] = int(str(attributes["most"]))
         for body in attributes.values():
             if isinstance(body, Graph):
-                most |= _largest_numbers(body)
-    return most
+                largest_values |= _largest_values(body)
+    return largest_values

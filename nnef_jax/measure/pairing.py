@@ -39,11 +39,12 @@ class Pairs:
             return len(items_a) == len(items_b) and all(map(self.agree, items_a, items_b))
         if isinstance(a, Value):
             return self.values.get(a) is b
+        # A constant does not agree with a tensor.
+        if isinstance(b, Value):
+            return False
         if isinstance(a, Graph) and isinstance(b, Graph):
             # The graphs are attributes of the operations, such as the bodies of loops.
             return _are_equal(a, b)
-        if isinstance(b, Value):
-            return False
         are_nan = a != a and b != b  # Only NaN differs from itself.
         return a == b or are_nan
 
@@ -53,26 +54,28 @@ def paired(a: Graph, b: Graph) -> Pairs:
 
     First the operations are paired by name. If some of these pairs differ, the operations are also
     paired by structure, and the pairing with fewer differing operations is returned. Names mislead
-    if an exporter numbers the tensors, since a new operation changes the numbers of all later
+    if a converter numbers the tensors, since a new operation changes the numbers of all later
     tensors.
     """
     labels = _matched(_variables(a), _variables(b))
     operations_a = named_operations(a)
     operations_b = named_operations(b)
-    names = _matched(_kinds(operations_a), _kinds(operations_b))
-    pairs_by_name = _pairs(a, b, labels=labels, operations=names)
+    matched_names = _matched(_kinds(operations_a), _kinds(operations_b))
+    pairs_by_name = _pairs(a, b, labels=labels, operations=matched_names)
     differing_by_name = _count_differing(a, b, pairs_by_name)
-    is_too_large = len(operations_a) * len(operations_b) > _MOST_PAIRS
-    if differing_by_name == 0 or is_too_large:
+    if differing_by_name == 0:
+        return pairs_by_name
+    # For large graphs, pairing by structure would take too long.
+    if len(operations_a) * len(operations_b) > _MOST_PAIRS:
         return pairs_by_name
     # `_matched` pairs equal names first. With different prefixes no names are equal, so only
     # structure and order count.
     structures_a = {f"a:{name}": kind for name, kind in _structures(operations_a).items()}
     structures_b = {f"b:{name}": kind for name, kind in _structures(operations_b).items()}
-    names_by_structure: dict[str, str] = {}
+    matched_structures: dict[str, str] = {}
     for prefixed_a, prefixed_b in _matched(structures_a, structures_b).items():
-        names_by_structure[prefixed_a.removeprefix("a:")] = prefixed_b.removeprefix("b:")
-    pairs_by_structure = _pairs(a, b, labels=labels, operations=names_by_structure)
+        matched_structures[prefixed_a.removeprefix("a:")] = prefixed_b.removeprefix("b:")
+    pairs_by_structure = _pairs(a, b, labels=labels, operations=matched_structures)
     if _count_differing(a, b, pairs_by_structure) < differing_by_name:
         return pairs_by_structure
     return pairs_by_name
@@ -86,20 +89,20 @@ def named_operations(graph: Graph) -> dict[str, Operation]:
     operations: dict[str, Operation] = {}
     for operation in graph.operations:
         name = operation.name
-        count = 1
+        number = 1
         while name in operations:
-            count += 1
-            name = f"{operation.name} ({count})"
+            number += 1
+            name = f"{operation.name} ({number})"
         operations[name] = operation
     return operations
 
 
 def _pairs(a: Graph, b: Graph, labels: Mapping[str, str], operations: Mapping[str, str]) -> Pairs:
-    """Pair the tensors of two graphs, whose paired operations and variables are known.
+    """Pair the tensors of two graphs, whose operations and variables are paired already.
 
-    `operations` maps names of operations, and `labels` maps labels of variables, of `a` to `b`.
-    Inputs are paired by name. If both graphs have the same number of inputs, an input without a
-    namesake is paired by its position.
+    `operations` maps names of operations in `a` to names in `b`, and `labels` maps labels of
+    variables in `a` to labels in `b`. Inputs are paired by name. If both graphs have the same
+    number of inputs, an input without a namesake is paired by its position.
     """
     values: dict[Value, Value] = {}
     inputs_b = {value.name: value for value in b.inputs}
@@ -119,14 +122,16 @@ def _pairs(a: Graph, b: Graph, labels: Mapping[str, str], operations: Mapping[st
     for name_a, name_b in operations.items():
         results_a = operations_a[name_a].writes()
         results_b = operations_b[name_b].writes()
-        # Operations of one name may have different numbers of results. Surplus results have no
-        # counterpart.
+        # Paired operations may have different numbers of results. Surplus results are not paired.
         values.update(zip(results_a, results_b, strict=False))
     return Pairs(operations, labels, values)
 
 
 def _count_differing(a: Graph, b: Graph, pairs: Pairs) -> int:
-    """Return the number of operations without an equal counterpart, in both graphs together."""
+    """Return the number of operations without an equal counterpart, in both graphs together.
+
+    A pair of different operations counts as two.
+    """
     operations_a = named_operations(a)
     operations_b = named_operations(b)
     equal_pairs = 0
@@ -155,16 +160,16 @@ def _matched(a: Mapping[str, TensorKind], b: Mapping[str, TensorKind]) -> dict[s
 
 
 def _variables(graph: Graph) -> dict[str, TensorKind]:
-    """Return by label the kinds by which variables are matched: dtypes and shapes."""
+    """Return the dtype and the shape of each variable, by the variable's label."""
     kinds: dict[str, TensorKind] = {}
     for variable in (*graph.parameters, *graph.states):
-        type = variable.value.type
-        kinds[variable.label] = TensorKind(f"variable {type.dtype}", type.shape)
+        tensor_type = variable.value.type
+        kinds[variable.label] = TensorKind(f"variable {tensor_type.dtype}", tensor_type.shape)
     return kinds
 
 
 def _kinds(operations: Mapping[str, Operation]) -> dict[str, TensorKind]:
-    """Return by name the kinds by which operations are matched by name."""
+    """Return the kind and the shape of each operation, by the operation's name."""
     kinds: dict[str, TensorKind] = {}
     for name, operation in operations.items():
         kinds[name] = TensorKind(operation.kind, _shape(operation))
@@ -172,9 +177,9 @@ def _kinds(operations: Mapping[str, Operation]) -> dict[str, TensorKind]:
 
 
 def _structures(operations: Mapping[str, Operation]) -> dict[str, TensorKind]:
-    """Return by name the kinds by which operations are matched by structure.
+    """Return the structure of each operation, by the operation's name.
 
-    Such a kind contains the attributes and the number of operands.
+    A structure consists of the kind, the attributes, the number of operands, and the shape.
     """
     structures: dict[str, TensorKind] = {}
     for name, operation in operations.items():

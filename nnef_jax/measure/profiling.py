@@ -52,7 +52,7 @@ class Row:
         kinds: the kind of each operation.
         seconds: the time of the kernels in a call, in seconds.
         nbytes: bytes of the results of the operations.
-        kernels: names of instructions in the compiled program.
+        kernels: the names of the kernels, which are instructions of the compiled program.
     """
 
     operations: tuple[str, ...]
@@ -78,8 +78,8 @@ class Profile(Result):
         rows: rows from slowest to fastest. The seconds of all rows and `other_seconds` sum to
             `recorded_seconds`.
         other_seconds: the time of calling and returning, and of kernels without an operation.
-        operations: by the name of an operation, a dict with its kind, its line, the bytes of its
-            results, and its multiply-adds.
+        operations: a dict for each operation, by its name, with the keys "kind", "line", "bytes"
+            (of the results) and "multiply_adds".
     """
 
     network: str
@@ -128,7 +128,7 @@ class Profile(Result):
         return attributes | {"operations": operations, "rows": rows}
 
     def table(self) -> Table:
-        """Return a table of operations that are computed together, with time, share and bytes."""
+        """Return a table with a line for each row: its operations, time, share and bytes."""
         rows: list[tuple[Any, ...]] = []
         for row in self.rows:
             kinds = ", ".join(dict.fromkeys(row.kinds))
@@ -142,6 +142,7 @@ class Profile(Result):
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the slowest rows as bars. Return the axes of matplotlib."""
+        # A bar has a name, a time in seconds, and a colour.
         bars = [(_title(row), row.seconds, "#1f4e79") for row in self.rows[:_MOST_BARS]]
         faster_rows = self.rows[_MOST_BARS:]
         if faster_rows:
@@ -221,26 +222,25 @@ def profile(
     device = devices_of(call())
     names = {operation.name for operation in subject.graph.operations}
     program = program_of(subject.compiled().as_text() or "", names)
-    # Calls are slower while they are recorded, so they are also timed without a recording.
     if calls is None:
         calls_in_time = round(_SECONDS / _seconds(call, _FEWEST_CALLS))
         calls = min(_MOST_CALLS, max(_FEWEST_CALLS, calls_in_time))
-        seconds = _seconds(call, calls)
-    else:
-        seconds = _seconds(call, max(_FEWEST_CALLS, calls))
+    # Calls are slower while they are recorded, so they are also timed without a recording.
+    unrecorded_seconds = _seconds(call, max(_FEWEST_CALLS, calls))
     with tempfile.TemporaryDirectory(prefix="nnef_jax-") as folder:
         _record(call, calls, folder)
         (recording,) = Path(folder).rglob("*.xplane.pb")
         data = jax.profiler.ProfileData.from_file(str(recording))
         if trace is not None:
             _write_trace(folder, trace, program, overwrite=overwrite)
-    return _profile(subject.graph, program, data, seconds, device)
+    return _profile(subject.graph, program, data, unrecorded_seconds, device)
 
 
 def _record(call: Callable[[], Any], calls: int, folder: str) -> None:
     """Run a function under jax's profiler, which writes its recording to a folder.
 
-    `calls` is the number of calls that are annotated.
+    `calls` is the number of annotated calls. The calls before them are not annotated, and do not
+    count.
     """
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # A trace of Python's functions would slow the calls down.
@@ -263,53 +263,64 @@ def _seconds(call: Callable[[], Any], calls: int) -> float:
 
 
 def _profile(
-    graph: Graph, program: HloProgram, data: Any, unrecorded: float, device: str
+    graph: Graph, program: HloProgram, data: Any, unrecorded_seconds: float, device: str
 ) -> Profile:
-    """Return the profile that jax's profiler recorded in `data`.
+    """Return the profile of the calls that jax's profiler recorded in `data`.
 
-    `unrecorded` is the duration in seconds of a call without recording.
+    `unrecorded_seconds` is the duration of a call without recording.
     """
     calls, runs = recorded(data, program.module, _CALL)
     operations = _operations(graph)
-    positions = {name: index for index, name in enumerate(operations)}
-    # The keys of both dicts are the names of the operations that kernels compute together.
-    kernels: defaultdict[tuple[str, ...], set[str]] = defaultdict(set)
-    seconds: defaultdict[tuple[str, ...], float] = defaultdict(float)
     faster_calls = _faster(calls)
-    mean_seconds = mean([call.seconds for call in faster_calls])
-    for call in faster_calls:
-        for kernel, kernel_seconds in times(runs, call, program.control).items():
-            computed = program.operations.get(kernel, ())
-            names = tuple(sorted(computed, key=positions.__getitem__))
-            seconds[names] += kernel_seconds / len(faster_calls)
-            kernels[names].add(kernel)
-    rows: list[Row] = []
-    for names, kernel_names in kernels.items():
-        if names:
-            kinds = tuple([operations[name]["kind"] for name in names])
-            nbytes = sum([operations[name]["bytes"] for name in names])
-            row = Row(
-                operations=names,
-                kinds=kinds,
-                seconds=seconds[names],
-                nbytes=nbytes,
-                kernels=tuple(sorted(kernel_names)),
-            )
-            rows.append(row)
-    rows.sort(key=lambda row: -row.seconds)
-    difference = mean_seconds - sum([row.seconds for row in rows])
+    recorded_seconds = mean([call.seconds for call in faster_calls])
+    rows = _rows(faster_calls, runs, program, operations)
     # The rows may sum to slightly more than the call, because of rounding.
-    other_seconds = max(0.0, difference)
+    other_seconds = max(0.0, recorded_seconds - sum([row.seconds for row in rows]))
     return Profile(
         network=graph.name,
         device=device,
         calls=len(calls),
-        seconds=unrecorded,
-        recorded_seconds=mean_seconds,
+        seconds=unrecorded_seconds,
+        recorded_seconds=recorded_seconds,
         rows=tuple(rows),
         other_seconds=other_seconds,
         operations=operations,
     )
+
+
+def _rows(
+    calls: Sequence[Run],
+    runs: Sequence[Run],
+    program: HloProgram,
+    operations: Mapping[str, Mapping[str, Any]],
+) -> list[Row]:
+    """Return the rows of a profile from slowest to fastest. Times are means over the calls.
+
+    `runs` are the runs of kernels. `operations` has figures of the operations by name.
+    """
+    positions = {name: index for index, name in enumerate(operations)}
+    # The keys of both dicts are the names of the operations that kernels compute together.
+    kernels: defaultdict[tuple[str, ...], set[str]] = defaultdict(set)
+    seconds: defaultdict[tuple[str, ...], float] = defaultdict(float)
+    for call in calls:
+        for kernel, kernel_seconds in times(runs, call, program.control).items():
+            computed_operations = program.operations.get(kernel, ())
+            names = tuple(sorted(computed_operations, key=positions.__getitem__))
+            seconds[names] += kernel_seconds / len(calls)
+            kernels[names].add(kernel)
+    # Kernels without an operation have no row.
+    kernels.pop((), None)
+    rows: list[Row] = []
+    for names, kernel_names in kernels.items():
+        row = Row(
+            operations=names,
+            kinds=tuple([operations[name]["kind"] for name in names]),
+            seconds=seconds[names],
+            nbytes=sum([operations[name]["bytes"] for name in names]),
+            kernels=tuple(sorted(kernel_names)),
+        )
+        rows.append(row)
+    return sorted(rows, key=lambda row: -row.seconds)
 
 
 def _faster(calls: Sequence[Run]) -> Sequence[Run]:
@@ -319,7 +330,7 @@ def _faster(calls: Sequence[Run]) -> Sequence[Run]:
 
 
 def _operations(graph: Graph) -> dict[str, dict[str, Any]]:
-    """Return, by the name of an operation, a dict with its kind, line, bytes and multiply-adds.
+    """Return a dict for each operation, by its name, with kind, line, bytes and multiply-adds.
 
     Bytes and multiply-adds of operations with the same name are summed.
     """
@@ -327,6 +338,7 @@ def _operations(graph: Graph) -> dict[str, dict[str, Any]]:
     for operation in graph.operations:
         result_bytes = 0
         for value in operation.writes():
+            # An open extent counts as 1.
             items = volume(with_ones(value.type.shape))
             result_bytes += items * jax.numpy.dtype(value.type.dtype).itemsize
         new_figures = {
@@ -347,11 +359,13 @@ def _title(row: Row) -> str:
     The title is for example "conv1 + relu1 + 3 more".
     """
     title = row.operations[0]
-    for shown_count, name in enumerate(row.operations[1:], start=1):
+    shown_count = 1
+    for name in row.operations[1:]:
         longer_title = f"{title} + {name}"
         if len(longer_title) > _WIDEST_TITLE:
             return f"{title} + {len(row.operations) - shown_count} more"
         title = longer_title
+        shown_count += 1
     return title
 
 
@@ -367,17 +381,18 @@ def _write_trace(
 ) -> None:
     """Write the events that jax's profiler recorded in `folder` to the file `path`.
 
-    The names of operations are added to the events of the program.
+    The names of operations are added to the events of the program. An event of the kernel
+    "fusion.1" gets for example the name "conv1 + relu1 (fusion.1)".
     """
     (recording,) = Path(folder).rglob("*.trace.json.gz")
     trace = json.loads(gzip.decompress(recording.read_bytes()))
     for event in trace["traceEvents"]:
         event_arguments = event.get("args", {})
-        instruction = event_arguments.get("hlo_op")
-        operations = sorted(program.operations.get(instruction, ()))
+        kernel = event_arguments.get("hlo_op")
+        operations = sorted(program.operations.get(kernel, ()))
         if operations:
             event["name"] = f"{' + '.join(operations)} ({event['name']})"
-            event["args"]["operations"] = operations
+            event_arguments["operations"] = operations
     content = json.dumps(trace).encode()
     if os.fspath(path).endswith(".gz"):
         content = gzip.compress(content, mtime=0)

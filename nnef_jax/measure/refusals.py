@@ -19,8 +19,8 @@ def located(
 ) -> UnsupportedError:
     """Find the operation that a compiler refuses, and return an error that names it.
 
-    Each operation is compiled by itself, and the error names the first one that is refused. If none
-    is refused, `error` is returned.
+    Each operation is compiled by itself. The returned error names the first operation that is
+    refused. If no operation is refused by itself, `error` is returned.
 
     Args:
         error: the compiler's refusal of the whole network.
@@ -33,6 +33,7 @@ def located(
         try:
             programs[operation] = _lowered(operation, evaluate, topology.chip.platform)
         except UnsupportedError as refusal:
+            # An operation with a different refusal is not the cause of `error`.
             if refusal.message == error.message:
                 return _error_at(operation, refusal.message, refusal.hint)
     results = compile_for(topology, [*programs.values()])
@@ -54,14 +55,14 @@ def _distinct(graph: Graph) -> list[Operation]:
         is_needed = not graph.needed.isdisjoint(operation.writes())
         has_operands = bool(list(operation.reads()))
         if is_needed and has_operands:
-            items = operation.operands, operation.attributes
-            key = repr((operation.kind, operation.rule, _comparable(items)))
+            arguments = _comparable((operation.operands, operation.attributes))
+            key = repr((operation.kind, operation.rule, arguments))
             operations.setdefault(key, operation)
     return [*operations.values()]
 
 
 def _comparable(item: Any) -> Any:
-    """Convert operands or attributes, so that those of equal operations have equal texts.
+    """Convert operands and attributes, so that equal operations get equal texts by `repr`.
 
     Tensors are replaced by their types, and graphs by their `id`.
     """
@@ -75,7 +76,7 @@ def _comparable(item: Any) -> Any:
 
 
 def _lowered(operation: Operation, evaluate: Evaluation, platform: str) -> LoweredFunction:
-    """Lower a single operation, as a function of its operands, for a platform."""
+    """Lower a graph of a single operation, as a function of the operation's operands."""
     inputs = tuple(dict.fromkeys(operation.reads()))
     outputs = tuple(operation.writes())
     output_names = tuple(value.name for value in outputs)
@@ -88,12 +89,12 @@ def _lowered(operation: Operation, evaluate: Evaluation, platform: str) -> Lower
     )
 
     def results_of(_parameters: object, *arrays: Any) -> list[Any]:
-        # The graph of a single operation has neither parameters nor states.
-        params: dict[str, Any] = {}
-        state: dict[str, Any] = {}
-        tensors = evaluate(graph, params, state, arrays)
+        no_parameters: dict[str, Any] = {}
+        no_state: dict[str, Any] = {}
+        tensors = evaluate(graph, no_parameters, no_state, arrays)
         return [tensors[value] for value in outputs]
 
+    # The function of a network has the parameters as its first argument.
     no_parameters = ()
     types = [jax.ShapeDtypeStruct(value.type.shape, value.type.dtype) for value in inputs]
     return lowered_program(network(results_of), (no_parameters, *types), platform)

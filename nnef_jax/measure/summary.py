@@ -53,8 +53,9 @@ class OperationSummary:
 class VariableSummary:
     """A parameter or a state of a network.
 
-    The name of `tensor` is the label of the variable. `unused` says that no output and no state
-    depends on the variable.
+    Attributes:
+        tensor: the spec of the variable, whose name is the variable's label.
+        unused: whether no output and no state depends on the variable.
     """
 
     tensor: TensorSpec
@@ -66,17 +67,17 @@ class Summary(Result):
     """The sizes and operations of a network.
 
     In `to_dict()` a tensor is `{"name", "shape", "dtype"}`, with "extents" if its extents have
-    names. An open extent is None, and the shape of a tensor without a type is None too. A variable
-    is `{"label", "shape", "dtype", "unused"}`.
+    names. An open extent is None. The shape of a tensor without a type is None. A variable is
+    `{"label", "shape", "dtype", "unused"}`.
 
     Attributes:
         name: the name of the network.
         dialect, extensions: the format of the document, and its extensions.
         inputs, outputs: inputs and outputs of a call.
         unknown: operators that are not supported.
-        counts: a dict of numbers: of "operations" and "variables"; of items in "parameters",
-            "unused_parameters" and the "state"; of "weight_bytes"; and of "multiply_adds". An open
-            extent counts as 1, so an open batch counts as one item.
+        counts: a dict of numbers. "operations", "variables", "weight_bytes" and "multiply_adds" are
+            numbers of these things. "parameters" (those in use), "unused_parameters" and "state"
+            are numbers of items. An open extent counts as 1, so an open batch counts as one item.
         operations: the operations in the order in which they are computed.
         variables: the parameters, followed by the states.
         remarks: lines about products that a CPU computes in another dtype.
@@ -136,25 +137,33 @@ class Summary(Result):
 
         There is a column of modules only if at least one module is known.
         """
-        rows: list[Sequence[Any]] = [_HEAD]
+        rows: list[Sequence[Any]] = []
         rows += [_row(tensor, "external") for tensor in self.inputs]
         for operation in self.operations:
             kind = f"{operation.kind} (int8)" if operation.int8 else operation.kind
             module = operation.module
+            # The figures of an operation are in the row of its first result.
             for index, result in enumerate(operation.results):
                 if index == 0:
-                    figures = operation.parameters, operation.multiply_adds
-                    rows.append(_row(result, kind, *figures, module))
+                    row = _row(
+                        result,
+                        kind,
+                        parameters=operation.parameters,
+                        multiply_adds=operation.multiply_adds,
+                        module=module,
+                    )
                 else:
-                    rows.append(_row(result, "", module=module))
+                    row = _row(result, "", module=module)
+                rows.append(row)
         for variable in self.variables:
             if variable.unused:
                 tensor = variable.tensor
-                rows.append(_row(tensor, "unused variable", _items(tensor)))
-        has_modules = any(row[-1] for row in rows[1:])
+                rows.append(_row(tensor, "unused variable", parameters=_items(tensor)))
+        has_modules = any(row[-1] for row in rows)
         if has_modules:
-            return rows
-        return [row[:-1] for row in rows]
+            return [_HEAD, *rows]
+        # Without modules, the last column is left out.
+        return [row[:-1] for row in (_HEAD, *rows)]
 
     def _totals(self) -> str:
         """Return a text such as "1,000 parameters, 2,000 multiply-adds".
@@ -162,15 +171,15 @@ class Summary(Result):
         The numbers of unused parameters and of items in states are left out if they are 0.
         """
         parts = [f"{self.counts['parameters']:,} parameters"]
-        for name, word in (("unused_parameters", "unused"), ("state", "state")):
-            count = self.counts[name]
+        for key, word in (("unused_parameters", "unused"), ("state", "state")):
+            count = self.counts[key]
             if count:
                 parts.append(f"{count:,} {word}")
-        work = f"{self.counts['multiply_adds']:,} multiply-adds"
+        multiply_adds_text = f"{self.counts['multiply_adds']:,} multiply-adds"
         has_open_extents = any(None in tensor.shape for tensor in self.inputs)
         if has_open_extents:
-            work += " with open extents 1"
-        return ", ".join([*parts, work])
+            multiply_adds_text += " with open extents 1"
+        return ", ".join([*parts, multiply_adds_text])
 
 
 def summarise(
@@ -192,12 +201,14 @@ def summarise(
 
     parameters = [variable_summary(variable) for variable in graph.parameters]
     states = [variable_summary(variable) for variable in graph.states]
-    stored_states = [state for state in graph.states if state.initial is None]
-    stored = [*graph.parameters, *stored_states]
     unused_parameters = [parameter for parameter in parameters if parameter.unused]
     unused_items = sum(_items(parameter.tensor) for parameter in unused_parameters)
     all_items = sum(_items(parameter.tensor) for parameter in parameters)
-    # Inputs and unused parameters have a row each. The rows of operations are counted below.
+    # A state whose initial value is a tensor of the graph is not stored.
+    stored_states = [state for state in graph.states if state.initial is None]
+    stored_variables = [*graph.parameters, *stored_states]
+    # Inputs and unused parameters have a row each. `_operation_summaries` counts the rows of
+    # operations.
     meter.spend(ROW_STEPS * (len(graph.inputs) + len(unused_parameters)), graph.name)
     shapes = list_shapes(graph)
     operations = _operation_summaries(network, in_integers, meter, shapes)
@@ -214,7 +225,7 @@ def summarise(
             "parameters": all_items - unused_items,
             "unused_parameters": unused_items,
             "state": sum(_items(state.tensor) for state in states),
-            "weight_bytes": sum(map(_bytes, stored)),
+            "weight_bytes": sum(map(_bytes, stored_variables)),
             "multiply_adds": sum(operation.multiply_adds for operation in operations),
         },
         operations=tuple(operations),
@@ -233,23 +244,23 @@ def _operation_summaries(
     """
     graph = network.graph
     names = ModuleNames(graph)
-    # For each used parameter, this is its number of items, in which an open extent counts as 1.
-    used_sizes: dict[Value, int] = {}
-    for variable in graph.parameters:
-        if variable.label not in network.unused:
-            used_sizes[variable.value] = volume(with_ones(variable.value.type.shape))
+    # These are the numbers of items of the used parameters that no operation has read. An open
+    # extent counts as 1.
+    unread_sizes: dict[Value, int] = {}
+    for parameter in graph.parameters:
+        if parameter.label not in network.unused:
+            unread_sizes[parameter.value] = volume(with_ones(parameter.value.type.shape))
     summaries: list[OperationSummary] = []
     for operation in graph.operations:
         results = tuple(_result_spec(value, shapes) for value in operation.writes())
         meter.spend(ROW_STEPS * len(results), graph.name)
-        # `pop` removes a parameter, so that only the first operation that reads the parameter
-        # counts its items.
-        size = sum(used_sizes.pop(value, 0) for value in operation.reads())
+        # Only the first operation that reads a parameter counts the parameter's items.
+        parameter_items = sum(unread_sizes.pop(value, 0) for value in operation.reads())
         summary = OperationSummary(
             name=operation.name,
             kind=operation.kind,
             results=results,
-            parameters=size,
+            parameters=parameter_items,
             multiply_adds=multiply_adds(operation),
             module=".".join(names.of_operation(operation)),
             int8=operation.name in in_integers,
@@ -259,11 +270,14 @@ def _operation_summaries(
 
 
 def _result_spec(value: Value, shapes: Mapping[Value, Shape]) -> TensorSpec:
-    """Return the spec of a result. The extents of a list are named by their largest values."""
+    """Return the spec of a result. An extent of a list gets a name such as "<=100".
+
+    `shapes` has the largest shape of each list.
+    """
     names: list[str] = []
-    shape = shapes.get(value, ())
-    for extent, most in zip(value.type.shape, shape, strict=False):
-        names.append(f"<={most}" if extent is UNKNOWN else "")
+    if value in shapes:
+        for extent, largest_extent in zip(value.type.shape, shapes[value], strict=False):
+            names.append(f"<={largest_extent}" if extent is UNKNOWN else "")
     return spec_of(value.name, value, names)
 
 
@@ -271,25 +285,31 @@ def _remarks_on_lists(shapes: Mapping[Value, Shape]) -> list[str]:
     """Return a line about the largest list, or no line if there is none."""
     if not shapes:
         return []
-    sizes: dict[Value, int] = {}
+    bytes_of_lists: dict[Value, int] = {}
     for value, shape in shapes.items():
-        sizes[value] = volume(shape) * jnp.dtype(value.type.dtype).itemsize
-    largest = max(sizes, key=lambda value: sizes[value])
-    line = f"the largest of {len(sizes)} lists is '{largest.name}', with room for "
-    return [f"{line}{show(shapes[largest])} items, {sizes[largest]:,} bytes"]
+        bytes_of_lists[value] = volume(shape) * jnp.dtype(value.type.dtype).itemsize
+    largest = max(bytes_of_lists, key=bytes_of_lists.__getitem__)
+    room = f"{show(shapes[largest])} items, {bytes_of_lists[largest]:,} bytes"
+    return [f"the largest of {len(shapes)} lists is '{largest.name}', with room for {room}"]
 
 
 def _row(
-    tensor: TensorSpec, kind: str, parameters: int = 0, work: int = 0, module: str = ""
+    tensor: TensorSpec,
+    kind: str,
+    *,
+    parameters: int = 0,
+    multiply_adds: int = 0,
+    module: str = "",
 ) -> Sequence[Any]:
-    """Return the row of a table for a tensor. Numbers that are 0 are left out."""
+    """Return the row of a table for a tensor. In place of a number 0, the row has None."""
     shape = "" if _is_untyped(tensor) else show(tensor.shape, tensor.extents)
-    return (tensor.name, kind, shape, tensor.dtype, parameters or None, work or None, module)
+    figures = parameters or None, multiply_adds or None
+    return (tensor.name, kind, shape, tensor.dtype, *figures, module)
 
 
 def _line(cells: Sequence[str], widths: Iterable[int]) -> str:
     """Return a line of a table, whose cells are padded to the widths of their columns."""
-    # A line without the column of modules, which is the last one, has a cell less than alignments.
+    # A table without modules has one column fewer than there are alignments.
     columns = zip(cells, _ALIGNMENTS, widths, strict=False)
     padded = [f"{cell:{alignment}{width}}" for cell, alignment, width in columns]
     return "  ".join(padded).rstrip()
@@ -308,10 +328,10 @@ def _items(tensor: TensorSpec) -> int:
 
 def _bytes(variable: Parameter | StateVariable) -> int:
     """Return the number of bytes of a variable, or 0 if its type is not known."""
-    type = variable.value.type
-    if type.dtype == UNTYPED.dtype:
+    tensor_type = variable.value.type
+    if tensor_type.dtype == UNTYPED.dtype:
         return 0
-    return volume(with_ones(type.shape)) * jnp.dtype(type.dtype).itemsize
+    return volume(with_ones(tensor_type.shape)) * jnp.dtype(tensor_type.dtype).itemsize
 
 
 def _plain(tensor: TensorSpec) -> dict[str, Any]:

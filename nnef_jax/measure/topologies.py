@@ -32,8 +32,8 @@ class Chip:
         bandwidth: bytes per second between a device and its memory.
         peaks: operations per second of a device's matrix units, by dtype.
         link: bytes per second that a device exchanges with its neighbours along one axis of a mesh.
-        network: bytes per second that a device exchanges with other hosts; None if the links reach
-            other hosts too.
+        network: bytes per second that a device exchanges with other hosts. It is None if `link`
+            also holds between hosts.
         axes: the number of axes of a topology.
         devices: the number of devices on a chip.
         target: fields of XLA's target configuration of a GPU.
@@ -63,7 +63,8 @@ def _tpu(
 ) -> Chip:
     """Describe a kind of TPU.
 
-    The memory (in GiB) and the rates are those of one device of jax, which may be half of a chip.
+    The memory is in GiB, and rates are per second. Both are figures of one device of jax, which may
+    be half of a chip.
     """
     peaks = {"bfloat16": peak}
     return Chip(kind, "tpu", int(memory * _GIB), bandwidth, peaks, link, axes=axes, devices=devices)
@@ -141,8 +142,8 @@ class Topology:
     Attributes:
         name: the name that a user passed.
         chip: the kind of the devices.
-        shape: for TPUs the number of chips along each axis; for GPUs the number of hosts, and the
-            number of GPUs of each host.
+        shape: for TPUs the number of chips along each axis; for GPUs the number of hosts, followed
+            by the number of GPUs of each host.
     """
 
     name: str
@@ -154,10 +155,26 @@ class Topology:
         """Return the number of devices. A chip may have two devices."""
         return math.prod(self.shape) * self.chip.devices
 
+    @property
+    def link_rate(self) -> float:
+        """Return the bandwidth in bytes a second of the slowest links between devices."""
+        # The links of TPUs reach other hosts too.
+        if self.chip.network is None:
+            return self.chip.link
+        host_count = self.shape[0]
+        return self.chip.network if host_count > 1 else self.chip.link
+
+    def require_devices(self, axes: Mapping[str, int]) -> None:
+        """Raise InputError if a mesh with these axes has more devices than this topology."""
+        device_count = math.prod(axes.values())
+        if device_count > self.devices:
+            message = f"the mesh has {device_count} devices, '{self.name}' has {self.devices}"
+            raise InputError(message, hint="name a larger topology, or a smaller mesh")
+
     def description(self) -> dict[str, object]:
         """Return the keyword arguments for `jax.experimental.topologies.get_topology_desc`."""
         if self.chip.platform == "tpu":
-            kind, _, _extents_text = self.name.partition(":")
+            kind = self.name.partition(":")[0]
             # Along each of the first two axes a host has 2 chips, or 1 if the topology has only 1.
             chips_per_host = [min(extent, 2) for extent in self.shape[:2]]
             return {
@@ -166,6 +183,7 @@ class Topology:
                 "chips_per_host_bounds": [*chips_per_host, 1],
             }
         figures = {**_LIMITS, **self.chip.target}
+        # Hopper, with the compute capability 9, was the first GPU with accelerated features.
         major = int(figures.pop("major"))
         feature = "ACCELERATED_FEATURES" if major >= 9 else "NONE"
         fields = " ".join(f"{name}: {value}" for name, value in figures.items())
@@ -178,7 +196,10 @@ class Topology:
         }
 
     def require_compiler(self) -> None:
-        """Raise InputError if the compiler for these devices is not installed."""
+        """Raise InputError if the compiler for these devices is not installed.
+
+        The compiler for TPUs is a part of libtpu. The compiler for GPUs is a part of jax's plugin.
+        """
         if self.chip.platform == "tpu":
             machine = f"{host.system()} {host.machine()}"
             if machine != "Linux x86_64":
@@ -210,6 +231,22 @@ def topology_of(name: object) -> Topology:
     if not colon:
         # A name without extents, such as "a100", stands for a single device.
         extents = "1"
+    _require_extents(text, kind, extents)
+    shape = tuple(map(int, extents.split("x")))
+    # "h100:8" has one extent, and becomes 1 host with 8 GPUs.
+    missing_axes = (1,) * (chip.axes - len(shape))
+    topology = Topology(text, chip, missing_axes + shape)
+    if chip.platform == "tpu":
+        _require_layout(topology)
+    return topology
+
+
+def _require_extents(name: str, kind: str, extents: str) -> None:
+    """Raise InputError if the extents in a topology's name do not fit the kind of the devices.
+
+    The name "v5e:4x4" has the kind "v5e" and the extents "4x4".
+    """
+    chip = CHIPS[kind]
     number = r"[1-9]\d*"
     if chip.platform == "cuda":
         meaning = "hosts x GPUs of each"
@@ -220,29 +257,23 @@ def topology_of(name: object) -> Topology:
         # For two axes the examples are 1x2 and 2x2. For three axes they are 1x2x1 and 2x2x1.
         further_axes = "x1" * (chip.axes - 2)
         examples = [f"1x2{further_axes}", f"2x2{further_axes}"]
+        # A TPU topology has all extents, or it is the single chip "1".
         pattern = f"{number}(x{number}){{{chip.axes - 1}}}|1"
     if not re.fullmatch(pattern, extents):
         names = listed([f"{kind}:{example}" for example in ("1", *examples)])
         hint = f"write {names}, ...; a mesh may use fewer devices than these have"
-        raise InputError(f"topology '{text}' does not give {meaning}", hint=hint)
-    shape = tuple(map(int, extents.split("x")))
-    # "h100:8" has one extent, and becomes 1 host with 8 GPUs.
-    missing_axes = (1,) * (chip.axes - len(shape))
-    topology = Topology(text, chip, missing_axes + shape)
-    _require_layout(topology)
-    return topology
+        raise InputError(f"topology '{name}' does not give {meaning}", hint=hint)
 
 
 def _require_layout(topology: Topology) -> None:
-    """Raise InputError if libtpu has no layout of the topology's shape.
+    """Raise InputError if libtpu has no layout of a TPU topology's shape.
 
     Each host has 1 or 2 chips along each of the first two axes, and libtpu divides a layout into
-    hosts.
+    hosts. Along these axes the number of chips is therefore 1 or even.
     """
-    if topology.chip.platform != "tpu":
-        return
-    kind, _, _extents_text = topology.name.partition(":")
+    kind = topology.name.partition(":")[0]
     shape = topology.shape
+    # `smaller` and `larger` are the nearest shapes that have layouts.
     smaller = list(shape)
     larger = list(shape)
     for axis in (0, 1):

@@ -37,10 +37,10 @@ class LoweredFunction:
     """A function that is lowered for a platform.
 
     Attributes:
-        serialized: the function, whose arguments and results are lists.
+        serialized: the function as bytes. Its arguments and results are flat lists of arrays.
         donated: positions of the arguments whose memory the function may overwrite.
         analysis: for CUDA, jax's counts of work before fusion and partitioning, because the
-            compiler for CUDA does not count. For other platforms it is empty.
+            compiler for CUDA does not count. For other platforms the dict is empty.
     """
 
     serialized: bytes
@@ -75,8 +75,10 @@ class Compiled:
 class Refused:
     """The compiler's refusal of a program.
 
-    `reason` is the first line of the compiler's message. If the compiler's process ended without a
-    result, `aborted` is true, and `reason` is the last line of the process's messages.
+    Attributes:
+        reason: the first line of the compiler's message, or the last line of the messages of a
+            process that aborted.
+        aborted: whether the process of the compiler ended without a result.
     """
 
     reason: str
@@ -99,8 +101,8 @@ def lowered_program(
     is_jitted = hasattr(function, "trace")
     jitted: Any = function if is_jitted else jax.jit(function)
     traced = jitted.trace(*arguments)
-    types = jax.tree.leaves((traced.in_avals, traced.out_avals))
-    has_two_bits = any("int2" in type.dtype.name for type in types)
+    avals = jax.tree.leaves((traced.in_avals, traced.out_avals))
+    has_two_bits = any("int2" in aval.dtype.name for aval in avals)
     if has_two_bits:
         # jax cannot serialise types of 2 bits, and libtpu would abort the process.
         message = "arguments and results of 2 bits cannot be compiled for devices"
@@ -108,8 +110,22 @@ def lowered_program(
     analysis = None
     if platform == "cuda":
         analysis = traced.lower(lowering_platforms=(platform,)).cost_analysis()
+    exported = _exported(jitted, traced, arguments, platform)
+    # The trees of arguments and results may contain types of the caller, which jax cannot
+    # serialise. A tuple of all arguments and a list of all results take the place of the trees.
+    argument_infos = jax.tree.leaves(traced.args_info)
+    no_keyword_arguments: dict[str, Any] = {}
+    flat_in = jax.tree.structure((tuple(argument_infos), no_keyword_arguments))
+    flat_out = jax.tree.structure([*exported.out_avals])
+    with_flat_trees: Any = replace(exported, in_tree=flat_in, out_tree=flat_out)
+    donated = [position for position, info in enumerate(argument_infos) if info.donated]
+    return LoweredFunction(with_flat_trees.serialize(), donated, analysis or {})
+
+
+def _exported(jitted: Any, traced: Any, arguments: Sequence[Any], platform: str) -> export.Exported:
+    """Export a jitted function with any custom calls. `traced` is the traced function."""
     try:
-        exported = export.export(jitted, platforms=[platform])(*arguments)
+        return export.export(jitted, platforms=[platform])(*arguments)
     except ValueError:
         # jax refuses to export a program with custom calls that another version of jax may lack.
         # Here the installed version of jax compiles the program, so the check is disabled for all
@@ -117,15 +133,7 @@ def lowered_program(
         text = traced.lower(lowering_platforms=(platform,)).as_text()
         targets = sorted(set(_CUSTOM_CALL.findall(text)))
         checks = [export.DisabledSafetyCheck.custom_call(target) for target in targets]
-        exported = export.export(jitted, platforms=[platform], disabled_checks=checks)(*arguments)
-    # The trees of arguments and results may contain types of the caller, which jax cannot
-    # serialise. A tuple of all arguments and a list of all results take the place of the trees.
-    argument_infos = jax.tree.leaves(traced.args_info)
-    flat_in = jax.tree.structure((tuple(argument_infos), {}))
-    flat_out = jax.tree.structure([*exported.out_avals])
-    with_flat_trees: Any = replace(exported, in_tree=flat_in, out_tree=flat_out)
-    donated = [position for position, info in enumerate(argument_infos) if info.donated]
-    return LoweredFunction(with_flat_trees.serialize(), donated, analysis or {})
+        return export.export(jitted, platforms=[platform], disabled_checks=checks)(*arguments)
 
 
 def compile_for(
@@ -143,7 +151,8 @@ def compile_for(
     """
     results: list[Compiled | Refused] = []
     while len(results) < len(programs):
-        results += _compiled(topology, programs[len(results) :], mesh)
+        remaining_programs = programs[len(results) :]
+        results += _compiled(topology, remaining_programs, mesh)
     return results
 
 
@@ -169,6 +178,7 @@ def _compiled(
         process = subprocess.run(
             command, env=os.environ | _ENVIRONMENT, capture_output=True, text=True, errors="replace"
         )
+        # The process writes the number of devices as soon as it has the topology.
         devices_path = folder / "devices.json"
         if not devices_path.exists():
             raise _not_started(topology, _last_line(process.stderr))
@@ -176,20 +186,29 @@ def _compiled(
         if device_count != topology.devices:
             message = f"the compiler has {device_count} devices for '{topology.name}'"
             raise NnefError(f"{message}, {topology.devices} were expected")
-        results: list[Compiled | Refused] = []
-        for number in range(len(programs)):
-            figures_path = folder / f"{number}.json"
-            if not figures_path.exists():
-                results.append(Refused(_last_line(process.stderr), aborted=True))
-                break
-            figures = json.loads(figures_path.read_text())
-            if "refusal" in figures:
-                first_line, *_ = figures["refusal"].split("\n")
-                results.append(Refused(first_line))
-            else:
-                hlo = (folder / f"{number}.hlo").read_text()
-                results.append(Compiled(hlo, **figures))
-        return results
+        return _read_results(folder, len(programs), process.stderr)
+
+
+def _read_results(folder: Path, program_count: int, messages: str) -> list[Compiled | Refused]:
+    """Read the results that the process of the compiler wrote to a folder.
+
+    If the process aborted, there is no result for the program that it was compiling, nor for later
+    programs. The last result is then a refusal, with the last line of the process's `messages`.
+    """
+    results: list[Compiled | Refused] = []
+    for number in range(program_count):
+        figures_path = folder / f"{number}.json"
+        if not figures_path.exists():
+            results.append(Refused(_last_line(messages), aborted=True))
+            break
+        figures = json.loads(figures_path.read_text())
+        if "refusal" in figures:
+            first_line, *_ = figures["refusal"].split("\n")
+            results.append(Refused(first_line))
+        else:
+            hlo = (folder / f"{number}.hlo").read_text()
+            results.append(Compiled(hlo, **figures))
+    return results
 
 
 def _not_started(topology: Topology, reason: str) -> InputError:

@@ -34,13 +34,13 @@ class Weight:
     Attributes:
         shape, dtype: the shape and the dtype of the array.
         min, max, mean, std: statistics of the finite items; NaN if no item is finite.
-        zeros: the share of items that are 0.
-        nan, inf: the numbers of NaN and of infinite items.
-        bits: log2 of the number of different values. For weights that were stored in 8 bits it is
-            at most 8.
-        histogram: the numbers of items in 16 equal parts of the range.
-        sampled: whether `bits` and `histogram` are computed from at most 262144 evenly spaced
-            items, instead of from all items.
+        zeros: the share of items that are 0, from 0 to 1.
+        nan, inf: the number of items that are NaN, and the number of infinite items.
+        bits: log2 of the number of different values. For weights that were stored in 8 bits, `bits`
+            is at most 8.
+        histogram: the number of items in each of 16 equal parts of the range from min to max.
+        sampled: whether `bits` and `histogram` are computed from a sample: at most 262144 evenly
+            spaced items.
     """
 
     shape: tuple[int, ...]
@@ -96,6 +96,7 @@ class WeightStatistics(Result):
         means = np.array([weight.mean for weight in weights])
         deviations = np.array([weight.std for weight in weights])
         ax.hlines(positions, least, greatest, color="0.75", lw=2)
+        # Each bar goes from mean - std to mean + std.
         left_ends = means - deviations
         ax.barh(positions, 2 * deviations, left=left_ends, height=0.6, color="#1f4e79", alpha=0.85)
         ax.plot(means, positions, "|", color="white", markersize=9)
@@ -125,7 +126,7 @@ def weight_statistics(weights: Model | Mapping[str, ArrayLike]) -> WeightStatist
 
 
 def sparkline(counts: tuple[int, ...]) -> str:
-    """Draw a histogram as a line of text."""
+    """Draw a histogram as a line of text: "▁▃█" for the counts 0, 2 and 9."""
     largest_count = max(counts, default=0)
     if largest_count == 0:
         return " " * len(counts)
@@ -146,14 +147,19 @@ def _statistics(label: str, weight: ArrayLike) -> Weight:
         flat[:1].astype(np.float64)
     except (TypeError, ValueError):
         raise InputError(f"'{label}' holds no numbers, its dtype is {array.dtype}") from None
-    moments = reduce(merged, map(moments_of, chunks(flat, np.float64)), Moments())
-    step = max(1, math.ceil(flat.size / _SAMPLE))
-    sample = flat[::step]
-    numbers = sample.astype(np.float64)
-    finite = numbers[np.isfinite(numbers)]
+    moments_of_chunks = map(moments_of, chunks(flat, np.float64))
+    moments = reduce(merged, moments_of_chunks, Moments())
     least, greatest, mean = math.nan, math.nan, math.nan
     if moments.count > 0:
         least, greatest, mean = moments.min, moments.max, moments.mean
+    # `bits` and `histogram` are statistics of a sample.
+    step = max(1, math.ceil(flat.size / _SAMPLE))
+    sample = flat[::step]
+    numbers = sample.astype(np.float64)
+    finite_numbers = numbers[np.isfinite(numbers)]
+    # An array without items has the share 0 of zeros. Without finite numbers, `bits` is 0.
+    item_count = max(1, flat.size)
+    value_count = max(1, len(np.unique(finite_numbers)))
     return Weight(
         shape=array.shape,
         dtype=str(array.dtype),
@@ -161,10 +167,10 @@ def _statistics(label: str, weight: ArrayLike) -> Weight:
         max=greatest,
         mean=mean,
         std=moments.std,
-        zeros=moments.zeros / max(1, flat.size),
+        zeros=moments.zeros / item_count,
         nan=moments.nan,
         inf=moments.inf,
-        bits=math.log2(max(1, len(np.unique(finite)))),
-        histogram=tuple(histogram_of(finite, moments.min, moments.max, _BINS)),
+        bits=math.log2(value_count),
+        histogram=tuple(histogram_of(finite_numbers, moments.min, moments.max, _BINS)),
         sampled=sample.size < flat.size,
     )

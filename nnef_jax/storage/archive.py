@@ -228,7 +228,8 @@ def open_archive(
         name: the source's name in errors if it is not a path.
         graphs: names or patterns of members that are graphs.
         weights: a separate file of weights.
-        sniff: recognises a file that is a network by itself.
+        sniff: a function that takes the first bytes of a file. If the file is a network by itself,
+            the function returns a name for the graph, and otherwise "".
 
     Raises `ArchiveError` for a source that is not a container, has none of `graphs` or cannot be
     read, `LimitError` for a source that is too large or expands too much, and `FileNotFoundError`
@@ -245,6 +246,7 @@ def open_archive(
             break
         is_changed = isinstance(container, Folder) and container.is_changed()
         if not is_changed:
+            # If the name shows that the source is of another kind, this error is raised first.
             refuse_file(name, b"")
             raise _without_graph(container, name, graphs)
         # While the folder was searched, another process may have put a graph into it. The folder is
@@ -259,11 +261,12 @@ def open_archive(
 def _without_graph(container: _Container, name: str, graphs: Sequence[str]) -> ArchiveError:
     """Return the error for a container that has none of `graphs` at its top level."""
     names = list(islice(container.names(), _MOST_SEARCHED_NAMES))
-    shown = ", ".join(names[:_MOST_SHOWN_NAMES])
+    shown_names = ", ".join(names[:_MOST_SHOWN_NAMES])
     if len(names) > _MOST_SHOWN_NAMES:
-        shown += ", ..."
+        shown_names += ", ..."
     expected = " or ".join(graphs)
     hint = f"a container has {expected} at its top, or in its only folder"
+    # If a subfolder has a graph, the hint names the subfolder instead.
     subfolders_with_graph: set[str] = set()
     for member in names:
         subfolder, file_name = os.path.split(member)
@@ -273,7 +276,7 @@ def _without_graph(container: _Container, name: str, graphs: Sequence[str]) -> A
         shown_subfolders = sorted(subfolders_with_graph)[:_MOST_SHOWN_NAMES]
         paths = [os.path.join(name, subfolder) for subfolder in shown_subfolders]
         hint = f"there is one in {', '.join(paths)}"
-    message = f"{name} has no {expected}; it holds {shown or 'nothing'}"
+    message = f"{name} has no {expected}; it holds {shown_names or 'nothing'}"
     return ArchiveError(message, hint=hint)
 
 
@@ -285,11 +288,15 @@ def _graph_in(container: _Container, graphs: Sequence[str], name: str) -> str:
     for graph in graphs:
         if container.exists(graph):
             return graph
-    members_at_top: Iterable[str] = filter(lambda member: "/" not in member, container.names())
+
+    def is_at_top(member: str) -> bool:
+        return "/" not in member
+
+    members_at_top: Iterable[str] = filter(is_at_top, container.names())
     if isinstance(container, Folder):
-        # A folder lists the members at its top level before all others. The search therefore ends
-        # at the first member in a subfolder. There may be millions of these.
-        members_at_top = takewhile(lambda member: "/" not in member, container.names())
+        # A folder may have millions of members in subfolders. It lists the members at its top level
+        # first, so the search ends at the first member in a subfolder.
+        members_at_top = takewhile(is_at_top, container.names())
     matches = [member for member in members_at_top if is_graph(member, graphs)]
     if len(matches) > 1:
         paths = ", ".join(sorted(matches)[:_MOST_SHOWN_NAMES])
@@ -316,8 +323,8 @@ def archive_of_members(
 class _OpenSource(NamedTuple):
     """A source that was opened.
 
-    `name` is the name of the source in errors. `graph` is the name of the member that holds the
-    graph. It is "" for a folder or an archive, in which this member must still be searched.
+    `name` is the name of the source in errors. `graph` is the name of the member with the graph.
+    For a folder or an archive `graph` is "", because this member must still be searched.
     """
 
     name: str
@@ -338,9 +345,11 @@ def _open_source(
     with files.reported(path, ArchiveError):
         if stat.S_ISDIR(os.stat(path).st_mode):
             return _OpenSource(path, Folder(path, meter), graph="")
-        _, data = files.contents_of(path, meter, path, ArchiveError)
+        _name, data = files.contents_of(path, meter, path, ArchiveError)
         folder, file_name = os.path.split(path)
         is_packed = _is_packed(bytes(data[:_START_BYTES]))
+        # The path of a graph stands for the folder with this file. An archive may have the name of
+        # a graph, too.
         if is_graph(file_name, graphs) and not is_packed:
             return _OpenSource(folder or ".", Folder(folder, meter, named=path), graph=file_name)
     return _OpenSource(path, *_container_of(data, path, meter, graphs, sniff))
@@ -365,6 +374,7 @@ def _container_of(
         member = sniff(start)
         if member:
             return _SingleFile(data, name, member), member
+    # `Tarball` raises ArchiveError for a file that is no archive.
     archive_type = ZipArchive if start.startswith(ZIP_SIGNATURES) else Tarball
     try:
         return archive_type(data, name, meter, graphs), ""

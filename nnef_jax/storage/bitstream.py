@@ -29,19 +29,21 @@ def packed_size(items: int, bits: int) -> int:
 
 
 def unpack(data: memoryview, items: int, dtype: np.dtype[np.generic], bits: int) -> NDArray[Any]:
-    """Unpack items of `bits` bits each into integers of `dtype`.
+    """Unpack items of `bits` bits each into an array of `items` integers of the type `dtype`.
 
     Signed items are stored in two's complement.
     """
-    unsigned = np.dtype(f"u{dtype.itemsize}")
-    integers: NDArray[Any] = np.empty(items, unsigned)
+    unsigned_dtype = np.dtype(f"u{dtype.itemsize}")
+    integers: NDArray[Any] = np.empty(items, unsigned_dtype)
     for start in range(0, items, _BLOCK_ITEMS):
+        # The block is a view, so the loop below writes into `integers`.
         block = integers[start : start + _BLOCK_ITEMS]
         first_byte = start * bits // 8
         stored = np.frombuffer(data, np.uint8, packed_size(len(block), bits), first_byte)
         # Each row has the bits of an item. The first column has the most significant bits.
         bits_of_items = np.unpackbits(stored, count=len(block) * bits).reshape(-1, bits)
         block[:] = 0
+        # The integer with the bits 1, 0 and 1 is ((1 * 2) + 0) * 2 + 1.
         for position in range(bits):
             block <<= 1
             block |= bits_of_items[:, position]
@@ -69,7 +71,8 @@ def pack(values: NDArray[np.generic], bits: int) -> bytes:
         # Each row has the bits of an item. The first column has the most significant bits.
         bits_of_items = np.empty((block.size, bits), np.uint8)
         for position in range(bits):
-            bits_of_items[:, position] = (block >> (bits - 1 - position)) & 1
+            shift = bits - 1 - position
+            bits_of_items[:, position] = (block >> shift) & 1
         blocks.append(np.packbits(bits_of_items).tobytes())
     return b"".join(blocks)
 
@@ -83,18 +86,19 @@ def codes_of(
 ) -> NDArray[np.uint8]:
     """Unpack items of `bits` bits each, and return the bits of each item as an unsigned integer.
 
-    Each byte of `data` has several items. The first of these items is in the low bits of the byte,
-    or in the high bits if `from_high` is true. The result has one byte for each item, like an array
-    of an ml_dtypes type of fewer than 8 bits. Therefore `codes_of(...).view("int4")` is an array of
-    the items as numbers.
+    `bits` is 1, 2 or 4, and `shape` is the shape of the result. Each byte of `data` has several
+    items. The first of these items is in the low bits of the byte, or in the high bits if
+    `from_high` is true. The result has one byte for each item, as ml_dtypes stores types of fewer
+    than 8 bits. Therefore `codes_of(...).view("int4")` is an array of the items as numbers.
     """
+    # For items of 2 bits the shifts are 0, 2, 4 and 6.
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     if from_high:
         shifts = shifts[::-1]
     stored_bytes = np.frombuffer(data, np.uint8)
-    # Each row has the codes of one byte. The mask removes the bits of the other items.
-    codes = stored_bytes[:, None] >> shifts
-    codes &= 2**bits - 1
+    codes = stored_bytes[:, None] >> shifts  # Each row has the codes of one byte.
+    mask_of_item = 2**bits - 1
+    codes &= mask_of_item
     # The last byte may contain codes beyond the last item, which are cut off.
     item_count = math.prod(shape)
     return codes.reshape(-1)[:item_count].reshape(shape)

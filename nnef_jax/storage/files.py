@@ -57,17 +57,19 @@ def open_regular(
         path: the path. If it is relative, it starts at `folder`.
         error: the class of the error for a path that is not a regular file.
         follow: whether the last part of the path may be a symbolic link.
-        folder: the descriptor of a folder, by default the current folder.
+        folder: the descriptor of the folder at which a relative path starts, by default the current
+            folder.
         shown: the file's name in errors, by default the path.
     """
-    # The file is checked before it is opened, because opening a device may have effects. The opened
-    # file is checked again, because another file may have got the path between the first check and
-    # the opening.
     shown = shown or path
-    _require_regular(os.stat(path, dir_fd=folder, follow_symlinks=follow).st_mode, shown, error)
+    # The file is checked before it is opened, because opening a device may have effects.
+    status_before = os.stat(path, dir_fd=folder, follow_symlinks=follow)
+    _require_regular(status_before.st_mode, shown, error)
     flags = _FLAGS if follow else _FLAGS | getattr(os, "O_NOFOLLOW", 0)
     descriptor = os.open(path, flags, dir_fd=folder)
     try:
+        # Another file may have got the path between the check and the opening, so the opened file
+        # is checked again.
         status = os.fstat(descriptor)
         _require_regular(status.st_mode, shown, error)
         protected_files.note(status)
@@ -116,10 +118,10 @@ class _FileMap(mmap.mmap):
 def contents(file: BinaryIO, meter: Meter | None = None, name: str = "") -> memoryview:
     """Return the bytes of an open file as a read-only view.
 
-    A file of `MAP_FROM` bytes or more is mapped, and a smaller file is read. The meter counts only
-    bytes that are read, and `name` is the file's name in its errors. After the call the file may be
-    closed, renamed or deleted. A mapped file must not be changed while its bytes are in use. Raises
-    MemoryError and OSError if the file cannot be read.
+    A file of `MAP_FROM` bytes or more is mapped, and a smaller file is read. The meter counts the
+    bytes that are read, but not those that are mapped. `name` is the file's name in errors of the
+    meter. After the call the file may be closed, renamed or deleted. A mapped file must not be
+    changed while its bytes are in use. Raises MemoryError and OSError if the file cannot be read.
     """
     descriptor = file.fileno()
     size = os.fstat(descriptor).st_size
@@ -140,14 +142,14 @@ def contents_of(
 ) -> tuple[str, memoryview]:
     """Return the name of a source for errors, and the bytes of the source.
 
-    A source that is not a path, and has no file name, gets the name `name`. Raises `error` for a
-    path that is not a regular file, or cannot be read.
+    The name is the path of a file. A source without a path, such as bytes, gets the name `name`.
+    Raises `error` for a path that is not a regular file, or cannot be read.
     """
     if not isinstance(source, str | os.PathLike):
+        # A file object may have a name, which may also be the number of a descriptor.
         file_name = getattr(source, "name", None)
-        if isinstance(file_name, str):
-            name = file_name
-        return name, bytes_of(source, meter, name)
+        source_name = file_name if isinstance(file_name, str) else name
+        return source_name, bytes_of(source, meter, source_name)
     path = os.fsdecode(source)
     with reported(path, error), open_regular(path, error) as file:
         return path, contents(file, meter, path)
@@ -174,13 +176,14 @@ def _may_map(descriptor: int) -> bool:
 
     A new descriptor gets the lowest unused number, so its number shows how many are in use.
     """
+    # From Python 3.13 on, and on Windows, a map takes no descriptor.
     if _UNTRACKED or resource is None:
-        # With these versions of Python, or on Windows, a map takes no descriptor.
         return True
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit, _hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         lowest_unused = os.dup(descriptor)
     except OSError:
+        # All descriptors are in use.
         return False
     os.close(lowest_unused)
     return limit == resource.RLIM_INFINITY or lowest_unused < limit * 3 // 4
@@ -191,6 +194,7 @@ def release(array: NDArray[np.generic]) -> None:
 
     An array that is not in a mapped file is ignored.
     """
+    # The base of a view is another array. The base of the last array is the memory of the map.
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
@@ -271,11 +275,12 @@ def replacing(path: str, *, overwrite: bool = False) -> Generator[BinaryIO]:
 def bytes_of(source: Any, meter: Meter, name: str) -> memoryview:
     """Return the bytes of a buffer, or all bytes that are left in a binary file.
 
-    Raises LimitError if there are more bytes than the meter allows.
+    Raises LimitError if the file has more bytes than the meter allows.
     """
     try:
         return memoryview(source).cast("B").toreadonly()
     except TypeError:
+        # The source is no buffer, but it may be a file.
         if not hasattr(source, "read"):
             raise TypeError(
                 f"expected a path, bytes or a binary file, not {type(source).__name__}"

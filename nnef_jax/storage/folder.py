@@ -40,12 +40,12 @@ _OPENAT = os.scandir in os.supports_fd and ({os.open, os.stat, os.readlink} <= o
 
 
 class Folder:
-    """The files in a folder and its subfolders, even if another folder gets its name.
+    """The files in a folder and its subfolders, even if another folder gets the folder's name.
 
     A symbolic link may only lead to a file in the folder, or to a blob. A hard link is a file like
-    any other. `named` is the path by which the user names a file of this folder. If `named` is a
-    link, the files beside its target are the blobs. Otherwise, if this folder is in the cache of a
-    model hub, the blobs are the files in the cache's folder `blobs`.
+    any other. `named` is the path by which the user names a file of this folder. If this path is a
+    link, the blobs are the files beside the link's target. Otherwise, if this folder is in the
+    cache of a model hub, the blobs are the files in the cache's folder `blobs`.
     """
 
     def __init__(self, path: str, meter: Meter, named: str = "") -> None:
@@ -54,6 +54,7 @@ class Folder:
         self._real = os.path.realpath(path)
         self._named = os.path.basename(named)
         self._blobs = _blobs_of(self._real, named)
+        # By the name of each file that was read, this is the file's status at that time.
         self._read: dict[str, os.stat_result] = {}
         # `_root` is the descriptor of this folder, and `_store` that of the folder of blobs.
         self._root = os.open(path or ".", _ROOT_FLAGS) if _OPENAT else None
@@ -95,6 +96,7 @@ class Folder:
             if parent is not None:
                 descriptor = _open_subfolder(parent, folder)
         except OSError:
+            # The files of a folder that cannot be opened are not readable, and not listed.
             return
         try:
             folder_to_scan = os.path.join(self._real, prefix) if descriptor is None else descriptor
@@ -198,60 +200,53 @@ class Folder:
         if self._root is None:
             yield None, self._resolved(name, parts, follow=follow)
             return
-        # `descriptors` has a descriptor for each folder on the path, beginning with this folder.
-        # `folder_names` has the names of the folders after this folder.
-        descriptors = [self._root]
-        folder_names = list[str]()
+        folders = _OpenFolders(self._root)
         # `remaining` has the parts of the path that are not resolved yet, the next part at its end.
         remaining = list(reversed(parts))
         link_count = 0
         try:
+            # If links are not followed in the last part, this part remains unresolved.
             while len(remaining) > 1 or follow:
                 # Without a remaining part, the path is that of the folder itself.
                 part = remaining.pop() if remaining else "."
                 if part == "..":
-                    if len(descriptors) == 1:
+                    if not folders.names:
                         raise self._outside(name)
-                    os.close(descriptors.pop())
-                    folder_names.pop()
+                    folders.leave()
                     continue
 
-                mode = os.stat(part, dir_fd=descriptors[-1], follow_symlinks=False).st_mode
+                mode = os.stat(part, dir_fd=folders.last, follow_symlinks=False).st_mode
                 if not stat.S_ISLNK(mode):
                     if not remaining:
                         # The last part is no link, so the path is resolved.
                         remaining.append(part)
                         break
-                    descriptors.append(_open_subfolder(descriptors[-1], part))
-                    folder_names.append(part)
+                    folders.enter(part)
                     continue
 
                 link_count += 1
                 if link_count > _MAX_LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-                target = os.readlink(part, dir_fd=descriptors[-1])
-                target_path = os.path.join(self._real, *folder_names, target)
+                target = os.readlink(part, dir_fd=folders.last)
+                target_path = os.path.join(self._real, *folders.names, target)
                 # The link that the user named may lead to a blob by way of other links.
                 if name == self._named:
                     target_path = os.path.realpath(target_path)
                 blob = self._blob_name(target_path)
                 is_last_part = not remaining
                 if self._store is not None and blob and is_last_part:
-                    descriptors.append(os.dup(self._store))
+                    folders.enter_copy(self._store)
                     remaining.append(blob)
                     break
                 if os.path.isabs(target):
                     # An absolute target starts again at this folder.
                     target = self._below_root(name, target)
-                    folder_names.clear()
-                    while len(descriptors) > 1:
-                        os.close(descriptors.pop())
+                    folders.leave_all()
                 target_parts = [part for part in target.split("/") if part not in ("", ".")]
                 remaining += reversed(target_parts)
-            yield descriptors[-1], remaining.pop()
+            yield folders.last, remaining.pop()
         finally:
-            for descriptor in descriptors[1:]:
-                os.close(descriptor)
+            folders.leave_all()
 
     def _blob_name(self, path: str) -> str:
         """Return the name of the blob at a path, or '' if the path is not that of a blob."""
@@ -265,8 +260,8 @@ class Folder:
     def _below_root(self, name: str, target: str) -> str:
         """Return the absolute path `target` as a path relative to this folder.
 
-        The path is not looked up on the disk. Raises ArchiveError if it is outside of the folder.
-        `name` is the name of the member in the error.
+        The path is not looked up on the disk. Raises ArchiveError if the path is outside of the
+        folder. `name` is the name of the member in the error.
         """
         for root in (self._real, os.path.abspath(self._path)):
             if f"{target}/".startswith(f"{root}/"):
@@ -274,11 +269,11 @@ class Folder:
         raise self._outside(name)
 
     def _resolved(self, name: str, parts: Sequence[str], *, follow: bool) -> str:
-        """Return the path of a member after its links are resolved.
+        """Return the path of a member, in which links are resolved.
 
-        This is for systems on which a path cannot be opened relative to a folder's descriptor.
-        `parts` are the parts of the member's name. If `follow` is false, a link in the last part is
-        not followed.
+        This function is for systems on which a path cannot be opened relative to a folder's
+        descriptor. `parts` are the parts of the member's name. If `follow` is false, a link in the
+        last part is not followed.
         """
         *folders, last = parts
         path = os.path.realpath(os.path.join(self._real, *folders), strict=True)
@@ -298,16 +293,54 @@ class Folder:
         )
 
 
+class _OpenFolders:
+    """The folders on a path. Each folder is opened relative to the folder before it.
+
+    `root` is the descriptor of the first folder, which remains open.
+    """
+
+    def __init__(self, root: int) -> None:
+        self._descriptors = [root]
+        # These are the names of the folders after the first one.
+        self.names: list[str] = []
+
+    @property
+    def last(self) -> int:
+        """Return the descriptor of the last folder."""
+        return self._descriptors[-1]
+
+    def enter(self, name: str) -> None:
+        """Open a subfolder of the last folder."""
+        self._descriptors.append(_open_subfolder(self.last, name))
+        self.names.append(name)
+
+    def enter_copy(self, descriptor: int) -> None:
+        """Add a folder that is open already. Its descriptor is copied, and remains open."""
+        self._descriptors.append(os.dup(descriptor))
+
+    def leave(self) -> None:
+        """Close the last folder."""
+        os.close(self._descriptors.pop())
+        self.names.pop()
+
+    def leave_all(self) -> None:
+        """Close all folders except the first one."""
+        self.names.clear()
+        while len(self._descriptors) > 1:
+            os.close(self._descriptors.pop())
+
+
 def _blobs_of(real: str, named: str) -> str:
     """Return the path of the folder of blobs, or '' if there is none.
 
     Args:
         real: the path of the opened folder, without links.
-        named: the path by which the user names a file in it. If it is a link, the blobs are beside
-            the target.
+        named: the path by which the user names a file in this folder. If `named` is a link, the
+            blobs are beside the link's target.
     """
     if named and os.path.islink(named):
         return os.path.dirname(os.path.realpath(named))
+    # A hub's cache has the blobs of the folder "TOP/snapshots/REVISION" in "TOP/blobs".
     top, separator, _ = real.rpartition(f"{os.sep}snapshots{os.sep}")
     if not separator:
         return ""

@@ -75,9 +75,9 @@ def _together() -> Generator[None]:
     error: Exception | None = None
     try:
         yield
-    except Exception as reason:
-        error = reason
-    # The result has a bool for each host, which is True if the block failed on the host.
+    except Exception as error_on_this_host:
+        error = error_on_this_host
+    # `have_failed` has a bool for each host: True if the block failed on the host.
     have_failed = process_allgather(np.array([error is not None]))
     failed_hosts = np.flatnonzero(have_failed)
     if error is not None:
@@ -87,7 +87,10 @@ def _together() -> Generator[None]:
 
 
 def _broadcast(text: str) -> str:
-    """Return, on all hosts, the argument `text` of the first host."""
+    """Return the text of the first host on all hosts. The texts of the remaining hosts are ignored.
+
+    The function sends an array of bytes, because jax cannot send texts.
+    """
     content = np.zeros(_LONGEST_PATH_BYTES, np.uint8)
     encoded = np.frombuffer(os.fsencode(text), np.uint8)
     content[: encoded.size] = encoded
@@ -147,9 +150,11 @@ def _runs(index: Sequence[slice], shape: Sequence[int]) -> Iterator[tuple[int, i
     strides = [math.prod(shape[axis + 1 :]) for axis in range(last_cut_axis + 1)]
     *outer_strides, stride = strides
     first, end = bounds[last_cut_axis]
+    items_of_run = (end - first) * stride
     outer_ranges = [range(*outer_bounds) for outer_bounds in bounds[:last_cut_axis]]
+    # There is a run for each combination of indices along the axes before the last cut axis.
     for outer_indices in product(*outer_ranges):
-        offset = first * stride
+        first_item = first * stride
         for outer_index, outer_stride in zip(outer_indices, outer_strides, strict=True):
-            offset += outer_index * outer_stride
-        yield offset, (end - first) * stride
+            first_item += outer_index * outer_stride
+        yield first_item, items_of_run

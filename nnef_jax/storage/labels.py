@@ -58,6 +58,7 @@ def quoted_members(text: str) -> set[str]:
         in_single_quotes, in_double_quotes = match.groups()
         # For a comment both groups are None, and the string is empty. An empty string is no label.
         string = in_single_quotes or in_double_quotes or ""
+        # A backslash in a string precedes a character that stands for itself.
         label = re.sub(r"\\(.)", r"\1", string).lstrip("/")
         if not refusal(label):
             members.add(member_of(label))
@@ -65,7 +66,10 @@ def quoted_members(text: str) -> set[str]:
 
 
 def refusal(label: str) -> str:
-    """Return the reason why a label or member name is invalid, or '' if it is valid."""
+    """Return the reason why a label or member name is invalid, or '' if it is valid.
+
+    The text is for the sentence "label X ...", as in "label X is empty".
+    """
     path = label.removeprefix("/")
     if not path:
         return "is empty"

@@ -15,9 +15,9 @@ _MOST_SHOWN_NAMES = 5  # An error lists at most this many names.
 class PackedArchive(Generic[_Member]):
     """The members of an archive by name. If two members have the same name, the last one counts.
 
-    `graphs` are names or patterns of members that are graphs. If there is none at the top level,
-    the folder that contains one is the container. Members whose names are absolute or have a part
-    '..' are left out.
+    `graphs` are names or patterns of members that are graphs. If no graph is at the top level, and
+    one folder contains a graph, only the members of this folder count. Members whose names are
+    absolute or have a part '..' are left out.
     """
 
     def __init__(
@@ -58,24 +58,25 @@ def _at_top(members: dict[str, _Member], name: str, graphs: Sequence[str]) -> di
     """Return the members of the archive, or of the only folder in it that has a graph.
 
     A folder is searched only if no graph is at the top level of the archive. In the result, names
-    are relative to the folder. Raises ArchiveError if several folders have a graph.
+    are relative to the folder. Raises ArchiveError if several folders have a graph. `name` is the
+    name of the archive in the error.
     """
     paths_at_top = [path for path in members if "/" not in path]
     if any(is_graph(path, graphs) for path in paths_at_top):
         return members
-    # For each folder with a graph, this is the path of the graph.
-    networks: dict[str, str] = {}
+    # By the name of each folder with a graph, this is the path of the graph.
+    graphs_in_folders: dict[str, str] = {}
     for path in members:
         folder, _, file_name = path.partition("/")
         is_in_folder = file_name and "/" not in file_name
         if is_in_folder and is_graph(file_name, graphs):
-            networks[folder] = path
-    if not networks:
+            graphs_in_folders[folder] = path
+    if not graphs_in_folders:
         return members
-    if len(networks) > 1:
-        paths = list(networks.values())[:_MOST_SHOWN_NAMES]
+    if len(graphs_in_folders) > 1:
+        paths = list(graphs_in_folders.values())[:_MOST_SHOWN_NAMES]
         raise ArchiveError(f"{name} holds several networks: {', '.join(paths)}")
-    (folder,) = networks
+    (folder,) = graphs_in_folders
     prefix = f"{folder}/"
     selected: dict[str, _Member] = {}
     for path, member in members.items():

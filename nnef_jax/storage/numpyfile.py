@@ -51,6 +51,31 @@ def read_npy(data: memoryview, name: str) -> Array:
     Bytes after the items are ignored, as numpy does. If the bytes are not a .npy file, raises a
     DataError whose message starts with `name`.
     """
+    header_start, header_end = _header_bounds(data, name)
+    text = bytes(data[header_start:header_end]).decode("latin-1").strip()
+    dtype, is_in_columns, shape = _header(text, name)
+    size = dtype.itemsize * math.prod(shape)
+    stored_size = len(data) - header_end
+    if size > stored_size:
+        raise _broken(name, f"its header says {size} bytes of items, it has {stored_size}")
+    # For the shape (0, 2^40, 2^40) the size is 0, but numpy refuses the shape, because the product
+    # without the zero is too large. Here DataError is raised instead of numpy's error.
+    size_without_zeros = dtype.itemsize * math.prod(max(1, extent) for extent in shape)
+    if size_without_zeros > _MOST_BYTES:
+        raise _broken(name, "its extents are too large")
+    items = np.frombuffer(data[header_end : header_end + size], dtype)
+    try:
+        if is_in_columns:
+            # An array of shape (2, 3) in columns is the transpose of an array of shape (3, 2).
+            return items.reshape(tuple(reversed(shape))).T
+        return items.reshape(shape)
+    except ValueError as error:
+        # The shape has more axes than numpy allows.
+        raise _broken(name, str(error)) from None
+
+
+def _header_bounds(data: memoryview, name: str) -> tuple[int, int]:
+    """Return the offsets of the start and the end of a .npy file's header."""
     magic_and_version = bytes(data[:_START_BYTES])
     length_bytes = None
     if magic_and_version.startswith(_MAGIC) and len(magic_and_version) == _START_BYTES:
@@ -58,29 +83,11 @@ def read_npy(data: memoryview, name: str) -> Array:
         length_bytes = _LENGTH_BYTES.get(major_version)
     if length_bytes is None:
         raise _broken(name, "it does not start with a header of version 1, 2 or 3")
-    header_start = _START_BYTES + length_bytes
-    header_end = header_start + int.from_bytes(data[_START_BYTES:header_start], "little")
-    if header_end > min(len(data), header_start + _LONGEST_HEADER_BYTES):
+    start = _START_BYTES + length_bytes
+    end = start + int.from_bytes(data[_START_BYTES:start], "little")
+    if end > min(len(data), start + _LONGEST_HEADER_BYTES):
         raise _broken(name, "its header is truncated, or too long")
-    text = bytes(data[header_start:header_end]).decode("latin-1").strip()
-    dtype, is_in_columns, shape = _header(text, name)
-    size = dtype.itemsize * math.prod(shape)
-    stored_size = len(data) - header_end
-    if size > stored_size:
-        raise _broken(name, f"its header says {size} bytes of items, it has {stored_size}")
-    # For an empty array, numpy refuses extents whose product without the zeros is too large. This
-    # check raises DataError for such extents, instead of numpy's error.
-    size_without_zeros = dtype.itemsize * math.prod(max(1, extent) for extent in shape)
-    if size_without_zeros > _MOST_BYTES:
-        raise _broken(name, "its extents are too large")
-    items = np.frombuffer(data[header_end : header_end + size], dtype)
-    try:
-        if is_in_columns:
-            return items.reshape(tuple(reversed(shape))).T
-        return items.reshape(shape)
-    except ValueError as error:
-        # The shape has more axes than numpy allows.
-        raise _broken(name, str(error)) from None
+    return start, end
 
 
 class _Header(NamedTuple):
@@ -96,17 +103,18 @@ class _Header(NamedTuple):
 
 
 def _header(text: str, name: str) -> _Header:
-    """Return the fields in the text of a header. Raises DataError if they are broken."""
+    """Return the fields in the text of a header. Raises DataError if a field is broken."""
     fields: dict[str, str] = {}
     dictionary = _HEADER_TEXT.fullmatch(text)
-    unread = dictionary[1] if dictionary else ""
-    match = _FIELD.match(unread)
+    # Each match of `_FIELD` removes a field from the start of `unread_text`.
+    unread_text = dictionary[1] if dictionary else ""
+    match = _FIELD.match(unread_text)
     while match:
         field = match.lastgroup or ""
         fields[field] = match[field]
-        unread = unread[match.end() :]
-        match = _FIELD.match(unread)
-    if unread or fields.keys() != _FIELD_NAMES:
+        unread_text = unread_text[match.end() :]
+        match = _FIELD.match(unread_text)
+    if unread_text or fields.keys() != _FIELD_NAMES:
         raise _broken(name, f"its header is not that of an array of numbers: {text[:200]!r}")
     try:
         dtype = np.dtype(fields["descr"])
@@ -116,6 +124,7 @@ def _header(text: str, name: str) -> _Header:
         raise _broken(name, "its items are empty")
     shape: list[int] = []
     for text_of_extent in fields["shape"].split(","):
+        # Python 2 wrote a long integer as "3L".
         digits = text_of_extent.strip().removesuffix("L")
         # After the comma in "(3,)" there is no extent.
         if digits:

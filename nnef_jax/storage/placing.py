@@ -55,12 +55,15 @@ def require_parent(path: str) -> None:
 def keep_mode(path: str, old: os.stat_result | None) -> None:
     """Give a new file or folder the mode and, if permitted, the owner of an old one.
 
-    `path` is the path of the new one, and `old` is the status of the old one, or None if there is
-    none. Nothing changes if a file takes the place of a folder, or a folder the place of a file.
+    `path` is the path of the new file or folder. `old` is the status of the old one, or None if
+    there was none. Nothing changes if a file takes the place of a folder, or a folder the place of
+    a file.
     """
+    if old is None:
+        return
     new = os.lstat(path)
-    is_of_same_kind = old is not None and stat.S_IFMT(old.st_mode) == stat.S_IFMT(new.st_mode)
-    if old is None or not is_of_same_kind:
+    is_of_same_kind = stat.S_IFMT(old.st_mode) == stat.S_IFMT(new.st_mode)
+    if not is_of_same_kind:
         return
     has_other_owner = (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid)
     if has_other_owner and hasattr(os, "chown"):
@@ -76,7 +79,8 @@ def keep_mode(path: str, old: os.stat_result | None) -> None:
 def place_file(temporary: str, target: str, *, overwrite: bool) -> None:
     """Rename a complete temporary file to its target in one step.
 
-    If `overwrite` is False, raises FileExistsError for an existing target.
+    If `overwrite` is False, raises FileExistsError for an existing target. The temporary file may
+    then remain as a second link to the new file; the caller removes it.
     """
     if overwrite:
         os.replace(temporary, target)
@@ -106,6 +110,7 @@ def place_folder(temporary: str, target: str, check: Callable[[str], None] | Non
         # A rename of a folder can replace an empty folder, and nothing else.
         os.rename(temporary, target)
     except OSError as error:
+        # With these errors, something else is at the target.
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
             raise
         if check is None:
@@ -143,6 +148,7 @@ def _swap(temporary: str, target: str, check: Callable[[str], None]) -> None:
     except BaseException:
         os.rename(third_path, target)
         raise
+    # The caller expects the old folder at `temporary`.
     os.rename(third_path, temporary)
 
 
@@ -212,7 +218,10 @@ def exists(path: str) -> FileExistsError:
 
 @contextmanager
 def naming(path: str) -> Generator[None]:
-    """Put `path` into system errors that the block raises for a temporary file, or for no file."""
+    """Put `path` into system errors of the block in place of the name of a temporary file.
+
+    `path` is also put into system errors without the name of a file.
+    """
     try:
         yield
     except OSError as error:

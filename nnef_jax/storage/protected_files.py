@@ -13,7 +13,7 @@ from contextvars import ContextVar
 
 from lowering import holding
 
-_read: ContextVar[set[tuple[int, int]] | None] = ContextVar("read", default=None)
+_read_files: ContextVar[set[tuple[int, int]] | None] = ContextVar("read", default=None)
 
 
 def protecting_inputs() -> AbstractContextManager[None]:
@@ -22,13 +22,13 @@ def protecting_inputs() -> AbstractContextManager[None]:
     Within such a context, another context of this kind has no effect. If a thread is started in the
     block, the files that it reads are protected only if it runs in a copy of the block's context.
     """
-    is_protecting = _read.get() is not None
-    return nullcontext() if is_protecting else holding(_read, set())
+    is_protecting = _read_files.get() is not None
+    return nullcontext() if is_protecting else holding(_read_files, set())
 
 
 def without_noting() -> AbstractContextManager[None]:
     """Return a context in which files that are read are not protected, such as cache files."""
-    return holding(_read, None)
+    return holding(_read_files, None)
 
 
 def note(status: os.stat_result) -> None:
@@ -36,9 +36,9 @@ def note(status: os.stat_result) -> None:
 
     `status` identifies the file.
     """
-    read = _read.get()
-    if read is not None:
-        read.add((status.st_dev, status.st_ino))
+    read_files = _read_files.get()
+    if read_files is not None:
+        read_files.add((status.st_dev, status.st_ino))
 
 
 def note_path(path: str | os.PathLike[str]) -> None:
@@ -52,14 +52,14 @@ def note_path(path: str | os.PathLike[str]) -> None:
 
 def require_other(path: str) -> None:
     """Raise FileExistsError if a path leads to a protected file, directly or by a link."""
-    read = _read.get()
-    if not read:
+    read_files = _read_files.get()
+    if not read_files:
         return
     try:
         status = os.stat(path)
     except OSError:
         # There is no file at the path, or the path is a broken link.
         return
-    if (status.st_dev, status.st_ino) in read:
+    if (status.st_dev, status.st_ino) in read_files:
         reason = "is read by the same command, and is not replaced"
         raise FileExistsError(errno.EEXIST, reason, path)

@@ -85,7 +85,7 @@ def is_tarball(start: bytes) -> bool:
 
 
 class Tarball(PackedArchive[_Member]):
-    """The members of a tar archive. Folders are left out."""
+    """The members of a tar archive, without folders."""
 
     def __init__(self, data: memoryview, name: str, meter: Meter, graphs: Sequence[str]) -> None:
         self._data = _expand(data, name, meter)
@@ -135,7 +135,7 @@ _COMPRESSIONS = (
 def _expand(data: memoryview, name: str, meter: Meter) -> memoryview:
     """Return the bytes of the tar archive, expanded if they are compressed.
 
-    The meter stops a decompression bomb while it grows.
+    If the bytes expand too much, the meter raises LimitError before they fill the memory.
     """
     compression = _compression(bytes(data[:_BLOCK]))
     if compression is None:
@@ -171,19 +171,21 @@ def _pieces(
         meter.spend(MEMBER_STEPS, name)
         stream = decompressor()
         while not stream.eof:
-            piece = data[:0]
+            compressed_piece = data[:0]
             # Decompressors of bz2 and lzma may still hold input, and then need none. Those of zlib
             # always need input, and have no attribute `needs_input`.
             needs_input = getattr(stream, "needs_input", True)
             if needs_input:
-                piece = data[position : position + _PIECE_BYTES]
-                if not piece:
+                compressed_piece = data[position : position + _PIECE_BYTES]
+                if not compressed_piece:
                     raise EOFError("it ends within a stream")
-            position += len(piece)
-            yield stream.decompress(piece, _MOST_EXPANDED_BYTES)
+            position += len(compressed_piece)
+            yield stream.decompress(compressed_piece, _MOST_EXPANDED_BYTES)
             if position % _CHUNK == 0:
                 files.release(np.frombuffer(data[:position], np.uint8))
+        # The last piece may contain the start of the next stream.
         position -= len(stream.unused_data)
+        # Zeros after the stream are skipped.
         while position < len(data) and data[position] == 0:
             chunk = bytes(data[position : position + _CHUNK])
             leading_zeros = len(chunk) - len(chunk.lstrip(b"\0"))
@@ -191,10 +193,15 @@ def _pieces(
 
 
 def _scan(data: memoryview, name: str, meter: Meter) -> Iterator[_Member]:
-    """Yield the members of a tar archive in the order of their headers."""
+    """Yield the members of a tar archive in the order of their headers.
+
+    Extended headers may precede the header of a member. Their data are fields of the member, such
+    as a long path.
+    """
     if not len(data):
         raise ArchiveError(f"{name} is empty, not a tar archive")
     position = 0
+    # These are the fields in the extended headers before the next member.
     extended: dict[str, str] = {}
     while position < len(data):
         header = bytes(data[position : position + _BLOCK])
@@ -213,7 +220,8 @@ def _scan(data: memoryview, name: str, meter: Meter) -> Iterator[_Member]:
             blocks = math.ceil(size / _BLOCK)
             position = start + blocks * _BLOCK
             if kind in _HEADERS:
-                # A record has at least 6 bytes, so the work is proportional to the size.
+                # A record has at least 6 bytes, so the work for records is at most proportional to
+                # the size.
                 meter.spend(size // 2, name)
             if kind == _LONG_NAME:
                 extended["path"] = _text(bytes(data[start : start + size]))
@@ -221,9 +229,9 @@ def _scan(data: memoryview, name: str, meter: Meter) -> Iterator[_Member]:
                 extended |= _records(bytes(data[start : start + size]))
             elif kind not in _IGNORED:
                 path = extended.get("path") or _path(header)
-                if "sparse" in extended:
-                    kind = "S"
-                yield _Member(path, kind, start, size)
+                # "S" is the type flag of a sparse file.
+                member_kind = "S" if "sparse" in extended else kind
+                yield _Member(path, member_kind, start, size)
                 extended = {}
         except ValueError as error:
             raise ArchiveError(f"{name}: header at byte {start - _BLOCK}: {error}") from None
@@ -311,7 +319,7 @@ def _size(header: bytes, extended: Mapping[str, str]) -> int:
 
 
 def _path(header: bytes) -> str:
-    """Return the path in a header. The format ustar stores its start in another field."""
+    """Return the path in a header. The format ustar stores the start of a long path by itself."""
     path = _text(header[_PATH_FIELD])
     if header[_MAGIC_FIELD] != b"ustar\0":
         return path
@@ -331,13 +339,13 @@ _BROKEN_RECORD = "a record of the extended header is broken"
 def _records(data: bytes) -> dict[str, str]:
     """Return the records "path", "size" and "sparse" of an extended header.
 
-    A record consists of its length in decimal digits, a space, a key, '=', a value and a newline.
-    "sparse" stands for any record whose key begins with GNU.sparse.
+    A record consists of its length in decimal digits, a space, a key, '=', a value and a newline:
+    "12 size=123\n" has 12 bytes. "sparse" stands for any record whose key begins with GNU.sparse.
     """
     records: dict[str, str] = {}
     position = 0
     while position < len(data):
-        digits, _, _ = data[position : position + _MAX_DIGITS].partition(b" ")
+        digits = data[position : position + _MAX_DIGITS].partition(b" ")[0]
         if not digits.isdigit():
             raise ValueError(_BROKEN_RECORD)
         start = position + len(digits) + 1

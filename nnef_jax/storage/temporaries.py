@@ -63,8 +63,8 @@ def temporary_folder(target: str, *, private: bool) -> Generator[str]:
 def _temporary(target: str, *, folder: bool, private: bool) -> Generator[tuple[str, int | None]]:
     """Make a file, or a folder if `folder` is true, and yield the path and the descriptor.
 
-    The descriptor is None for a folder on a system without locks. The file or folder is removed at
-    the end of the block if it still has this path.
+    The file or folder is beside `target`. For a folder on a system without locks, the descriptor is
+    None. At the end of the block, anything that is still at the path is removed.
     """
     parent = os.path.dirname(target)
     sweep(parent)
@@ -75,7 +75,8 @@ def _temporary(target: str, *, folder: bool, private: bool) -> Generator[tuple[s
             descriptor = _create(path, folder, mode)
             was_removed = descriptor is None and fcntl is not None
             if was_removed:
-                # The sweep of another process removed it before it was locked. Another is made.
+                # The sweep of another process removed the file or folder before it was locked. A
+                # new one is made.
                 continue
             yield path, descriptor
             return
@@ -86,8 +87,8 @@ def _temporary(target: str, *, folder: bool, private: bool) -> Generator[tuple[s
 def _create(path: str, folder: bool, mode: int) -> int | None:
     """Make a temporary file, or a folder if `folder` is true, lock it, and return its descriptor.
 
-    Returns None if another process removed it before it was locked, or for a folder on a system
-    without locks.
+    Returns None if another process removed the file or folder before it was locked, or for a folder
+    on a system without locks.
     """
     if folder:
         os.mkdir(path, mode)
@@ -107,6 +108,7 @@ def _create(path: str, folder: bool, mode: int) -> int | None:
     except BaseException:
         os.close(descriptor)
         raise
+    # The sweep of another process removes the file or folder, or has removed it.
     os.close(descriptor)
     return None
 
@@ -149,6 +151,7 @@ def sweep(folder: str) -> None:
             status = os.fstat(descriptor)
             is_of_user = status.st_uid == os.geteuid()
             is_file_or_folder = stat.S_IFMT(status.st_mode) in (stat.S_IFREG, stat.S_IFDIR)
+            # While the writer lives, it holds the lock.
             if is_of_user and is_file_or_folder and _lock(descriptor):
                 remove(path)
         finally:
@@ -196,7 +199,8 @@ def locked(folder: str) -> Generator[None]:
                 if not is_locked_by_other:
                     break
                 time.sleep(_PAUSE)
-            # If the folder was replaced during the wait for the lock, the new folder is locked.
+            # If the folder was replaced during the wait for the lock, the loop locks the new folder
+            # at the path.
             if _is_at(folder, descriptor):
                 yield
                 return

@@ -82,9 +82,9 @@ _WRITABLE = {np.dtype(c) for c in ("?", *np.typecodes["AllInteger"], *"efd")}
 class TensorFile:
     """The array in a tensor file, and the properties of its items.
 
-    `array` is read-only, and a view of the file if possible. Integers of other widths than 8, 16,
-    32 or 64 bits have the next larger dtype. Quantised items are the stored codes. `quantization`
-    is the algorithm in a provisional header, such as 'linear_quantize(min = -1.0, ...)', or ''.
+    `array` is read-only, and a view of the file if possible. The dtype of integers of 12 bits is
+    that of 16 bits. Quantised items are the stored codes. `quantization` is the algorithm in a
+    provisional header, such as 'linear_quantize(min = -1.0, ...)', or ''.
     """
 
     array: NDArray[Any]
@@ -148,8 +148,8 @@ def read_tensor_file(
     """Return the array of a tensor file, with the properties that the header describes.
 
     `name` is the name of the file in errors. Memory is allocated only after the check that the
-    header matches the size of the file. `empty` allows extents of 0: the standard forbids them, but
-    other programs write them. Raises the errors of `read_tensor`.
+    header matches the size of the file. `empty` allows extents of 0, which the standard forbids,
+    but some programs write. Raises the errors of `read_tensor`.
     """
     if meter is None:
         meter = Meter()
@@ -191,8 +191,8 @@ def shaped(array: NDArray[np.generic], shape: tuple[int, ...], name: str) -> NDA
 def _first_word_and_rank(data: memoryview, name: str) -> tuple[int, int]:
     """Return the first word after the version, and the rank, from a tensor file's header.
 
-    The header is that of NNEF 1.0 or of the provisional specification. Raises DataError if the file
-    is not a tensor file.
+    The first word is the length of the data in a header of NNEF 1.0, and the length of the header
+    in a provisional header. Raises DataError if the file is not a tensor file.
     """
     magic = bytes(data[:2])
     if magic != _MAGIC:
@@ -228,10 +228,10 @@ def _read_header(data: memoryview, name: str) -> _Header:
         return _provisional_header(data, name, shape, code, bits, text_length)
     header = final_header(data, name)
     if header.vendor:
-        vendor = header.vendor.to_bytes(2, "big")
-        shown = f" ('{vendor.decode()}')" if vendor.isalnum() else ""
+        vendor_bytes = header.vendor.to_bytes(2, "big")
+        letters = f" ('{vendor_bytes.decode()}')" if vendor_bytes.isalnum() else ""
         raise UnsupportedError(
-            f"{name}: item type {header.item_type:#x} of vendor {header.vendor:#06x}{shown}",
+            f"{name}: item type {header.item_type:#x} of vendor {header.vendor:#06x}{letters}",
             hint="NNEF defines the item types of vendor 0 only",
         )
     dtype, quantized = _item_type(_FINAL, header.item_type, header.bits, name)
@@ -241,7 +241,7 @@ def _read_header(data: memoryview, name: str) -> _Header:
     start = HEADER_SIZE
     if _is_old(data, header):
         warnings.warn(_OLD, stacklevel=2)
-        start += 4
+        start += 4  # This is the surplus word of 4 bytes.
     return _Header(
         dtype=dtype,
         bits=header.bits,
@@ -256,9 +256,9 @@ def _is_old(data: memoryview, header: FinalHeader) -> bool:
     """Tell whether the header has the surplus word of the Khronos tools from before 2018-10-19."""
     if header.item_type not in _OLD_TYPES or header.bits % 8:
         return False
-    surplus_bytes = len(data) - HEADER_SIZE - header.length
-    word = bytes(data[HEADER_SIZE : HEADER_SIZE + 4])
-    return surplus_bytes == 4 and word == bytes(4)
+    surplus_count = len(data) - HEADER_SIZE - header.length
+    surplus_word = bytes(data[HEADER_SIZE : HEADER_SIZE + 4])
+    return surplus_count == 4 and surplus_word == bytes(4)
 
 
 def final_header(data: memoryview, name: str) -> FinalHeader:
@@ -317,15 +317,14 @@ def _item_type(
     DataError for an unknown code, or a number of bits that the type cannot have.
     """
     if code not in types:
-        codes = ", ".join(f"{number} {type.name}" for number, type in types.items())
+        codes = ", ".join(f"{number} {known_type.name}" for number, known_type in types.items())
         raise DataError(f"{name}: item type {code}, expected one of {codes}")
-    type = types[code]
-    dtype = _dtype(type.kind, bits)
+    item_type = types[code]
+    dtype = _dtype(item_type.kind, bits)
     if dtype is None:
-        expected = _BITS[type.kind]
-        message = f"{name}: {bits} bits for an item of type {type.name}, expected {expected}"
-        raise DataError(message)
-    return dtype, type.quantized
+        problem = f"{bits} bits for an item of type {item_type.name}"
+        raise DataError(f"{name}: {problem}, expected {_BITS[item_type.kind]}")
+    return dtype, item_type.quantized
 
 
 def _dtype(kind: str, bits: int) -> np.dtype[Any] | None:
@@ -368,17 +367,17 @@ def _decode(data: memoryview, header: _Header, items: int, meter: Meter, name: s
     `data` has the bytes of the items, and `items` is their number.
     """
     dtype = header.dtype
-    if dtype.kind != "b" and header.bits == dtype.itemsize * 8:
+    is_packed = header.bits != dtype.itemsize * 8
+    if dtype.kind == "b":
+        meter.expand(items, name)
+        stored = np.frombuffer(data, np.uint8)
+        return np.unpackbits(stored, count=items).view(dtype) if is_packed else stored != 0
+    if not is_packed:
         array = np.frombuffer(data, dtype.newbyteorder("<"))
         # The file is little endian. The array is copied only if the machine has another byte order,
         # or if the items are not aligned.
-        return np.require(array, dtype, "A")
+        return np.require(array, dtype, requirements="A")
     meter.expand(items * dtype.itemsize, name)
-    if dtype.kind == "b":
-        stored = np.frombuffer(data, np.uint8)
-        if header.bits == 1:
-            return np.unpackbits(stored, count=items).view(dtype)
-        return stored != 0
     bits = items * (header.bits + bitstream.BITS_FOR_ITEM)
     meter.spend(bits // bitstream.BITS_PER_STEP, name)
     return bitstream.unpack(data, items, dtype, header.bits)
@@ -424,7 +423,7 @@ def encode_tensor(
 ) -> tuple[bytes, memoryview]:
     """Return the header and the data that `write_tensor` writes.
 
-    `bits` and `quantized` are explained at `write_tensor`.
+    `bits` and `quantized` are those of `write_tensor`.
     """
     values = numpy_of(array, DataError, "the argument 'array' is no array")
     if values.dtype.name == "bfloat16":
@@ -450,18 +449,22 @@ def encode_tensor(
         raise DataError(f"{length} bytes of data, but a tensor file holds less than 4 GiB")
     if bits < dtype_bits:
         _require_range(values, bits)
-    unused_extents = [0] * (_MAX_RANK - values.ndim)
-    extents = (*values.shape, *unused_extents)
-    codes = {(type.kind, type.quantized): code for code, type in _FINAL.items()}
-    code = codes[kind, quantized]
-    vendor = 0
-    # The code of the item type tells whether items are signed, so the field `signed` is always 0.
-    signed = 0
-    version = (1, 0)
-    header = _HEADER.pack(
-        _MAGIC, *version, length, values.ndim, *extents, bits, code, vendor, signed
-    )
+    codes = {(item.kind, item.quantized): code for code, item in _FINAL.items()}
+    header = _packed_header(values.shape, bits, codes[kind, quantized], length)
     return header, _encode(values, stored_dtype, bits)
+
+
+def _packed_header(shape: tuple[int, ...], bits: int, item_type: int, length: int) -> bytes:
+    """Return the bytes of an NNEF 1.0 header for data of `length` bytes."""
+    version = (1, 0)
+    rank = len(shape)
+    unused_extents = [0] * (_MAX_RANK - rank)
+    extents = (*shape, *unused_extents)
+    vendor = 0
+    # The item type tells whether items are signed, so the field `signed` is always 0.
+    signed = 0
+    fields = (*version, length, rank, *extents, bits, item_type, vendor, signed)
+    return _HEADER.pack(_MAGIC, *fields)
 
 
 def _require_storable(shape: tuple[int, ...]) -> None:
@@ -487,7 +490,7 @@ def _require_range(values: NDArray[Any], bits: int) -> None:
 
 
 def _encode(values: NDArray[Any], dtype: np.dtype[np.generic], bits: int) -> memoryview:
-    """Return the bytes of items with `bits` bits each. `dtype` is the smallest dtype for them."""
+    """Return the bytes of items with `bits` bits each. `dtype` is the smallest dtype for items."""
     flat = values.reshape(-1)
     if values.dtype.kind == "b" and bits == 1:
         return np.packbits(flat).data

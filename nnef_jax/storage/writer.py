@@ -75,26 +75,23 @@ def write_members(
         OSError: the disk is full or read-only.
     """
     target = os.path.abspath(os.fsdecode(path))
-    by_name = by_normal_name(members)
-    lowered = target.lower()
-    opener = _opener_for(lowered)
-    if lowered.endswith(".zip"):
-        raise ArchiveError(
-            f"'{target}' would be a zip archive: these can be read, but not written",
-            hint="end the path in .tgz or .tar; without such an ending it is a folder",
-        )
-    if lowered.endswith(_FOREIGN):
-        raise ArchiveError(
-            f"'{target}' would be of another format: only NNEF is written here",
-            hint="end the path in .tgz or .tar; without such an ending it is a folder",
-        )
+    members_by_name = by_normal_name(members)
+    lower_case_target = target.lower()
+    hint = "end the path in .tgz or .tar; without such an ending it is a folder"
+    if lower_case_target.endswith(".zip"):
+        message = f"'{target}' would be a zip archive: these can be read, but not written"
+        raise ArchiveError(message, hint=hint)
+    if lower_case_target.endswith(_FOREIGN):
+        message = f"'{target}' would be of another format: only NNEF is written here"
+        raise ArchiveError(message, hint=hint)
     if os.path.lexists(target) and not overwrite:
         raise placing.exists(target)
+    opener = _opener_for(lower_case_target)
     if opener is None:
-        write_folder(target, by_name, overwrite=overwrite, network=True)
+        write_folder(target, members_by_name, overwrite=overwrite, network=True)
         return
     with files.replacing(target, overwrite=overwrite) as file, opener(file) as stream:
-        write_tar(stream, by_name)
+        write_tar(stream, members_by_name)
 
 
 def _opener_for(path: str) -> _Opener | None:
@@ -109,7 +106,10 @@ def _opener_for(path: str) -> _Opener | None:
 
 
 def by_normal_name(members: Mapping[str, Member]) -> dict[str, Member]:
-    """Return members by normalised name, sorted. Raises ArchiveError for an unsafe name."""
+    """Return members by normalised name, sorted: the name "./a//b" becomes "a/b".
+
+    Raises ArchiveError for an unsafe name, and for names that collide.
+    """
     normalised: dict[str, Member] = {}
     for name in sorted(members):
         reason = "is an absolute path" if name.startswith("/") else refusal(name)
@@ -119,6 +119,7 @@ def by_normal_name(members: Mapping[str, Member]) -> dict[str, Member]:
         if normal_name in normalised:
             raise ArchiveError(f"there are two members named '{normal_name}'")
         normalised[normal_name] = members[name]
+    # A folder that contains a member cannot be a file.
     for name in normalised:
         folders_that_are_members = parent_folders(name) & normalised.keys()
         if folders_that_are_members:
@@ -155,9 +156,9 @@ def write_folder(
 ) -> None:
     """Write members by name as a folder, atomically. The names must be safe.
 
-    An empty folder is replaced. Any other folder is replaced only if `overwrite` is true, and all
-    its files have names of new members. If `network` is true, the files of a network in the old
-    folder may have other names.
+    An empty folder at the path is replaced. Any other folder is replaced only if `overwrite` is
+    true, and each file in the folder has the name of a new member. If `network` is true, the folder
+    may also have the files of a network under different names.
 
     Raises FileExistsError for a folder that may not be replaced, and the errors of `write_members`.
     """
@@ -230,6 +231,7 @@ def _check_replaceable(path: str, *, shown: str, names: Collection[str], network
     replaced too. `shown` is the path in the error.
     """
     protected_files.require_other(path)
+    # A file or a link may be replaced whatever it contains.
     if os.path.islink(path) or not os.path.isdir(path):
         return
     temporaries.sweep(path)
@@ -246,10 +248,10 @@ def _check_replaceable(path: str, *, shown: str, names: Collection[str], network
             text = bytes(folder.read(_GRAPH)).decode(errors="replace")
             folder.close()
         replaceable |= {_GRAPH, _QUANTIZATION, *quoted_members(text)}
-    other = _other_file(path, replaceable)
-    if other:
+    other_file = _other_file(path, replaceable)
+    if other_file:
         remark = "which is not the network's" if network else "which is none of the new files"
-        reason = f"is not replaced: it holds '{other}', {remark}"
+        reason = f"is not replaced: it holds '{other_file}', {remark}"
         raise FileExistsError(errno.EEXIST, reason, shown)
 
 
@@ -260,9 +262,9 @@ def _other_file(root: str, members: set[str]) -> str:
     that is an input of the same command.
     """
     expected_folders = set[str]().union(*map(parent_folders, members))
-    unsearched = [""]
-    while unsearched:
-        folder = unsearched.pop()
+    unsearched_folders = [""]
+    while unsearched_folders:
+        folder = unsearched_folders.pop()
         folder_path = os.path.join(root, folder)
         temporaries.sweep(folder_path)
         for entry in sorted(os.listdir(folder_path)):
@@ -270,10 +272,11 @@ def _other_file(root: str, members: set[str]) -> str:
             path = os.path.join(root, name)
             is_link = os.path.islink(path)
             if os.path.isdir(path) and not is_link:
-                unsearched.append(name)
+                unsearched_folders.append(name)
                 is_expected = name in expected_folders
             else:
                 protected_files.require_other(path)
+                # A link may stand in the place of an expected folder.
                 is_link_for_folder = is_link and name in expected_folders
                 is_expected = is_link_for_folder or name in members
             if not is_expected:

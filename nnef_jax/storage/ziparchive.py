@@ -37,7 +37,7 @@ _ENCRYPTED_FLAG = 1  # This bit in the flags of a member says that it is encrypt
 
 
 class ZipArchive(PackedArchive[zipfile.ZipInfo]):
-    """The members of a zip archive. Folders are left out.
+    """The members of a zip archive, without folders.
 
     The checksum of an inflated member is always compared. The checksum of a stored member is
     compared only if `checked` is true, since this reads all bytes of the member.
@@ -69,6 +69,7 @@ class ZipArchive(PackedArchive[zipfile.ZipInfo]):
             with zipfile.ZipFile(_File(self._data, self._name, self._meter)) as file:
                 return file.infolist()
         except LimitError:
+            # This error is a ValueError, which the next clause would convert.
             raise
         except (
             zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, OSError
@@ -97,12 +98,13 @@ class ZipArchive(PackedArchive[zipfile.ZipInfo]):
         """Return the bytes of a member as they are stored, after the member's header."""
         offset = member.header_offset
         header = b""
+        # A broken directory may have a negative offset, which a slice would count from the end.
         if offset >= 0:
             header = bytes(self._data[offset : offset + _LOCAL.size])
         has_header = len(header) == _LOCAL.size and header.startswith(_LOCAL_SIGNATURE)
         if not has_header:
             raise ArchiveError(f"'{location}': there is no header at byte {offset} of {self._name}")
-        _, name_length, extra_length = _LOCAL.unpack(header)
+        _signature, name_length, extra_length = _LOCAL.unpack(header)
         start = offset + _LOCAL.size + name_length + extra_length
         stored = self._data[start : start + member.compress_size]
         if len(stored) < member.compress_size:
@@ -112,7 +114,7 @@ class ZipArchive(PackedArchive[zipfile.ZipInfo]):
     def _inflate(self, data: memoryview, member: zipfile.ZipInfo, location: str) -> memoryview:
         """Return the inflated bytes of a member, whose compressed bytes are `data`."""
         expanded = bytearray(_PADDING)
-        stream = zlib.decompressobj(-zlib.MAX_WBITS)
+        stream = zlib.decompressobj(-zlib.MAX_WBITS)  # The sign means that there is no header.
         self._meter.expand(member.file_size, location)
         try:
             for start in range(0, len(data), _PIECE_BYTES):
@@ -188,7 +190,8 @@ class _File(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         end = len(self._data) if size < 0 else self._position + size
         part = self._data[self._position : end]
-        # The standard library makes an object for each entry in the bytes.
+        # The bytes may be those of the central directory. The standard library makes an object for
+        # each entry in them.
         most_entries = len(part) // _LEAST_ENTRY_BYTES
         self._meter.spend(most_entries * MEMBER_STEPS, self._name)
         self._position += len(part)
