@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from nnef_jax.tensor_spec import TensorSpec as TensorSpec
     from nnef_jax.viewing.page import view as view
 
+# For each public name, the module from which it is imported.
 _HOMES = {
     "ArchiveError": "nnef_jax.errors",
     "DataError": "nnef_jax.errors",

@@ -44,13 +44,13 @@ def _fill_closed_streams() -> None:
     standard_input, standard_output, standard_error = 0, 1, 2
     for descriptor, flags in (
         (standard_input, os.O_RDONLY),
-        (standard_output, os.O_RDONLY),  # Writing to it fails.
+        (standard_output, os.O_RDONLY),  # Writing to it fails, since the result would be lost.
         (standard_error, os.O_WRONLY),  # Writing to it has no effect.
     ):
         try:
             os.fstat(descriptor)
         except OSError:
-            # os.open takes the lowest free number, which is this descriptor.
+            # The stream is closed. `os.open` takes the lowest free number: this descriptor.
             os.open(os.devnull, flags)
             if descriptor == standard_output:
                 sys.stdout = os.fdopen(descriptor, "w", closefd=False)
@@ -64,6 +64,7 @@ def _drop_unwritten() -> None:
         try:
             stream.flush()
         except OSError:
+            # The null device replaces the stream, and takes the rest of the output.
             null_device = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null_device, stream.fileno())
 

@@ -31,9 +31,14 @@ _SHOWN_ERRORS = 20
 class NnefError(ValueError):
     """A document, its data, or the arguments of a call are wrong.
 
-    `span` is the place in the document, `calls` are the fragment calls that led to this place, and
-    `hint` is advice. `siblings` are further errors that were noticed at the same time.
-    `str(error)` shows the message, the place, the calls, the hint and the siblings.
+    `str(error)` shows all of the following.
+
+    Args:
+        message: the message without a place.
+        span: the place in the document.
+        calls: the fragment calls that led to this place, the outermost call first.
+        hint: advice.
+        siblings: further errors that were noticed at the same time.
     """
 
     def __init__(
@@ -74,7 +79,7 @@ class NnefError(ValueError):
         if self.span:
             lines = [f"{self.span}: {self.message}"]
             lines += [f"    {line}" for line in self.span.excerpt().split("\n")]
-        shown_calls = self.calls[-_SHOWN_CALLS:]
+        shown_calls = self.calls[-_SHOWN_CALLS:]  # the innermost calls
         for call in reversed(shown_calls):
             place = f", called at {call.span}" if call.span else ""
             lines.append(f"  in fragment '{call.fragment}'{place}")
@@ -129,7 +134,8 @@ class InputError(NnefError):
 def extra_missing(message: str, extra: str, instead: str = "") -> UnsupportedError:
     """Return the error for a missing extra of the package, with the command that installs it.
 
-    `message` tells what needs the extra. `instead` is a text that follows the command.
+    `message` is the message of the error. `instead` follows the command in the hint, and names
+    another way, such as "; or give the prompt as token numbers".
     """
     return UnsupportedError(message, hint=f'pip install "nnef_jax[{extra}]"{instead}')
 
@@ -139,7 +145,7 @@ def family_of(error: InvalidOperation, family: type[NnefError] = SemanticError) 
 
     The class is ShapeError for InvalidShape, and `family` for all other errors.
     """
-    # An InvalidComputation wraps the error of a rule, which is its cause.
+    # The cause of an InvalidComputation is the error that a rule raised.
     is_about_shapes = isinstance(error, InvalidShape) or isinstance(error.__cause__, InvalidShape)
     return ShapeError if is_about_shapes else family
 
@@ -147,8 +153,8 @@ def family_of(error: InvalidOperation, family: type[NnefError] = SemanticError) 
 def at_operation(error: InvalidComputation, family: type[NnefError] = SemanticError) -> NnefError:
     """Return the exception that users get for an operation that cannot be computed.
 
-    The exception names the operation's place in the document. Its class is ShapeError for errors of
-    shapes, and `family` for other errors.
+    The exception names the operation's place in the document. The class of the exception is
+    ShapeError for errors of shapes, and `family` for other errors.
     """
     operation = error.operation
     error_class = family_of(error, family)
@@ -165,7 +171,10 @@ def computing() -> Generator[None]:
 
 
 def _shown(text: str) -> str:
-    """Shorten a long text by cutting out its middle, and escape lone surrogates."""
+    """Shorten a long text by cutting out its middle, and escape lone surrogates.
+
+    A lone surrogate cannot be encoded, so a terminal could not show it.
+    """
     if len(text) > _LONGEST:
         half = _LONGEST // 2
         text = f"{text[:half]} ... {text[-half:]}"
@@ -173,7 +182,10 @@ def _shown(text: str) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of another library's error, or the name of its class if it is empty."""
+    """Return the first line of another library's error.
+
+    If the error has no text, return the name of its class.
+    """
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 

@@ -33,7 +33,7 @@ FOLDED_PER_STEP = 16  # items of constants that are computed on the host while a
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on the cost of an untrusted document; exceeding one raises `LimitError`.
+    """Bounds on the cost of an untrusted document. Exceeding a bound raises `LimitError`.
 
     `expanded_bytes` bounds the memory of a load, and `steps` bounds its time. The other fields
     bound the document's structure. The defaults are far above the needs of real networks, and stop
@@ -109,7 +109,10 @@ class Meter:
         self.spend(items // FOLDED_PER_STEP, "folding constants")
 
     def expand(self, size: int, name: str) -> None:
-        """Count bytes of a file before they are allocated. Raise LimitError for too many bytes."""
+        """Count bytes before they are allocated. Raise LimitError if there are too many.
+
+        `name` names the file with the bytes in the error.
+        """
         self.expanded += size
         if self.expanded > self.limits.expanded_bytes:
             bound = f"{self.limits.expanded_bytes} bytes of memory when it is expanded"
@@ -118,13 +121,16 @@ class Meter:
 
 
 def raising(limit: str) -> str:
-    """Return a hint that tells how a call of `load` raises the limit with this name."""
+    """Return the hint of a LimitError: how a call of `load` can raise the limit `limit`."""
     return f"load(..., limits=nnef_jax.Limits({limit}=...)) allows more, if the file is trusted"
 
 
 @contextmanager
 def within_memory(what: str) -> Generator[None]:
-    """Convert a MemoryError or a RecursionError that is raised in the block to a LimitError."""
+    """Convert a MemoryError or a RecursionError that is raised in the block to a LimitError.
+
+    `what` names the object that is too large, such as "the network".
+    """
     try:
         yield
     except MemoryError:

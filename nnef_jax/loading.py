@@ -165,6 +165,7 @@ def load(
     reads_arrays = parameters == "arrays"
 
     def model_of(network: Network) -> Model:
+        """Return the model of a network, with arrays or only with their types."""
         if reads_arrays:
             return Model(Execution.loaded(network, options))
         return Model(Execution.abstract(network, options))

@@ -131,8 +131,8 @@ class Model(Writable):
         new_params: dict[str, Any] = {}
         for label in definition.labels:
             new_params[label] = checked_params.get(label, current_params[label])
-        # Unread arrays are static, and static parts are compared by value. A traced array has no
-        # value, and is therefore left out.
+        # Unread parameters are static fields of the new model, and static fields are compared by
+        # value. A traced array has no value, and is therefore left out.
         unread: dict[str, Any] = {}
         for label, array in checked_params.items():
             if label not in new_params and not isinstance(array, Tracer):
@@ -323,7 +323,7 @@ def _unpickled(arrays: Arrays) -> Model:
 
 
 def _children(model: Model) -> tuple[Any, Any]:
-    """Return the children of a model as a pytree, by key, and its static part."""
+    """Return the children of a model, each with its key, and the model's static part."""
     execution = execution_of(model)
     params, state = execution.arrays.leaves()
     children = (GetAttrKey("params"), params), (GetAttrKey("state"), state)
@@ -331,10 +331,10 @@ def _children(model: Model) -> tuple[Any, Any]:
     return children, static
 
 
-def _unflattened(static: tuple[Executables, bool], leaves: Any) -> Model:
-    """Return the model with a static part, and with `leaves`: its parameters and its state."""
+def _unflattened(static: tuple[Executables, bool], children: Any) -> Model:
+    """Return the model with a static part and `children`, its parameters and its state."""
     executables, state_from_user = static
-    arrays = Arrays(executables.definition, tuple(leaves), state_from_user=state_from_user)
+    arrays = Arrays(executables.definition, tuple(children), state_from_user=state_from_user)
     return Model(Execution(executables, arrays))
 
 

@@ -22,10 +22,11 @@ _RUN_FLAGS = ("optimize", "autotune", "donate_state", "measure")
 def require(name: str, value: object, types: type | UnionType, expected: str) -> None:
     """Raise TypeError unless the value of an argument has one of the types.
 
-    A bool does not count as an int. `name` is the argument's name, and `expected` describes the
-    types in the message.
+    A bool does not count as an int. In the error, `name` is the argument's name, and `expected`
+    describes the types.
     """
     has_type = isinstance(value, types)
+    # A bool is an instance of int.
     is_bool_for_number = isinstance(value, bool) and types is not bool
     if is_bool_for_number or not has_type:
         raise TypeError(f"{name} must be {expected}, it is {shown(value)}")
@@ -45,8 +46,8 @@ def require_keywords(
 ) -> None:
     """Raise TypeError, as Python does, for a keyword that a function does not accept.
 
-    `function` is the function's name. `hints` is a dict from keywords of related functions to the
-    function's own keywords.
+    `function` is the function's name. `hints` maps keywords of related functions to the keywords
+    that this function has instead.
     """
     for name in keywords:
         if name in accepted:
@@ -86,7 +87,7 @@ def require_readable(name: str, value: Any) -> None:
     if is_path or is_file:
         return
     try:
-        memoryview(value).cast("B")
+        memoryview(value).cast("B")  # succeeds for bytes and for similar objects
     except (TypeError, ValueError, BufferError):
         message = f"{name} must be a path, bytes or a binary file, it is {shown(value)}"
         raise TypeError(message) from None
@@ -117,7 +118,8 @@ def names_of(name: str, value: object, hint: str) -> tuple[str, ...]:
         raise TypeError(f"{name} must be a list of {hint}, it is {shown(value)}")
     try:
         names: tuple[Any, ...] = tuple(value)  # pyright: ignore[reportUnknownArgumentType]
-    except TypeError:  # An array without axes cannot be iterated.
+    except TypeError:
+        # An array without axes cannot be iterated. It is refused below, as an item.
         names = (value,)
     for item in names:
         if not isinstance(item, str):
@@ -168,9 +170,9 @@ def shapes_by_name(name: str, value: Any) -> dict[str, tuple[int | None, ...]]:
 def extents_by_name(name: str, value: Any) -> tuple[dict[str, Any], dict[str, int]]:
     """Split an argument into a dict of shapes by input name, and a dict of extents by symbol.
 
-    In the argument, an integer is the extent of a symbol, and any other value is the shape of an
-    input. An argument that is not a dict is returned as the first dict, because `shapes_by_name`
-    will refuse it. `name` is the argument's name. Raises InputError for a negative extent.
+    For example, {"x": [1, 3], "batch": 8} becomes {"x": [1, 3]} and {"batch": 8}. An argument that
+    is not a dict is returned as the first dict, because `shapes_by_name` will refuse it. `name` is
+    the argument's name. Raises InputError for a negative extent.
     """
     if not isinstance(value, Mapping):
         return value, {}
@@ -215,8 +217,8 @@ def arrays_by_name(name: str, value: Any) -> dict[str, NDArray[Any]]:
 def numpy_of(value: object, error: type[NnefError], message: str) -> NDArray[Any]:
     """Convert a value to a numpy array.
 
-    Raises an error of the class `error` if the value cannot be converted, or is a masked array. Its
-    text is `message` followed by the reason.
+    Raises an error of the class `error` if the value cannot be converted, or is a masked array. The
+    text of the error is `message` followed by the reason.
     """
     try:
         if isinstance(value, np.ma.MaskedArray):
@@ -229,8 +231,8 @@ def numpy_of(value: object, error: type[NnefError], message: str) -> NDArray[Any
 def shown(value: object) -> str:
     """Return the text by which an error shows a value.
 
-    It is the first 60 characters of the repr for None, a bool, a number and a string, and the type
-    for any other value.
+    For None, a bool, a number or a string, the text is the first 60 characters of the repr. For any
+    other value, the text names the type.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return f"{value!r:.60}"

@@ -36,7 +36,8 @@ def static(default: object = ...) -> Any:
     default is passed, the field has no default.
     """
     metadata = {"static": True}
-    if default is ...:
+    has_no_default = default is ...  # None may be a default
+    if has_no_default:
         return field(metadata=metadata)
     return field(metadata=metadata, default=default)
 
@@ -147,7 +148,7 @@ def html_of(table: Table) -> str:
     """Return a table as HTML, with a scroll bar if the page is narrower than the table."""
 
     def row(tag: str, cells: Iterable[object]) -> str:
-        """Return a row of a table. The tag of its cells is "th" in the head, and else "td"."""
+        """Return a row of a table. `tag` is the tag of the cells: "th" in the head, or "td"."""
         texts: list[str] = []
         for column, cell in zip(table.columns, cells, strict=True):
             style = f'style="text-align: {column.justify}"'
@@ -203,7 +204,8 @@ def _plain_array(array: NDArray[Any]) -> Any:
     """Convert an array for JSON, item by item only if it has objects, NaN or infinities."""
     if array.dtype == object:
         return plain(array.tolist())
-    if array.dtype.kind not in "biu":
+    is_integer_or_bool = array.dtype.kind in "biu"
+    if not is_integer_or_bool:
         array = array.astype(np.float64)
     if np.isfinite(array).all():
         return array.tolist()
@@ -238,6 +240,7 @@ def literally(name: str) -> str:
 
 
 def _fields(value: Any) -> tuple[Any, ...]:
+    """Return the fields of a dataclass. A type checker does not know that `Result` is one."""
     return fields(value)
 
 

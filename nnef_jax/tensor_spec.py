@@ -23,7 +23,8 @@ class TensorSpec:
     extents: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __str__(self) -> str:
-        shape = "" if self.dtype == UNTYPED.dtype else show(self.shape, self.extents)
+        is_untyped = self.dtype == UNTYPED.dtype  # neither the dtype nor the shape is known
+        shape = "" if is_untyped else show(self.shape, self.extents)
         return f"{self.name}: {self.dtype}{shape}"
 
 

@@ -41,7 +41,10 @@ def stored(model: Runnable) -> Mapping[str, Any]:
 
 
 def stored_or_types(model: Runnable) -> Mapping[str, Any]:
-    """Return all arrays of a model by label without a copy, or their types if it has no arrays."""
+    """Return all arrays of a model by label, without a copy.
+
+    If the model has only the types of its arrays, return the types.
+    """
     return execution_of(model).arrays.by_label
 
 
@@ -59,13 +62,14 @@ def bind(
     model: Runnable,
     args: Sequence[object],
     kwargs: Mapping[str, object] = _NOTHING,
-    time_axes: int = 0,
+    time_axis_count: int = 0,
 ) -> list[Any]:
     """Return the inputs of a call in the order of the graph.
 
-    Raises InputError in the same cases as a call of the model.
+    `time_axis_count` is the number of axes for time steps at the beginning of each input, such as 1
+    for `Model.scan`. Raises InputError in the same cases as a call of the model.
     """
-    return execution_of(model).bind(tuple(args), kwargs, time_axes)
+    return execution_of(model).bind(tuple(args), kwargs, time_axis_count)
 
 
 def types_of(model: Runnable, args: Sequence[object], kwargs: Mapping[str, object]) -> list[Any]:
@@ -96,12 +100,12 @@ def rounds_straight_through(model: Runnable) -> bool:
 
 
 def layout_of(model: Runnable) -> Layout | None:
-    """Return the model's mesh with the axes of its sharding, or None if it is not on a mesh."""
+    """Return the model's mesh and how arrays are sharded over it, or None without a mesh."""
     return execution_of(model).definition.layout
 
 
 def with_layout(model: _Model, layout: Layout) -> _Model:
-    """Return the model on the mesh of a layout. The layout determines how it is sharded."""
+    """Return the model on the mesh of a layout. The layout determines how arrays are sharded."""
     return type(model)(execution_of(model).with_layout(layout))
 
 
@@ -115,21 +119,21 @@ def without_mesh(model: _Model) -> _Model:
 
 
 def for_one_call(model: _Model, inputs: Inputs) -> _Model:
-    """Return the variant of a model with the least time for compilation and a single call."""
+    """Return a variant of a model for a single call: compilation and call take the least time."""
     return type(model)(execution_of(model).for_one_call(inputs))
 
 
 def compiled(model: Runnable, entry: str, state: _ByLabel, inputs: Inputs) -> jax.stages.Compiled:
-    """Return the compiled program of an entry, for the given state and inputs.
+    """Return the compiled program of a kind of call, for a state and inputs.
 
-    The entry is "outputs" (a call), "step" or "scan".
+    `entry` is "outputs" for a call of the model, or the name of the method, "step" or "scan".
     """
     execution = execution_of(model)
     return execution.compiled(getattr(execution, entry), state, inputs)
 
 
 def program_on(model: Runnable, inputs: Inputs, platform: str) -> tuple[Any, tuple[Any, ...]]:
-    """Return the function that a call runs on a platform, and the types of its arguments."""
+    """Return the function that a call of the model runs on a platform, and its arguments' types."""
     execution = execution_of(model)
     return execution.program(execution.outputs, inputs, platform)
 
@@ -163,7 +167,7 @@ def arrays_read(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return two dicts of arrays by label: the parameters that a cycle reads, and its state.
 
-    The cycle has a probe, and starts from the initial state.
+    The cycle starts from the initial state, and also reads the parameters that the probe needs.
     """
     execution = execution_of(model)
     state = execution.arrays.initial_state()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,13 +19,14 @@ from nnef_jax.analysis.question import bound
 from nnef_jax.calls.arguments import Input
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
+from nnef_jax.openvx.plan import PlanStep
 from nnef_jax.openvx.plan_evaluation import real
 from nnef_jax.openvx.tensor import Tensor
 from nnef_jax.options import require_flags
 from nnef_jax.results import Axes, Result, Table, axes, literally, plain, table_of
 
 _NO_FIGURE = float("nan")  # stands for a figure that a tensor does not have
-_HIGHEST_DRAWN = 120.0  # larger SNRs, in dB, are drawn at this height
+_HIGHEST_DRAWN = 120.0  # an SNR above this number of dB is drawn at this height
 _MOST_LABELLED = 40  # the largest number of tensors whose names are shown in a picture
 
 
@@ -98,10 +100,9 @@ class Stats(Result):
 
     def _row(self, stats: TensorStats) -> list[Any]:
         """Return the line of the table for a tensor."""
+        share_beyond = None if np.isnan(stats.beyond) else f"{stats.beyond:.2%}"
         row: list[Any] = [stats.name, stats.layer, show(stats.shape), stats.position]
-        row += [stats.low, stats.high]
-        row.append(None if np.isnan(stats.beyond) else f"{stats.beyond:.2%}")
-        row += [stats.absolute, stats.snr]
+        row += [stats.low, stats.high, share_beyond, stats.absolute, stats.snr]
         if self.isolated:
             row.append(stats.own_snr)
         row.append(stats.reason or "ok")
@@ -110,16 +111,16 @@ class Stats(Result):
     def plot(self, ax: Axes | None = None, *, label: str = "") -> Axes:
         """Draw the SNR of each tensor. Return the axes of matplotlib, for further curves."""
         ax = axes(ax, (8, 4))
-        drawn = [x for x in self.tensors.values() if not np.isnan(x.snr)]
-        heights = [min(x.snr, _HIGHEST_DRAWN) for x in drawn]
+        drawn = [stats for stats in self.tensors.values() if not np.isnan(stats.snr)]
+        heights = [min(stats.snr, _HIGHEST_DRAWN) for stats in drawn]
         (line,) = ax.plot(range(len(drawn)), heights, marker="o", markersize=3, lw=1.2, label=label)
-        names = [x.name for x in drawn]
         if self.first in drawn:
+            # A circle surrounds the point of the first tensor that differs.
             index = drawn.index(self.first)
             color = line.get_color()
             ax.plot(index, heights[index], "o", markersize=8, mfc="none", color=color)
         if len(drawn) <= _MOST_LABELLED:
-            names = list(map(literally, names))
+            names = [literally(stats.name) for stats in drawn]
             ax.set_xticks(range(len(drawn)), names, rotation=60, ha="right", fontsize=8)
         ax.set_ylabel("SNR (dB)")
         return ax
@@ -140,39 +141,28 @@ def statistics(
     require_flags(isolate=isolate)
     model = lowered.model
     arrays, is_set = _samples(model, inputs)
-    layers: dict[str, str] = {}
-    for step in lowered.steps:
-        layer = step.layer.name if step.layer else ""
-        layers |= {value.name: layer for value in step.results}
+    layers = _layers_by_tensor(lowered.steps)
     names = [name for name in layers if name in model.graph.values]
     if not names:
         raise InputError("the network computes nothing from its inputs")
-
-    def computed(*arrays: Array) -> dict[str, Array]:
-        return model.intermediates(*arrays, names=names)
-
-    def lowered_tensors(
-        instead: Mapping[str, Array], *arrays: Array
-    ) -> tuple[dict[str, Tensor | Array], dict[str, Array]]:
-        inputs, input_masks = lowered.entering(*arrays)
-        tensors, masks = lowered.inside(*arrays, instead=instead)
-        return {**inputs, **tensors}, {**input_masks, **masks}
-
+    real_results: Callable[..., dict[str, Array]] = partial(model.intermediates, names=names)
+    fixed_tensors: Callable[..., Any] = partial(_fixed_tensors, lowered)
     if is_set:
-        computed = jax.vmap(computed)
-        lowered_tensors = jax.vmap(lowered_tensors)
-    tensors, masks = lowered_tensors({}, *arrays)
-    reals = {spec.name: x for spec, x in zip(model.inputs, arrays, strict=True)}
-    results = computed(*arrays)
+        real_results = jax.vmap(real_results)
+        fixed_tensors = jax.vmap(fixed_tensors)
+    tensors, masks = fixed_tensors({}, *arrays)
+    results = real_results(*arrays)
     # jax has sorted the keys of `results`. `names` are in the order of the network.
-    reals |= {name: results[name] for name in names}
-    recorded = {name: np.asarray(x) for name, x in reals.items()}
+    results = {name: results[name] for name in names}
+    inputs_by_name = {spec.name: x for spec, x in zip(model.inputs, arrays, strict=True)}
+    recorded = {name: np.asarray(x) for name, x in {**inputs_by_name, **results}.items()}
     comparison = compare(recorded, _arrays(tensors, recorded), rtol=rtol, atol=atol)
     isolated_snr: Mapping[str, float] = {}
-    if isolate:  # each layer reads the tensors of the network in floating point
-        isolated, _ = lowered_tensors({name: reals[name] for name in names}, *arrays)
+    if isolate:
+        # Each layer reads the results of the network in floating point.
+        isolated, _ = fixed_tensors(results, *arrays)
         differences = compare(recorded, _arrays(isolated, recorded)).tensors
-        isolated_snr = {name: x.snr for name, x in differences.items()}
+        isolated_snr = {name: difference.snr for name, difference in differences.items()}
 
     figures: dict[str, TensorStats] = {}
     for name, difference in comparison.tensors.items():
@@ -181,14 +171,41 @@ def statistics(
         figures[name] = _tensor_stats(
             name, tensors[name], masks.get(name), difference, layer=layer, own_snr=own_snr
         )
+    # The first axis of an input counts the samples.
     has_batch = len(arrays) > 0 and arrays[0].ndim > 0
+    sample_count = int(arrays[0].shape[0]) if has_batch else 1
     return Stats(
         tensors=figures,
         comparison=comparison,
         clipped=lowered.clipped,
-        samples=int(arrays[0].shape[0]) if has_batch else 1,
+        samples=sample_count,
         isolated=isolate,
     )
+
+
+def _fixed_tensors(
+    lowered: Any, instead: Mapping[str, Array], *arrays: Array
+) -> tuple[dict[str, Tensor | Array], dict[str, Array]]:
+    """Return the inputs and results in a lowered network by name, and masks of overflow.
+
+    `arrays` are the inputs of a call. Operations that read a tensor in `instead` get the array
+    instead.
+    """
+    inputs, input_masks = lowered.entering(*arrays)
+    results, masks = lowered.inside(*arrays, instead=instead)
+    return {**inputs, **results}, {**input_masks, **masks}
+
+
+def _layers_by_tensor(steps: Sequence[PlanStep]) -> dict[str, str]:
+    """Return the name of the layer that computes each tensor, or "" if there is no layer.
+
+    The keys are the names of the tensors.
+    """
+    layers: dict[str, str] = {}
+    for step in steps:
+        layer = step.layer.name if step.layer else ""
+        layers |= {value.name: layer for value in step.results}
+    return layers
 
 
 def _tensor_stats(
@@ -202,8 +219,9 @@ def _tensor_stats(
 ) -> TensorStats:
     """Return the figures of a tensor of the lowered network.
 
-    `mask` tells which of its items overflowed, and is None if none can. `difference` compares it
-    with the tensor in floating point.
+    `mask` is a mask of the tensor's items that overflowed, or None if no item can overflow.
+    `difference` compares the tensor with the same tensor in floating point. `layer` is the name of
+    the layer that computes the tensor.
     """
     data = np.asarray(real(tensor))
     low = _NO_FIGURE
@@ -241,15 +259,15 @@ def _samples(model: Model, inputs: tuple[Input, ...]) -> tuple[list[Array], bool
     if len(inputs) == 1 and isinstance(inputs[0], Mapping):
         by_name = inputs[0]
         if set(by_name) != set(names):
-            return bound(model, inputs), False
+            return bound(model, inputs), False  # `bound` raises the error for a wrong name
         ordered = [by_name[name] for name in names]
     ranks_of_sets = [len(spec.shape) + 1 for spec in model.inputs]
     if [np.ndim(x) for x in ordered] != ranks_of_sets:
-        return bound(model, inputs), False
+        return bound(model, inputs), False  # these are the inputs of a single call
     arrays = [jnp.asarray(x) for x in ordered]
-    counts = {len(x) for x in arrays}
-    if len(counts) > 1 or 0 in counts:
-        message = f"inputs of a set must have one length above 0, they have {sorted(counts)}"
+    call_counts = {len(x) for x in arrays}
+    if len(call_counts) > 1 or 0 in call_counts:
+        message = f"inputs of a set must have one length above 0, they have {sorted(call_counts)}"
         raise InputError(message)
     bound(model, [x[0] for x in arrays])  # raises the errors of a call with the first samples
     return arrays, True

@@ -51,11 +51,15 @@ _SINGLE_CELL = Slide(
 )
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """A filter of integers as `digits`, float32 arrays of digits of `width` bits, the lowest first.
+    """A filter of integers, split into digits.
 
-    The filter has the shape (outputs, inputs of a group, *window). The input of the layer is split
-    into `pieces` digits: one digit, or two digits of 8 bits. One float32 sum has the products of
-    `depth` channels. No complete sum of products exceeds `largest`.
+    Args:
+        digits: a float32 array for each digit, the lowest digit first. An array has the shape of
+            the filter, (outputs, inputs of a group, *window).
+        width: the number of bits of a digit.
+        pieces: the number of digits of the layer's input: one digit, or two digits of 8 bits.
+        depth: the number of channels whose products are added in one float32 sum.
+        largest: a bound of all complete sums of products.
     """
 
     digits: tuple[Array, ...]
@@ -68,11 +72,11 @@ class Factors:
 def factors(filter: Array | NDArray[Any]) -> Factors | None:
     """Split a filter into the digits that are cheapest for exact sums over any input.
 
-    The filter has the shape (outputs, inputs of a group, *window). The digits are chosen by the
-    values of the filter, or by the worst case if the values are traced. A filter in Q7.8 is
-    typically one digit of 16 bits, and its input two digits of 8 bits. The result is None if there
-    are too many products for exact sums. For a traced filter this happens if a channel has more
-    than 16384 cells.
+    The filter has the shape (outputs, inputs of a group, *window). The digits are chosen for the
+    values of the filter, or for the worst case if the values are traced. A filter in Q7.8 is
+    typically one digit of 16 bits, and its input two digits of 8 bits. Return None if there are too
+    many products for exact sums. For a traced filter this happens if a channel has more than 16384
+    cells.
     """
     bits = jnp.iinfo(filter.dtype).bits
     values = None if isinstance(filter, Tracer) else np.asarray(filter, np.int32)
@@ -81,12 +85,13 @@ def factors(filter: Array | NDArray[Any]) -> Factors | None:
         if values is None:
             sums = _largest_digit_sums(filter, width)
         else:
+            # For each digit, the sums of absolute values over the window: (outputs, inputs).
             planes = [x.reshape(*x.shape[:2], -1) for x in _digits(values, width, bits)]
             sums = [np.abs(x).sum(2, dtype=np.int64) for x in planes]
         splits += _splits(filter, width, sums)
     if not splits:
         return None
-    best = min(splits)
+    best = min(splits)  # tuples are compared by the first field, the cost
     if values is None:
         integers = jnp.asarray(filter, np.int32)
         digits: Sequence[Array | NDArray[Any]] = _digits(integers, best.width, bits)
@@ -99,7 +104,7 @@ def factors(filter: Array | NDArray[Any]) -> Factors | None:
 class _Split(NamedTuple):
     """A way to split a filter into digits. The way with the least `cost` is taken.
 
-    The other fields are as in `Factors`, and `digit_count` is the number of digits.
+    `digit_count` is the number of digits of the filter. The other fields are as in `Factors`.
     """
 
     cost: int
@@ -122,21 +127,25 @@ def _splits(
     largest_input = max(-limits.min, limits.max)  # the inputs have the dtype of the filter
     channels = filter.shape[1]
     cells = math.prod(filter.shape[2:])
-    largest_filter = 0
+    # A bound of the sum of absolute values for an output. The digit with an index counts
+    # 2**(index * width) times.
+    largest_filter_sum = 0
     for index, digit_sums in enumerate(sums):
-        largest_filter += int(digit_sums.sum(1).max()) << (index * width)
-    # The bound is rounded up to a power of 2. Filters with the same power of 2 share programs.
-    bound = largest_input * largest_filter
+        largest_filter_sum += int(digit_sums.sum(1).max()) << (index * width)
+    # The bound is rounded up to a power of 2: 5 becomes 8, and 8 stays 8. Filters with the same
+    # power of 2 share programs.
+    bound = largest_input * largest_filter_sum
     largest = 1 << max(bound - 1, 0).bit_length()
-    # The largest magnitude of a digit of the input, by the number of digits. An input of 16 bits
+    # By the number of digits of the input, the largest magnitude of a digit. An input of 16 bits
     # may be split into two digits of 8 bits.
     largest_digits = {1: largest_input}
     if limits.bits != 8:
         largest_digits[2] = 1 << (_PIECE_BITS - 1)
     splits: list[_Split] = []
     for pieces, largest_digit in largest_digits.items():
-        depth = _most_channels(sums, _LARGEST_EXACT // largest_digit)
+        depth = _most_channels(sums, most=_LARGEST_EXACT // largest_digit)
         if depth > 0:
+            # The number of multiply-adds for an item of the result.
             chunks = math.ceil(channels / depth)
             work = channels * cells + chunks * _JOIN_COST
             cost = pieces * len(sums) * work
@@ -152,9 +161,10 @@ def _largest_digit_sums(filter: Array | NDArray[Any], width: int) -> list[NDArra
     limits = jnp.iinfo(filter.dtype)
     cells = math.prod(filter.shape[2:])
     sums: list[NDArray[np.int64]] = []
-    for ends in _digits(np.array([limits.min, limits.max], np.int32), width, limits.bits):
-        # The digits of the limits bound only the last digit. Any other digit may be -2**(width-1).
-        largest_digit = max(1 << (width - 1), int(np.abs(ends).max()))
+    extremes = np.array([limits.min, limits.max], np.int32)
+    for digits_of_extremes in _digits(extremes, width, limits.bits):
+        # The extremes bound only the last digit. Any other digit may be -2**(width-1).
+        largest_digit = max(1 << (width - 1), int(np.abs(digits_of_extremes).max()))
         sums.append(np.full((1, filter.shape[1]), cells * largest_digit, np.int64))
     return sums
 
@@ -163,12 +173,13 @@ def _most_channels(sums: list[NDArray[np.int64]], most: int) -> int:
     """Return the number of channels that can be summed at once without exceeding `most`.
 
     If there is no such number, return 0. `sums` has an array of shape (outputs, inputs) for each
-    digit: the sums of absolute values over the window. For example, the result is 8 if 8 of 32
-    channels can be summed at once.
+    digit: the sums of absolute values over the window. For 32 channels the numbers 32, 16, 8, 4, 2
+    and 1 are tried.
     """
     channels = sums[0].shape[1]
     depth = channels
     while channels <= depth * _MOST_CHUNKS:
+        # `reduceat` returns the sums over the channels of each chunk.
         starts = np.arange(0, channels, depth)
         fits = all(np.add.reduceat(digit_sums, starts, axis=1).max() <= most for digit_sums in sums)
         if fits:
@@ -182,7 +193,8 @@ def _most_channels(sums: list[NDArray[np.int64]], most: int) -> int:
 def _digits(x: _Integers, width: int, bits: int) -> list[_Integers]:
     """Split int32 into `bits / width` balanced digits, the lowest first.
 
-    All digits except the last are from -2**(width-1) to 2**(width-1) - 1.
+    All digits except the last are from -2**(width-1) to 2**(width-1) - 1. For example, 200 has the
+    digits -56 and 1 of 8 bits, since 200 = -56 + 1 * 256.
     """
     half = 1 << (width - 1)
     digits: list[_Integers] = []
@@ -194,29 +206,32 @@ def _digits(x: _Integers, width: int, bits: int) -> list[_Integers]:
 
 
 def sums_of_products(x: Array, filter: Factors, slide: Slide) -> list[tuple[Array, int]]:
-    """Return pairs (int32 array, shift), whose sum is the correlation of `x` with the filter.
+    """Return the correlation of `x` with a filter, as pairs (int32 array, shift).
 
-    A pair stands for `array * 2**shift`. `x` has the shape (batch, channels, *positions).
+    A pair stands for `array * 2**shift`, and the correlation is the sum of all pairs. `x` has the
+    shape (batch, channels, *positions).
     """
     batch, _, *extents = x.shape
     depth = filter.digits[0].shape[1]
     integers = x.astype(np.int32)
-    if _is_by_cells(filter.digits[0], slide) and filter.largest < 1 << 31:
-        # The sums fit an int32, so they are computed from the integers that the digits stand for.
+    fits_int32 = filter.largest < 1 << 31
+    if fits_int32 and _is_by_cells(filter.digits[0], slide):
+        # The sums are computed in integers, from the weights that the digits stand for.
         weights: Any = 0
         for index, digit in enumerate(filter.digits):
             weights += digit.astype(np.int32) << (index * filter.width)
         return [(_by_cells(integers, weights, slide), 0)]
     pieces = _digits(integers, _PIECE_BITS, 2 * _PIECE_BITS) if filter.pieces == 2 else [integers]
-    inputs = jnp.concatenate(pieces).astype(np.float32)
+    # The new batch has the lowest digits of all samples, then the highest digits.
+    inputs = jnp.concatenate(pieces).astype(np.float32)  # (pieces * batch, channels, *positions)
     grouped = inputs.reshape(-1, slide.groups, depth, *extents)
     terms: list[tuple[Array, int]] = []
     for start in range(0, depth, filter.depth):
+        # A part of the channels of each group, so that the sums are exact.
         channels = slice(start, start + filter.depth)
         part = grouped[:, :, channels].reshape(len(inputs), -1, *extents)
         for index, digit in enumerate(filter.digits):
             sums = _correlate(part, digit[:, channels], slide).astype(np.int32)
-            # The batch has the lowest digits of all samples, then the highest digits.
             for piece in range(filter.pieces):
                 rows = sums[piece * batch : (piece + 1) * batch]
                 terms.append((rows, index * filter.width + piece * _PIECE_BITS))
@@ -228,7 +243,8 @@ def _correlate(x: Array, filter: Array, slide: Slide) -> Array:
 
     A filter of shape (outputs, inputs) is multiplied as a matrix.
     """
-    if filter.ndim == 2:
+    is_matrix = filter.ndim == 2
+    if is_matrix:
         return jnp.einsum("bi,oi->bo", x, filter, precision=_HIGHEST)
     if _is_by_cells(filter, slide):
         return _by_cells(x, filter, slide)
@@ -239,7 +255,7 @@ def _correlate(x: Array, filter: Array, slide: Slide) -> Array:
 
 
 def _is_by_cells(filter: Array, slide: Slide) -> bool:
-    """Tell whether to sum cell by cell of the window, as for depthwise filters of few cells.
+    """Tell whether sums are computed cell by cell of the window: for small depthwise filters.
 
     64 planes of 28x28 take 0.12 ms cell by cell, and 2.9 ms by convolutions. If sums fit an int32,
     they are computed in integers: a MobileNet then takes 10.9 ms, whereas float32 takes 12.7 ms.
@@ -253,7 +269,8 @@ def _convolved(x: Array, filter: Array, slide: Slide) -> Array:
     """Return the correlation of `x` with a filter, by convolutions or a matrix product."""
     groups = slide.groups
     batch, depth, *extents = x.shape
-    if math.prod(filter.shape[2:]) == 1 and slide == _SINGLE_CELL:
+    is_single_cell = math.prod(filter.shape[2:]) == 1 and slide == _SINGLE_CELL
+    if is_single_cell:
         # A matrix product is faster here, because XLA's convolution transposes its operands: a
         # MobileNet takes 6.0 ms with matrix products, and 10.9 ms with convolutions.
         matrix = jnp.broadcast_to(filter.reshape(-1, depth), (batch, len(filter), depth))
@@ -264,12 +281,12 @@ def _convolved(x: Array, filter: Array, slide: Slide) -> Array:
         # Separate convolutions are faster: two groups of 5x5 windows take 0.36 ms as two
         # convolutions, and 0.84 ms as one convolution with groups.
         ungrouped = replace(slide, groups=1)
-        inputs = jnp.split(x, groups, 1)
+        inputs = jnp.split(x, groups, axis=1)
         filters = jnp.split(filter, groups)
         results: list[Array] = []
         for group_input, group_filter in zip(inputs, filters, strict=True):
             results.append(_convolved(group_input, group_filter, ungrouped))
-        return jnp.concatenate(results, 1)
+        return jnp.concatenate(results, axis=1)
     return correlation.correlate(x, filter, slide, _HIGHEST)
 
 
@@ -293,14 +310,14 @@ class Wide:
 
 
 def base_for(largest: int, shift: int) -> int | None:
-    """Return the `base` of a `Wide` that holds sums up to `largest`.
+    """Return the `base` of a `Wide` that holds sums up to `largest`, or None if no base suffices.
 
     The last `shift` bits of the sums will be rounded away. The base is `shift` if possible, because
-    this takes the fewest operations. The result is None if no base suffices.
+    this takes the fewest operations.
     """
     cheapest_base = min(max(shift, 0), _LOW_BITS)
     for base in (cheapest_base, _LOW_BITS):
-        if largest < 1 << (31 + base):
+        if largest < 1 << (31 + base):  # the higher word has 31 bits and a sign
             return base
     return None
 
@@ -309,7 +326,8 @@ def total(terms: Sequence[tuple[Array, int]], base: int) -> Wide:
     """Return the sum of `value * 2**shift` over pairs (value, shift), in two words.
 
     `base` is the base of the result. The values are int32, and their shapes broadcast to each
-    other.
+    other. For example, the pair (5, 1) is 10 = 2 * 2**2 + 2. For the base 2, it adds 5 >> 1 = 2 to
+    `high`, and (5 & 1) << 1 = 2 to `low`.
     """
     high: Any = jnp.int32(0)
     low: Any = jnp.int32(0)
@@ -317,11 +335,11 @@ def total(terms: Sequence[tuple[Array, int]], base: int) -> Wide:
         if shift >= base:
             high = high + (value << (shift - base))
         else:
-            # The last bits of the value belong to the lower word.
-            bits = base - shift
+            bits = base - shift  # this number of bits of the value belongs to the lower word
             high = high + (value >> bits)
             low = low + ((value & ((1 << bits) - 1)) << shift)
-    high, low = jnp.broadcast_arrays(high + (low >> base), low & ((1 << base) - 1))
+    carry = low >> base
+    high, low = jnp.broadcast_arrays(high + carry, low & ((1 << base) - 1))
     return Wide(high, low, base)
 
 
@@ -342,17 +360,22 @@ def narrow(
     limits = jnp.iinfo(dtype)
     overflowed = (rounded < limits.min) | (rounded > limits.max)
     if overflow_policy == "wrap":
+        # The last bits of the number are kept, which clipping would have changed.
         unclipped = _rounded(x, shift, rounding_policy) << left_shift
         return unclipped.astype(dtype), overflowed
     return jnp.clip(rounded, limits.min, limits.max).astype(dtype), overflowed
 
 
 def _clipped(x: Wide, shift: int) -> Wide:
-    """Clip sums that are far outside the range of results, so that quotients fit an int32."""
-    unshifted_bits = x.base - max(shift, 0)
-    if unshifted_bits <= 0:
-        return x
-    largest_high = (1 << (_SATURATION_BITS - unshifted_bits)) + 1
+    """Clip sums that are far outside the range of results, so that quotients fit an int32.
+
+    A quotient is about high * 2**left_bits, where left_bits = base - shift. It saturates if it has
+    more than `_SATURATION_BITS` bits.
+    """
+    left_bits = x.base - max(shift, 0)
+    if left_bits <= 0:
+        return x  # the quotient has no more bits than `high`
+    largest_high = (1 << (_SATURATION_BITS - left_bits)) + 1
     return Wide(jnp.clip(x.high, -largest_high, largest_high), x.low, x.base)
 
 
@@ -361,16 +384,22 @@ def _rounded(x: Wide, shift: int, rounding_policy: str) -> Array:
     if shift <= 0:
         return (x.high << x.base) + x.low
     floor, half, lower = _quotient(x, shift)
-    # To truncate, a negative number that is no integer is rounded up.
-    rounds_up = (x.high < 0) & (half | lower)
     if rounding_policy == "nearest_even":
+        # A quotient above the middle is rounded up, and one in the middle if its floor is odd.
         is_odd = floor & 1 == 1
         rounds_up = half & (lower | is_odd)
+    else:
+        # To truncate, a negative quotient that is no integer is rounded up.
+        rounds_up = (x.high < 0) & (half | lower)
     return floor + rounds_up.astype(np.int32)
 
 
 class _Quotient(NamedTuple):
-    """The parts of x / 2**shift: its floor, the bit below, and whether a lower bit is set."""
+    """The parts of x / 2**shift: its floor, and two masks.
+
+    `half` tells whether the bit for 1/2 is set, and `lower` whether a bit below it is set. For
+    example, 11 / 4 = 2.75 has the floor 2, and both bits are set.
+    """
 
     floor: Array
     half: Array
@@ -378,8 +407,9 @@ class _Quotient(NamedTuple):
 
 
 def _quotient(x: Wide, shift: int) -> _Quotient:
-    """Return the floor of x / 2**shift, and the bits below it by which the floor is rounded."""
+    """Return the floor of x / 2**shift, and the masks by which the floor is rounded."""
     if shift > x.base:
+        # The lower word, and bits of the higher word, are below the floor.
         high_shift = shift - x.base
         half = (x.high >> (high_shift - 1)) & 1 == 1
         lower = (x.high & ((1 << (high_shift - 1)) - 1) != 0) | (x.low != 0)

@@ -51,7 +51,7 @@ class Lowered:
         self.model = model
         self.choices = choices
         self._evaluations: dict[tuple[Shape, ...], Evaluation] = {}
-        # Prepared weights. A key has the name of each step, and of its layer.
+        # Prepared weights. A key has the name of each step, and the name of the step's layer.
         self._weights: dict[tuple[object, ...], Prepared] = {}
         self._raw = jax.jit(self._run_raw)
         self._real = jax.jit(self._run_real)
@@ -88,16 +88,18 @@ class Lowered:
     def clipped(self) -> dict[str, int]:
         """Return, by operand, the number of weights that were cut off to fit the type.
 
-        The name of an operand consists of the names of the layer and of the operand, as in
-        "conv1.filter". Operands without such weights are left out.
+        A key is the name of a layer with the name of the operand, such as "conv1.filter". Operands
+        without such weights are left out.
         """
         evaluation = self.evaluation(declared_shapes(self.model))
         weights = self.real_weights(evaluation)
-        steps = evaluation.tensor_steps
         names: list[str] = []
-        for step, _ in steps:
+        for step, _ in evaluation.tensor_steps:
             names += [weights_name(step, operand_name) for operand_name in weights[step.name]]
-        counts = jax.jit(evaluation.clipped)(weights) if names else {}
+        if not names:
+            return {}
+        counts = jax.jit(evaluation.clipped)(weights)
+        # jit has sorted the keys of `counts`. `names` are in the order of the network.
         return {name: int(counts[name]) for name in names if counts[name]}
 
     def __call__(self, *args: Tensor | ArrayLike, **kwargs: Tensor | ArrayLike) -> Any:
@@ -160,7 +162,7 @@ class Lowered:
     ) -> tuple[dict[str, Tensor | Array], dict[str, Array]]:
         """Return the tensors inside the network by name, and masks of items that overflow.
 
-        Only tensors that can overflow have a mask. `instead` is a dict from names of tensors to
+        Only tensors that can overflow have a mask. `instead` maps names of tensors to
         floating-point arrays. Operations that read such a tensor get the array instead.
         """
         weights = self._prepared_weights([x.shape for x in inputs])
@@ -215,21 +217,27 @@ class Lowered:
         inputs = bind(self.model, args, kwargs)
         return tuple(self.evaluation([x.shape for x in inputs]).inputs(inputs))
 
+    # The functions that are jitted
+
     def _run_raw(self, weights: Prepared, inputs: list[Tensor | Array]) -> Any:
+        """Return the outputs in fixed point, for inputs in fixed point; see `__call__`."""
         evaluation = self.evaluation([x.shape for x in inputs])
         values, _ = evaluation.run(weights, inputs)
         return self._packed(evaluation, values)
 
     def _run_real(self, weights: Prepared, inputs: list[Array]) -> Any:
+        """Return the outputs in floating point; see `float`."""
         evaluation = self.evaluation([x.shape for x in inputs])
         values, _ = evaluation.run(weights, evaluation.inputs(inputs))
         return jax.tree.map(real, self._packed(evaluation, values), is_leaf=_is_tensor)
 
     def _run_applied(self, params: Params, inputs: list[Array]) -> Any:
+        """Return the outputs in floating point, with derivatives; see `apply`."""
         evaluation = self.evaluation([x.shape for x in inputs])
         weights = evaluation.real_weights(params)
-        integers = evaluation.prepared(weights, static=False)
-        exact, _ = evaluation.run(integers, evaluation.inputs(jax.lax.stop_gradient(inputs)))
+        fixed_weights = evaluation.prepared(weights, static=False)
+        fixed_inputs = evaluation.inputs(jax.lax.stop_gradient(inputs))
+        exact, _ = evaluation.run(fixed_weights, fixed_inputs)
         values = evaluation.straight_through(exact, weights, inputs)
         outputs = [values[value] for value in evaluation.plan.graph.outputs]
         return packed(self.model, outputs)
@@ -237,6 +245,7 @@ class Lowered:
     def _run_inside(
         self, weights: Prepared, inputs: list[Array], instead: Mapping[str, Array]
     ) -> tuple[dict[str, Tensor | Array], dict[str, Array]]:
+        """Return the tensors inside the network, and masks of overflow; see `inside`."""
         evaluation = self.evaluation([x.shape for x in inputs])
         graph = evaluation.plan.graph
         replaced = {graph.values[name]: x for name, x in instead.items()}
@@ -245,13 +254,17 @@ class Lowered:
         return by_name, {value.name: mask for value, mask in masks.items()}
 
     def _packed(self, evaluation: Evaluation, values: Values) -> Any:
+        """Return the outputs among `values` in fixed point, in the form that a call returns."""
         outputs = [
             evaluation.fixed(value, values[value]) for value in evaluation.plan.graph.outputs
         ]
         return packed(self.model, outputs)
 
     def _prepared_weights(self, shapes: Sequence[Shape]) -> Prepared:
-        """Return the weights, prepared for inputs of the shapes `shapes`. They are cached."""
+        """Return the weights, prepared for inputs of the shapes `shapes`. They are cached.
+
+        Shapes for which the steps have the same layers share the prepared weights.
+        """
         evaluation = self.evaluation(shapes)
         names: list[tuple[str, str]] = []
         for step in evaluation.plan.needed:
@@ -261,15 +274,16 @@ class Lowered:
             return self._weights[key]
         are_traced = any(isinstance(x, Tracer) for x in self.model.params.values())
         if are_traced:
-            # The weights are not cached, since they are valid only in this trace.
+            # The weights are valid only in this trace, so they are not cached.
             return evaluation.prepared(self.real_weights(evaluation), static=False)
+        # The weights are computed now, even if a call is being traced.
         with jax.ensure_compile_time_eval():
             weights = self.real_weights(evaluation)
             self._weights[key] = evaluation.prepared(weights, static=True)
         return self._weights[key]
 
     def real_weights(self, evaluation: Evaluation) -> dict[str, dict[str, Array]]:
-        """Return the weights in floating point, by the names of step and operand.
+        """Return the weights in floating point: by the name of the step, then of the operand.
 
         Weights are the operands that depend only on parameters and constants.
         """
@@ -375,28 +389,31 @@ def _bind_tensors(
     A floating-point input must be passed as a `Tensor`, otherwise TypeError is raised. An integer
     input is passed as an array. Raises InputError for wrong names and shapes.
     """
-    types = {value.name: value.type.dtype for value in model.graph.inputs}
-    # The lengths may differ. `bind_inputs` below raises the errors for a wrong number of arguments.
-    inputs = dict(zip(types, args, strict=False)) | dict(kwargs)
+    dtypes = {value.name: value.type.dtype for value in model.graph.inputs}
+    # The lengths may differ: `args` may have fewer items, since the last inputs may be passed by
+    # name, and `bind_inputs` below raises the error for more items.
+    positional = dict(zip(dtypes, args, strict=False))
+    inputs = positional | dict(kwargs)
     for name, x in inputs.items():
-        if is_float(types.get(name, "float32")) and not isinstance(x, Tensor):
+        if is_float(dtypes.get(name, "float32")) and not isinstance(x, Tensor):
             hint = "Tensor.quantize makes a Tensor, .float(...) takes real numbers"
             raise TypeError(f"'{name}' must be a Tensor, not {type(x).__name__}: {hint}")
 
     def spec(name: str, x: Tensor | ArrayLike) -> ArrayLike | jax.ShapeDtypeStruct:
+        """Return the shape of a tensor with the dtype of the input in the graph."""
         if not isinstance(x, Tensor):
             return x
-        return jax.ShapeDtypeStruct(x.shape, types.get(name, "float32"))
+        return jax.ShapeDtypeStruct(x.shape, dtypes.get(name, "float32"))
 
-    # The lengths may differ, since the last inputs may be passed by name.
-    ordered = [spec(name, x) for name, x in zip(types, args, strict=False)]
-    named = {name: spec(name, x) for name, x in kwargs.items()}
-    bind_inputs(network_of(model), (*ordered, *args[len(types) :]), named, abstract=True)
-    return [inputs[name] for name in types]
+    specs = [spec(name, x) for name, x in positional.items()]
+    named_specs = {name: spec(name, x) for name, x in kwargs.items()}
+    surplus = args[len(dtypes) :]
+    bind_inputs(network_of(model), (*specs, *surplus), named_specs, abstract=True)
+    return [inputs[name] for name in dtypes]
 
 
 def _require_format(name: str, x: Tensor, profile: FixedPointProfile, position: int) -> None:
-    """Raise VxError unless a tensor has the type of the profile, and the position."""
+    """Raise VxError unless an input has the type of the profile and the position `position`."""
     if str(x.dtype) != profile.dtype:
         wrong_format(f"input '{name}' has the type {x.dtype}, {profile.name} takes {profile.dtype}")
     actual = x.fixed_point_position

@@ -74,7 +74,7 @@ class Kernel:
 
     @property
     def parameters(self) -> tuple[KernelParameter, ...]:
-        """Return the inputs, followed by the outputs, in the order of the document."""
+        """Return the inputs and then the outputs, in the order of the document."""
         parameters: list[KernelParameter] = []
         pairs = (("VX_INPUT", self.model.inputs), ("VX_OUTPUT", self.model.outputs))
         for direction, specs in pairs:
@@ -84,7 +84,7 @@ class Kernel:
         return tuple(parameters)
 
     def __call__(self, *inputs: ArrayLike) -> Any:
-        """Run the network. The first call with new shapes or types checks whether they fit."""
+        """Run the network. The first call with other shapes or types checks whether they fit."""
         return self.model(*inputs)
 
 

@@ -33,6 +33,7 @@ def layer(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def located(*args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function, and add its name to a VxError."""
         try:
             return function(*args, **kwargs)
         except VxError as error:
@@ -57,7 +58,8 @@ def tensor(name: str, x: object, *ranks: int) -> Tensor:
 def same_format(strict: bool, **tensors: Tensor | None) -> None:
     """Raise VxError unless all tensors have one type.
 
-    If `strict`, the tensors must also have the default position of the type. A tensor may be None.
+    If `strict`, the tensors must also have the default position of the type. The keywords are the
+    names of the tensors in errors. A tensor that is None is skipped.
     """
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     first_name, first = next(iter(present.items()))
@@ -66,9 +68,11 @@ def same_format(strict: bool, **tensors: Tensor | None) -> None:
         if x.dtype != dtype:
             message = f"{name} has {x.dtype}, {first_name} {dtype}: all must have the same type"
             wrong_format(message)
+    if not strict:
+        return
     position = POSITIONS[str(dtype)]
     for name, x in present.items():
-        if strict and x.fixed_point_position != position:
+        if x.fixed_point_position != position:
             wrong_format(
                 f"{name} has the fixed_point_position {x.fixed_point_position}, "
                 f"for {x.dtype} it must be {position}",
@@ -77,23 +81,27 @@ def same_format(strict: bool, **tensors: Tensor | None) -> None:
 
 
 def position_of_output(strict: bool, output_position: int | None, inputs: Tensor) -> int:
-    """Return the fixed-point position of the output, by default the position of the inputs."""
-    position = inputs.fixed_point_position
-    if output_position is not None:
+    """Return the fixed-point position of the output, by default the position of the inputs.
+
+    If `strict`, raises VxError unless the position is the default position of the type.
+    """
+    if output_position is None:
+        position = inputs.fixed_point_position
+    else:
         position = checked_position(output_position)
-    if strict and position != POSITIONS[str(inputs.dtype)]:
+    default = POSITIONS[str(inputs.dtype)]
+    if strict and position != default:
         wrong_format(
-            f"output_position is {position}, for {inputs.dtype} it must be "
-            f"{POSITIONS[str(inputs.dtype)]}",
+            f"output_position is {position}, for {inputs.dtype} it must be {default}",
             "strict=False takes any",
         )
     return position
 
 
 def shift_of(title: str, shift: int) -> int:
-    """Return a shift between two fixed-point positions, after checking that it is allowed.
+    """Return a shift between two fixed-point positions.
 
-    Raises VxError if it is not in `SHIFTS`.
+    Raises VxError if the shift is not in `SHIFTS`. `title` names the shifted position in the error.
     """
     if shift not in SHIFTS:
         wrong_format(
@@ -159,14 +167,15 @@ def real(name: str, value: object, above: float | None = None) -> float:
 def output_shape(
     values: Iterable[SupportsIndex], leading: tuple[int, ...], free: int
 ) -> tuple[int, ...]:
-    """Return the shape of an output: the extents `leading`, followed by `free` other extents.
+    """Return the shape of an output as a tuple, after checking it.
 
-    Raises TypeError if `values` are not integers, and VxError if their first extents or their
-    number differ.
+    The shape must consist of the extents `leading` and of a number `free` of other extents. Raises
+    TypeError if `values` are not integers, and VxError for any other fault.
     """
     extents = shape("output_shape", values)
     has_rank = len(extents) == len(leading) + free
-    if not has_rank or extents[: len(leading)] != leading:
+    has_leading_extents = extents[: len(leading)] == leading
+    if not has_rank or not has_leading_extents:
         wrong_dimension(f"output_shape is {extents}, it must be {leading} and {free} extents")
     return extents
 
@@ -183,17 +192,25 @@ def stride(
 ) -> tuple[int, int]:
     """Return a pair (x, y) of skips or upscales, for the parameter `name` of a layer.
 
-    The pair is `value` if it is not None. Otherwise it is inferred from the output's shape
-    `output`. If `value` and `output` are None, the pair is (1, 1). For each axis, `infer` is called
-    with the extent, the size of windows, the output's extent, and an element of each of
-    `parameters`. `extents`, `size`, and `parameters` are in C order. `leading` are the first
-    extents of the output. Raises VxError for a wrong pair, and if both `value` and `output` are
-    passed. Raises TypeError if an argument is not of integers.
+    The pair is `value`, or it is inferred from the output's shape `output`. If both are None, the
+    pair is (1, 1). Raises VxError for a wrong pair, and if both `value` and `output` are passed.
+    Raises TypeError if an argument is not of integers.
+
+    Args:
+        name: the name of the parameter of the layer.
+        value: the argument for the parameter, or None.
+        output: the shape of the output, or None.
+        leading: the first extents of the output.
+        infer: a function that infers the number for an axis from the extent, the size of windows,
+            the output's extent, and an item of each of `parameters`.
+        extents: the spatial extents of the input in C order, (y, x).
+        size: the size of windows in C order.
+        parameters: further arguments of `infer`, each with an item for y and an item for x.
     """
     if output is not None:
         if value is not None:
             wrong_parameter(f"output_shape and {name} are both given: one follows from the other")
-        output_extents = output_shape(output, leading, 2)[-2:]
+        output_extents = output_shape(output, leading, free=2)[-2:]
         y, x = map(infer, extents, size, output_extents, *parameters)
         value = (x, y)  # in OpenVX's order
     if value is None:
@@ -204,6 +221,8 @@ def stride(
 def bounded_padding(x: Tensor, padding: tuple[int, int], output: tuple[int, ...]) -> None:
     """Raise VxError if the padded input or the output has 2**31 items or more."""
     bounded("the output", output)
-    pads = zip(x.shape[-2:], padding[::-1], strict=True)
-    rows, columns = (extent + 2 * pad for extent, pad in pads)
+    height, width = x.shape[-2:]
+    padding_x, padding_y = padding
+    rows = height + 2 * padding_y
+    columns = width + 2 * padding_x
     bounded("the padded input", (*x.shape[:-2], rows, columns))

@@ -22,7 +22,9 @@ from nnef_jax.openvx.mapping.mapped_operation import MappedOperation, Unfit, VxL
 from nnef_jax.openvx.profiles import Choices, FixedPointProfile
 
 # Kinds whose results have no negative items.
-_POSITIVE_KINDS = frozenset({"relu", "sigmoid", "sqr", "sqrt", "abs", "softmax", "softplus", "exp"})
+_NOT_NEGATIVE_KINDS = frozenset(
+    {"relu", "sigmoid", "sqr", "sqrt", "abs", "softmax", "softplus", "exp"}
+)
 # Kinds whose results have no negative items if their operands have none.
 _SIGN_KEEPING_KINDS = frozenset(
     {*VIEWS, "max_pool", "avg_pool", "max_reduce", "mean_reduce", "local_response_normalization"}
@@ -33,9 +35,10 @@ _AFFINE_KINDS = frozenset({"batch_normalization", "add", "sub", "mul", "div"})
 
 @dataclass(eq=False)
 class PlanStep:
-    """An operation of a plan with the layer that computes it, or the reason why no layer does.
+    """An operation of a plan, with the layer that computes it.
 
-    `folded` are later operations that are folded into the weights of the layer.
+    If there is no layer, `layer` is None, and `reason` is the reason. `folded` are later operations
+    that are folded into the weights of the layer.
     """
 
     operation: Operation
@@ -47,7 +50,7 @@ class PlanStep:
     def last(self) -> Operation:
         """Return the operation whose results the layer computes.
 
-        It is the last folded operation, or the operation of the step if none is folded.
+        This is the last folded operation, or the operation of the step if none is folded.
         """
         return self.folded[-1] if self.folded else self.operation
 
@@ -66,8 +69,8 @@ class PlanStep:
 class Plan:
     """The steps of a graph in order.
 
-    The tensors in `fixed` do not depend on inputs. `folded` is a dict from an operation to the step
-    into which the operation is folded.
+    The tensors in `fixed` do not depend on inputs. `folded` maps each folded operation to the step
+    whose weights it changes.
     """
 
     graph: Graph
@@ -137,7 +140,7 @@ def plan_of(graph: Graph, profile: FixedPointProfile, semantics: str) -> Plan:
     operation reads the result of the product.
     """
     fixed = {parameter.value for parameter in graph.parameters}
-    positive: set[Value] = set()  # the tensors without negative items
+    not_negative: set[Value] = set()  # the tensors without negative items
     # For each tensor, how often operations and outputs read it.
     readers = Counter(value for operation in graph.operations for value in operation.reads())
     readers.update(graph.outputs)
@@ -146,21 +149,22 @@ def plan_of(graph: Graph, profile: FixedPointProfile, semantics: str) -> Plan:
     producers: dict[Value, PlanStep] = {}  # the step that computes each tensor
     for operation in graph.operations:
         if all(value in fixed for value in operation.reads()):
+            # The operation is computed once, in floating point, and has no step.
             fixed.update(operation.writes())
             continue
         mapped = MappedOperation(
-            operation, profile, semantics, frozenset(fixed), frozenset(positive)
+            operation, profile, semantics, frozenset(fixed), frozenset(not_negative)
         )
-        if profile.dtype == "uint8" or _is_positive(mapped):
-            positive.update(operation.writes())
+        if profile.dtype == "uint8" or _is_not_negative(mapped):
+            not_negative.update(operation.writes())
         product = _product_before(mapped, producers, readers)
         if product is not None:
-            product.folded.append(operation)
-            folded[operation] = product
-            producers.update(dict.fromkeys(operation.writes(), product))
-            continue
-        step = _step(mapped)
-        steps.append(step)
+            step = product
+            step.folded.append(operation)
+            folded[operation] = step
+        else:
+            step = _step(mapped)
+            steps.append(step)
         producers.update(dict.fromkeys(operation.writes(), step))
     return Plan(graph, profile, tuple(steps), frozenset(fixed), folded)
 
@@ -174,16 +178,16 @@ def _step(mapped: MappedOperation) -> PlanStep:
     if mapping is None:
         return PlanStep(operation, layer=None, reason=f"OpenVX has no node for {operation.kind}")
     try:
-        return PlanStep(operation, mapping.run(mapped))
+        return PlanStep(operation, layer=mapping.run(mapped))
     except Unfit as reason:
         return PlanStep(operation, layer=None, reason=str(reason))
     except NnefError as error:  # comes from a check of shapes
         return PlanStep(operation, layer=None, reason=error.message)
 
 
-def _is_positive(operation: MappedOperation) -> bool:
-    """Tell whether an operation has no negative item in its results, for any inputs."""
-    if operation.kind in _POSITIVE_KINDS:
+def _is_not_negative(operation: MappedOperation) -> bool:
+    """Tell whether the results of an operation have no negative items, for any inputs."""
+    if operation.kind in _NOT_NEGATIVE_KINDS:
         return True
     if operation.kind == "clamp":
         low = operation.number("a")
@@ -191,8 +195,10 @@ def _is_positive(operation: MappedOperation) -> bool:
     if operation.kind == "max":
         numbers = [operation.number("x"), operation.number("y")]
         return any(number is not None and number >= 0 for number in numbers)
-    computed = [value for value in operation.source.reads() if value not in operation.fixed]
-    return operation.kind in _SIGN_KEEPING_KINDS and operation.not_negative.issuperset(computed)
+    if operation.kind in _SIGN_KEEPING_KINDS:
+        computed = [value for value in operation.source.reads() if value not in operation.fixed]
+        return operation.not_negative.issuperset(computed)
+    return False
 
 
 def _product_before(
@@ -200,8 +206,9 @@ def _product_before(
 ) -> PlanStep | None:
     """Return the step of the product into whose weights an operation can be folded.
 
-    Return None if there is no such product. `producers` has the step that computes each tensor, and
-    `readers` has the number of operations that read it.
+    An example is the product `conv(x, filter)` before `mul(product, factors)`. Return None if there
+    is no such product. `producers` has the step that computes each tensor, and `readers` has the
+    number of operations and outputs that read each tensor.
     """
     computed = operation.computed()
     is_affine = operation.kind in _AFFINE_KINDS and operation.source.rule is None
@@ -210,14 +217,15 @@ def _product_before(
     product_name = computed[0]
     product = operation.operand(product_name)
     if not isinstance(product, Value) or readers[product] != 1:
-        return None
+        return None  # another operation needs the product without the factors
     step = producers.get(product)
     if step is None or step.layer is None or step.layer.scale is None:
-        return None
-    is_reciprocal = operation.kind == "div" and product_name != "x"
+        return None  # the layer has no weights that could be multiplied
+    is_reciprocal = operation.kind == "div" and product_name != "x"  # number / product
     keeps_shape = operation.result.shape == product.type.shape
     if is_reciprocal or not keeps_shape:
         return None
+    # Each fixed operand must be one number, or one number for each channel.
     rank = len(product.type.shape)
     for name in operation.arguments:
         if name == product_name:
@@ -239,31 +247,33 @@ def weights_of(step: PlanStep, values: Mapping[Value, ArrayLike]) -> dict[str, A
     layer = step.layer
     folded = step.folded
     if layer is None or layer.scale is None:
-        return weights
+        return weights  # nothing can be folded
     name, scale = layer.scale
     if layer.is_unit:
         # The weights of the product are 1, and the operation itself is folded into them.
         weights = dict[str, Any]({name: np.ones((layer.channels, 1, 1, 1), np.float32)})
         folded = [step.operation, *folded]
     bias = weights.pop("bias", 0.0)
-    if folded or not is_zero(bias):
-        ones = np.ones(layer.channels, np.float32)
-        zeros = np.zeros(layer.channels, np.float32)
-        line = _Line(ones, zeros + jnp.reshape(jnp.asarray(bias, np.float32), -1))
-        for operation in folded:
-            line = _composed(operation, _fixed_operands(operation, values), line)
-        if folded:
-            factor: Any = line.factor.astype(weights[name].dtype)
-            weights[name] = scale(weights[name], factor)
-        axes_before_channels = (1,) * layer.axis
-        weights["bias"] = line.term.reshape(*axes_before_channels, -1)
+    if not folded and is_zero(bias):
+        return weights
+    # The line begins as 1 * x + bias, where x is the sum of products of a channel.
+    ones = np.ones(layer.channels, np.float32)
+    zeros = np.zeros(layer.channels, np.float32)
+    line = _Line(ones, zeros + jnp.reshape(jnp.asarray(bias, np.float32), -1))
+    for operation in folded:
+        line = _composed(operation, _fixed_operands(operation, values), line)
+    if folded:
+        factor: Any = line.factor.astype(weights[name].dtype)
+        weights[name] = scale(weights[name], factor)
+    axes_before_channels = (1,) * layer.axis
+    weights["bias"] = line.term.reshape(*axes_before_channels, -1)
     return weights
 
 
 def _fixed_operands(operation: Operation, values: Mapping[Value, ArrayLike]) -> dict[str, Any]:
     """Return the operands of an operation that are numbers, or have an array in `values`, by name.
 
-    The tensors of an operand that is a list have a name for each tensor.
+    If an operand is a list, each of its tensors has a name of its own, such as "x[0]".
     """
     operands: dict[str, Any] = {}
     for name, operand in operation.operands:
@@ -291,10 +301,10 @@ class _Line(NamedTuple):
 
 
 def _composed(operation: Operation, operands: Mapping[str, ArrayLike], line: _Line) -> _Line:
-    """Compose a line with an operation that follows it, and return the composition.
+    """Return the line that an operation computes from a line: `operation(factor * x + term)`.
 
-    Except for the line, the operands of the operation are fixed. The composition is therefore a
-    line too.
+    All other operands of the operation are fixed. For example, `mul` by 2 of the line 3 x + 1 is
+    the line 6 x + 2.
     """
     attributes: dict[str, Any] = dict(operation.attributes)
     fixed: dict[str, Array] = {}
@@ -308,7 +318,7 @@ def _composed(operation: Operation, operands: Mapping[str, ArrayLike], line: _Li
         case "mul":
             (scale,) = fixed.values()
             return _Line(factor * scale, term * scale)
-        case "div":
+        case "div":  # div(line, y)
             return _Line(factor / fixed["y"], term / fixed["y"])
         case "add":
             (offset,) = fixed.values()

@@ -24,8 +24,8 @@ from nnef_jax.openvx.tensor import StaticWeights, Tensor, static_weights
 # The results of operations. A result in fixed point is a `Tensor`. A result in floating point, or
 # of integers, is an array.
 Values = Mapping[Value, Tensor | Array]
-# For each step, by name, the fixed operands of the step by name. `Weights` are in floating point,
-# and `Prepared` are in the form in which the layers read them.
+# The fixed operands: by the name of the step, then by the name of the operand. `Weights` are in
+# floating point, and `Prepared` are in the form in which the layers read them.
 Weights = Mapping[str, Mapping[str, ArrayLike]]
 Prepared = Mapping[str, Mapping[str, Tensor | StaticWeights | ArrayLike]]
 
@@ -40,20 +40,24 @@ class Evaluation:
     positions: Mapping[Value, int]
 
     def real_weights(self, params: Mapping[str, ArrayLike]) -> dict[str, dict[str, Any]]:
-        """Return the fixed operands in floating point, by the names of step and operand."""
+        """Return the fixed operands in floating point, as `Weights`.
+
+        `params` are arrays by label.
+        """
         plan = self.plan
         operands: list[Value] = []
         for step in plan.needed:
             for operation in (step.operation, *step.folded):
                 operands += [value for value in operation.reads() if value in plan.fixed]
+        no_states: dict[str, Any] = {}
         no_inputs = [None for _ in plan.graph.inputs]
         with computing():
-            values = trace(plan.graph, self.context, params, {}, no_inputs, values=operands)
+            values = trace(plan.graph, self.context, params, no_states, no_inputs, values=operands)
         fixed = {value: values[value] for value in operands}
         return {step.name: weights_of(step, fixed) for step in plan.needed}
 
     def quantised(self, step: PlanStep, name: str, weights: ArrayLike) -> Tensor:
-        """Convert a fixed operand to fixed point.
+        """Convert the fixed operand `name` of a step to fixed point.
 
         The numbers are rounded to nearest even, and then saturated.
         """
@@ -64,24 +68,26 @@ class Evaluation:
     def prepared(self, weights: Weights, *, static: bool) -> Prepared:
         """Return weights in the form in which layers read them: rounded, and in OpenVX's layouts.
 
-        If `static`, which requires weights that are not traced, the weights of products become
-        `StaticWeights`.
+        If `static`, the weights of products become `StaticWeights`. The weights must then not be
+        traced.
         """
         tensor_weights = {step.name: weights[step.name] for step, _ in self.tensor_steps}
+        # One program arranges all weights, unless there are none or they are traced already.
         has_values = static and any(tensor_weights.values())
         arrange = jax.jit(self._arranged) if has_values else self._arranged
         tensors = arrange(tensor_weights)
         prepared: dict[str, Mapping[str, Tensor | StaticWeights | ArrayLike]] = {}
         for step in self.plan.needed:
             layer = step.layer
-            operands = dict(weights[step.name])
             if step.name in tensors:
                 operands = dict[str, Any](tensors[step.name])
-                if static and layer is not None:
-                    for name in layer.static:
-                        operands[name] = static_weights(operands[name])
-            elif layer is not None and layer.is_table:
-                operands |= self._table(step, operands)
+                static_names = layer.static if static and layer is not None else ()
+                for name in static_names:
+                    operands[name] = static_weights(operands[name])
+            else:  # the operands stay floating-point numbers
+                operands = dict[str, Any](weights[step.name])
+                if layer is not None and layer.is_table:
+                    operands |= self._table(step, operands)
             prepared[step.name] = operands
         return prepared
 
@@ -98,7 +104,7 @@ class Evaluation:
     def _arranged(self, weights: Weights) -> dict[str, dict[str, Tensor]]:
         """Convert weights to fixed point, in the layouts that the layers read.
 
-        The result has the tensors by the names of step and operand.
+        Return the tensors by the name of the step, then by the name of the operand.
         """
         tensors: dict[str, dict[str, Tensor]] = {}
         for step, layer in self.tensor_steps:
@@ -112,9 +118,9 @@ class Evaluation:
         return tensors
 
     def clipped(self, weights: Weights) -> dict[str, Array]:
-        """Return the number of weights outside the range of the type, by step and operand.
+        """Return the number of weights outside the range of the type, by operand.
 
-        A key is a name such as "conv1.filter".
+        A key is the name of a step with the name of the operand, such as "conv1.filter".
         """
         counts: dict[str, Array] = {}
         for step, _ in self.tensor_steps:
@@ -129,14 +135,15 @@ class Evaluation:
         The table and the mask have an item for each number of the type. `operands` are the fixed
         operands of the step.
         """
+        dtype = self.plan.profile.dtype
         (operand,) = {value for value in step.operation.reads() if value not in self.plan.fixed}
-        limits = jnp.iinfo(self.plan.profile.dtype)
+        limits = jnp.iinfo(dtype)
         raw = jnp.arange(limits.min, limits.max + 1, dtype=np.int32)
-        x = Tensor(raw.astype(self.plan.profile.dtype), self.positions[operand]).to_float()
-        (y,) = self.computed(step, {operand: x}, jax.tree.map(lax.stop_gradient, dict(operands)))
-        position = self.positions[step.results[0]]
+        x = Tensor(raw.astype(dtype), self.positions[operand]).to_float()
+        constants = jax.tree.map(lax.stop_gradient, dict(operands))
+        (y,) = self.computed(step, {operand: x}, constants)
         y = y.reshape(x.shape)  # an operand of one item, such as [[2]], may have raised the rank
-        table = Tensor.quantize(y, self.plan.profile.dtype, position)
+        table = Tensor.quantize(y, dtype, self.positions[step.results[0]])
         return {"table": table.data, "overflow_mask": overflow_mask(y, table)}
 
     def inputs(self, arrays: Sequence[Array]) -> list[Any]:
@@ -153,9 +160,10 @@ class Evaluation:
         """Return all results of the network, and masks of items that overflow.
 
         Only results that can overflow have a mask. `inputs` are tensors, or arrays of integers.
-        `instead` is a dict from values to floating-point arrays. Operations that read such a value
-        get the array instead of the result.
+        `instead` maps values to floating-point arrays. Operations that read such a value get the
+        array instead of the result.
         """
+        # `computed` is returned. `values`, which the operations read, has the arrays of `instead`.
         values = dict(zip(self.plan.graph.inputs, inputs, strict=True))
         computed = dict(values)
         masks: dict[Value, Array] = {}
@@ -185,10 +193,12 @@ class Evaluation:
         operation = step.operation
         layer = step.layer
         if layer is None:
+            # The operation does not fit, and is computed in floating point.
             return self.computed(step, _reals(values), weights), None
         position = self.positions[step.results[0]]
 
         def read(name: str, operand: Operand) -> Any:
+            """Return an operand in the form in which the layer reads it."""
             if isinstance(operand, tuple):
                 return [read(part_name(name, i), part) for i, part in enumerate(operand)]
             x: Any = weights.get(name)
@@ -202,6 +212,7 @@ class Evaluation:
         tensors = {name: read(name, operand) for name, operand in operation.operands}
         result, mask = layer.run(NodeInputs({**tensors, **weights}, self.choices, position))
         if layer.saturates:
+            # The layer returns no mask. The result in floating point tells which items overflow.
             (y,) = self.computed(step, _reals(values), weights)
             mask = overflow_mask(y, result)
         results = result if isinstance(result, list) else [result]
@@ -235,6 +246,7 @@ class Evaluation:
         layer = step.layer
 
         def read(name: str, operand: Operand) -> Any:
+            """Return an operand as an array or a number."""
             if isinstance(operand, tuple):
                 return [read(part_name(name, i), part) for i, part in enumerate(operand)]
             if name in weights:
@@ -269,12 +281,13 @@ class Evaluation:
         """Convert the tensors `exact` to floating point, with derivatives of the original network.
 
         The derivative of rounding is 1 if the floating-point item is within the range of the type,
-        and 0 if it is cut off. `inputs` and `weights` are floating-point numbers. Source:
+        and 0 if the item is cut off. `inputs` and `weights` are floating-point numbers. Source:
         straight-through estimation, Bengio, Leonard and Courville 2013, arXiv:1308.3432.
         """
         values: dict[Value, Array] = {}
 
         def add_value(value: Value, x: Array) -> None:
+            """Add the exact tensor of a value, with the derivative of `x`."""
             tensor = self.fixed(value, exact[value])
             if isinstance(tensor, Tensor):
                 values[value] = self._with_clipped_derivative(tensor, x)
@@ -287,14 +300,15 @@ class Evaluation:
             operands = weights[step.name]
             if step.layer is not None and not step.layer.takes_numbers:
                 operands = {name: self._weight(step, name, x) for name, x in operands.items()}
-            for value, x in zip(step.results, self.computed(step, values, operands), strict=True):
+            results = self.computed(step, values, operands)
+            for value, x in zip(step.results, results, strict=True):
                 add_value(value, x)
         return values
 
     def _weight(self, step: PlanStep, name: str, x: ArrayLike) -> Array:
-        """Return the fixed operand `name` of a step, rounded to fixed point, with a derivative.
+        """Return the fixed operand `name` of a step in floating point, rounded to fixed point.
 
-        `x` is the operand in floating point, and the result is too.
+        `x` is the operand before it is rounded. The result has the derivative of `x`.
         """
         tensor = self.quantised(step, name, lax.stop_gradient(jnp.asarray(x)))
         return self._with_clipped_derivative(tensor, x)
@@ -328,7 +342,11 @@ def bounds(tensor: Tensor) -> tuple[float, float]:
 
 
 def overflow_mask(x: ArrayLike, tensor: Tensor) -> Array:
-    """Return a mask of the numbers in `x` that, after rounding, do not fit the type of `tensor`."""
+    """Return a mask of the numbers in `x` that, after rounding, do not fit the type of `tensor`.
+
+    For int8 at position 0, these are the numbers below -128.5 and those from 127.5 on. Both numbers
+    are rounded to the nearest even integer: -128.5 becomes -128, which fits, and 127.5 becomes 128.
+    """
     low, high = bounds(tensor)
     half_step = 2.0 ** -(tensor.fixed_point_position + 1)
     return _outside(x, low - half_step, high + half_step)

@@ -33,8 +33,8 @@ def search_positions(
 ) -> dict[str, int]:
     """Return the fixed-point positions with the highest SNR over samples, tensor by tensor.
 
-    Each tensor that the network computes from the samples, and each weight, is rounded and
-    saturated at several positions, and the position with the least error is taken. Rare large items
+    Each tensor that the network computes from the samples is rounded and saturated at several
+    positions, and so is each weight. The position with the least error is taken. Rare large items
     are cut off if this reduces the error of all items together. Layers that only select or move
     items have the position of their operand. The result is for `lower(..., positions=...,
     strict=False)`. On devices such numbers are called dynamic fixed point. OpenVX itself has one
@@ -54,21 +54,18 @@ def search_positions(
     lowered = lower(model, profile, dtype=dtype, on_unfit="float")
     arrays = bound(model, inputs)
     evaluation = lowered.evaluation([x.shape for x in arrays])
-    kind = evaluation.plan.profile.dtype
-    values = {
-        value: np.asarray(x) for value, x in zip(evaluation.plan.graph.inputs, arrays, strict=True)
-    }
+    fixed_point_dtype = evaluation.plan.profile.dtype
+    positions: dict[str, int] = {}
+    for value, x in zip(evaluation.plan.graph.inputs, arrays, strict=True):
+        if is_float(value.type.dtype):
+            positions[value.name] = _best(np.asarray(x), fixed_point_dtype)
     names = _names_with_positions(evaluation.plan.needed)
     tensors = model.intermediates(*arrays, names=names) if names else {}
-    positions: dict[str, int] = {}
-    for value, x in values.items():
-        if is_float(value.type.dtype):
-            positions[value.name] = _best(x, kind)
-    positions |= {name: _best(np.asarray(x), kind) for name, x in tensors.items()}
+    positions |= {name: _best(np.asarray(x), fixed_point_dtype) for name, x in tensors.items()}
     weights = lowered.real_weights(evaluation)
     for step, _ in evaluation.tensor_steps:
         for name, x in weights[step.name].items():
-            positions[weights_name(step, name)] = _best(np.asarray(x), kind)
+            positions[weights_name(step, name)] = _best(np.asarray(x), fixed_point_dtype)
     choices = replace(lowered.choices, positions=tuple(positions.items()))
     _limit_positions_of_biases(positions, evaluation.plan, weights, choices)
     return positions
@@ -84,13 +81,15 @@ def _limit_positions_of_biases(
 
     A bias is added to sums of products, and a product has the fractional bits of both factors.
     `positions` are the positions by name, and `choices` has the same positions. `weights` has the
-    weights by the names of step and operand.
+    weights by the name of the step, then by the name of the operand.
     """
     position_by_value = plan.positions(choices)
     for step in plan.needed:
-        if step.layer is None or not step.layer.static or "bias" not in weights[step.name]:
+        weights_of_products = step.layer.static if step.layer is not None else ()
+        if not weights_of_products or "bias" not in weights[step.name]:
             continue
-        (name,) = step.layer.static
+        (name,) = weights_of_products  # for example "filter"
+        # Weights have no position in the plan, so this is the input of the layer.
         operand = next(value for value in step.operation.reads() if value in position_by_value)
         product_position = position_by_value[operand] + positions[weights_name(step, name)]
         bias = weights_name(step, "bias")
@@ -98,10 +97,10 @@ def _limit_positions_of_biases(
 
 
 def _names_with_positions(steps: Sequence[PlanStep]) -> list[str]:
-    """Return the names of the tensors whose positions are searched, of all results of steps.
+    """Return the names of the results of steps whose positions are searched.
 
-    The result of a layer that only moves or selects items of one operand has the position of this
-    operand, and is left out.
+    A layer that only moves or selects items of one operand is left out, since the result has the
+    position of the operand.
     """
     names: list[str] = []
     for step in steps:
@@ -121,7 +120,8 @@ def _best(x: NDArray[Any], dtype: str) -> int:
     largest = float(np.max(np.abs(x[np.isfinite(x)]), initial=0))
     all_bits = np.iinfo(dtype).bits
     bits = all_bits if dtype == "uint8" else all_bits - 1  # without the sign bit
-    # The largest position at which the largest number is not cut off.
+    # The largest position at which the largest number is not cut off: for 7 bits and the number 5,
+    # which needs 3 bits before the point, it is 4.
     fitting = bits - math.ceil(math.log2(largest)) if largest else 0
     numbers = np.nan_to_num(x.astype(np.float32))
 
@@ -130,9 +130,12 @@ def _best(x: NDArray[Any], dtype: str) -> int:
         rounded = np.asarray(Tensor.quantize(numbers, dtype, position).to_float())
         return float(np.sum((numbers - rounded).astype(np.float64) ** 2))
 
-    # The positions begin with the greatest one. Among positions with equal errors, `min` takes the
-    # first one, which rounds other numbers more finely.
-    positions = range(fitting + _POSITIONS_ABOVE, fitting - _POSITIONS_BELOW - 1, -1)
+    # The greatest position comes first. Among positions with equal errors, `min` takes the first
+    # one, which rounds other numbers more finely.
+    greatest = fitting + _POSITIONS_ABOVE
+    least = fitting - _POSITIONS_BELOW
+    positions = range(greatest, least - 1, -1)
     candidates = [position for position in positions if abs(position) <= _LARGEST_POSITION]
-    nearest = min(max(fitting, -_LARGEST_POSITION), _LARGEST_POSITION)
-    return min(candidates, key=error, default=nearest)
+    if not candidates:  # the numbers are very large or very small
+        return min(max(fitting, -_LARGEST_POSITION), _LARGEST_POSITION)
+    return min(candidates, key=error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lowering.extents import UNKNOWN, Shape, is_known, show
-from lowering.graph import Operation
+from lowering.graph import Graph, Operation
 from nnef_jax.analysis.argument_checks import require_model
 from nnef_jax.errors import InputError, UnsupportedError, raise_all
 from nnef_jax.model import Model
@@ -58,8 +58,10 @@ class ProfileReport(Result):
     def table(self) -> Table:
         """Return a table with a line for each operation."""
         rows = [[node.name, node.kind, node.layer, node.reason] for node in self.nodes]
-        wrong = sum(not node.fits for node in self.nodes)
-        verdict = f"{wrong} of {len(rows)} operations do not fit" if wrong else "all operations fit"
+        unfit_count = sum(not node.fits for node in self.nodes)
+        verdict = "all operations fit"
+        if unfit_count:
+            verdict = f"{unfit_count} of {len(rows)} operations do not fit"
         title = f"{self.profile} ({self.dtype}): {verdict}"
         return table_of(title, ["tensor", "operation", "OpenVX", "does not fit because"], rows)
 
@@ -99,16 +101,27 @@ def _report(operation: Operation, step: PlanStep | None, plan: Plan) -> NodeRepo
 
     `step` is the step of the plan that begins with the operation, or None if there is none.
     """
-    layer = "vx_tensor"  # stays if the operation depends only on parameters, and has no step
     reason = ""
     if operation in plan.folded:
         layer = f"in {plan.folded[operation].operation.name}"
-    elif step is not None:
+    elif step is None:  # the operation depends only on parameters
+        layer = "vx_tensor"
+    else:
         layer = step.layer.name if step.layer else ""
         reason = step.reason
     return NodeReport(
         name=operation.name, kind=operation.kind, layer=layer, fits=bool(layer), reason=reason
     )
+
+
+def _require_no_states(graph: Graph) -> None:
+    """Raise UnsupportedError for a graph with state."""
+    errors: list[UnsupportedError] = []
+    for state in graph.states:
+        message = f"'{state.label}' is state, but graphs of OpenVX keep no state between runs"
+        hint = "model.cut(inputs=..., outputs=...) returns the part without it"
+        errors.append(UnsupportedError(message, span=state.span, hint=hint))
+    raise_all(errors)
 
 
 def declared_shapes(model: Model) -> list[Shape]:
@@ -117,20 +130,16 @@ def declared_shapes(model: Model) -> list[Shape]:
     Raises UnsupportedError for a network with state, and InputError for other open extents.
     """
     graph = model.graph
-    state_errors: list[UnsupportedError] = []
-    for state in graph.states:
-        message = f"'{state.label}' is state, but graphs of OpenVX keep no state between runs"
-        hint = "model.cut(inputs=..., outputs=...) returns the part without it"
-        state_errors.append(UnsupportedError(message, span=state.span, hint=hint))
-    raise_all(state_errors)
+    _require_no_states(graph)
     network = network_of(model)
     spans = network.frontend.spans()
     shapes: list[Shape] = []
-    shape_errors: list[InputError] = []
+    errors: list[InputError] = []
     for value in graph.inputs:
         name = value.name
         shape = value.type.shape
-        if shape and shape[0] is UNKNOWN:
+        has_open_batch = len(shape) > 0 and shape[0] is UNKNOWN
+        if has_open_batch:
             shape = (1, *shape[1:])
         shapes.append(shape)
         if not is_known(shape):
@@ -142,6 +151,6 @@ def declared_shapes(model: Model) -> list[Shape]:
                 span=spans.get(name),
                 hint=hint,
             )
-            shape_errors.append(error)
-    raise_all(shape_errors)
+            errors.append(error)
+    raise_all(errors)
     return shapes

@@ -82,7 +82,8 @@ class Choices:
         require_choice("semantics", semantics, SEMANTICS)
         require_choice("on_unfit", on_unfit, ("error", "float"))
         require_flags(strict=strict)
-        positions = {} if positions is None else positions
+        if positions is None:
+            positions = {}
         require("positions", positions, Mapping, "a dict of fixed-point positions by tensor")
         for name, position in positions.items():
             require("a name in positions", name, str, "a name of a tensor")

@@ -24,8 +24,8 @@ def infer_skip(
 ) -> int:
     """Return the smallest skip for which windows have `output` positions along an axis.
 
-    The extents fulfil `output = round((extent + 2 padding - size - (size - 1) dilation) / skip) +
-    1`, where `round` is the floor or ceiling (vxConvolutionLayer).
+    The relation of vxConvolutionLayer is `output = round(travel / skip) + 1`, where `round` is the
+    floor or ceiling, and `travel` is extent + 2 padding - size - (size - 1) dilation.
     """
     travel = _travel(extent, size, padding, dilation)
     if output < 1:
@@ -35,6 +35,8 @@ def infer_skip(
         # smallest such skip is 7 // 3 + 1 = 3.
         skip = travel // output + 1
     else:
+        # ceil(travel / skip) must be at most output - 1. With a travel of 7 and 3 positions, the
+        # smallest such skip is ceil(7 / 2) = 4.
         skip = max(ceil(travel / max(output - 1, 1)), 1)
     if _positions(travel, skip, rounding) != output:
         wrong_dimension(
@@ -48,8 +50,7 @@ def infer_skip(
 def infer_upscale(extent: int, size: int, output: int, padding: int = 0, a: int = 0) -> int:
     """Return the upscale of a deconvolution from `extent` to `output` items.
 
-    The extents fulfil `output = (extent - 1) upscale - 2 padding + size + a`
-    (vxDeconvolutionLayer).
+    The relation of vxDeconvolutionLayer is `output = (extent - 1) upscale - 2 padding + size + a`.
     """
     if extent < 2:
         wrong_dimension("an input of 1 item along an axis determines no upscale", "give upscale=")
@@ -96,6 +97,7 @@ def deconvolution_output_shape(
 ) -> tuple[int, ...]:
     """Return the shape of a deconvolution's output, with upscales (x, y)."""
     extents: list[int] = []
+    # The pairs are (x, y). They are reversed to the order of the extents, (y, x).
     for extent, size, factor, pad, addition in zip(
         inputs[-2:], weights[-2:], upscale[::-1], padding[::-1], a[::-1], strict=True
     ):
@@ -113,7 +115,7 @@ def _windowed(
     skip: Pair,
     rounding: str,
 ) -> tuple[int, ...]:
-    """Return the shape of an input in which the positions of windows replace the last two extents.
+    """Return the shape of a result that has an item for each window of an input's last two axes.
 
     `size` has the extents of a window in C order. The pairs are (x, y).
     """

@@ -37,13 +37,13 @@ _State: TypeAlias = tuple[Sums, tuple[Array, Array]]
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The rules for rounding and overflow of each product, and of the sums after each channel.
+    """The rules by which each product, and the sum after each channel, is rounded and limited.
 
     Args:
         dtype: the dtype of the numbers.
         shift: the number of bits by which products are shifted down.
         policies: the overflow policy and the rounding policy.
-        report: whether a mask of overflow is computed with the sums.
+        report: whether a mask of overflow is computed too.
     """
 
     dtype: np.dtype[Any]
@@ -55,8 +55,8 @@ class Steps:
     def saturates(self) -> bool:
         """Tell whether numbers beyond the range of the type saturate; otherwise they wrap.
 
-        If they saturate, products are computed in float32, since products of int32 take 1.3 times
-        as long in XLA. In float32 every product within the range is exact.
+        If numbers saturate, products are computed in float32, since products of int32 take 1.3
+        times as long in XLA. In float32 every product within the range is exact.
         """
         overflow_policy, _ = self.policies
         return overflow_policy == "saturate"
@@ -65,7 +65,7 @@ class Steps:
         """Return an input and a filter, converted to the dtype in which they are multiplied.
 
         If products saturate, the dtype is float32, and `x` is also divided by 2^shift, so that the
-        products need no division. Otherwise it is int32.
+        products need no division. Otherwise the dtype is int32.
         """
         if self.saturates:
             divided = x.astype(np.float32) * np.float32(2.0**-self.shift)
@@ -87,8 +87,8 @@ class Steps:
         if self.shift and not self.saturates:
             # A shift rounds down. If 2^shift - 1 is added to a negative product before the shift,
             # the result is truncated instead.
-            sign = product >> 31  # all bits are 1 if the product is negative, and 0 otherwise
-            product = product + (sign & ((1 << self.shift) - 1))
+            sign_bits = product >> 31  # all bits are 1 if the product is negative, and 0 otherwise
+            product = product + (sign_bits & ((1 << self.shift) - 1))
             product = product >> self.shift
         in_range, overflowed = self._brought_into_range(product, overflowed)
         return totals + in_range.astype(np.int32), overflowed
@@ -107,6 +107,7 @@ class Steps:
         """
         limits = jnp.iinfo(self.dtype)
         if overflowed is not None:
+            # The numbers may have fractions, which are truncated later: 127.9 does not overflow.
             below = np.asarray(limits.min - 1, x.dtype)
             above = np.asarray(limits.max + 1, x.dtype)
             overflowed = overflowed | (x <= below) | (x >= above)
@@ -117,12 +118,12 @@ class Steps:
 
 @partial(jax.jit, static_argnames=("slide", "steps"))
 def stepwise(x: Array, filter: Array, biases: Array | None, *, slide: Slide, steps: Steps) -> Sums:
-    """Return the correlation of an input with a filter, with biases.
+    """Return the correlation of an input with a filter, with biases, and a mask of overflow.
 
     The input is (batch, channels, *positions), and the filter is (outputs, channels of a group,
-    *window). The result is (batch, outputs, *output positions), and biases broadcast to it. If
-    `steps.report`, the second member of the result is a mask of the same shape: True where a
-    product, or the sum after a channel, overflowed.
+    *window). The correlation is (batch, outputs, *output positions), and biases broadcast to it.
+    The mask has the shape of the correlation, and is True where a product, or the sum after a
+    channel, overflowed. The mask is None unless `steps.report`.
     """
     batch = len(x)
     count = len(filter)
@@ -131,33 +132,34 @@ def stepwise(x: Array, filter: Array, biases: Array | None, *, slide: Slide, ste
     left, right = steps.factors(x, filter)
     operands = _operands(left, right, slide)
     extents = operands.extents
-    bias: Any = np.int32(0) if biases is None else biases.astype(np.int32)
-    broadcast = jnp.broadcast_to(bias, (batch, count, *extents))
-    by_group = jnp.moveaxis(broadcast.reshape(batch, groups, count_in_group, -1), 0, 2)
-    # The sums before the first product, of shape (groups, outputs of a group, batch * output
-    # positions).
-    start = by_group.reshape(groups, count_in_group, -1)
+    start = _first_sums(biases, (batch, count, *extents), groups)
     # Vector instructions work along the last axis. In the loops the longer one of the last two axes
     # is therefore the last axis.
     _, row_count, column_count = start.shape
     swaps = row_count > column_count
 
     def swapped(x: Array) -> Array:
+        """Exchange the last two axes if `swaps`."""
         return x.swapaxes(1, 2) if swaps else x
 
     def fetch(channel: Array | int) -> tuple[Array, Array]:
-        """Return the inputs (rows) and the weights (columns) of one channel."""
+        """Return the rows and the columns of one channel.
+
+        The rows are the weights, and the columns are the inputs, or the reverse if `swaps`.
+        """
         cells = operands.cells(channel)
         weights = operands.weights(channel)
         return (cells, weights) if swaps else (weights, cells)
 
     def add_channel(sums: Sums, rows_and_columns: tuple[Array, Array]) -> Sums:
+        """Add the products of one channel, and bring the sums into range."""
         return steps.end(_with_products(sums, rows_and_columns, steps))
 
     # The first sums of the loop need the sharding that the products have. Zeros have this sharding
-    # if they are computed from a product.
-    (row, *_), (column, *_) = fetch(0)
-    zeros = (row[:, :, None] * column[:, None]).astype(np.int32) * 0
+    # if they are computed from a product: that of the first cell of the first channel.
+    rows, columns = fetch(0)
+    product = rows[0][:, :, None] * columns[0][:, None]
+    zeros = product.astype(np.int32) * 0
     first_sums = swapped(start) + zeros
     first_mask = zeros != 0 if steps.report else None
     sums, overflowed = _pipelined(operands.channels, fetch, add_channel, (first_sums, first_mask))
@@ -172,6 +174,20 @@ def stepwise(x: Array, filter: Array, biases: Array | None, *, slide: Slide, ste
         return jnp.moveaxis(grouped, 2, 0).reshape(batch, count, *extents)
 
     return jax.tree.map(unfolded, (sums.astype(steps.dtype), overflowed))
+
+
+def _first_sums(biases: Array | None, shape: tuple[int, ...], groups: int) -> Array:
+    """Return the sums before the first product, which are the biases, or 0 without biases.
+
+    `shape` is the shape of the result, (batch, outputs, *output positions). The sums have the shape
+    (groups, outputs of a group, batch * output positions).
+    """
+    batch, count, *_ = shape
+    count_in_group = count // groups
+    bias: Any = np.int32(0) if biases is None else biases.astype(np.int32)
+    # (batch, groups, outputs of a group, output positions)
+    grouped = jnp.broadcast_to(bias, shape).reshape(batch, groups, count_in_group, -1)
+    return jnp.moveaxis(grouped, 0, 2).reshape(groups, count_in_group, -1)
 
 
 class _Operands(NamedTuple):
@@ -197,13 +213,14 @@ def _operands(x: Array, filter: Array, slide: Slide) -> _Operands:
 
     A filter of shape (outputs, inputs) has a single channel with a cell for each input.
     """
-    if filter.ndim == 2:
-        rows = x.T[:, None]  # (inputs, 1 group, batch)
-        columns = filter.T[:, None]  # (inputs, 1 group, outputs)
-        return _Operands(lambda _: rows, lambda _: columns, channels=1, extents=())
+    is_matrix = filter.ndim == 2
+    if is_matrix:
+        inputs = x.T[:, None]  # (inputs, 1 group, batch)
+        weights = filter.T[:, None]  # (inputs, 1 group, outputs)
+        return _Operands(lambda _: inputs, lambda _: weights, channels=1, extents=())
     groups = slide.groups
     count, depth, *size = filter.shape
-    x = slide.spread_out(x)
+    x = slide.spread_out(x)  # (batch, channels, *positions)
     # (channels of a group, groups, batch, *positions)
     planes = jnp.moveaxis(x.reshape(len(x), groups, depth, *x.shape[2:]), (2, 1), (0, 1))
     extents = slide.places(x.shape[2:], size)
@@ -211,6 +228,7 @@ def _operands(x: Array, filter: Array, slide: Slide) -> _Operands:
     grouped = jnp.moveaxis(filter.reshape(groups, count // groups, depth, -1), (2, 3), (0, 1))
 
     def cells(channel: Array | int) -> Array:
+        """Return the inputs of a channel: (cells, groups, batch * output positions)."""
         plane = _item(planes, channel)  # (groups, batch, *positions)
         if math.prod(size) <= _MOST_UNROLLED:
             parts = [plane[:, :, *slide.items(cell, extents)] for cell in np.ndindex(*size)]
@@ -221,7 +239,8 @@ def _operands(x: Array, filter: Array, slide: Slide) -> _Operands:
         indices: list[NDArray[Any]] = []
         for axis in range(2):
             cell_offsets = np.arange(size[axis])[:, None] * slide.dilation[axis]
-            indices.append(cell_offsets + np.arange(extents[axis]) * slide.stride[axis])
+            window_offsets = np.arange(extents[axis]) * slide.stride[axis]
+            indices.append(cell_offsets + window_offsets)
         rows, columns = indices
         # (groups, batch, rows of the window, columns of the window, *output positions)
         part = plane[:, :, rows[:, None, :, None], columns[None, :, None, :]]
@@ -242,16 +261,19 @@ def _with_products(sums: Sums, operands: tuple[Array, Array], steps: Steps) -> S
         for rows, columns in zip(*operands, strict=True):
             sums = steps.add(sums, rows[:, :, None] * columns[:, None, :])
         return sums
-    # Zeros fill up the last chunk. Their products are 0, however they are rounded.
+    # Zeros fill up the last chunk: 49 cells need 15 zeros for chunks of 16. The products of zeros
+    # are 0, however they are rounded.
     padding = -cell_count % _CHUNK
     padded = [jnp.pad(x, ((0, padding), (0, 0), (0, 0))) for x in operands]
     chunked = [x.reshape(-1, _CHUNK, *x.shape[1:]) for x in padded]
     chunked_rows, chunked_columns = chunked
 
     def fetch(chunk: Array | int) -> tuple[Array, Array]:
+        """Return the rows and the columns of one chunk."""
         return _item(chunked_rows, chunk), _item(chunked_columns, chunk)
 
-    return _pipelined(len(chunked_rows), fetch, partial(_with_products, steps=steps), sums)
+    add_chunk = partial(_with_products, steps=steps)
+    return _pipelined(len(chunked_rows), fetch, add_chunk, sums)
 
 
 def _pipelined(
@@ -270,8 +292,10 @@ def _pipelined(
         return body(sums, fetch(0))
 
     def step(index: Array, state: _State) -> _State:
+        """Run one iteration, and fetch the operands of the next one."""
         sums, operands = state
-        return body(sums, operands), fetch(jnp.minimum(index + 1, count - 1))
+        next_index = jnp.minimum(index + 1, count - 1)  # the last step fetches unused operands
+        return body(sums, operands), fetch(next_index)
 
     first_state = (sums, fetch(0))
     last_sums, _ = lax.fori_loop(0, count, step, first_state)

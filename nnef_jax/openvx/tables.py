@@ -31,9 +31,10 @@ def table(
     """Return a function's results for all numbers of a type, starting with the least number.
 
     numpy computes the results in float64, so that they are the same on all platforms. The results
-    are then truncated and saturated. A NaN becomes 0. `position` is by default the type's default
-    position, and `output_position` is by default `position`. Raises VxError for a type or position
-    that OpenVX lacks, and if the function does not return an item for each number.
+    are then truncated and saturated. A NaN becomes 0. The numbers have the fixed-point position
+    `position`, by default that of the type. The results have the position `output_position`, by
+    default `position`. Raises VxError for a type or position that OpenVX lacks, and if the function
+    does not return an item for each number.
     """
     if str(np.dtype(dtype)) not in POSITIONS:
         wrong_format(f"a table must have the type {listed(POSITIONS)}, not {np.dtype(dtype)}")
@@ -79,9 +80,9 @@ def table_layer(
 
 @jax.jit
 def look_up(x: Array, table: Array) -> Array:
-    """Return, for each raw integer in `x`, the item of the table that belongs to it.
+    """Return the item of a table for each raw integer in `x`.
 
-    The first item of the table belongs to the least integer of the dtype.
+    The first item of the table is for the least integer of the dtype: -128 has the index 0 in int8.
     """
     indices = x.astype(np.int32) - int(jnp.iinfo(x.dtype).min)
     return table.at[indices].get(mode="promise_in_bounds")

@@ -74,7 +74,7 @@ class Tensor:
         position = POSITIONS[dtype_name] if fixed_point_position is None else fixed_point_position
         scale = np.float32(2.0 ** checked_position(position))
         reals = jnp.asarray(values, np.float32)
-        return cls(_nearest(reals, scale, dtype_name, rounding_policy), position)
+        return cls(_as_integers(reals, scale, dtype_name, rounding_policy), position)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -99,8 +99,8 @@ class Tensor:
     def view(self, start: Sequence[int], end: Sequence[int]) -> Tensor:
         """Return the region from `start` to before `end` (vxCreateTensorFromView).
 
-        `start` and `end` are in OpenVX's order. If they have fewer entries than the tensor has
-        dimensions, the view has only the first dimensions, at index 0 of all other dimensions.
+        `start` and `end` are in OpenVX's order. They may have fewer entries than the tensor has
+        dimensions. The view then has only the first dimensions, at index 0 of all other dimensions.
         """
         return Tensor(self.data[self._indices(start, end)], self.fixed_point_position)
 
@@ -115,14 +115,16 @@ class Tensor:
         shape = jax.eval_shape(lambda: jnp.zeros(self.shape, bool)[indices]).shape
         if part.shape != shape:
             wrong_dimension(f"the view has the dims {shape[::-1]}, the part {part.dims}")
-        if (part.dtype, part.fixed_point_position) != (self.dtype, self.fixed_point_position):
+        has_same_position = part.fixed_point_position == self.fixed_point_position
+        if part.dtype != self.dtype or not has_same_position:
             wrong_format(f"the part {part} must have the type and position of {self}")
         return Tensor(jnp.asarray(self.data).at[indices].set(part.data), self.fixed_point_position)
 
     def _indices(self, start: Sequence[int], end: Sequence[int]) -> tuple[int | slice, ...]:
         """Return the index into `data` for a view. `start` and `end` are as in `view`.
 
-        Raises TypeError if they are not integers, and VxError if they do not bound a view.
+        Raises TypeError if `start` or `end` is not of integers, and VxError if they do not bound a
+        view.
         """
         try:
             starts = tuple(map(operator.index, start))
@@ -131,8 +133,8 @@ class Tensor:
             message = f"start and end must be integers in OpenVX's order, not {start!r} and {end!r}"
             raise TypeError(message) from None
         count = len(starts)
-        are_pairs = len(ends) == count
-        if not are_pairs or not 1 <= count <= len(self.dims):
+        has_valid_count = 1 <= count <= len(self.dims)
+        if not has_valid_count or len(ends) != count:
             wrong_dimension(
                 f"a view of {len(self.dims)} dimensions must have as many starts and ends, "
                 f"or fewer, not {count} and {len(ends)}"
@@ -156,7 +158,7 @@ class Tensor:
 
 
 @partial(jax.jit, static_argnames=("dtype", "rounding_policy"), inline=True)
-def _nearest(values: Array, scale: np.float32, dtype: str, rounding_policy: str) -> Array:
+def _as_integers(values: Array, scale: np.float32, dtype: str, rounding_policy: str) -> Array:
     """Multiply numbers by a scale, round and saturate them, and cast them to a dtype."""
     limits = jnp.iinfo(dtype)
     scaled = values * scale
@@ -201,9 +203,10 @@ def static_weights(weights: Tensor) -> StaticWeights:
 
 
 def checked_position(position: SupportsIndex) -> int:
-    """Return a fixed-point position from -32 to 32.
+    """Return a fixed-point position as an int.
 
-    Raises TypeError if it is not an integer, and VxError if it is out of range.
+    Raises TypeError for an object that is no integer, and VxError for an integer that is not from
+    -32 to 32.
     """
     try:
         position = operator.index(position)
@@ -239,16 +242,20 @@ def _register(kind: type, leaf_names: tuple[str, ...], static_names: tuple[str, 
     """
 
     def keyed(x: object) -> tuple[Any, Any]:
+        """Return pairs of the keys and values of the leaves, and the other fields."""
         leaves = [(GetAttrKey(name), getattr(x, name)) for name in leaf_names]
         return leaves, tuple(getattr(x, name) for name in static_names)
 
     def flat(x: object) -> tuple[Any, Any]:
-        leaves, aux = keyed(x)
-        return [value for _, value in leaves], aux
+        """Return the values of the leaves, and the other fields."""
+        leaves, static_values = keyed(x)
+        return [value for _, value in leaves], static_values
 
-    def unflattened(aux: Iterable[object], leaves: Iterable[object]) -> object:
+    def unflattened(static_values: Iterable[object], leaves: Iterable[object]) -> object:
+        """Make an instance without a call of `__init__`."""
         x = object.__new__(kind)
-        for name, value in zip((*leaf_names, *static_names), (*leaves, *aux), strict=True):
+        names = (*leaf_names, *static_names)
+        for name, value in zip(names, (*leaves, *static_values), strict=True):
             setattr(x, name, value)
         return x
 

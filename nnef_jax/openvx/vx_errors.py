@@ -37,6 +37,7 @@ def _refusal(status: str) -> Refuse:
     """Make a function that raises errors with the vx_status `status`."""
 
     def refuse(message: str, hint: str = "") -> NoReturn:
+        """Raise a `VxError` with the status."""
         raise VxError(status, message, hint=hint)
 
     return refuse

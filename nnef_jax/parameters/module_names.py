@@ -9,9 +9,9 @@ the path of a module in the names of tensors, where each part of the path repeat
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from lowering.graph import Graph, Operation, Value
+from lowering.graph import Graph, Operation
 
 Path = tuple[str, ...]
 
@@ -28,7 +28,7 @@ def components(name: str) -> Path:
 
     "/layer1/layer1.0/bn1/Add" becomes ("layer1", "0", "bn1", "Add").
     """
-    if "/" in name:
+    if "/" in name:  # torch.onnx made the name
         parts: list[str] = []
         for part in _without_empty(name.split("/")):
             repeats_parent = parts and part.startswith(f"{parts[-1]}.")
@@ -39,14 +39,11 @@ def components(name: str) -> Path:
     path: list[str] = []
     for part in _without_empty(re.split(r"\.|__", name)):
         list_item = _NUMBER.fullmatch(part)
-        if list_item:
-            path.append(list_item[1])
-        else:
-            path.append(part)
-    if path and "__" in name:
+        path.append(list_item[1] if list_item else part)  # "_0_3" becomes "0"
+    if path and "__" in name:  # torch_to_nnef made the name
         parameter = _LEAF.fullmatch(path[-1])
         if parameter:
-            path[-1] = parameter[1]
+            path[-1] = parameter[1]  # "weight_0_weight" becomes "weight"
     return tuple(path)
 
 
@@ -59,8 +56,8 @@ def shared_start(paths: Sequence[Path]) -> Path | None:
     """Return the longest common start of some paths, or None if there are no paths."""
     if not paths:
         return None
-    # Sorted paths that lie between two paths begin with the common start of these two. So the
-    # common start of the first and the last path is that of all paths.
+    # In sorted order, all paths lie between the first and the last one, and therefore begin with
+    # the common start of these two.
     first = min(paths)
     last = max(paths)
     length = 0
@@ -71,6 +68,23 @@ def shared_start(paths: Sequence[Path]) -> Path | None:
     return first[:length]
 
 
+def _parameters_read(graph: Graph) -> Iterator[tuple[Operation, str]]:
+    """Yield pairs of an operation and the label of a parameter that the operation reads.
+
+    A tensor that is computed from a single parameter counts as this parameter.
+    """
+    # Maps each parameter, and each tensor that is computed from one parameter alone, to the label
+    # of the parameter.
+    origins = {parameter.value: parameter.label for parameter in graph.parameters}
+    for operation in graph.operations:
+        operands = list(operation.reads())
+        labels = [origins[value] for value in operands if value in origins]
+        if labels and len(operands) == 1:
+            origins |= dict.fromkeys(operation.writes(), labels[0])
+        for label in labels:
+            yield operation, label
+
+
 class ModuleNames:
     """The modules in the labels of a graph's parameters and the names of its tensors."""
 
@@ -79,31 +93,27 @@ class ModuleNames:
         # the name of an output to the name of another tensor.
         self._outputs = tuple(graph.output_names)
         self._labels = {parameter.value: parameter.label for parameter in graph.parameters}
+        # The paths of folded weights of linear layers, by label.
         self._folded: dict[str, Path] = {}
+        # The numbers of groups of deconvolutions, by the label of the filter.
         self._groups: dict[str, int] = {}
-        # If a tensor is computed from a single parameter, its origin is the label of the parameter.
-        origins: dict[Value, str] = dict(self._labels)
-        # The root of an operation's name, such as "_0", may abbreviate any of the paths.
+        # By the root of an operation's name, such as "_0": the paths that it may abbreviate.
         paths_by_root: dict[str, set[Path | None]] = {}
-        for operation in graph.operations:
-            operands = list(operation.reads())
-            labels = [origins[value] for value in operands if value in origins]
-            if labels and len(operands) == 1:
-                origins |= dict.fromkeys(operation.writes(), labels[0])
-            for label in labels:
-                is_weight = "__" in label and components(label)[-1] == "weight"
-                if is_weight and operation.kind == "deconv":
-                    groups = dict(operation.attributes)["groups"]
-                    self._groups[label] = groups if isinstance(groups, int) else 1
-                if label.startswith(_FOLDED) and operation.kind == "matmul":
-                    # The label shows no module, but the name of the operation does.
-                    self._folded[label] = (*_modules_of(components(operation.name)), "weight")
-                elif "." in label and "__" in operation.name:
-                    root, _, _ = operation.name.partition("__")
-                    path = _abbreviated(operation.name, label)
-                    paths_by_root.setdefault(root, set()).add(path)
-        # Each pair of an operation's name and a label gives one path for the root. The root is
-        # resolved only if all pairs give the same path.
+        for operation, label in _parameters_read(graph):
+            is_weight = "__" in label and components(label)[-1] == "weight"
+            if is_weight and operation.kind == "deconv":
+                groups = dict(operation.attributes)["groups"]
+                self._groups[label] = groups if isinstance(groups, int) else 1
+            if label.startswith(_FOLDED) and operation.kind == "matmul":
+                # The label shows no module, but the name of the operation does.
+                self._folded[label] = (*_modules_of(components(operation.name)), "weight")
+            elif "." in label and "__" in operation.name:
+                root, _, _ = operation.name.partition("__")
+                path = _abbreviated(operation.name, label)
+                paths_by_root.setdefault(root, set()).add(path)
+        # The modules that an abbreviated root stands for. Each pair of an operation's name and a
+        # label gives one path for the root. The root is resolved only if all pairs give the same
+        # path.
         self._starts: dict[str, Path] = {}
         for root, paths in paths_by_root.items():
             path, *other_paths = paths
@@ -159,11 +169,12 @@ class ModuleNames:
     def by_name(self, operation: Operation) -> Path | None:
         """Return the modules in an operation's name, up to the last one that has parameters.
 
-        The path is () for an operation that torch_to_nnef puts into no module, and None if it is
-        unknown.
+        The path is () for an operation that torch_to_nnef puts into no module. Return None if the
+        path is unknown.
         """
         is_in_no_module = self._starts and "__" not in operation.name
         if is_in_no_module:
+            # The name of an output, or one that extends it, shows no module.
             may_extend_output = operation.name.startswith(self._outputs)
             return None if may_extend_output else ()
         modules = _modules_of(self._full_path(operation.name))
@@ -191,10 +202,11 @@ def _abbreviated(name: str, label: str) -> Path | None:
     The operation reads a parameter with the label `label`. For the name "_0__bn1__x" and the label
     "layer1.0.bn1.weight", the modules are ("layer1", "0").
     """
-    root, *inner_modules = components(name)
-    modules = _modules_of(components(label))
+    root, *inner_names = components(name)  # "0" and ["bn1", "x"]
+    modules = _modules_of(components(label))  # ("layer1", "0", "bn1")
     for end, module in enumerate(modules, start=1):
-        remaining = list(modules[end:])
-        if module == root and inner_modules[: len(remaining)] == remaining:
+        modules_after = list(modules[end:])
+        agree_after = inner_names[: len(modules_after)] == modules_after
+        if module == root and agree_after:
             return modules[:end]
     return None

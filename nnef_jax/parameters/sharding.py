@@ -59,34 +59,39 @@ def layout_of(
     if isinstance(params, Mapping):
         specs = _by_pattern(params, shapes, mesh)
     else:
-        # Along mesh axes of the batch, parameters are fully sharded. All other mesh axes are for
-        # tensor parallelism.
+        # Mesh axes that are in `batch` too are for full sharding. All other mesh axes, `along`, are
+        # for tensor parallelism.
         names_for_params = _names("params", params, mesh)
+        fully_along = tuple(name for name in names_for_params if name in batch_names)
         along = tuple(name for name in names_for_params if name not in batch_names)
-        fully = tuple(name for name in names_for_params if name in batch_names)
         if along:
             count = _divisor(along, mesh)
             chosen = chosen_divisions(
                 definition, count, platform_of(mesh), least=_LEAST_DIVIDED_ITEMS
             )
         specs = _specs_of(graph, chosen, along)
-        parameter_specs = {label: specs[label] for label in shapes}
-        _divide_fully(parameter_specs, shapes, fully, mesh)
-    partitions: list[tuple[str, PartitionSpec]] = []
-    for label, spec in specs.items():
-        is_sharded = any(names is not None for names in spec)
-        if is_sharded:
-            partitions.append((label, PartitionSpec(*spec)))
+        parameter_specs = {label: specs[label] for label in shapes}  # without those of states
+        _divide_fully(parameter_specs, shapes, fully_along, mesh)
     layout = Layout(
         mesh,
         batch=batch_names,
         axis=batch_axis,
-        specs=tuple(partitions),
+        specs=_partitions(specs),
         along=along,
         divisions=tuple(chosen.items()),
     )
     _require_batch(layout, graph)
     return layout
+
+
+def _partitions(specs: Mapping[str, _Spec]) -> tuple[tuple[str, PartitionSpec], ...]:
+    """Return pairs of a label and a PartitionSpec, without specs that shard no axis."""
+    partitions: list[tuple[str, PartitionSpec]] = []
+    for label, spec in specs.items():
+        is_sharded = any(names is not None for names in spec)
+        if is_sharded:
+            partitions.append((label, PartitionSpec(*spec)))
+    return tuple(partitions)
 
 
 def _specs_of(
@@ -136,7 +141,7 @@ def _names(argument: str, value: object, mesh: AnyMesh) -> tuple[str, ...]:
 
 
 def _divisor(names: _Names, mesh: AnyMesh) -> int:
-    """Return into how many parts an axis of an array is divided along mesh axes."""
+    """Return the number of parts into which mesh axes divide an axis of an array."""
     if names is None:
         return 1
     if isinstance(names, str):
@@ -155,7 +160,7 @@ def _divide_fully(
     """Change `specs`, so that each large parameter is sharded along one more of its axes.
 
     The axis is the longest axis that is not sharded yet, and whose extent can be divided into equal
-    parts. `names` are the mesh axes along which it is sharded.
+    parts. `names` are the mesh axes along which the axis is sharded.
     """
     if not names:
         return
@@ -186,11 +191,12 @@ def _least_gathered(shape: Sequence[int]) -> int:
 def _by_pattern(params: Mapping[Any, object], shapes: Shapes, mesh: AnyMesh) -> dict[str, _Spec]:
     """Return the specs of parameters by label, for a dict of specs by labels and patterns.
 
-    The dict `params` is an argument of `Model.shard`. If several keys match a label, the label
-    itself takes precedence over a pattern, and an earlier pattern over a later one.
+    The dict `params` is an argument of `Model.shard`. If several keys match a label, the key that
+    equals the label takes precedence over patterns, and an earlier pattern over a later one.
     """
 
     def is_no_label(key: object) -> bool:
+        """Tell whether a key of `params` is a pattern."""
         return key not in shapes
 
     specs: dict[str, _Spec] = {}
@@ -228,7 +234,7 @@ def _checked(label: str, spec: PartitionSpec, shape: Sequence[int], mesh: AnyMes
             all_names += [name for name in names if name]
         elif names:
             all_names.append(names)
-    _names(argument, all_names, mesh)
+    _names(argument, all_names, mesh)  # raises the errors for unknown and repeated names
     for axis, names in enumerate(spec):
         count = _divisor(names, mesh)
         if shape[axis] % count:
@@ -245,7 +251,7 @@ def chosen_divisions(
 ) -> dict[str, Division]:
     """Return how tensor parallelism divides parameters and states into `count` parts, by label.
 
-    Parameters of at least `least` items are divided. States that are computed from divided
+    Parameters of fewer than `least` items are not divided. States that are computed from divided
     parameters are divided too: for instance, a cache of keys is divided along its heads. Open
     extents have the values of `Network.example`, and a network without an example has no divisions.
     """
@@ -265,18 +271,21 @@ def chosen_divisions(
     # then the states, both sorted by label.
     labels = [*sorted(parameters), *sorted(states)]
     updates = {state.label: state.update for state in graph.states}
-    # The key is the index of a state among the arguments. The value is the index of the next state
-    # among the results, which are the outputs and then the next states.
+    # The results of the program are the outputs, and then the next states in the same order. This
+    # dict maps the index of a state among the arguments to the index of the next state among the
+    # results.
     carried: dict[int, int] = {}
     for index, label in enumerate(sorted(states)):
         if updates[label].type.shape == states[label].type.shape:
             carried[len(parameters) + index] = len(graph.outputs) + index
 
     def divisions_by_index() -> dict[int, Division]:
+        """Return the divisions by the index of the argument of the program."""
         target_program = differentiable(program, mesh_target(platform))
         return divisions(target_program, count, least, carried)
 
     with named(definition.about):
+        # If a pass fails, there is a warning, and nothing is divided.
         chosen = or_else(divisions_by_index, dict[int, Division])
     return {label: chosen[index] for index, label in enumerate(labels) if index in chosen}
 
@@ -288,7 +297,7 @@ class ShardedParameter(NamedTuple):
     shape: tuple[int, ...]
     sharding: PartitionSpec
     why: str
-    moves: str  # These are the collectives that the sharding causes in a call.
+    moves: str  # the collectives that the sharding causes in a call
 
 
 class ShardingPlan(tuple[ShardedParameter, ...]):
@@ -312,7 +321,7 @@ class ShardingPlan(tuple[ShardedParameter, ...]):
 def _axes(spec: PartitionSpec) -> str:
     """Return the sharded axes of a spec as text, such as '0: data, 1: model'.
 
-    In the text, the names of mesh axes follow each axis of the array.
+    After each axis of the array, the text has the names of the mesh axes along which it is divided.
     """
     texts: list[str] = []
     for axis, names in enumerate(spec):

@@ -27,18 +27,36 @@ _INITIAL = re.compile(r".*\.l\d+_(backward_)?[hc]_0_init")
 # An LSTM has 4 gates, and a GRU has 3 gates. The letters of the gates are in PyTorch's order.
 _GATES = {4: "ifgo", 3: "rzn"}
 
-_Array = Any  # This is an array of numpy or of jax.
+_Array = Any  # an array of numpy or of jax
 
 
 class _Candidate(NamedTuple):
-    """Arrays of a state dict that may be a parameter.
+    """Arrays of a state dict that may be a parameter: one array, or biases that are added.
 
-    `names` are the names of the arrays. `stored` is the array that the network stores for them, or
-    None if the arrays do not fit the parameter's shape.
+    `names` are the names of the arrays. `stored` is the array that the network stores for the
+    parameter, or None if the arrays do not fit the parameter's shape.
     """
 
     names: Sequence[str]
     stored: _Array | None
+
+
+class _Matches(NamedTuple):
+    """The parameters of a network, matched with the arrays of a state dict.
+
+    Args:
+        params: the array of each parameter by label, as the network stores it.
+        used: the names of the arrays that parameters use.
+        missing: the names of parameters for which there is no array.
+        other_shapes: texts about arrays that do not fit the parameter's shape.
+        unclear: the labels of parameters for which it is not clear which array they are.
+    """
+
+    params: dict[str, Any]
+    used: Collection[str]
+    missing: Sequence[str]
+    other_shapes: Sequence[str]
+    unclear: Collection[str]
 
 
 def stored_params(
@@ -54,7 +72,8 @@ def stored_params(
     require("state_dict", state_dict, Mapping, "a dict of arrays by PyTorch's names")
     values: dict[str, object] = {}
     for name, value in state_dict.items():
-        if not str(name).endswith("num_batches_tracked"):
+        is_count_of_batches = str(name).endswith("num_batches_tracked")  # networks have no counts
+        if not is_count_of_batches:
             values[str(name)] = value
     return _Matching(graph, values).stored(strict)
 
@@ -68,7 +87,7 @@ class _Matching:
         self.arrays = {name: _array(name, value) for name, value in values.items()}
         labels = {parameter.label for parameter in graph.parameters}
         self.exact_names = labels & self.arrays.keys()
-        # Some exporters leave out the start of a name, so names are looked up by their last part.
+        # All other names of arrays by their last part. Exporters may leave out the start of a name.
         self.by_last_part: dict[str, list[str]] = {}
         for name in self.arrays.keys() - self.exact_names:
             self.by_last_part.setdefault(_last_part(name), []).append(name)
@@ -79,13 +98,33 @@ class _Matching:
         Raises InputError with all faults of the state dict. If `strict` is false, missing and
         unknown names are no faults.
         """
+        matches = self._matches()
+        unclear, missing = matches.unclear, matches.missing
+        unused = [name for name in self.arrays if name not in matches.used]
+        unknown = [name for name in unused if not self._is_neutral(name, matches.used)]
+        faults: list[str] = []  # each completes the sentence "the state dict ..."
+        if unclear:
+            faults.append(f"does not tell which arrays are {_shown(sorted(unclear))}")
+        if strict and missing:
+            faults.append(f"lacks {_shown(missing)}")
+        if strict and unknown:
+            faults.append(f"has unknown {_shown(unknown)}")
+        if matches.other_shapes:
+            faults.append(f"has other shapes: {listed(matches.other_shapes)}")
+        if faults:
+            message = f"the state dict for '{self.graph.name:.60}' {', '.join(faults)}"
+            raise InputError(message, hint=_hint(unclear, missing, unknown))
+        return matches.params
+
+    def _matches(self) -> _Matches:
+        """Match each parameter with arrays of the state dict."""
         params: dict[str, Any] = {}
         missing: list[str] = []
         other_shapes: list[str] = []
         unclear: set[str] = set()
-        # The outer key is the name of an array. The inner key is a parameter that uses the array,
-        # or its recurrent layer, because all gates of a layer may use the same array. The value is
-        # the label of the parameter. Two inner keys mean that the array fits two parameters.
+        # By the name of an array: the labels of the parameters that use the array, by a key. The
+        # key is the label itself, or for a gate the name of the recurrent layer, because all gates
+        # of a layer may use the same array. Two keys mean that the array fits two parameters.
         users: dict[str, dict[str, str]] = {}
         for parameter in self.graph.parameters:
             label = parameter.label
@@ -105,21 +144,7 @@ class _Matching:
         for labels in users.values():
             if len(labels) > 1:
                 unclear.update(labels.values())
-        unused = [name for name in self.arrays if name not in users]
-        unknown = [name for name in unused if not self._is_neutral(name, users)]
-        faults: list[str] = []
-        if unclear:
-            faults.append(f"does not tell which arrays are {_shown(sorted(unclear))}")
-        if strict and missing:
-            faults.append(f"lacks {_shown(missing)}")
-        if strict and unknown:
-            faults.append(f"has unknown {_shown(unknown)}")
-        if other_shapes:
-            faults.append(f"has other shapes: {listed(other_shapes)}")
-        if faults:
-            message = f"the state dict for '{self.graph.name:.60}' {', '.join(faults)}"
-            raise InputError(message, hint=_hint(unclear, missing, unknown))
-        return params
+        return _Matches(params, users.keys(), missing, other_shapes, unclear)
 
     def _shown_shapes(self, candidate: _Candidate) -> str:
         """Return the names and shapes of a candidate's arrays, as text."""
@@ -134,16 +159,16 @@ class _Matching:
             yield _Candidate([label], _shaped(self.arrays[label], shape, exactly=True))
             return
         gate = _GATE.fullmatch(label)
-        if gate and f"{gate['module']}.weight_ih_l{gate['layer']}" in self.arrays:
+        is_of_gate = gate and f"{gate['module']}.weight_ih_l{gate['layer']}" in self.arrays
+        if gate and is_of_gate:
             yield self._gate(gate, shape)
             return
-        path = ".".join(self.names.of_label(label))
+        path = ".".join(self.names.of_label(label))  # the name in PyTorch, or its end
         has_path = path in self.arrays
         if has_path and self.names.is_transposed(label):
             array = self.arrays[path]
-            stored = None
-            if array.ndim == 2:
-                stored = _shaped(array.T, shape, exactly=True)
+            is_matrix = array.ndim == 2
+            stored = _shaped(array.T, shape, exactly=True) if is_matrix else None
             yield _Candidate([path], stored)
         elif has_path or "__" in label:
             names = [path] if has_path else self._names_ending_in(path)
@@ -192,15 +217,17 @@ class _Matching:
         kind = "weight" if kind_letter == "w" else "bias"
         # The source is "i" for weights of the input, or "h" for weights of the state. A label
         # without a source is that of the sum of both biases.
-        sources = source or "ih"
-        possible_names = [f"{module}.{kind}_{source}h_l{layer}{direction}" for source in sources]
+        source_letters = source or "ih"
+        possible_names = [f"{module}.{kind}_{x}h_l{layer}{direction}" for x in source_letters]
         names = [name for name in possible_names if name in self.arrays]
         arrays = [self.arrays[name] for name in names]
         row_counts = [array.shape[0] for array in arrays if array.ndim]
+        # A weight of a gate is (..., hidden size, columns), and a bias is (..., hidden size).
         hidden_size = shape[-2] if kind == "weight" else shape[-1]
         gate_letters = ""
         if row_counts and hidden_size:
             gate_letters = _GATES.get(row_counts[0] // hidden_size, "")
+        # Both biases, if there are two, must have the rows of all gates.
         has_all_gates = set(row_counts) == {len(gate_letters) * hidden_size}
         if letter not in gate_letters or not has_all_gates:
             return _Candidate(names, stored=None)
@@ -226,7 +253,7 @@ class _Matching:
         """
         array = self.arrays[name]
         if isinstance(array, Tracer):
-            return False
+            return False  # the numbers are not known
         neutral_number = {"weight": 1, "bias": 0}.get(_last_part(name))
         may_be_of_norm = array.ndim == 1 and neutral_number is not None
         if may_be_of_norm and bool((array == neutral_number).all()):
@@ -250,9 +277,9 @@ def _shaped(array: _Array, shape: Shape, *, exactly: bool = False) -> _Array | N
         return array
     if exactly:
         return None
-    array_extents = [extent for extent in array.shape if extent != 1]
-    extents = [extent for extent in shape if extent != 1]
-    if array_extents != extents:
+    array_extents_without_1 = [extent for extent in array.shape if extent != 1]
+    extents_without_1 = [extent for extent in shape if extent != 1]
+    if array_extents_without_1 != extents_without_1:
         return None
     return array.reshape(shape)
 
@@ -287,7 +314,7 @@ def _array(name: str, value: object) -> _Array:
             return np.array(tensor.numpy())
         return np.asarray(value)
     except Exception as reason:
-        # The conversion of an object is code of another package, which may raise any exception.
+        # Code of another package converts the value, and may raise any exception.
         raise InputError(f"state_dict: '{name:.200}' is no array: {reason}") from None
 
 

@@ -9,15 +9,16 @@ from lowering.graph import Graph, Operation, Value, is_float, values_of
 
 _NORM = "batch_normalization"
 _STATISTICS = ("mean", "variance")  # These are names of operands of a batch normalisation.
-_CARRIED = "initial"  # This operand of a loop has the first values of what each iteration changes.
+# The operand of a loop with the first values of the tensors that each iteration changes.
+_CARRIED = "initial"
 
 
 def trained_labels(graph: Graph) -> Set[str]:
     """Return the labels of the parameters that an optimizer should train.
 
     They are the floating-point parameters that are not statistics. Statistics are the parameters
-    from which the operands `mean` and `variance` of batch normalisations are computed. If these
-    operands depend on inputs, they are statistics of a batch and do not count.
+    from which the operands `mean` and `variance` of batch normalisations are computed. An operand
+    that depends on inputs is a statistic of a batch, and does not count.
     """
     statistics = _statistics(graph, [parameter.value for parameter in graph.parameters])
     labels: set[str] = set()
@@ -31,16 +32,16 @@ def trained_labels(graph: Graph) -> Set[str]:
 def _statistics(graph: Graph, constants: Collection[Value]) -> Set[Value]:
     """Return the values from which statistics of normalisations are computed.
 
-    Only values that depend on nothing but `constants` are returned.
+    Only constant values are returned: `constants`, and the values that depend on nothing else.
     """
     all_constants = set(constants)
     for operation in graph.operations:
         if all_constants.issuperset(operation.reads()):
             all_constants.update(operation.writes())
     statistics: set[Value] = set()
-    # The operations are visited from last to first. An operation that computes a statistic is
-    # therefore visited after the operation that reads the statistic. The operands of an operation
-    # that computes a statistic are statistics too.
+    # The operands of an operation that computes a statistic are statistics too. The operations are
+    # visited from last to first, so that an operation that reads a statistic is visited before the
+    # operation that computes the statistic.
     for operation in reversed(graph.operations):
         if operation.kind == _NORM:
             operands = dict(operation.operands)

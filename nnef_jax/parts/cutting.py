@@ -56,9 +56,9 @@ def cut(
 
 
 def _wrong_states(network: Network, part: Graph) -> Iterator[InputError]:
-    """Yield an error for each state of a part whose shape or initial value depends on inputs.
+    """Yield an error for each state of a part that depends on inputs of the network.
 
-    The inputs are those of the network.
+    Such a state has a shape or an initial value that depends on the inputs.
     """
     for state in part.states:
         if state.label in network.open_states:
@@ -128,7 +128,7 @@ def _wrong_names(graph: Graph, argument: str, names: _Names) -> Iterator[InputEr
     if not names:
         yield InputError(f"{argument} names no tensor")
     values_by_name = tensors(graph)
-    first_names: dict[Value, str] = {}
+    first_names: dict[Value, str] = {}  # by tensor, since a tensor may have several names
     for name in dict.fromkeys(names):
         if name not in values_by_name:
             message = f"{argument}: the graph has no tensor '{name}'"
@@ -165,6 +165,7 @@ def _wrong_part(graph: Graph, inputs: _Named, outputs: _Named) -> Iterator[Input
     for name, value in inputs.items():
         if value in needed or value in unread:
             continue
+        # The part does not need this input. A usual reason is that it comes after an output.
         sources = dependencies_down_to(graph, [value], inputs=())
         earlier_outputs = [output for output, result in outputs.items() if result in sources]
         if earlier_outputs:
@@ -177,19 +178,21 @@ def _wrong_part(graph: Graph, inputs: _Named, outputs: _Named) -> Iterator[Input
 def _missing_names(graph: Graph, inputs: frozenset[Value], values: set[Value]) -> list[str]:
     """Return the names of tensors that a part reads, but cannot compute from its inputs.
 
-    `inputs` are the part's inputs, and `values` are the values on which its outputs depend.
+    `inputs` are the part's inputs, and `values` are the values on which its outputs depend. For
+    example, a part from `x` to x + y reads `y`, which depends only on another input of the network.
     """
-    from_part = _dependent_in_cycle(graph, inputs, inputs)
-    from_elsewhere = _dependent_in_cycle(graph, {*graph.inputs} - inputs, inputs)
+    from_part = _dependent_in_cycle(graph, inputs, cuts=inputs)
+    other_inputs = {*graph.inputs} - inputs
+    from_elsewhere = _dependent_in_cycle(graph, other_inputs, cuts=inputs)
     computed = (values & from_part) - inputs
-    read: list[Value] = []
+    read: list[Value] = []  # the values that the part reads
     for operation in graph.operations:
         is_computed = not computed.isdisjoint(operation.writes())
         if is_computed:
             read += operation.reads()
     for state in graph.states:
         if state.value in values and state.value not in inputs:
-            read.append(state.update)
+            read.append(state.update)  # the part also computes the next value of the state
     names: list[str] = []
     for value in dict.fromkeys(read):
         if value in from_elsewhere and value not in from_part:
@@ -208,7 +211,7 @@ def _computable(graph: Graph, inputs: frozenset[Value]) -> set[Value]:
     for operation in graph.operations:
         values.update(operation.writes())
     other_inputs = {*graph.inputs} - inputs
-    return values - _dependent(graph, other_inputs, inputs)
+    return values - _dependent(graph, other_inputs, cuts=inputs)
 
 
 def _dependent(
@@ -249,8 +252,8 @@ def _dependent_in_cycle(
 def _names_of(graph: Graph, value: Value, among: set[Value]) -> Iterator[str]:
     """Yield the name of a value.
 
-    A value without a name is computed from other values. Then the names of the nearest of these
-    values that are in `among` are yielded.
+    A value without a name is computed from other values. The names of those in `among` are then
+    yielded instead.
     """
     names = {tensor: name for name, tensor in tensors(graph).items()}
     if value in names:

@@ -42,7 +42,8 @@ class Solver:
     Args:
         network: the network from which the part is cut.
         cut: a function from a graph of the network to the part's graph.
-        described: a function from a graph to an object. Two graphs are equal if their objects are.
+        described: a function from a graph to an object. Graphs are equal if their objects are
+            equal.
     """
 
     network: Network
@@ -92,18 +93,21 @@ class Solver:
         sizes: dict[str, int] = {}
 
         def guess_size(name: str) -> int:
+            """Note the guess for an open extent."""
             sizes[name] = largest
             return UNKNOWN
 
-        # `_shapes` calls the function with the name of each open extent.
+        # Only the names matter here: `_shapes` calls the function with the name of each open
+        # extent. Its result is not used.
         self._shapes(guess_size)
         return sizes
 
     def _slopes(self, sizes: Sizes, name: str, part: Graph, meter: Meter) -> Sequence[float]:
-        """Return the slope of each extent of the part's inputs, by an open extent of the network.
+        """Return how fast each extent of the part's inputs changes with an open extent.
 
         `name` is the name of the open extent. `sizes` are the open extents of the network, and
-        `part` is the part for these extents.
+        `part` is the part for these extents. For example, if the open extent 4 leads to the extents
+        (2, 3), and 8 leads to (4, 3), the slopes are (0.5, 0).
         """
         extents = _extents(part)
         size = sizes[name]
@@ -126,7 +130,7 @@ class Solver:
         `sizes` are the open extents of the network, and `part` is the part for these extents.
         """
         for name, size in sizes.items():
-            # These sizes are tried as samples of all other extents.
+            # Not all other extents can be tried. These are samples.
             for changed_size in (size - 1, size + 1, 2 * size + 2):
                 if changed_size <= 0:
                     continue
@@ -183,7 +187,8 @@ class Solver:
 def _has_symbol(network: Network, name: str, axis: int) -> bool:
     """Tell whether the document has a symbol for an extent of an input."""
     shapes = network.frontend.symbolic_shapes(lambda _: _ANY_EXTENT)
-    return shapes[name][axis] not in (UNKNOWN, 0)
+    extent = shapes[name][axis]  # computed from `_ANY_EXTENT` if there is a symbol
+    return extent not in (UNKNOWN, 0)
 
 
 def _extents(part: Graph) -> list[int]:

@@ -28,7 +28,7 @@ def tensors(graph: Graph) -> dict[str, Value]:
 def dependencies_down_to(
     graph: Graph, results: Iterable[Value], inputs: Collection[Value]
 ) -> set[Value]:
-    """Return the values on which results depend, in any cycle.
+    """Return the values on which results depend, in any cycle, and the results.
 
     The search does not go back beyond the values in `inputs`.
     """
@@ -41,6 +41,7 @@ def dependencies_down_to(
         for operation in reversed(graph.operations):
             if any(map(is_computed, operation.writes())):
                 values.update(operation.reads())
+        # A state depends on its update in the cycle before.
         updates = [state.update for state in graph.states if is_computed(state.value)]
         if values.issuperset(updates):
             return values
@@ -55,7 +56,10 @@ class Part:
     outputs: tuple[str, ...]
 
     def cut_from(self, graph: Graph) -> tuple[Graph, Mapping[Value, Value]]:
-        """Return the part's graph, and the inputs of the part by the values that they replace."""
+        """Return the part's graph, and a mapping from values of `graph` to inputs of the part.
+
+        An input of the part replaces the value in all operations that read the value.
+        """
         values_by_name = tensors(graph)
         inputs: dict[Value, Value] = {}
         for name in self.inputs:
@@ -99,12 +103,12 @@ class Part:
 class PartFrontend(Frontend):
     """The front end of a part of a network.
 
-    A state of the part may be a pair of an input and an output of the document. The inputs and
-    outputs of the front end include these inputs and outputs of the document.
+    A state of the part may be a pair of an input and an output of the document, as in
+    `Network.pairs`. These inputs and outputs are inputs and outputs of the front end too.
     """
 
     def __init__(self, network: Network, part: Part, pairs: Mapping[str, str]) -> None:
-        outputs = dict.fromkeys([*part.outputs, *pairs.values()])
+        outputs = dict.fromkeys([*part.outputs, *pairs.values()])  # an ordered set
         self._part = Part((*part.inputs, *pairs), tuple(outputs))
         self.inputs: Sequence[str] = self._part.inputs
         self.outputs: Sequence[str] = self._part.outputs
@@ -124,8 +128,8 @@ class PartFrontend(Frontend):
     def declared(self) -> Graph | None:
         """Return the part's graph for the shapes that the document declares.
 
-        The result is None if the network's graph for these shapes is not known, or lacks a tensor
-        of the part.
+        Return None if the network's graph for these shapes is not known, or lacks a tensor of the
+        part.
         """
         graph = self.network.declared
         if graph is None or self._missing_tensors(graph):
@@ -146,11 +150,15 @@ class PartFrontend(Frontend):
         from nnef_jax.execution.cache_key import described
         from nnef_jax.parts.open_extents import Solver
 
+        # The part's open extents follow from those of the network's inputs, which are not known.
         solver = Solver(self.network, self._cut, lambda graph: [*described(graph)])
         return solver.solve(shapes, options.meter)
 
     def _cut(self, graph: Graph) -> Graph:
-        """Cut the part out of a graph. Raises InputError if the graph lacks one of its tensors."""
+        """Cut the part out of a graph.
+
+        Raises InputError if the graph lacks an input or output of the part.
+        """
         missing = self._missing_tensors(graph)
         if missing:
             raise InputError(
@@ -182,7 +190,7 @@ class PartFrontend(Frontend):
         return {name: span for name, span in spans.items() if name in names}
 
     def identifiers(self, graph: Graph) -> Mapping[str, str]:
-        """Return, for each name in a saved graph.quant, the name of the tensor in the part."""
+        """Return the names of the part's tensors, by their identifiers in a saved graph.quant."""
         return self.network.frontend.identifiers(graph)
 
     def members(self, arrays: Mapping[str, Any], quantization: str | None) -> Written:
@@ -227,12 +235,12 @@ def _shape(value: Value, options: Options) -> Shape:
 def _retyped(graph: Graph, options: Options, integer: str) -> Graph:
     """Infer the types of a graph again, for the shapes of inputs in the options.
 
-    If the shapes do not fit an operation, raises a ShapeError or SemanticError that names the
-    operation.
+    `integer` is the dtype of integer literals. If the shapes do not fit an operation, raises a
+    ShapeError or SemanticError that names the operation.
     """
     emission = Emission(options, integer)
     builder = emission.builder
-    retyped: dict[Value, Value] = {}
+    retyped: dict[Value, Value] = {}  # by a value of `graph`, the value with the new type
     for value in graph.inputs:
         type = TensorType(_shape(value, options), value.type.dtype)
         retyped[value] = builder.input(value.name, type)
@@ -242,13 +250,14 @@ def _retyped(graph: Graph, options: Options, integer: str) -> Graph:
     for operation in graph.operations:
         operands = {name: substituted(operand, retyped) for name, operand in operation.operands}
         results = tuple(operation.writes())
-        result_names = [value.name for value in results]
+        # The name of an operation without results is its kind.
+        result_names = [value.name for value in results] or [operation.kind]
         try:
             emission.add(
                 operation.kind,
                 operands,
                 dict(operation.attributes),
-                result_names or [operation.kind],
+                result_names,
                 operation.span,
                 operation.calls,
                 rule=operation.rule,

@@ -21,7 +21,7 @@ _GUESSES = (1, 64)
 
 
 def flatten(frontend: Frontend, options: Options) -> Graph:
-    """Return the graph for some options. The garbage collector rests, which saves time."""
+    """Return the graph for some options, without pauses for garbage collection."""
     with uncollected():
         return frontend.flatten(options)
 
@@ -29,8 +29,9 @@ def flatten(frontend: Frontend, options: Options) -> Graph:
 class Flattened(NamedTuple):
     """The graph of a document for some options.
 
-    `declared` is the graph for the document's own shapes, or None if the options have no other
-    shapes. `is_guessed` tells whether open extents of `graph` were guessed.
+    `is_guessed` tells whether open extents of `graph` were guessed. `declared` is the graph for the
+    document's own shapes. It is None if the options have no other shapes, or if there is no such
+    graph.
     """
 
     graph: Graph
@@ -43,7 +44,7 @@ def flatten_and_check(frontend: Frontend, options: Options) -> Flattened:
     shapes = options.input_shapes
     declared = None
     if shapes or options.extents:
-        # The document's own shapes may be wrong, or need the extents.
+        # There is no graph if the document's own shapes are wrong, or need the extents.
         with suppress(SemanticError, ExtentImplied):
             original = replace(options, input_shapes={}, extents={})
             declared, _ = _flatten_or_guess(frontend, original)
@@ -61,14 +62,8 @@ def _flatten_or_guess(frontend: Frontend, options: Options) -> tuple[Graph, bool
     # The structure depends on an open extent. The graph for a guess still has the right names and
     # ranks.
     states = frontend.state_shapes()
-    guesses = [replace(options, open_extent=extent) for extent in _GUESSES]
-    if states:
-        # A mask may cover both a state and an input, and then an extent of 1 does not fit the mask,
-        # the state and the input at once. A first cycle is tried as well, because its state is
-        # shorter.
-        guesses.insert(1, replace(guesses[0], starts=True))
     errors: list[SemanticError] = []
-    for guess in guesses:
+    for guess in _guesses(options, has_states=len(states) > 0):
         try:
             graph = flatten(frontend, guess)
         except SemanticError as error:
@@ -88,20 +83,34 @@ def _flatten_or_guess(frontend: Frontend, options: Options) -> tuple[Graph, bool
     raise first_error
 
 
-def with_implied(frontend: Frontend, options: Options, implied: ExtentImplied) -> Options:
-    """Return options with the only possible value of an open extent.
+def _guesses(options: Options, has_states: bool) -> list[Options]:
+    """Return options with extents to try in place of open extents, in order."""
+    smallest, *larger = [replace(options, open_extent=extent) for extent in _GUESSES]
+    if not has_states:
+        return [smallest, *larger]
+    # A mask may cover both a state and an input, and then an extent of 1 does not fit the mask, the
+    # state and the input at once. A first cycle is tried as well, because its state is shorter.
+    first_cycle = replace(smallest, starts=True)
+    return [smallest, first_cycle, *larger]
 
-    If the extent has a name, all inputs with this name get the value. Raises InputError if the
+
+def with_implied(frontend: Frontend, options: Options, implied: ExtentImplied) -> Options:
+    """Return options with the value of an open extent that the document implies.
+
+    If the extent has a name, all extents with this name get the value. Raises InputError if the
     extent is not open.
     """
     input, axis = implied.input, implied.axis
     shapes = {**frontend.declared_shapes(options), **options.input_shapes}
     shape = list(shapes.get(input, ()))
-    if len(shape) <= axis or shape[axis] is not None:
+    is_open = axis < len(shape) and shape[axis] is None
+    if not is_open:
         raise InputError(str(implied), span=frontend.spans().get(input))
     names = frontend.extent_names().get(input, ())
-    if input not in options.input_shapes and len(names) > axis and names[axis]:
-        return replace(options, extents={**options.extents, names[axis]: implied.extent})
+    name = names[axis] if axis < len(names) else ""
+    has_declared_shape = input not in options.input_shapes
+    if name and has_declared_shape:
+        return replace(options, extents={**options.extents, name: implied.extent})
     shape[axis] = implied.extent
     return replace(options, input_shapes={**options.input_shapes, input: shape})
 
@@ -136,7 +145,7 @@ def require_no_constant_extents(declared: Graph | None, graph: Graph) -> None:
     in `input_shapes`.
     """
     if declared is None or len(declared.operations) != len(graph.operations):
-        return
+        return  # the operations of the two graphs cannot be compared
     errors: list[ShapeError] = []
     for original, changed in zip(declared.operations, graph.operations, strict=True):
         if original.kind == changed.kind == "reshape":
@@ -150,8 +159,8 @@ def _constant_extent(original: Operation, changed: Operation) -> ShapeError | No
     """Return the error for a reshape whose result keeps a declared extent, or None.
 
     `original` is the reshape for the document's own shapes, and `changed` is the reshape for other
-    shapes. The result keeps an extent of an axis if the extent of the operand changes there, but
-    the extent of the result does not.
+    shapes. For example, the document has a reshape from (1, 8) to (1, 2, 4). For a batch of 2, the
+    reshape from (2, 8) to (1, 4, 4) keeps the extent 1.
     """
     original_operand_shape = next(original.reads()).type.shape
     original_result_shape = next(original.writes()).type.shape
@@ -161,7 +170,7 @@ def _constant_extent(original: Operation, changed: Operation) -> ShapeError | No
     original_extents = zip(original_operand_shape, original_result_shape, strict=False)
     for axis, (extent, result_extent) in enumerate(original_extents):
         if extent != result_extent:
-            break
+            break  # the reshape splits or joins this axis and later ones
         keeps_extent = axis < len(result_shape) and result_shape[axis] == extent
         if keeps_extent and operand_shape[axis] != extent:
             return ShapeError(
@@ -178,8 +187,8 @@ def _constant_extent(original: Operation, changed: Operation) -> ShapeError | No
 def _with_open_extents(graph: Graph, shapes: Shapes, states: Shapes) -> Graph:
     """Return a graph in which all extents are open, except the extents of inputs and states.
 
-    `shapes` has shapes of inputs by name, and `states` has shapes of states by label. An input
-    without a shape in `shapes` has open extents too.
+    `shapes` has shapes of inputs by name, and `states` has shapes of states by label. In a shape,
+    None is an open extent. All extents of an input without a shape are open too.
     """
     state_shapes: dict[Value, Sequence[int | None]] = {}
     for state in graph.states:
@@ -189,7 +198,7 @@ def _with_open_extents(graph: Graph, shapes: Shapes, states: Shapes) -> Graph:
     opened_values: dict[Value, Value] = {}
     for value in dict.fromkeys((*graph.inputs, *computed, *state_shapes)):
         extents = state_shapes.get(value)
-        if not extents:
+        if not extents:  # the value is no state, or has no extents
             all_open = [None] * len(value.type.shape)
             extents = shapes.get(value.name, all_open)
         shape = tuple(UNKNOWN if extent is None else extent for extent in extents)
@@ -199,6 +208,7 @@ def _with_open_extents(graph: Graph, shapes: Shapes, states: Shapes) -> Graph:
         return opened_values.get(value, value)
 
     def with_opened_values(operation: Operation) -> Operation:
+        """Return an operation with open extents of its operands and results."""
         results: Any = substituted(operation.results, opened_values)
         return replace(operation.reading(opened_values), results=results)
 

@@ -18,10 +18,10 @@ _START = 2048  # number of bytes that are matched
 class _Kind(NamedTuple):
     """A kind of files that `load` cannot read."""
 
-    what: str  # what errors call a file of this kind
+    what: str  # the text after "FILE is" in the error
     hint: str
-    endings: tuple[str, ...] = ()  # of file names
-    content: str = ""  # a regular expression for the first bytes
+    endings: tuple[str, ...] = ()  # endings of the files' names
+    content: str = ""  # a regular expression for the first bytes of a file
 
 
 # Files that stand, under the same name, for a file that was not downloaded.
@@ -108,8 +108,8 @@ def refuse_file(path: str, start: bytes) -> None:
 
 
 def refuse_stand_in(path: str, data: memoryview) -> None:
-    """Raise ArchiveError if a member is a placeholder for a file that was not downloaded."""
-    # This test avoids a copy of the data in most cases.
+    """Raise ArchiveError if a file is a placeholder for a file that was not downloaded."""
+    # Only these letters begin a placeholder. The test avoids a copy of the data in most cases.
     may_be_stand_in = bytes(data[:1]) in (b"v", b"<", b" ", b"\n", b"\r")
     if may_be_stand_in:
         _refuse(path, _by_content(bytes(data[:_START]), _STAND_INS))
@@ -133,17 +133,18 @@ def _by_ending(ending: str) -> _Kind | None:
 
 
 def _refuse(path: str, kind: _Kind | None) -> None:
-    """Raise ArchiveError for a file of a kind that `load` cannot read. None is no such kind."""
+    """Raise ArchiveError for a file of a kind. Do nothing if the kind is None."""
     if kind is not None:
         raise ArchiveError(f"{path} is {kind.what}", hint=kind.hint)
 
 
 def as_readable(source: Any) -> tuple[Any, str]:
-    """Return a source for `open_archive`, and the name of the member in it.
+    """Return a source for `open_archive`, and the name of its only member if that is known.
 
     An onnx.ModelProto becomes its bytes, with the name "model.onnx". Any other source is returned
     unchanged, with the name "". Raises TypeError for a module of PyTorch.
     """
+    # The types are recognised by name, since their packages may be missing.
     source_type = type(source)
     is_of_onnx = source_type.__module__.startswith("onnx")
     if is_of_onnx and source_type.__name__ == "ModelProto":

@@ -44,8 +44,8 @@ class Network:
     the options has its declared shape. Open extents in the graph are UNKNOWN; `specialise` returns
     the graph for known shapes.
 
-    `pairs` maps inputs that are states to the outputs that update them. The graph has a state
-    variable in place of each such input and its output. The variable has the name of the input.
+    `pairs` maps the name of an input to the name of an output, whose value the input takes in the
+    next cycle. The graph has a state variable in place of both, with the name of the input.
     """
 
     frontend: Frontend
@@ -84,6 +84,7 @@ class Network:
         try:
             flattened = flatten_and_check(frontend, options)
         except ExtentImplied as implied:
+            # The document allows only one value of an open extent. Each call closes one extent.
             options = with_implied(frontend, options, implied)
             return cls.build(frontend, options, pairs, data=data)
         stored: Mapping[str, NDArray[Any]] = {}
@@ -91,6 +92,7 @@ class Network:
             content = frontend.stored(flattened.graph)
             stored = content.data
             if content.frontend is not frontend:
+                # The data decide which tensors are rounded in a run, so the graph is made again.
                 frontend = content.frontend
                 flattened = flatten_and_check(frontend, options)
         graph, declared, is_guessed = flattened
@@ -136,7 +138,7 @@ class Network:
         """
         has_open_states = self.graph.states and self.open_states
         if not self.is_open and not has_open_states:
-            return self.graph
+            return self.graph  # it is the same for all calls
         state_shapes: dict[str, Shape] = {}
         if state:
             for label in self.open_states:
@@ -148,6 +150,7 @@ class Network:
         options = self._options_for(shapes, state_shapes)
         extents = chain(*shapes, *state_shapes.values())
         if any(map(is_symbolic, extents)):
+            # The graph is not kept, since a symbolic extent belongs to one trace.
             return self._symbolic(options)
         try:
             graph = self._flatten(options)
@@ -185,7 +188,7 @@ class Network:
         `shapes` are the shapes of the inputs. The text is for example "'batch' is 2 in 'x', 3 in
         'y'".
         """
-        # by the name of an extent: the first input that has the extent, and its value there
+        # For the name of an extent: the first input with this extent, and the value in this input.
         first_uses: dict[str, tuple[str, int]] = {}
         for value, shape in zip(self.graph.inputs, shapes, strict=True):
             names = self.extent_names.get(value.name, ())
@@ -221,11 +224,12 @@ class Network:
     def _symbolic(self, options: Options) -> Graph:
         """Return the graph for shapes that contain symbolic extents of `jax.export`."""
         symbolic = options.input_shapes
-        numeric: dict[str, list[int | None]] = {}
+        with_open_extents: dict[str, list[int | None]] = {}
         for name, shape in symbolic.items():
-            numeric[name] = [None if is_symbolic(extent) else extent for extent in shape]
+            with_open_extents[name] = [None if is_symbolic(extent) else extent for extent in shape]
+        options = replace(options, input_shapes=with_open_extents, symbolic_shapes=symbolic)
         try:
-            return self._flatten(replace(options, input_shapes=numeric, symbolic_shapes=symbolic))
+            return self._flatten(options)
         except ExtentNeeded:
             raise UnsupportedError(
                 "the structure of the graph depends on an extent that is symbolic",
@@ -291,16 +295,17 @@ class Network:
         """Raise SemanticError for a variable whose type depends on an open extent.
 
         `graph` is the graph for some input shapes. A variable is wrong if the network's own graph
-        lacks it, or has another type for it. The types of open states may differ.
+        lacks the variable, or has another type for it. The types of open states may differ.
         """
         types: dict[str, TensorType] = {}
         for variable in (*self.graph.parameters, *self.graph.states):
             types[variable.label] = variable.value.type
         for state in graph.states:
             if state.label in self.open_states:
-                types[state.label] = state.value.type
+                types[state.label] = state.value.type  # any type is right
         errors: list[SemanticError] = []
         for variable in (*graph.parameters, *graph.states):
+            # The type is None if the network's own graph lacks the variable.
             if types.get(variable.label) != variable.value.type:
                 message = f"variable '{variable.label}' depends on an open extent of an input"
                 hint = f"give the extent by {self.frontend.call_with_extents()}"
@@ -361,7 +366,7 @@ def with_pairs(graph: Graph, pairs: Mapping[str, str]) -> Graph:
 def _zeros(graph: Graph, pairs: Mapping[str, str], frontend: Frontend) -> dict[str, NDArray[Any]]:
     """Return an array of zeros, by label, for each state that replaces an input and an output.
 
-    `graph` has the states, and `pairs` has the names of the inputs and outputs. Raises InputError
+    `graph` has the states, whose labels are the names of the inputs in `pairs`. Raises InputError
     for a state of unknown shape.
     """
     types = {state.label: state.value.type for state in graph.states if state.label in pairs}

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, DTypeLike
 from lowering import Registry
 from nnef_jax.errors import ArchiveError, InputError, NnefError
 from nnef_jax.formats import FORMATS, format_of, graphs, sole_member
-from nnef_jax.formats.base import NO_RULES, Expand, Options, Progress
+from nnef_jax.formats.base import NO_RULES, Expand, Frontend, Options, Progress
 from nnef_jax.garbage import uncollected
 from nnef_jax.limits import Limits, Meter, within_memory
 from nnef_jax.options import (
@@ -119,8 +119,8 @@ def with_network(
     """Read and check a network without touching a device, and return `use(network)`.
 
     `use` is called while the network's archive is open. If `data` is False, the network has no
-    tensor data. If a folder changes while it is read, it is read again. After 100 attempts this
-    function raises ArchiveError.
+    tensor data. If a folder changes while it is read, the folder is read again. After 100 attempts
+    this function raises ArchiveError.
     """
     source, member = as_readable(source)
     weights = reading.weights
@@ -128,8 +128,8 @@ def with_network(
     if weights is not None:
         require_readable("weights", weights)
     options = reading.checked()
-    state = {} if reading.state is None else reading.state
-    state = word_pairs("state", state, "output names by input name")
+    unchecked_state = {} if reading.state is None else reading.state
+    state = word_pairs("state", unchecked_state, "output names by input name")
     source = _immutable_source(source)
     weights = _immutable_source(weights)
     is_read_once = hasattr(weights, "read")  # A file object cannot be read a second time.
@@ -137,16 +137,18 @@ def with_network(
     last_error: Exception | None = None
 
     def sniff(start: bytes) -> str:
+        """Return the name of the member in a source that is a single file, by its first bytes."""
         return member or sole_member(start)
 
     with within_memory("the network"):
         for _ in range(attempts):
-            options.meter.expanded = 0
+            options.meter.expanded = 0  # the memory of a failed attempt is free again
             try:
                 archive = open_archive(
                     source, options.meter, graphs=graphs(), weights=weights, sniff=sniff
                 )
             except FileNotFoundError as error:
+                # A file that exists now was replaced in the meantime.
                 has_appeared = error.filename and os.path.exists(error.filename)
                 if not has_appeared:
                     raise
@@ -202,34 +204,42 @@ def network_of(
         archive, labels_in_weights = with_safetensors(archive, options.meter)
     with uncollected():
         frontend = format.read(archive, options)
-
-    def resolved(name: str) -> str:
-        """Return the name of a tensor for which the document has a synonym."""
-        return frontend.synonyms.get(name, name)
-
-    extents = dict(options.extents)
-    for name, extent in extents.items():
-        is_symbol = name in frontend.symbols
-        if resolved(name) in frontend.inputs and not is_symbol:
-            raise TypeError(f"input_shapes of '{name}' must be a list or tuple, it is {extent}")
-    shapes: dict[str, Sequence[int | None]] = {}
-    for name_or_synonym, shape in options.input_shapes.items():
-        name = resolved(name_or_synonym)
-        is_only_symbol = name in frontend.symbols and name not in frontend.inputs
-        match shape:
-            # An extent from the command line, which looks like a shape of one axis.
-            case (int(extent),) if is_only_symbol:
-                extents[name] = extent
-            case _:
-                shapes[name] = shape
-    values = {resolved(name): array for name, array in options.values.items()}
     pairs: dict[str, str] = {}
     if state is not None:
         for input_name, output_name in state.items():
-            pairs[resolved(input_name)] = resolved(output_name)
-    options = replace(options, input_shapes=shapes, values=values, extents=extents)
+            pairs[_resolved(frontend, input_name)] = _resolved(frontend, output_name)
+    options = _resolved_options(frontend, options)
     network = Network.build(frontend, options, pairs, data=data)
     if labels_in_weights is not None:
         variables = (*network.graph.parameters, *network.graph.states)
         require_labels(labels_in_weights, [variable.label for variable in variables])
     return network
+
+
+def _resolved(frontend: Frontend, name: str) -> str:
+    """Return the name of an input or output for a name that may be a synonym of the document."""
+    return frontend.synonyms.get(name, name)
+
+
+def _resolved_options(frontend: Frontend, options: Options) -> Options:
+    """Return options whose shapes, values and extents are by the names of inputs and symbols.
+
+    Raises TypeError if an integer is the shape of an input.
+    """
+    extents = dict(options.extents)
+    for name, extent in extents.items():
+        is_symbol = name in frontend.symbols
+        if _resolved(frontend, name) in frontend.inputs and not is_symbol:
+            raise TypeError(f"input_shapes of '{name}' must be a list or tuple, it is {extent}")
+    shapes: dict[str, Sequence[int | None]] = {}
+    for name_or_synonym, shape in options.input_shapes.items():
+        name = _resolved(frontend, name_or_synonym)
+        is_only_symbol = name in frontend.symbols and name not in frontend.inputs
+        match shape:
+            # On the command line, the extent of a symbol has the form of a shape with one axis.
+            case (int(extent),) if is_only_symbol:
+                extents[name] = extent
+            case _:
+                shapes[name] = shape
+    values = {_resolved(frontend, name): array for name, array in options.values.items()}
+    return replace(options, input_shapes=shapes, values=values, extents=extents)

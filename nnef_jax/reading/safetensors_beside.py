@@ -18,10 +18,11 @@ from nnef_jax.wording.similar import listed
 def with_safetensors(archive: Archive, meter: Meter) -> tuple[Archive, Collection[str]]:
     """Return an archive whose tensors come from the file `archive.weights`, and the file's labels.
 
-    Raises InputError if the file is not a safetensors file, and DataError if it is damaged.
+    Raises InputError if the file is not a safetensors file, and DataError if the file is damaged.
     """
     name, data = archive.weights or ("", memoryview(b""))
-    is_safetensors = bytes(data[8:10]) == b'{"'  # a header in JSON, after 8 bytes for its size
+    # After 8 bytes for the size of the header, the header in JSON begins.
+    is_safetensors = bytes(data[8:10]) == b'{"'
     if not is_safetensors:
         raise InputError(
             f"weights= does not go with this network: '{name}' is no safetensors file",
@@ -35,7 +36,11 @@ def with_safetensors(archive: Archive, meter: Meter) -> tuple[Archive, Collectio
 
 
 def require_labels(labels: Collection[str], variables: Collection[str]) -> None:
-    """Raise InputError if the file of weights has labels that no variable of the network has."""
+    """Raise InputError if the file of weights has labels that no variable of the network has.
+
+    `variables` are the labels of the variables. In the file, a label may lack the slash at its
+    beginning.
+    """
     without_slashes = [label.removeprefix("/") for label in variables]
     unknown = sorted(set(labels) - {*variables, *without_slashes})
     if unknown:

@@ -79,8 +79,8 @@ def write_network(
 
     If arrays are spread over several hosts, all hosts write them together.
     """
-    # Arrays that are partly on other hosts cannot be read here. The stand-ins for these arrays are
-    # arrays of zeros, which take no memory, because all items share the memory of one number.
+    # Arrays that are partly on other hosts cannot be read here. Arrays of zeros stand in for them.
+    # These take no memory, because all items share the memory of one number.
     distributed: dict[str, jax.Array] = {}
     stand_ins: dict[str, NDArray[Any]] = {}
     for label, x in arrays.items():
@@ -95,11 +95,11 @@ def write_network(
         return
     from nnef_jax.storage.joint_writer import write_jointly
 
-    # A stand-in is a member of the archive. The object is looked up among the members, which shows
-    # the name under which the array is stored.
+    # The name of a distributed array in the archive is the name of the member that is the stand-in.
     names_by_id = {id(member): name for name, member in members.items()}
     distributed_members: dict[str, jax.Array] = {}
     for label, x in distributed.items():
+        # The name is None if the stand-in was converted to another form.
         name = names_by_id.get(id(stand_ins[label]))
         if name is None or x.dtype == bool:
             hint = "gather it first: multihost_utils.process_allgather(params, tiled=True)"
@@ -112,13 +112,13 @@ def write_network(
 def require_readable(network: Network, written: Written) -> None:
     """Raise UnsupportedError or DataError if `load` would refuse the archive of a network.
 
-    The function reads the archive, unless `written.loads_same_graph` is set. If the archive has the
-    document of `network` unchanged, it is read with the input shapes of `network`.
+    The archive is read, unless `written.loads_same_graph` is set. An archive that has the document
+    of `network` unchanged is read with the input shapes of `network`.
     """
     if written.loads_same_graph:
         return
     members = written.members
-    document_name, document = next(iter(members.items()))
+    document_name, document = next(iter(members.items()))  # the graph is the first member
     meter = Meter(network.options.meter.limits)
     options = replace(network.options, meter=meter, values={}, progress=None)
     texts = [item.encode() for item in network.frontend.content() if isinstance(item, str)]
@@ -169,7 +169,7 @@ def written(network: Network, arrays: Mapping[str, Any], quantization: str | Non
     `quantization` is the text of graph.quant. If it is None, the text that was read is kept. Raises
     a DataError that lists each variable whose array is missing or does not fit.
     """
-    # `load` refuses arrays with these labels in an archive, so none are written.
+    # `load` refuses arrays for these states in an archive, so none are written.
     refused = {*network.pairs, *network.open_states}
     types: dict[str, TensorType] = {}
     for variable in (*network.graph.parameters, *network.graph.states):
@@ -200,10 +200,11 @@ def written(network: Network, arrays: Mapping[str, Any], quantization: str | Non
         )
     options = replace(network.options, meter=Meter(network.options.meter.limits))
 
-    def unchanged(graph: Graph) -> tuple[Graph, Mapping[Value, Value]]:
+    def entire(graph: Graph) -> tuple[Graph, Mapping[Value, Value]]:
+        """Select the entire graph: a cut that cuts nothing."""
         return graph, {}
 
-    return frontend.flat_members(network.unpaired, options, unchanged, stored, quantization)
+    return frontend.flat_members(network.unpaired, options, entire, stored, quantization)
 
 
 def _checked_array(label: str, type: TensorType, arrays: Mapping[str, Any]) -> NDArray[Any]:

@@ -68,6 +68,7 @@ def export(
             hint="params='beside' writes a file for jax.export.deserialize",
         )
     files.check_target(target, overwrite=overwrite)
+    # The arrays that are stored in the file if `params` is "inside".
     trees = {"params": execution.arrays.parameters()}
     if entry != "apply":
         trees["state"] = execution.arrays.initial_state()
@@ -76,8 +77,9 @@ def export(
     types: dict[str, Any] = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), trees)
     if entry != "apply":
         types["state"] |= open_states
+    argument_types = [*types.values(), *input_types]  # the parameters, the state and the inputs
     function = _function(execution, entry)
-    serialised = _serialised(function, platforms, [*types.values(), *input_types], vjp_order)
+    serialised = _serialised(function, platforms, argument_types, vjp_order)
     with files.replacing(target, overwrite=overwrite) as file:
         if params == "beside":
             file.write(serialised)
@@ -96,10 +98,12 @@ def _function(execution: Execution, entry: str) -> Callable[..., Any]:
     execution = execution.without_mesh()
 
     def apply(params: Arrays, *inputs: jax.Array) -> Any:
+        """Run one cycle from the initial state. Return the outputs."""
         no_state: Arrays = {}
         return _as_tuple(execution.run(execution.outputs, no_state, inputs, params))
 
     def step_or_scan(params: Arrays, state: Arrays, *inputs: jax.Array) -> Any:
+        """Run one cycle or several cycles from a state. Return the outputs and the next state."""
         entry_to_run = execution.scan if entry == "scan" else execution.step
         outputs, next_state = execution.run(entry_to_run, state, inputs, params)
         return _as_tuple(outputs), next_state
@@ -191,9 +195,9 @@ def _input_types(
 ) -> tuple[list[jax.ShapeDtypeStruct], dict[str, jax.ShapeDtypeStruct]]:
     """Return the types of inputs and of open states, with a symbol for each open extent.
 
-    If the document names an extent, the symbol has this name. If the document does not name the
-    first extent of a tensor, its symbol is `batch`, unless `batch` is None. Any other symbol, such
-    as 'x_2', has the name of the input or the label of the state, and the number of the axis.
+    If the document names an extent, the symbol has this name. The symbol of a first axis without a
+    name is `batch`, unless `batch` is None. Any other symbol consists of the name of the input, or
+    the label of the state, and the number of the axis, as in 'x_2'.
 
     Raises TypeError or InputError for wrong arguments.
     """
@@ -217,6 +221,7 @@ def _input_types(
         return symbols.symbol(f"{name}_{axis}", origin="axis")
 
     def type_of(name: str, value: Value, *, has_time_axis: bool = False) -> jax.ShapeDtypeStruct:
+        """Return the type of an input, or of a state."""
         shape = [extent_of(name, axis, extent) for axis, extent in enumerate(value.type.shape)]
         if has_time_axis:
             shape.insert(0, symbols.symbol("time", origin="cycles"))
@@ -270,12 +275,13 @@ class _Symbols:
         """Return the symbol for a text. The name of the symbol is similar to the text.
 
         There is one symbol for each pair of a text and an origin. `origin` distinguishes names in
-        the document ("name") from texts that are made for an axis ("axis").
+        the document ("name") from texts that are made for an axis ("axis") or for the cycles of a
+        scan ("cycles").
         """
         key = origin, text
         if key not in self._symbols:
-            # Only letters, digits and "_" may be in a name, and no digit at its start. "a.b"
-            # becomes "a_b", and "2x" becomes "_2x".
+            # A name may have letters, digits and "_", but no digit at its start. "a.b" becomes
+            # "a_b", and "2x" becomes "_2x".
             name = re.sub(r"^(?=[0-9])|[^A-Za-z_0-9]", "_", text)
             while name in self.names or name in _FUNCTIONS:
                 name += "_"

@@ -27,17 +27,22 @@ def printable_text(text: str) -> str:
 
 
 def _escaped_in_text(character: str) -> str:
+    """Return a character for `printable_text`: unchanged, or as its escapes in JSON."""
     is_plain = character in _PLAIN or unicodedata.category(character) == "Zs"
     return character if is_plain else _escaped(character)
 
 
 def _escaped(character: str) -> str:
-    """Return a printable character unchanged, and another one as its escapes in JSON."""
+    """Return a printable character unchanged, and another one as its escapes in JSON.
+
+    JSON has an escape for each code unit of UTF-16, which has two bytes. A character has one or two
+    code units.
+    """
     if character.isprintable():
         return character
-    code_units = character.encode("utf-16-be", "surrogatepass")  # of two bytes each
+    data = character.encode("utf-16-be", "surrogatepass")
     escapes: list[str] = []
-    for start in range(0, len(code_units), 2):
-        code_unit = code_units[start : start + 2]
+    for start in range(0, len(data), 2):
+        code_unit = data[start : start + 2]
         escapes.append(f"\\u{code_unit.hex()}")
     return "".join(escapes)

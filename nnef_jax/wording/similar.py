@@ -27,8 +27,8 @@ def did_you_mean(
     Args:
         name: the unknown name.
         names: collections of names that exist.
-        meter: a meter whose steps the comparisons cost. If the steps do not suffice for all names,
-            the remaining names are left out.
+        meter: counts the steps of the comparisons. If the limit of steps does not allow all
+            comparisons, the last names are left out.
         most: the largest number of names in the hint.
         cutoff: the least similarity of a name in the hint, from 0 to 1.
     """

@@ -33,23 +33,25 @@ EXTENSION = "KHR_enable_fragment_definitions"
 _PREFIX = "nnef_jax_"
 _NAME_OF_BODY = f"{_PREFIX}body"
 REAL = "real"  # in a document, the name of the dtype that the reader of the document chooses
-_LIST_EXTENT = "list extent: "  # begins a string that stands for the extent of a list
+_LIST_EXTENT = "list extent: "  # begins a string that stands for an `Extent`, such as `2*n0 + 1`
 _EXPRESSION = re.compile(r"[\w +*^(),-]{1,400}", re.ASCII)
 _NUMBER_AT_END = re.compile(r"_\d+$")
 # Maps former names of kinds to their present names. Old documents have the former names.
 _FORMER_KINDS = {"tract.tree_ensemble": "tree_ensemble"}
-_Declared = Sequence[tuple[str, t.Type]]  # pairs (name, type)
+_Declared = Sequence[tuple[str, t.Type]]  # pairs (name of a parameter or result, its type)
 
 
 def custom_kind(fragment: tree.Fragment) -> str:
     """Return the kind for which a custom operation stands.
 
-    Return "" if the fragment is not a custom operation.
+    For example, a fragment `nnef_jax_onnx__erf_2` stands for the kind "onnx.erf". Return "" if the
+    fragment is not a custom operation.
     """
     if fragment.body is not None or not fragment.name.startswith(_PREFIX):
         return ""
     name = fragment.name.removeprefix(_PREFIX).replace("__", ".")
     name_without_number = _NUMBER_AT_END.sub("", name)
+    # A kind may itself end with a number, so the full name comes first.
     for candidate in (name, name_without_number):
         kind = _FORMER_KINDS.get(candidate, candidate)
         if kind in rules:
@@ -66,16 +68,17 @@ def is_body(value: object) -> bool:
 
 
 def _with_strings(argument: Any) -> Any:
-    """Return an argument with a string in place of each extent of a list."""
+    """Return an argument with a string in place of each `Extent`; see `with_list_extents`."""
     if isinstance(argument, tuple):
         return tuple(map(_with_strings, argument))  # pyright: ignore[reportUnknownArgumentType]
     return f"{_LIST_EXTENT}{argument}" if isinstance(argument, Extent) else argument
 
 
 def with_list_extents(argument: Any) -> Any:
-    """Return an argument of a custom operation with the extents of lists that strings stand for.
+    """Return an argument of a custom operation with an `Extent` in place of each string for one.
 
-    Raises ValueError for a string that is no expression of symbols.
+    For example, "list extent: 2*n0 + 1" becomes `Extent("2*n0 + 1")`. Raises ValueError if the text
+    of an extent is no expression of symbols.
     """
     if isinstance(argument, list | tuple):
         items: Sequence[Any] = argument
@@ -91,21 +94,24 @@ def with_list_extents(argument: Any) -> Any:
 class KeepingWriter(FlatWriter):
     """Writes a graph as a flat document; operations that NNEF lacks become custom operations.
 
-    The document declares items of tensors as `real` (the dtype that a reader of the document
-    chooses), int32 or bool. A tensor of any other dtype is the result of a custom operation. If the
-    graph is the body of an operation, `outer` is the writer of the graph that has the operation.
+    The document can declare tensors of three dtypes: int32, bool, and `real`, which is the dtype of
+    `scalar` items. A tensor of any other dtype is the result of a custom operation.
+
+    A body, such as that of a loop, has a writer of its own. There, `outer` is the writer of the
+    graph with the loop. The fragments of both writers get into the same document.
     """
 
     def __init__(self, graph: Graph, meter: Meter, real: str, outer: KeepingWriter | None) -> None:
         if outer is None:
+            # The inputs of a body need no casts: the argument that stands for the body has their
+            # exact dtypes.
             graph = _with_casts(graph, real)
         super().__init__(graph, meter)
         self._real = real
-        self._custom: dict[object, tree.Fragment] = {}
-        self._uses: dict[str, int] = {}  # the number of fragments with each name
-        if outer:
-            self._custom = outer._custom
-            self._uses = outer._uses
+        # The fragments: custom operations by kind and types, and bodies by name.
+        self._custom: dict[object, tree.Fragment] = outer._custom if outer else {}
+        # The number of fragments for each name, where `name_2` counts as `name`.
+        self._uses: dict[str, int] = outer._uses if outer else {}
 
     def write(self) -> tree.Document:
         """Return the flat document of the graph.
@@ -131,11 +137,15 @@ class KeepingWriter(FlatWriter):
         has_nnef_results = all(x.type.dtype in nnef_dtypes for x in operation.writes())
         if has_nnef_results and not has_new_errors:
             return invoked
-        del self.errors[error_count:]
+        del self.errors[error_count:]  # a custom operation can express the operation
         return self._custom_invocation(operation)
 
     def _custom_invocation(self, operation: Operation) -> Invoked:
-        """Return the invocation of a custom operation for an operation of the graph."""
+        """Return the invocation of a custom operation for an operation of the graph.
+
+        Operations share a fragment if their kinds, and the types of their arguments and results,
+        are equal.
+        """
         kind = operation.kind
         operands = dict(operation.operands)
         arguments: dict[str, object] = {}
@@ -163,12 +173,12 @@ class KeepingWriter(FlatWriter):
         """Return an operand or attribute in the form in which the document has it as an argument.
 
         A graph is written as a fragment. The argument is then a tuple of the fragment's name and
-        the types of its parameters. The extent of a list is written as a string. Any other value is
-        returned unchanged.
+        the types of the fragment's parameters, such as ("nnef_jax_body", ("real", (1, 3))). An
+        `Extent` is written as a string. Any other value is returned unchanged.
         """
         if not isinstance(value, Graph):
             return _with_strings(value)
-        graph = KeepingWriter(value, self.meter, self._real, self).write().graph
+        graph = KeepingWriter(value, self.meter, self._real, outer=self).write().graph
         name = self._fresh(_NAME_OF_BODY)
         parameters = _typed(graph.parameters, value.inputs)
         results = _typed(graph.results, value.outputs)
@@ -218,7 +228,7 @@ def _fragment(
 def _type(value: object, *, is_tensor: bool = True) -> t.Type:
     """Return the type with which a parameter or result of this value is declared.
 
-    If `is_tensor`, numbers stand for tensors with a single item.
+    If `is_tensor`, the value is an operand or a result, so that a number is declared as a tensor.
     """
     if isinstance(value, Value):
         return t.Tensor(item_of(value.type.dtype))
@@ -238,16 +248,17 @@ def _type(value: object, *, is_tensor: bool = True) -> t.Type:
 def _with_casts(graph: Graph, real: str) -> Graph:
     """Add a cast after each variable and input whose dtype NNEF does not have.
 
-    The document declares such a tensor as int32 or `real`. The cast converts the tensor to its own
-    dtype. If only casts read the tensor, no cast is added.
+    For example, a document declares an input of int64 as an integer, which is read as int32. The
+    added cast makes it int64. If only casts read the input, its dtype does not matter, and no cast
+    is added.
     """
     nnef_dtypes = {real, "int32", "bool"}
-    # The values that are outputs, or that an operation other than a cast reads.
+    # The outputs, and the values that operations other than casts read.
     read_values = set(graph.outputs)
     for operation in graph.operations:
         if operation.kind != "cast":
             read_values.update(operation.reads())
-    result_by_source: dict[Value, Value] = {}  # the results of the casts
+    result_by_source: dict[Value, Value] = {}  # for each variable or input, the result of its cast
     casts: list[Operation] = []
     for source in (*graph.inputs, *[parameter.value for parameter in graph.parameters]):
         dtype = source.type.dtype
@@ -271,14 +282,14 @@ def _with_casts(graph: Graph, real: str) -> Graph:
 def types_of(value: Sequence[Any], real: str) -> list[TensorType]:
     """Return the types of the inputs of a graph, from the argument that stands for the graph.
 
-    `real` is the dtype of tensors that are declared as real. Raises ValueError if the argument has
-    no valid types.
+    For example, `value` is ("nnef_jax_body", ("real", (1, 3)), ("int32", ())). `real` is the dtype
+    to which the word "real" refers. Raises ValueError if the argument has no valid types.
     """
     types: list[TensorType] = []
     _, *pairs = value  # the first item is the name of the fragment
     try:
-        for name, shape in pairs:
-            dtype = np.dtype(real if name == REAL else name)
+        for dtype_name, shape in pairs:
+            dtype = np.dtype(real if dtype_name == REAL else dtype_name)
             types.append(TensorType(tuple(shape), dtype.name))
     except TypeError as error:
         raise ValueError(f"no types of tensors: {error}") from None

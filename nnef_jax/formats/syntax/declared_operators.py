@@ -23,7 +23,8 @@ def entry_of(
 ) -> OperatorEntry:
     """Return the row of the operator table for a fragment's declaration.
 
-    The row has the fragment's name, or the alias `name` if it is not "".
+    The row has the alias `name`, or the fragment's name if `name` is "". `kinds` are the kinds of
+    the operations that the operator may become.
     """
     parameters = [x for x in fragment.parameters if not has_tensor(x.type)]
     return OperatorEntry(
@@ -41,5 +42,6 @@ def _attribute_entry(parameter: tree.FormalParameter) -> AttributeEntry:
     if parameter.default is None:
         return AttributeEntry(parameter.name, type, is_required=True)
     text = print_expression(parameter.default)
+    # Except for "true" and "false", defaults in NNEF's language have the syntax of Python.
     default = _LITERALS[text] if text in _LITERALS else ast.literal_eval(text)
     return AttributeEntry(parameter.name, type, default)

@@ -94,9 +94,10 @@ def generic_of(
 ) -> str | None:
     """Return the type that `?` stands for in an invocation, or None if the fragment is not generic.
 
-    The type is the generic argument, such as `<scalar>`. If there is none, it is deduced from the
-    values in `arguments`. If that fails, it is the default that the fragment declares. `outer` is
-    the type of `?` in the body around the invocation.
+    The type is the generic argument, such as `<scalar>`. If there is none, the type is deduced from
+    the values in `arguments`. If that fails, the type is the default that the fragment declares.
+
+    A generic argument `<?>` means the type of `?` in the body around the invocation, `outer`.
     """
     if not fragment.generic:
         return None
@@ -112,10 +113,10 @@ def generic_of(
 def result_count(
     kind: str, operands: Mapping[str, object], attributes: Mapping[str, object]
 ) -> int:
-    """Return the number of tensors in a result array if attributes or extents determine it.
+    """Return the number of tensors in a result array, or 0 if arguments do not determine it.
 
-    For example, `split` has as many tensors as ratios. Return 0 for all other results. Raises
-    ExtentNeeded if the number depends on an open extent.
+    For example, `split` returns as many tensors as `ratios` has items. Raises ExtentNeeded if the
+    number depends on an open extent.
     """
     match kind, operands, attributes:
         case "copy_n", _, {"times": int(times)}:
@@ -126,7 +127,7 @@ def result_count(
             return len(ratios)
         case "unstack", {"value": Value(type=TensorType(shape=shape))}, {"axis": int(axis)}:
             if axis < 0 or axis >= len(shape):
-                return 0
+                return 0  # the rule of `unstack` refuses the axis
             if shape[axis] is UNKNOWN:
                 raise ExtentNeeded
             return shape[axis]
@@ -139,19 +140,15 @@ def _type_of(value: object) -> Type:
 
     All items of an array are taken to have the type of the first item.
     """
-    match value:
-        case Value(type=TensorType(dtype=dtype)):
-            return Tensor(item_of(dtype))
-        case list():
-            items = cast("list[object]", value)
-            return ArrayOf(_type_of(items[0]) if items else ANY)
-        case bool() | int() | float() | str():
-            for python_type, literal_type in LITERALS.items():  # bool comes before int
-                if isinstance(value, python_type):
-                    return literal_type
-            return ANY
-        case _:
-            return ANY
+    if isinstance(value, Value):
+        return Tensor(item_of(value.type.dtype))
+    if isinstance(value, list):
+        items = cast("list[object]", value)
+        return ArrayOf(_type_of(items[0]) if items else ANY)
+    for python_type, literal_type in LITERALS.items():
+        if isinstance(value, python_type):  # a bool is also an int, but bool comes first
+            return literal_type
+    return ANY
 
 
 # Stored data
@@ -187,11 +184,11 @@ def convert(
     meter: Meter,
     hint: str = "integer tensors are int32",
 ) -> NDArray[Any]:
-    """Convert an array to another dtype. Real numbers are rounded.
+    """Return an array in another dtype, as the data of the archive's file `member`.
 
-    Raises DataError if the items are of another kind, or if integers are beyond the range of the
-    dtype. In the latter case the error has the hint `hint`. Raises LimitError if the result takes
-    more memory than the meter allows.
+    A real number is rounded; a finite number stays finite. Raises DataError if the items are of
+    another kind, or, with the hint `hint`, if an integer is beyond the range of the dtype. Raises
+    LimitError if the result takes more memory than the meter allows.
     """
     if array.dtype == dtype:
         return array
@@ -201,7 +198,7 @@ def convert(
     converted = aligned(array.shape, dtype)
     with np.errstate(over="ignore"):
         np.copyto(converted, array, casting="unsafe")
-    rounding.saturate(converted, array)
+    rounding.saturate(converted, array)  # replaces infinity where the number was finite
     return converted
 
 
@@ -224,10 +221,10 @@ def require_range(
 
 
 def require_kind(array: NDArray[Any], dtype: np.dtype[Any], title: str) -> None:
-    """Raise DataError if the items of `array` are not of the kind of a dtype.
+    """Raise DataError if the items of `array` are of a kind that is not converted to a dtype.
 
-    An example is an array of bool for a dtype of real numbers. `title` names the array in the
-    error.
+    For example, bool is not converted to a dtype of real numbers, but integers are. `title` names
+    the array in the error.
     """
     declared_kind = _kind(dtype)
     stored_kind = _kind(array.dtype)

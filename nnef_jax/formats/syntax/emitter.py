@@ -69,7 +69,7 @@ class Emitter(Emission):
         """
         self.meter.steps += steps
         if self.meter.steps > self.limits.steps:
-            # The steps are already counted. This call raises LimitError.
+            # The steps are already counted, so no more are added. This call raises LimitError.
             self.meter.spend(0, "the network", tree.span_in(frame.source, node), frame.calls)
 
     def local(self, name: str) -> str:
@@ -90,8 +90,9 @@ class Emitter(Emission):
     ) -> tuple[Any, ...]:
         """Add an operation to the graph and return a tuple of its results.
 
-        A result that is an array of tensors is a list. `rule` is the user's rule for the operation,
-        if there is one. Raises NnefError with the place of the call.
+        In the tuple, an array of tensors is a list. `rule` is the user's rule for the operation, if
+        there is one. If the place has no names for the results, their names begin with the kind.
+        Raises NnefError with the place of the call.
         """
         node, frame, names = place
         span = tree.span_in(frame.source, node)
@@ -104,7 +105,11 @@ class Emitter(Emission):
     def unpacked(
         self, target: tree.Expression, value: object, frame: Frame
     ) -> list[tuple[str, Any]]:
-        """Return each name in the target of an assignment with the part of `value` for it."""
+        """Return pairs: each name in the target of an assignment, and the part of `value` for it.
+
+        For example, the target `[a, (b, c)]` and the value [1, (2, 3)] have the pairs ("a", 1),
+        ("b", 2) and ("c", 3).
+        """
         if isinstance(target, tree.Identifier):
             return [(target.name, value)]
         assert isinstance(target, tree.Array | tree.Tuple)

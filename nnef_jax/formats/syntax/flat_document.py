@@ -47,12 +47,13 @@ class Names:
 
     def __init__(self, taken: Iterable[str]) -> None:
         self.taken: set[str] = set(taken)
-        self._suffixes: dict[str, int] = {}
+        self._suffixes: dict[str, int] = {}  # the last number that was added to each name
 
     def fresh(self, name: str) -> str:
         """Return a valid identifier that is not taken, and reserve it.
 
-        It is `name` if possible, otherwise a changed form of `name`.
+        The identifier is `name` if possible. Otherwise it is a similar name: `0/x` becomes `_0_x`,
+        and if `_0_x` is taken, `_0_x_1`.
         """
         base = _NOT_IN_NAMES.sub("_", name)
         if base == "" or base[0].isdigit():
@@ -85,11 +86,10 @@ class Invoked:
 class FlatWriter:
     """Writes a graph as a flat document with the operations of NNEF 1.0 final.
 
-    `names` has the identifiers of values. If the language allows the name of a value, this name is
-    the identifier. An unknown extent is written as 0 in `external`. The language has no literal for
-    infinity, so an infinite operand is computed by an operation. An output is written as a copy if
-    it is an input or has another name in the graph. Updates of states come last, after all
-    operations that read the states.
+    `names` has the identifiers of values. The identifier is the name of the value if the language
+    allows this name. An output needs a copy if it is an input, or if the output's name differs from
+    the value's name. The language has no literal for infinity, so an infinite operand is computed
+    by an operation. Updates of states come last, after all operations that read the states.
     """
 
     def __init__(self, graph: Graph, meter: Meter) -> None:
@@ -121,19 +121,9 @@ class FlatWriter:
         for value in self._computed():
             if value not in self.names:
                 self.names[value] = names.fresh(value.name)
-        inputs = tuple(map(self._tensor, graph.inputs))
-        declarations = [_assign(self.names[value], self.external(value)) for value in graph.inputs]
-        declarations += self._variables()
-        operations: list[tree.Assignment] = []
-        for operation in graph.operations:
-            operations += self._operation(operation)
-        infinities = self._infinities.values()  # they come before the operations that read them
-        updates = list(self._updates(names, copies))
-        output_copies: list[tree.Assignment] = []
-        for name, value in copies.items():
-            output_copies.append(_assign(name, invocation("copy", self._tensor(value))))
-        body = (*declarations, *infinities, *operations, *output_copies, *updates)
+        body = self._body(names, copies)
         raise_all(self.errors)
+        inputs = tuple(map(self._tensor, graph.inputs))
         graph_name = Names({*KEYWORDS, *standard()}).fresh(graph.name)
         definition = tree.GraphDefinition(NO_OFFSET, graph_name, inputs, results, body)
         return tree.Document(
@@ -145,10 +135,30 @@ class FlatWriter:
             graph=definition,
         )
 
+    def _body(self, names: Names, copies: dict[str, Value]) -> tuple[tree.Assignment, ...]:
+        """Return the statements of the graph.
+
+        `copies` maps the identifiers of outputs that are copies to the copied values.
+        """
+        inputs = self.graph.inputs
+        declarations = [_assign(self.names[value], self.external(value)) for value in inputs]
+        declarations += self._variables()
+        operations: list[tree.Assignment] = []
+        for operation in self.graph.operations:
+            operations += self._operation(operation)
+        # The infinities are known only now, but come before the operations that read them.
+        infinities = self._infinities.values()
+        # The updates come first here, since they remove the outputs that they assign from `copies`.
+        updates = list(self._updates(names, copies))
+        output_copies: list[tree.Assignment] = []
+        for name, value in copies.items():
+            output_copies.append(_assign(name, invocation("copy", self._tensor(value))))
+        return (*declarations, *infinities, *operations, *output_copies, *updates)
+
     # Names
 
     def identifiers(self) -> Names:
-        """Return a source of identifiers for values."""
+        """Return a new source of identifiers for values, in which all keywords are taken."""
         return Names(KEYWORDS)
 
     def _computed(self) -> Iterator[Value]:
@@ -169,10 +179,11 @@ class FlatWriter:
         for output, value in zip(self.graph.output_names, self.graph.outputs, strict=True):
             name = names.fresh(output)
             results.append(tree.Identifier(NO_OFFSET, name))
+            # An input already has an identifier. So has a value that is also an earlier output.
             has_identifier = value in self.names
-            if value not in computed and not has_identifier:
+            if not has_identifier and value not in computed:
                 self.refuse(f"result '{output}' is not computed by the graph")
-            elif value.name == output and not has_identifier:
+            elif not has_identifier and value.name == output:
                 self.names[value] = name
             else:
                 copies[name] = value
@@ -192,11 +203,11 @@ class FlatWriter:
     def _updates(self, names: Names, copies: dict[str, Value]) -> Iterator[tree.Assignment]:
         """Yield the statements that update the states.
 
-        `copies` maps the identifier of an output that is a copy to the value. If an output copies
-        the new value of a state, the update assigns this output instead of a new name, and the
-        output is removed from `copies`.
+        `copies` maps the identifiers of outputs that are copies to the copied values. If an output
+        is a copy of the new value of a state, the update assigns the output instead of a new name,
+        and the output is removed from `copies`.
         """
-        # For each copied value, the names of the outputs that are copies of it.
+        # For each copied value, the identifiers of its copies.
         outputs_by_value: dict[Value, deque[str]] = {}
         for name, value in copies.items():
             outputs_by_value.setdefault(value, deque()).append(name)
@@ -212,7 +223,7 @@ class FlatWriter:
             yield _assign(name, invocation("update", variable, new_value))
 
     def external(self, value: Value) -> tree.Invocation:
-        """Return the invocation that declares an input."""
+        """Return the invocation that declares an input. An unknown extent is written as 0."""
         extents = [0 if extent is UNKNOWN else extent for extent in value.type.shape]
         shape = integers(tuple(extents))
         return invocation("external", generic=self._item(value), shape=shape)
@@ -257,14 +268,14 @@ class FlatWriter:
     ) -> None:
         """Record an error for each argument that NNEF's operation cannot have.
 
-        `kind` and `arguments` are those of the operation of NNEF, whose declaration is
-        `declaration`. `operation` is the operation of the graph.
+        `kind`, `declaration` and `arguments` are those of NNEF's operation. `operation` is the
+        operation of the graph.
         """
         # A kind may have more parameters than the standard's operation. An argument for such a
         # parameter must be equal to the default.
         defaults = rules[kind].defaults if operation.rule is None else {}
         for name, value in arguments.items():
-            default = defaults.get(name, value)
+            default = defaults.get(name, value)  # if there is no default, any value is allowed
             if value != default:
                 self.refuse(f"'{name}' {value!r} of '{kind}' is not NNEF", operation)
         wrong_dtype = _wrong_dtype(declaration, arguments)
@@ -278,21 +289,29 @@ class FlatWriter:
 
     def _operation(self, operation: Operation) -> Iterator[tree.Assignment]:
         """Yield the statement for an operation, unless the operation cannot be written."""
-        results = list(operation.writes())
-        if not results:
-            return
+        if not list(operation.writes()):
+            return  # an operation without results does nothing
         invoked = self.invoked(operation)
         if invoked is None:
             return
         declaration = invoked.declaration
-        generic = invoked.generic
+        arguments = self._arguments(invoked, operation)
+        has_default_generic = invoked.generic == declaration.generic_default
+        generic = None if has_default_generic else invoked.generic
+        call = tree.Invocation(NO_OFFSET, declaration.name, generic, arguments)
+        yield tree.Assignment(NO_OFFSET, self._target_of(operation, declaration), call)
+
+    def _arguments(self, invoked: Invoked, operation: Operation) -> tuple[tree.Argument, ...]:
+        """Return the arguments of an invocation, without those that equal the defaults.
+
+        The first tensors are positional arguments. All other arguments are named.
+        """
         arguments: list[tree.Argument] = []
         is_positional = True
-        for parameter in declaration.parameters:
-            type = t.substitute(parameter.type, generic)
+        for parameter in invoked.declaration.parameters:
+            type = t.substitute(parameter.type, invoked.generic)
             expression = self._expression(invoked.arguments[parameter.name], type, operation)
-            # An argument that equals the default is left out. Texts are compared instead of values,
-            # since 1 equals 1.0 and 0.0 equals -0.0.
+            # Texts are compared instead of values, since 1 equals 1.0 and 0.0 equals -0.0.
             has_default = parameter.default is not None
             if has_default and repr(expression) == repr(parameter.default):
                 is_positional = False  # the arguments after a gap must be named
@@ -300,16 +319,13 @@ class FlatWriter:
             is_positional = is_positional and t.has_tensor(parameter.type)
             name = None if is_positional else parameter.name
             arguments.append(tree.Argument(NO_OFFSET, name, expression))
-        if generic == declaration.generic_default:
-            generic = None
-        call = tree.Invocation(NO_OFFSET, declaration.name, generic, tuple(arguments))
-        yield tree.Assignment(NO_OFFSET, self._target_of(operation, declaration), call)
+        return tuple(arguments)
 
     def _target_of(self, operation: Operation, declaration: tree.Fragment) -> tree.Target:
         """Return the target of the statement for an operation: the names of its results.
 
-        `declaration` is the declaration of NNEF's operation. It says whether a result that consists
-        of several tensors is an array or a tuple.
+        If a result consists of several tensors, the declaration of NNEF's operation decides whether
+        the target for the result is an array or a tuple.
         """
         targets: list[tree.Target] = []
         for result, declared in zip(operation.results, declaration.results, strict=True):
@@ -360,7 +376,8 @@ class FlatWriter:
                 hint="write the extents of the inputs into the document, "
                 "or give them by load(..., input_shapes=...)",
             )
-        elif type in (t.SCALAR, t.Tensor("scalar")):
+            return tree.Literal(NO_OFFSET, item)
+        if type in (t.SCALAR, t.Tensor("scalar")):
             item = float(item)
         has_literal = not isinstance(item, float) or math.isfinite(item)
         if has_literal:
@@ -377,7 +394,7 @@ class FlatWriter:
     def _infinity(self, is_positive: bool) -> tree.Identifier:
         """Return the identifier of a tensor that is infinity if `is_positive`, otherwise -infinity.
 
-        The tensor is computed as 1 / 0 or log(0).
+        The tensor is computed as rcp(0.0) or log(0.0), once for the graph.
         """
         if is_positive not in self._infinities:
             name = "infinity" if is_positive else "minus_infinity"
@@ -396,7 +413,11 @@ class FlatWriter:
 
 
 def _wrong_dtype(declaration: tree.Fragment, arguments: Mapping[str, Any]) -> str:
-    """Return a dtype of an argument that the declared type of its parameter excludes, or ""."""
+    """Return the dtype of an argument whose items are not of the declared type.
+
+    Return "" if there is no such argument. An example is an operand of int32 for a parameter that
+    is declared as `tensor<scalar>`.
+    """
     for parameter in declaration.parameters:
         type = parameter.type
         if isinstance(type, t.ArrayOf):
@@ -412,16 +433,19 @@ def _wrong_dtype(declaration: tree.Fragment, arguments: Mapping[str, Any]) -> st
 
 
 def _is_exact_cast(dtype: str, operand: object) -> bool:
-    """Tell whether a cast to a dtype can be written.
+    """Tell whether a cast to a dtype can be written as a cast of NNEF.
 
-    This is so if NNEF can express the dtype, or if the dtype represents all numbers that the
-    operand may have.
+    A cast to a dtype of few bits, such as int8, limits the range of numbers. A cast of NNEF does
+    not, so all numbers of the operand's dtype must be in the range.
     """
-    if not is_integer(dtype) or dtype in _INTEGER_DTYPES:
+    is_limiting = is_integer(dtype) and dtype not in _INTEGER_DTYPES
+    if not is_limiting:
         return True
     source_dtype = operand.type.dtype if isinstance(operand, Value) else ""
+    if source_dtype == "bool":
+        return True
     if not is_integer(source_dtype):
-        return source_dtype == "bool"
+        return False
     source_range = ml_dtypes.iinfo(source_dtype)
     result_range = ml_dtypes.iinfo(dtype)
     return result_range.min <= source_range.min and source_range.max <= result_range.max
@@ -438,7 +462,7 @@ def invocation(
     generic: str | None = None,
     **attributes: tree.Expression,
 ) -> tree.Invocation:
-    """Make an invocation. Tensors are positional arguments, and attributes are named."""
+    """Make an invocation. Tensors are positional arguments, and attributes are named arguments."""
     arguments = [tree.Argument(NO_OFFSET, None, value) for value in tensors]
     arguments += [tree.Argument(NO_OFFSET, name, value) for name, value in attributes.items()]
     if generic == "scalar":  # the default

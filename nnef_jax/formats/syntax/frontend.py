@@ -104,8 +104,8 @@ class TextFrontend(Frontend):
     ) -> Written:
         """Return the part of the graph that `cut` selects, as an archive with a flat text.
 
-        `arrays` are the data by label, and `quantization` is the text of graph.quant. In the flat
-        text, rounding of quantised tensors is an operation.
+        `arrays` are the data by label. `quantization` is the text of graph.quant, or None if the
+        archive has no graph.quant. In the flat text, an operation rounds each quantised tensor.
         """
         return self._archive(self.flat_text(graph, options, cut), arrays, quantization)
 
@@ -116,6 +116,6 @@ class TextFrontend(Frontend):
         """
         members: dict[str, Member] = {GRAPH: text.encode()}
         if quantization is not None:
-            self.quantizers(Source(QUANTIZATION, quantization))
+            self.quantizers(Source(QUANTIZATION, quantization))  # checks the text
             members[QUANTIZATION] = quantization.encode()
         return Written({**members, **tensor_members(arrays)})

@@ -34,7 +34,10 @@ _SHOWN_TERMINALS = {
 
 
 class _Callbacks:
-    """Calls methods of a tree builder for lark: a production calls the method with its name."""
+    """Calls a tree builder for lark: for each production, the method with the production's name.
+
+    `builder` is the builder of the text that is being read. `kind` is its class.
+    """
 
     def __init__(self, kind: type[TreeBuilder]) -> None:
         self._kind = kind
@@ -42,11 +45,12 @@ class _Callbacks:
 
     def __getattr__(self, name: str) -> Callable[[list[Any]], Any]:
         """Return a function that calls the builder's method `name` with the items of a list."""
-        # This line raises AttributeError if the builder lacks the method. Lark then knows that the
-        # method, which is optional, does not exist.
+        # Some methods are optional. If the class lacks a method, this line raises AttributeError,
+        # and lark knows that the method does not exist.
         getattr(self._kind, name)
 
         def call(items: list[Any]) -> Any:
+            """Call the method of the present builder."""
             method = getattr(self.builder, name)
             return method(*items)
 
@@ -70,9 +74,9 @@ class GrammarReader:
     def read(self, start: str, text: str, builder: TreeBuilder) -> Any:
         """Read a text of the production `start`; return the tree that the builder makes.
 
-        Where the builder's source has white space, the text may have semicolons; all offsets are
-        equal. Raises NnefSyntaxError if the text does not follow the grammar, and errors of the
-        builder.
+        The text is that of the builder's source. It may have semicolons in the place of white
+        space, which changes no offset. Raises NnefSyntaxError if the text does not follow the
+        grammar, and errors of the builder.
         """
         with self._lock:
             self._callbacks.builder = builder
@@ -90,16 +94,10 @@ def _syntax_error(
     """Convert lark's error to an error with a span, the expected tokens, and a hint."""
     source = builder.source
     offset, terminals = _offset_and_terminals(text, error)
-    # In 1.0 provisional, `text` has semicolons in places where the source has white space or a
-    # comment. If such a semicolon is unexpected, the error is at the next token.
-    is_at_end = offset >= len(text)  # the text may be a part of the source
-    if not is_at_end and text[offset] != source.text[offset]:
-        offset += 1
-        while text[offset : offset + 1].isspace():
-            offset += 1
+    offset = _after_added_semicolon(text, source.text, offset)
     expected = _shown_terminals(lark, terminals)
     if builder.provisional:
-        expected.discard("';'")
+        expected.discard("';'")  # a source in 1.0 provisional has no semicolons
     match = _WORD.match(source.text, offset)
     word = match[0] if match else ""
     unexpected = _quoted(word) if word else "end of the text"
@@ -108,10 +106,25 @@ def _syntax_error(
         message += f", expected {min(expected)}"
     elif 0 < len(expected) <= _MOST_SHOWN:
         message += f", expected one of {', '.join(sorted(expected))}"
-    is_token = not isinstance(error, UnexpectedCharacters)
+    is_token = not isinstance(error, UnexpectedCharacters)  # whether the language has such a token
     hint = _hint(text, offset, word, expected, is_token)
     span = Span(source, offset, max(len(word), 1))
     return NnefSyntaxError(message, span=span, hint=hint)
+
+
+def _after_added_semicolon(text: str, source_text: str, offset: int) -> int:
+    """Return the offset of an error. If the error is at an added semicolon, skip the semicolon.
+
+    In 1.0 provisional, `text` has semicolons in places where the source has white space or a
+    comment. If such a semicolon is unexpected, the error is at the next token.
+    """
+    is_at_end = offset >= len(text)  # the text may be a part of the source
+    if is_at_end or text[offset] == source_text[offset]:
+        return offset
+    offset += 1
+    while text[offset : offset + 1].isspace():
+        offset += 1
+    return offset
 
 
 def _offset_and_terminals(text: str, error: UnexpectedInput) -> tuple[int, Collection[str]]:
@@ -173,8 +186,8 @@ def _hint(text: str, offset: int, word: str, expected: set[str], is_token: bool)
     may_begin_statement = is_token and _STATEMENT_START.match(word) is not None
     if may_begin_statement and "';'" in expected:
         return "a semicolon may be missing before this"
-    # The pattern finds the word "graph" or "fragment" before a name. It is searched only in the 40
-    # letters before the name, so that a long text takes no longer.
+    # A name after "graph" or "fragment" begins a declaration. The pattern is searched only in the
+    # 40 letters before the name, so that a long text takes no longer.
     if first_letter.isalpha() and _UNCLOSED_BODY.search(text, max(0, offset - 40), offset):
         return "the body before this may lack its '}'"
     return ""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowering import rounding
-from lowering.graph import Graph, Operation, StateVariable
+from lowering.graph import Graph, Operation, StateVariable, Value
 from nnef_jax.errors import UnsupportedError, raise_all
 from nnef_jax.formats.base import Arrays, Cut, Frontend, Options, Stored, Written
 from nnef_jax.formats.syntax.custom_operations import KeepingWriter
@@ -68,9 +68,9 @@ class GraphFrontend(Frontend):
         """
 
     def stored(self, graph: Graph) -> Stored:
-        """Return the weights of the variables in the dtypes of the graph.
+        """Return the weights of the variables, each in the dtype of the variable in the graph.
 
-        If a file has an array in this dtype, the array is a view of the file.
+        If the file of an array has the same dtype, the array is a view of the file.
         """
         data: dict[str, NDArray[Any]] = {}
         for variable in (*graph.parameters, *graph.states):
@@ -86,12 +86,13 @@ class GraphFrontend(Frontend):
     def identifiers(self, graph: Graph) -> Mapping[str, str]:
         """Return the names of the graph's tensors, by their identifiers in a flat document."""
         writer = FlatWriter(graph, self._options.meter)
-        # The tensors of operations that cannot be written have names too.
+        # A failure does no harm, since `write` first gives identifiers to all tensors.
         with suppress(UnsupportedError):
             writer.write()
         names: dict[str, str] = {}
         for name, value in graph.values.items():
             if value in writer.names:
+                # A value may have several names in the graph. The first one is returned.
                 names.setdefault(writer.names[value], name)
         return names
 
@@ -112,7 +113,7 @@ class GraphFrontend(Frontend):
         text = print_document(_TitledWriter(part, self.titles, options).write())
         members = _members(text, arrays)
         if quantization is None:
-            return Written(members, _loads_same_graph(part, text, options))
+            return Written(members, loads_same_graph=_loads_same_graph(part, text, options))
         return Written(members | {QUANTIZATION: quantization.encode()})
 
     def converted(self, graph: Graph, data: Arrays | None, *, flat: bool, keep: bool) -> Written:
@@ -125,9 +126,14 @@ class GraphFrontend(Frontend):
         options = self._options
         arrays = data or {}
         if not keep:
-            return self.flat_members(graph, options, lambda graph: (graph, {}), arrays, None)
+            return self.flat_members(graph, options, _entire_graph, arrays, quantization=None)
         document = KeepingWriter(graph, options.meter, options.real, outer=None).write()
         return Written(_members(print_document(document), arrays))
+
+
+def _entire_graph(graph: Graph) -> tuple[Graph, Mapping[Value, Value]]:
+    """Select the entire graph: a cut that cuts nothing."""
+    return graph, {}
 
 
 def _members(text: str, arrays: Arrays) -> dict[str, Member]:
@@ -141,9 +147,9 @@ def _members(text: str, arrays: Arrays) -> dict[str, Member]:
 def _loads_same_graph(graph: Graph, text: str, options: Options) -> bool:
     """Tell whether `load` is certain to make this graph from the graph's flat document.
 
-    This is so if a document can declare the type of each tensor. The items must be real numbers,
-    int32 or bool, and no extent may be 0, which declares an open extent. The limits must be the
-    default limits, since the user's limits may be too small for the document.
+    A document must be able to declare the type of each tensor. Therefore the items must be real
+    numbers, int32 or bool. No extent may be 0, since 0 declares an open extent. The limits must be
+    the default limits, since the user's limits may be too small for the document.
     """
     has_default_limits = options.meter.limits == Limits()
     if not has_default_limits or len(text) > _LONGEST_SAFE_TEXT:
@@ -174,7 +180,7 @@ def _as_member(weights: NDArray[Any]) -> Member:
         return TensorFile(array, bits, signed=is_signed, quantized=False)
     if name in _EXACT_IN_FLOAT16:
         return weights.astype(np.float16)
-    is_numpy_dtype = weights.dtype.kind != "V"
+    is_numpy_dtype = weights.dtype.kind != "V"  # numpy itself lacks bfloat16
     return weights if is_numpy_dtype else weights.astype(np.float32)
 
 
@@ -190,7 +196,8 @@ class _TitledWriter(FlatWriter):
     def write(self) -> Document:
         """Return the flat document of the graph.
 
-        Raises UnsupportedError also for a tensor whose dtype NNEF does not have.
+        Raises UnsupportedError also for a tensor whose dtype NNEF does not have. All dtypes of
+        integers are accepted here.
         """
         for operation in self.graph.operations:
             for value in operation.writes():

@@ -38,7 +38,8 @@ class Form:
         operands: the names of the parameters that take tensors.
         attributes: the names of all other parameters.
         positions: the positions of the arguments, by the name of the parameter.
-        sources: for each parameter, the position of its argument, or the parameter's default.
+        sources: for each parameter, the position of its argument, or its default if there is no
+            argument.
     """
 
     names: Sequence[str]
@@ -56,7 +57,7 @@ class Form:
         arguments = invocation.arguments
         expressions: list[Any] = []
         for source in self.sources:
-            has_argument = type(source) is int
+            has_argument = type(source) is int  # faster than isinstance
             expressions.append(arguments[source].value if has_argument else source)  # pyright: ignore
         return expressions
 
@@ -69,11 +70,11 @@ def form_of(fragment: tree.Fragment, invocation: tree.Invocation) -> Form:
     parameters = fragment.parameters
     positions = bind(fragment, invocation)
     return Form(
-        [p.name for p in parameters],
-        [p.name for p in parameters if has_tensor(p.type)],
-        [p.name for p in parameters if not has_tensor(p.type)],
-        positions,
-        [positions.get(p.name, p.default) for p in parameters],
+        names=[p.name for p in parameters],
+        operands=[p.name for p in parameters if has_tensor(p.type)],
+        attributes=[p.name for p in parameters if not has_tensor(p.type)],
+        positions=positions,
+        sources=[positions.get(p.name, p.default) for p in parameters],
     )
 
 
@@ -109,22 +110,20 @@ def bind(
             if ignoring and all(isinstance(p.type, Tensor) for p in fragment.parameters):
                 continue
             raise _unknown_parameter(fragment, name, argument, meter)
-        if name in positions and (argument.name or freely):
+        # Unless `freely`, positional arguments come first, so only a named argument can be the
+        # second one for a parameter. Parameters of the same name are refused elsewhere.
+        may_be_second = argument.name or freely
+        if name in positions and may_be_second:
             earlier_argument = arguments[positions[name]]
             are_both_named = argument.name and earlier_argument.name
             manner = "twice" if are_both_named else "by position and by name"
             raise InvalidInvocation(f"argument '{name}' is given {manner}", argument)
         positions[name] = position
-    ordered: dict[str, int] = {}  # `positions` in the order of the parameters
-    missing: list[str] = []
-    for name, parameter in parameters.items():
-        if name in positions:
-            ordered[name] = positions[name]
-        elif parameter.default is None:
-            missing.append(name)
+    required = [name for name, parameter in parameters.items() if parameter.default is None]
+    missing = [name for name in required if name not in positions]
     if missing:
         raise _missing_arguments(fragment, invocation, missing)
-    return ordered
+    return {name: positions[name] for name in parameters if name in positions}
 
 
 def _missing_arguments(
@@ -133,9 +132,9 @@ def _missing_arguments(
     """Return the error for an invocation without arguments for the parameters `names`."""
     noun = "arguments" if len(names) > 1 else "argument"
     quoted_names = ", ".join(f"'{name}'" for name in names)
-    written = ", ".join(f"{name} = ..." for name in names)
+    assignments = ", ".join(f"{name} = ..." for name in names)
     message = f"'{fragment.name}' lacks its {noun} {quoted_names}"
-    hint = f"write {fragment.name}(..., {written})"
+    hint = f"write {fragment.name}(..., {assignments})"
     return InvalidInvocation(message, invocation, hint)
 
 
@@ -154,8 +153,8 @@ def _unknown_parameter(
 def refuse(uses: Mapping[str, Sequence[Span]], explain: Callable[[str], tuple[str, str]]) -> None:
     """Raise UnsupportedError for operations without a rule; do nothing if there are none.
 
-    `uses` has the places of the calls, by operation. `explain` is a function that returns two texts
-    for the name of an operation: the operation's origin, which follows the name in the error, and a
+    `uses` maps the names of the operations to the places of their calls. `explain` returns two
+    texts for the name of an operation: its origin, which follows the name in the message, and a
     hint.
     """
     errors: list[UnsupportedError] = []
@@ -163,8 +162,8 @@ def refuse(uses: Mapping[str, Sequence[Span]], explain: Callable[[str], tuple[st
         origin, hint = explain(name)
         times = "1 time" if len(spans) == 1 else f"{len(spans)} times"
         message = f"there is no rule for operation '{name}'{origin}, used {times}"
-        first = min(spans, key=lambda span: span.offset)
-        errors.append(UnsupportedError(message, span=first, hint=hint))
+        first_call = min(spans, key=lambda span: span.offset)
+        errors.append(UnsupportedError(message, span=first_call, hint=hint))
     raise_all(sorted(errors, key=_offset))
 
 
@@ -179,7 +178,7 @@ def _positional(
     """Return the name of the parameter for an argument without a name.
 
     `position` is the position of the argument. Raises InvalidInvocation if there is no parameter at
-    this position. Unless `freely`, raises it also if the argument must have a name.
+    this position. Unless `freely`, raises InvalidInvocation also if the argument must have a name.
     """
     parameters = fragment.parameters
     argument = arguments[position]

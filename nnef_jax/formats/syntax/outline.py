@@ -15,8 +15,9 @@ from nnef_jax.formats.syntax import tree
 def callers_of(names: Iterable[str], fragments: Mapping[str, tree.Fragment]) -> frozenset[str]:
     """Return `names`, and the names of all fragments that call operations with these names.
 
-    A fragment may call an operation directly, or call another fragment that calls it.
+    A fragment may call an operation directly, or by way of other fragments.
     """
+    # For each operation, the names of the fragments that call the operation directly.
     callers: defaultdict[str, list[str]] = defaultdict(list)
     for name, fragment in fragments.items():
         for node in tree.invocations(assignment.value for assignment in fragment.body or ()):
@@ -38,10 +39,11 @@ def add_if_unsupported(
     unsupported: Collection[str],
     source: Source,
 ) -> bool:
-    """Add untyped tensors for an assignment that cannot be evaluated.
+    """Add untyped tensors to a graph for an assignment, if the assignment cannot be evaluated.
 
-    Such an assignment calls an operation in `unsupported`, or reads an untyped tensor in `values`.
-    Return False if the assignment can be evaluated, otherwise True.
+    An assignment cannot be evaluated if it calls an operation in `unsupported`, or if it reads an
+    untyped tensor. `values` has the values of names, and gets the untyped tensors too. Return False
+    if the assignment can be evaluated, otherwise True.
     """
     names = dict.fromkeys(tree.names_in(assignment.value))
     operands = [values[name] for name in names if name in values]

@@ -40,9 +40,9 @@ class Parser:
     ) -> Any:
         """Parse a text by the production `start`; return the tree that the builder makes.
 
-        `text` replaces the text of the source, with equal offsets. Raises NnefSyntaxError if the
-        text does not follow the grammar, LimitError if expressions are nested too deeply or there
-        are too many tokens, and errors of the builder.
+        `text` replaces the text of the source. All offsets must be the same in both texts. Raises
+        NnefSyntaxError if the text does not follow the grammar, LimitError if expressions are
+        nested too deeply or there are too many tokens, and errors of the builder.
         """
         text = source.text if text is None else text
         new_builder = partial(self.builder, source, meter.limits.nesting, provisional)
@@ -53,12 +53,13 @@ class Parser:
 
     def fast(self, start: str, text: str, builder: TreeBuilder, meter: Meter) -> Any:
         """Return the tree that the fast reader builds, or None if it gives up."""
+        # As many tokens may be read as the remaining steps allow.
         most_tokens = (meter.limits.steps - meter.steps) // TOKEN_STEPS
         try:
             reader = FastReader(text, builder, self.language, most_tokens)
             read_production = getattr(reader, start)
             tree = read_production()
-            reader.expect("")  # the end of the text
+            reader.expect("")  # the token at the end of the text
         except (NotUnderstood, NnefError, RecursionError):
             return None
         token_count = most_tokens - reader.tokens_left

@@ -119,7 +119,10 @@ class _Printer:
         return text if node_level >= level else f"({text})"
 
     def bare(self, node: tree.Expression) -> tuple[str, int]:
-        """Return the text of an expression without outer parentheses, and its precedence level."""
+        """Return the text of an expression without outer parentheses, and its precedence level.
+
+        A negative number has the level of the unary minus.
+        """
         match node:
             case tree.Literal(value=value):
                 text = _literal(value)
@@ -144,8 +147,10 @@ class _Printer:
                 left_text = self.expression(left, left_level)
                 return f"{left_text} {operator} {self.expression(right, right_level)}", level
             case tree.Select(condition=condition, true_value=true_value, false_value=false_value):
-                start = f"{self.expression(true_value, _OR)} if {self.expression(condition, _OR)}"
-                return f"{start} else {self.expression(false_value)}", _SELECT
+                true_text = self.expression(true_value, _OR)
+                condition_text = self.expression(condition, _OR)
+                false_text = self.expression(false_value)
+                return f"{true_text} if {condition_text} else {false_text}", _SELECT
             case tree.Comprehension():
                 return self.comprehension(node), _ATOM
             case tree.Builtin(function=function, argument=argument):
@@ -158,7 +163,7 @@ class _Printer:
     def items(self, items: Sequence[tree.Expression]) -> str:
         """Return the text of the items of an array or tuple, without the brackets.
 
-        There are spaces between the items unless all items are literals: `1,1`.
+        There are spaces after the commas, as in `a, 1`, unless all items are literals, as in `1,1`.
         """
         separator = "," if all(map(tree.is_literal, items)) else ", "
         return separator.join(map(self.expression, items))
@@ -182,12 +187,13 @@ def _declaration(head: str, parameters: Sequence[str], results: Sequence[str]) -
     """Return the declaration of a fragment or graph, in several lines if it is long.
 
     `head` is the text before the parameters, such as "graph G". `parameters` and `results` are
-    texts too.
+    the texts of the parameters and results.
     """
     left = f"{head}( {', '.join(parameters)} )" if parameters else f"{head}()"
     right = f"-> ( {', '.join(results)} )"
-    if len(left) + 1 + len(right) <= _WIDTH:
-        return f"{left} {right}"
+    line = f"{left} {right}"
+    if len(line) <= _WIDTH:
+        return line
     if len(left) > _WIDTH:
         lines = f",\n{_INDENT}".join(parameters)
         left = f"{head}(\n{_INDENT}{lines} )"
@@ -200,8 +206,8 @@ def _literal(value: float | int | bool | str) -> str:
         case bool():
             return "true" if value else "false"
         case str():
-            # Other readers of NNEF do not know escapes. If possible, the string gets quotes with
-            # which it needs no escape.
+            # Other readers of NNEF do not know escapes. A string with single quotes, but without
+            # double quotes, needs no escapes between double quotes.
             quote = '"' if "'" in value and '"' not in value else "'"
             escaped = value.replace("\\", "\\\\").replace(quote, f"\\{quote}")
             return f"{quote}{escaped}{quote}"

@@ -80,18 +80,20 @@ class Quantizer:
         """Return the value of an argument, for a tensor of a shape.
 
         A list with a number for each channel becomes an array that broadcasts to the tensor.
-        `variable` tells whether the tensor is a variable, whose channels are along axis 0. Raises
-        ShapeError if the length of a list is not the number of channels.
+        `variable` tells whether the tensor is a variable, whose channels may be along axis 0.
+        Raises ShapeError if the length of a list is not the number of channels.
         """
         value = self.arguments[argument]
         if not isinstance(value, list):
             return value
         if len(value) == 1:
             return value[0]
-        axes = (0, 1) if variable or len(shape) < 2 else (1,)
-        for axis in axes:
+        is_along_axis_1 = not variable and len(shape) >= 2
+        possible_axes = (1,) if is_along_axis_1 else (0, 1)
+        for axis in possible_axes:
             fits = axis < len(shape) and shape[axis] in (len(value), UNKNOWN)
             if fits:
+                # The shape is (channels) for axis 0, and (1, channels) for axis 1.
                 extents_before = [1] * axis
                 return np.array(value).reshape(*extents_before, -1)
         raise ShapeError(
@@ -121,7 +123,7 @@ class Quantizer:
     def invocation(self, name: str, type: TensorType, *, variable: bool) -> tree.Invocation:
         """Return the invocation that quantises the tensor with a name and a type.
 
-        `variable` tells whether the tensor is a variable, whose channels are along axis 0.
+        `variable` tells whether the tensor is a variable, whose channels may be along axis 0.
         """
         offset = self.node.offset
         arguments = [tree.Argument(offset, None, tree.Identifier(offset, name))]
@@ -142,10 +144,15 @@ class Quantizer:
             return
         bits = arguments["bits"]
         is_symmetric = arguments.get("signed") and arguments.get("symmetric")
-        least = 2 if is_symmetric else 1
+        least = 2 if is_symmetric else 1  # a symmetric code of 1 bit could only be 0
         if bits < least or bits > _MOST_BITS:
             message = f"'bits' must be at least {least} and at most {_MOST_BITS}, it is {bits}"
             yield self._error(message, "bits")
+        yield from self._problems_of_numbers()
+
+    def _problems_of_numbers(self) -> Iterator[SemanticError]:
+        """Yield the errors in the arguments that have a number, or a number for each channel."""
+        arguments: Mapping[str, Any] = self.arguments
         numbers = {
             name: np.asarray(arguments[name]) for name in _NUMERIC_ARGUMENTS if name in arguments
         }
@@ -198,12 +205,12 @@ def _expression(value: ArgumentValue, offset: int) -> tree.Expression:
 def _in_order(low: ArgumentValue, high: ArgumentValue) -> bool:
     """Tell whether each minimum in `low` is below the corresponding maximum in `high`.
 
-    If one of them is a list and the other one is a constant tensor, the shape of the quantised
-    tensor decides which numbers are compared. The shape is not known yet, so the result is True.
+    For a list and a constant tensor, the shape of the quantised tensor decides which numbers are
+    compared. The shape is not known yet, so the result is True.
     """
-    is_only_one_list = isinstance(low, list) != isinstance(high, list)
+    is_list_and_tensor = isinstance(low, list) != isinstance(high, list)
     have_several_numbers = np.size(low) > 1 and np.size(high) > 1
-    if is_only_one_list and have_several_numbers:
+    if is_list_and_tensor and have_several_numbers:
         return True
     lows, highs = broadcast.align(np.asarray(low), np.asarray(high))
     try:
@@ -245,17 +252,18 @@ def dequantize(stored: TensorFile, quantizer: Quantizer, member: str, meter: Met
             magnitude_bits = bits - 1 if is_signed else bits
             greatest_exponent = np.ceil(np.log2(arguments["max"]))
             least_exponent = greatest_exponent - (2.0**magnitude_bits - 1)
-            sign = np.sign(numbers) if is_signed else 1.0
+            sign = np.sign(numbers) if is_signed else 1.0  # the sign of code 0 is 0
             # The results overwrite the array `numbers`, so that no further array takes memory.
             np.abs(numbers, out=numbers)
             np.add(numbers, least_exponent, out=numbers)
             np.exp2(numbers, out=numbers)
             return np.multiply(numbers, sign, out=numbers)
         case _:
-            offset = 2.0 ** (bits - 1) if is_signed else 0.0  # makes signed codes unsigned
+            # 8 bits have the codes -128 to 127 if signed. The offset 128 makes them 0 to 255.
+            offset = 2.0 ** (bits - 1) if is_signed else 0.0
             code_range = 2.0**bits - 1
             if is_signed and arguments.get("symmetric", False):
-                # The lowest code is not used: 8 bits have the codes -127 to 127.
+                # The lowest code is not used: 8 bits have only the codes -127 to 127.
                 offset -= 1
                 code_range -= 1
             low = arguments["min"]
@@ -272,9 +280,10 @@ def _argument(quantizer: Quantizer, name: str, shape: tuple[int, ...]) -> Any:
     if not isinstance(value, np.ndarray):
         return value
     value = broadcast.expand(value, len(shape))
-    pairs = zip(value.shape, shape, strict=False)  # the ranks may differ
-    fits = all(extent in (1, stored_extent) for extent, stored_extent in pairs)
-    if value.ndim != len(shape) or not fits:
+    pairs = zip(value.shape, shape, strict=False)
+    has_fitting_extents = all(extent in (1, stored_extent) for extent, stored_extent in pairs)
+    has_same_rank = value.ndim == len(shape)  # false if the value had more axes than the codes
+    if not has_same_rank or not has_fitting_extents:
         message = f"'{name}' of shape {show(value.shape)} does not broadcast to shape {show(shape)}"
         raise DataError(message, span=quantizer.span(name))
     return value

@@ -73,6 +73,7 @@ class FastReader(TokenReader):
         _, *result_names = self.listed("()", self.name, least)
         parameters = self.build.names(*parameter_names)
         results = self.build.names(*result_names)
+        # The builder ignores the two opening brackets.
         graph = self.build.graph(name, opening, parameters, opening, results, self.body())
         return self.build.document(*definitions, graph)
 
@@ -88,30 +89,34 @@ class FastReader(TokenReader):
             self.expect(":")
             quantizer = self.invocation(self.name())
             self.accept(";")
-            entries.append(self.build.quantization_entry(key, quantizer, None))
+            entries.append(self.build.quantization_entry(key, quantizer, end=None))
         return self.build.items(*entries)
 
     def assertion(self) -> Any:
         """Read an assertion of tract: `condition`, or `scenario: condition`."""
         first_token = placed(self.token, self.start)
         expression = self.expression()
+        # Nodes are compared without their offsets.
         is_name = expression == tree.Identifier(0, first_token)
         if is_name and self.accept(":"):
-            return self.build.assertion(first_token, self.expression())
+            condition = self.expression()
+            return self.build.assertion(first_token, condition)
         return self.build.assertion(None, expression)
 
     def definitions(self) -> list[Any]:
         """Read the version, the extensions and the fragments of a document."""
         self.expect("version")
         require(self.kind == NUMBER)
-        definitions: list[Any] = [self.build.version(self.take(), None)]
-        if not self.build.provisional or self.token == ";":
+        definitions: list[Any] = [self.build.version(self.take(), end=None)]
+        needs_semicolon = not self.build.provisional
+        if needs_semicolon or self.token == ";":
             self.expect(";")
         while self.token == "extension":
             line = self.language.extension.match(self.text, self.start)
             if line is None:
                 raise NotUnderstood
-            definitions.append(self.build.extension(token_of(line, 1), None))
+            end_of_line = None  # the builder ignores it
+            definitions.append(self.build.extension(token_of(line, 1), end_of_line))
             self.advance(line.end())
         while self.accept("fragment"):
             definitions.append(self.fragment())
@@ -123,9 +128,10 @@ class FastReader(TokenReader):
         generic = self.generic(declared=True)
         opening, *parameters = self.listed("()", self.parameter)
         self.expect("->")
-        _, *results = self.listed("()", self.result, 1)
+        _, *results = self.listed("()", self.result, least=1)
         has_no_body = self.token == ";" and not self.loose
         body = self.take() if has_no_body else self.body()
+        # The builder ignores the two opening brackets.
         return self.build.fragment(
             name, generic, opening, tuple(parameters), opening, tuple(results), body
         )
@@ -144,10 +150,10 @@ class FastReader(TokenReader):
     def declared(self, typed: bool = True) -> tuple[Token, Any]:
         """Read `name: type`; return the name and the type.
 
-        If `typed` is False, the type may be missing, and None is returned for it.
+        If `typed` is False, the type may be missing. None is then returned as the type.
         """
         match = self.language.declared.match(self.text, self.start)
-        if match is not None:  # the usual case
+        if match is not None:  # the usual case, in which the type is no tuple
             self.advance(match.end())
             name = token_of(match, 1)
             type_name = token_of(match, 2)
@@ -181,14 +187,16 @@ class FastReader(TokenReader):
 
     def body(self) -> tuple[tree.Assignment, ...]:
         """Read the statements of a body, from its opening to its closing brace."""
-        offset = self.stop  # the end of the previous statement
+        offset = self.stop  # the end of the brace, and then of each statement
         statements: list[tree.Assignment] = []
         self.expect("{")
         while True:
+            # Groups 1 and 2 are the names in `name = operation(`.
             match = self.language.statement.match(self.text, offset)
             if match and match[1] not in self.reserved and match[2] not in self.reserved:
                 statement, offset = self.flat(match)
             else:
+                # The statement is not flat, or this is the closing brace.
                 self.advance(offset)
                 may_end = len(statements) > 0 or self.loose
                 if self.token == "}" and may_end:
@@ -214,22 +222,23 @@ class FastReader(TokenReader):
         target = targets[0] if len(targets) == 1 else self.build.bare_tuple(*targets)
         value = values[0] if len(values) == 1 else self.build.bare_value(*values)
         require(self.token == ";")
-        return self.build.assignment(target, value, None)
+        return self.build.assignment(target, value, end=None)
 
     def target(self) -> Any:
         """Read the target of an assignment: a name, an array or a tuple."""
         if self.kind == NAME:
             return self.build.identifier(self.take())
         if self.token == "[" and not self.loose:
-            return self.build.array_expression(*self.listed("[]", self.target, 1))
+            return self.build.array_expression(*self.listed("[]", self.target, least=1))
         brackets = "[]" if self.token == "[" else "()"
         least = 1 if self.loose else 2
         return self.build.tuple_expression(*self.listed(brackets, self.target, least))
 
     def flat(self, start: re.Match[str]) -> tuple[tree.Assignment, int]:
-        """Read a statement `name = operation<generic>(...);`; return it and the offset of its end.
+        """Read a statement `name = operation<generic>(...);`.
 
-        `start` is the match of `name = operation<generic>(`.
+        `start` is the match of `name = operation<generic>(`. Return the statement and the offset of
+        its end.
         """
         tokens_left = self.tokens_left
         arguments, end_of_call = self.arguments(start.end())
@@ -240,9 +249,11 @@ class FastReader(TokenReader):
         semicolon = _SEMICOLON.match(self.text, end_of_call)
         is_flat = self.tokens_left == tokens_left  # no token was read one by one
         if semicolon is None or not is_flat or self.build.nesting < _FLAT_LEVELS:
-            # The invocation may be the beginning of a larger expression.
+            # The invocation may be the beginning of a larger expression, and expressions may be
+            # nested too deeply. The builder checks this.
             generic_token = token_of(start, 3) if generic else None
-            value = self.build.invocation(token_of(start, 2), generic_token, None, *arguments)
+            opening = None  # the builder ignores the opening bracket
+            value = self.build.invocation(token_of(start, 2), generic_token, opening, *arguments)
             self.advance(end_of_call)
             return self.assignment([target], value), self.stop
         if self.loose:
@@ -254,7 +265,9 @@ class FastReader(TokenReader):
     def arguments(self, offset: int) -> tuple[list[tree.Argument], int]:
         """Read the arguments of an invocation. `offset` is the end of the opening bracket.
 
-        Return the arguments, and the offset of the end of the closing bracket.
+        Return the arguments, and the offset of the end of the closing bracket. The value of most
+        arguments is a literal, a name or a list of numbers. One match reads such an argument and
+        the mark after it.
         """
         match_argument = self.language.value.match
         text = self.text
@@ -266,6 +279,7 @@ class FastReader(TokenReader):
             value: tree.Expression | None = None
             match = match_argument(text, offset)
             if match is not None and match[1] not in _LOGICAL:
+                # One of the middle four groups has the value; the other three are None.
                 _, numbers, number, name, string, mark = match.groups()
                 if name is not None:
                     if name not in self.reserved:
@@ -280,7 +294,7 @@ class FastReader(TokenReader):
                 elif string.isprintable() and "\\" not in string:
                     value = tree.Literal(match.start(5), string[1:-1])
             if match is None or value is None:
-                # The argument is read by recursive descent.
+                # The argument is read by recursive descent. There may be none before the bracket.
                 self.advance(offset)
                 may_end = loose or not items
                 if self.token == ")" and may_end:
@@ -303,10 +317,11 @@ class FastReader(TokenReader):
     def expression(self, first: tree.Expression | None = None) -> tree.Expression:
         """Read an expression. `first` is its beginning if that is already read."""
         next_character = self.text[self.stop : self.stop + 1]
-        is_atom = self.kind <= STRING and next_character in _ENDS
+        is_word = self.kind <= STRING  # the token is a name, a number or a string
+        is_atom = is_word and next_character in _ENDS
         if first is None and is_atom:
             return self.atom()
-        value = self.binary(1, first)
+        value = self.binary(first=first)
         if self.loose or not self.accept("if"):
             return value
         condition = self.binary()
@@ -321,6 +336,8 @@ class FastReader(TokenReader):
         levels = self.language.levels
         left = self.unary(first)
         while levels.get(self.token, 0) >= level:
+            # Operators of equal precedence are grouped from the left: the right operand has only
+            # operators of higher precedence.
             operator_level = levels[self.token]
             left = self.build.binary(left, self.take(), self.binary(operator_level + 1))
         return left
@@ -343,6 +360,7 @@ class FastReader(TokenReader):
         """Read the indices and ranges after an expression, such as `[0]` and `[1:2]`."""
         while self.accept("["):
             begin = None if self._at_colon() else self.expression()
+            # The builder ignores the opening bracket, which is None here.
             if self._at_colon():
                 self.expect(":")
                 end = None if self.token == "]" else self.expression()
@@ -375,7 +393,7 @@ class FastReader(TokenReader):
             if self.accept(")"):
                 return self.build.parenthesised(token, first)
             self.expect(",")
-            other_items = self.items_to(")", self.expression, 1)
+            other_items = self.items_to(")", self.expression, least=1)
             return self.build.tuple_expression(token, first, *other_items)
         if token == "[]":
             return self.build.array_expression(token)
@@ -400,7 +418,8 @@ class FastReader(TokenReader):
         require(self.token == "(")
         arguments, end = self.arguments(self.stop)
         self.advance(end)
-        return self.build.invocation(name, generic, None, *arguments)
+        opening = None  # the builder ignores the opening bracket
+        return self.build.invocation(name, generic, opening, *arguments)
 
     def argument(self) -> tree.Argument:
         """Read an argument: `expression` or `name = expression`."""
@@ -420,7 +439,10 @@ def _number(text: str) -> int | float:
 
 
 def _numbers(text: str, offset: int) -> tree.Array | tree.Tuple:
-    """Make an array or a tuple from a text such as "[1,2]" or "(1,2)", or an array of pairs."""
+    """Make an array or a tuple from a text such as "[1,2]", "(1,2)" or "[(1,2),(3,4)]".
+
+    `offset` is the offset of the text.
+    """
     items: list[Any] = []
     for match in _ITEM.finditer(text):
         item = match[0]
@@ -435,5 +457,5 @@ def _numbers(text: str, offset: int) -> tree.Array | tree.Tuple:
         items = pairs
     sequence = tree.Array if text[0] == "[" else tree.Tuple
     node = sequence(offset, tuple(items))
-    node.depth = 2  # that of an array of pairs, which is 1 too many for plain numbers
+    node.depth = 2  # an upper bound: an array of pairs has the depth 2, plain numbers have 1
     return node

@@ -58,7 +58,8 @@ _MODES_WITH_MEAN = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
 def standard_resampling(operation: Operation) -> Resampling | None:
     """Return the operation of NNEF 1.0 that equals a resize, or None if there is no such operation.
 
-    The result is the name of the operation, and its arguments by the names of the parameters.
+    For example, a resize from (1, 3, 8, 8) to (1, 3, 16, 8) may equal a nearest_upsample by the
+    factors (2, 1).
     """
     attributes: Any = dict(operation.attributes)
     x = dict(operation.operands)["input"]
@@ -70,6 +71,7 @@ def standard_resampling(operation: Operation) -> Resampling | None:
         return None
     # An open extent counts as 1, since scales do not depend on it.
     shape = [1 if extent is UNKNOWN else extent for extent in x.type.shape]
+    # The extents of the result.
     lengths = list(map(resampling.length, shape, scales)) if scales else attributes["sizes"]
     upscaling = _factors(lengths, shape)
     downscaling = _factors(shape, lengths)
@@ -91,9 +93,8 @@ def _upsample(x: Value, factors: tuple[int, ...], attributes: Any) -> Resampling
     rounding = attributes["nearest_mode"]
     if rounding == "simple":
         rounding = "floor"
-    if mode == "nearest" and max(factors) <= _LARGEST_REPEATING_FACTORS.get(
-        (coordinates, rounding), 0
-    ):
+    largest_factor = _LARGEST_REPEATING_FACTORS.get((coordinates, rounding), 0)
+    if mode == "nearest" and max(factors) <= largest_factor:
         return "nearest_upsample", {"input": x, "factor": factors}
     if mode == "linear" and coordinates in _METHODS:
         method = {"method": _METHODS[coordinates], "border": "replicate"}
@@ -109,9 +110,10 @@ def _downsample(
     `lengths` has the extents of the result, and `factors` are the integers by which the spatial
     extents are divided. `attributes` are the attributes of the resize.
     """
+    # The spatial axes are those from axis 2 on.
     shrunk_axes = [axis for axis, factor in enumerate(factors, start=2) if factor > 1]
     if any(x.type.shape[axis] is UNKNOWN for axis in shrunk_axes):
-        return None
+        return None  # the extent of a run may not be divisible by the factor
     mode = attributes["mode"]
     coordinates = attributes["coordinate_transformation_mode"]
     rounding = attributes["nearest_mode"]
@@ -121,12 +123,15 @@ def _downsample(
         has_no_change = max(factors) == 1
         rounding = "floor" if has_no_change else "ceil"
     if mode == "nearest":
-        takes_first = max(factors) <= _LARGEST_SELECTING_FACTORS.get((coordinates, rounding), 0)
+        largest_factor = _LARGEST_SELECTING_FACTORS.get((coordinates, rounding), 0)
+        takes_first = max(factors) <= largest_factor
     else:
+        # The coordinates are 0, 2, 4, ... for the factor 2, so there is nothing to interpolate.
         takes_first = coordinates == "asymmetric"
     if takes_first:
         return "nearest_downsample", {"input": x, "factor": factors}
     is_mean = mode == "linear" and coordinates in _MODES_WITH_MEAN and max(factors) <= 2
+    # For a result with a single item, pytorch_half_pixel takes the first item instead of the mean.
     has_single_item = any(lengths[axis] == 1 for axis in shrunk_axes)
     is_exception = has_single_item and coordinates == "pytorch_half_pixel"
     if is_mean and not is_exception:
@@ -137,8 +142,9 @@ def _downsample(
 def _factors(larger: Sequence[float], smaller: Sequence[float]) -> tuple[int, ...]:
     """Return the ratio of `larger` to `smaller` for each spatial axis.
 
-    `larger` and `smaller` have the extents of all axes. Return () unless all ratios are integers,
-    and the ratios of the axes of batch and channels are 1.
+    `larger` and `smaller` have the extents of all axes: (1, 3, 8, 6) and (1, 3, 4, 6) have the
+    ratios (2, 1). Return () if a ratio is no integer, or if the ratio of the batch or the channels
+    is not 1.
     """
     factors: list[int] = []
     for large, small in zip(larger, smaller, strict=True):

@@ -18,10 +18,10 @@ class NotUnderstood(Exception):
 
 
 class TokenReader:
-    """Reads the tokens of a text. The next token is `token`, of the kind `kind`.
+    """Reads the tokens of a text.
 
-    The token is in the text from `start` to `stop`. The methods raise NotUnderstood at an
-    unexpected token.
+    The next token is `token`. Its kind is `kind`, such as NAME, and its place in the text is from
+    `start` to `stop`. The methods raise NotUnderstood at an unexpected token.
 
     Args:
         text: the text.
@@ -50,7 +50,7 @@ class TokenReader:
         match = self.match(self.text, offset)
         if match is None or self.tokens_left < 0:
             raise NotUnderstood
-        kind = match.lastindex or 0
+        kind = match.lastindex or 0  # the number of the group that matched, such as NAME
         self.kind = kind
         self.token = match[kind]
         self.start, self.stop = match.span(kind)
@@ -73,7 +73,7 @@ class TokenReader:
         self.advance(self.stop)
 
     def accept(self, token: str) -> bool:
-        """Step over the next token if it equals `token`, and tell whether it does."""
+        """Step over the next token if it is `token`. Return whether it is."""
         is_next = token == self.token
         if is_next:
             self.advance(self.stop)
@@ -87,7 +87,7 @@ class TokenReader:
     def generic(self, declared: bool = False) -> Token | None:
         """Step over the next token if it is a generic argument such as `<scalar>`, and return it.
 
-        Return None if the next token is something else. `declared` tells whether the token is in a
+        Return None if the next token is something else. If `declared`, the token is in a
         declaration, where it must have the form `<?>` or `<? = type>`.
         """
         if self.kind != GENERIC:
@@ -98,7 +98,7 @@ class TokenReader:
         return token
 
     def several(self, item: Callable[[], _Item]) -> list[_Item]:
-        """Read one or more items that have commas between them. `item` reads an item."""
+        """Read one or more items with commas between them. The function `item` reads an item."""
         items = [item()]
         while self.accept(","):
             items.append(item())
@@ -123,6 +123,7 @@ class TokenReader:
             if self.token != ",":
                 break
             self.advance(self.stop)
+            # Only lists in a loose language may end with a comma.
             require(self.loose or self.token != closing)
         require(len(items) >= least)
         self.expect(closing)

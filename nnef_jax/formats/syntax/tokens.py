@@ -83,24 +83,30 @@ class Language:
     ) -> None:
         self.extension: re.Pattern[str] = re.compile(extension)
         self.levels: dict[str, int] = {}
-        for i, operators in enumerate(levels, 1):
-            self.levels.update(dict.fromkeys(operators.split(), i))
+        for level, operators in enumerate(levels, start=1):
+            self.levels.update(dict.fromkeys(operators.split(), level))
         self.signs = signs
         self.loose = loose
+        # A token. Each kind of tokens has a group: a name, a number, a string, a generic argument,
+        # or a mark.
         self.token: re.Pattern[str] = re.compile(
             rf"{SPACE}(?:({name})|({NUMBER})|({STRING})|({_TYPE})|({_MARK}))"
         )
-        # A single match covers an argument and the mark after it. An argument is read in 0.6 of the
-        # time that it takes with a match for each token. The lists of items have `*` instead of
-        # `*+`: with `*+`, Python up to 3.11.4 keeps the comma before an item that does not match.
+        # An argument `value` or `name = value`, and the mark after it. The groups are the name, the
+        # value (numbers in brackets, a number, a name, or a string), and the mark. With a match for
+        # each token, reading an argument would take 1.7 times as long. The lists of items have `*`
+        # instead of `*+`: with `*+`, Python up to 3.11.4 keeps the comma before an item that does
+        # not match.
         self.value: re.Pattern[str] = re.compile(
             rf"{SPACE}(?:({name}){SPACE}={SPACE})?(?:(\[{_ITEM}(?:,{_ITEM})*\]"
             rf"|\({_ITEM}(?:,{_ITEM})+\)|\[{_PAIR}(?:,{_BLANK}{_PAIR})*\])"
             rf"|({_SMALL})|({name})|({STRING})){SPACE}([,)])"
         )
+        # The declaration `name: type` or `name: type<generic>`.
         self.declared: re.Pattern[str] = re.compile(
             rf"({name}){SPACE}:{SPACE}({name})(?:{SPACE}(<\s*+(?:(?:\?|[A-Za-z_]++)\s*+)?>))?"
         )
+        # The beginning of a statement, `name = operation(` or `name = operation<generic>(`.
         self.statement: re.Pattern[str] = re.compile(
             rf"{SPACE}({name}){SPACE}={SPACE}({name}){SPACE}"
             rf"(?:(<\s*+[a-z]++\s*+>){SPACE})?\("

@@ -18,7 +18,7 @@ from nnef_jax.formats.syntax.types import Type
 class SyntaxNode:
     """A node of the syntax tree, with its offset in the text.
 
-    `depth` is how deep expressions are nested in the node. It is set while the tree is built.
+    `depth` is the number of levels of expressions in the node. It is set while the tree is built.
     """
 
     offset: int = field(compare=False, repr=False)
@@ -197,7 +197,7 @@ class GraphDefinition(SyntaxNode):
 
 @dataclass(slots=True)
 class Document:
-    """A parsed text of NNEF 1.0 provisional if `provisional`, otherwise of 1.0 final."""
+    """A parsed text. Its dialect is NNEF 1.0 provisional if `provisional`, otherwise 1.0 final."""
 
     source: Source = field(compare=False, repr=False)
     version: str
@@ -208,7 +208,7 @@ class Document:
 
 
 def span_in(source: Source, node: SyntaxNode) -> Span:
-    """Return the place of a node: the name with which it begins, or else its first character."""
+    """Return the place of a node: the name at its beginning, or else its first character."""
     match node:
         case (
             Invocation(operation=name)
@@ -254,7 +254,7 @@ def _parts(expressions: Iterable[Expression]) -> Iterator[Invocation | Identifie
             pending += node.items
         elif kind is tuple:
             pending += node
-        else:  # the fields of a node are its offset, its parts and tuples of parts
+        else:  # `__match_args__` names the fields: the offset, the parts, and tuples of parts
             pending += [getattr(node, name) for name in node.__match_args__]
 
 

@@ -19,6 +19,7 @@ from nnef_jax.formats.syntax.tokens import (
 from nnef_jax.limits import raising
 
 _LARGEST_INTEGER = 2**63 - 1
+_DIGITS_OF_INTEGER = 19  # the number of digits of the largest integer
 _INFINITY = float("inf")
 _GENERIC = frozenset({*t.PRIMITIVES, "?"})
 _GENERIC_HINT = "the types are scalar, integer, logical and string"
@@ -37,8 +38,8 @@ class TreeBuilder:
 
     A method has the name of a production of the grammar. Its arguments are the parts of the
     production: nodes of inner productions, named tokens, and None for an optional token that is
-    absent. `features` lists, with their offsets, the constructions that only one dialect has or
-    that need an extension.
+    absent. `features` has the constructions that only one dialect has or that need an extension,
+    each with its offset. `nesting` is the largest depth of expressions.
     """
 
     def __init__(self, source: Source, nesting: int, provisional: bool = False) -> None:
@@ -59,9 +60,10 @@ class TreeBuilder:
         self.features.append((feature, offset))
 
     def _note_operators(self, body: str) -> None:
-        """Note the operators that were read since the last call as a feature of a body.
+        """Note the operators that were read since the last call as features of a body.
 
-        `body` is "fragment" or "graph".
+        `body` is "fragment" or "graph". The feature is "operator in fragment" or "operator in
+        graph".
         """
         self.features += [(f"operator in {body}", offset) for offset in self._operators]
         self._operators.clear()
@@ -84,9 +86,10 @@ class TreeBuilder:
     def _nested(
         self, node: _Expression, inner: Sequence[tree.SyntaxNode | None], offset: int
     ) -> _Expression:
-        """Set the depth of an expression from the depths of the nodes `inner`, and return it.
+        """Set the depth of an expression, and return the expression.
 
-        Raises LimitError if the expression is nested too deeply.
+        The depth is 1 more than the largest depth of the nodes in `inner`. Raises LimitError if the
+        expression is nested too deeply.
         """
         inner_depths = [getattr(item, "depth", 0) for item in inner]
         node.depth = 1 + max(inner_depths, default=0)
@@ -94,9 +97,9 @@ class TreeBuilder:
         return node
 
     def _computed(self, node: _Expression, *inner: tree.Expression | None) -> _Expression:
-        """Set the depth of an expression that computes with operators, and return the expression.
+        """Set the depth of an expression that computes, and return the expression.
 
-        `inner` are the operands of the expression. Its offset is noted in the list of operators.
+        `inner` are the operands of the expression. The expression counts as an operator.
         """
         self._operators.append(node.offset)
         return self._nested(node, inner, node.offset)
@@ -132,7 +135,7 @@ class TreeBuilder:
         return str(number)
 
     def extension(self, name: Token, *names: Token | None) -> Any:
-        """Return the names in an extension line. The last item is the end of the line."""
+        """Return the names in an extension line. The last item in `names` ends the line."""
         self._note("extension", name.start_pos)
         extensions: list[str] = []
         for item in (name, *names[:-1]):
@@ -152,7 +155,8 @@ class TreeBuilder:
                 raise self._fail(message, generic, _GENERIC_HINT)
         self._note("fragment", name.start_pos)
         self._note_operators("fragment")
-        if isinstance(body, str):  # the token is the semicolon in the place of a body
+        has_no_body = isinstance(body, str)  # there is the token of a semicolon instead
+        if has_no_body:
             body = None
         return tree.Fragment(
             name.start_pos, self.name(name), generic is not None, default, parameters, results,
@@ -188,7 +192,10 @@ class TreeBuilder:
     def assignment(
         self, target: tree.Target, value: tree.Expression, end: Token | None
     ) -> tree.Assignment:
-        """Return a statement. A value that is no invocation counts as an operator."""
+        """Return a statement.
+
+        A flat statement has an invocation as its value. Any other value counts as an operator.
+        """
         if not isinstance(value, tree.Invocation):
             self._operators.append(value.offset)
         return tree.Assignment(target.offset, target, value)
@@ -227,7 +234,9 @@ class TreeBuilder:
     def number(self, token: Token) -> tree.Literal:
         """Return a number as a literal. A number of digits only is an integer."""
         is_integer = token.isdigit()
-        if is_integer and (len(token) > 19 or int(token) > _LARGEST_INTEGER):
+        has_many_digits = len(token) > _DIGITS_OF_INTEGER
+        # A number of many digits is not converted, since this may take long.
+        if is_integer and (has_many_digits or int(token) > _LARGEST_INTEGER):
             raise self._fail("an integer must fit 64 bits", token)
         value = int(token) if is_integer else float(token)
         if value == _INFINITY:
@@ -308,7 +317,7 @@ class TreeBuilder:
     def subrange(
         self, sequence: tree.Expression, _: Token | None, *bounds: tree.Expression | None
     ) -> tree.Subrange:
-        """Return the expression `sequence[begin:end]`. `bounds` are the begin and the end."""
+        """Return the expression `sequence[begin:end]`. `bounds` are `begin` and `end`."""
         node = tree.Subrange(sequence.offset, sequence, *bounds)
         return self._computed(node, sequence, *bounds)
 
@@ -357,7 +366,7 @@ class TreeBuilder:
                 self._note("extent type", name.start_pos)
             (value,) = values
             return self._computed(tree.Builtin(name.start_pos, str(name), value), value)
-        if name == "tensor":  # the name that chapter 7 of the provisional text has for 'external'
+        if name == "tensor":  # chapter 7 of the provisional text has this name for 'external'
             self._note("tensor()", name.start_pos)
             node = tree.Invocation(name.start_pos, "external", None, arguments)
         else:

@@ -45,7 +45,7 @@ class ArrayOf:
 class TupleOf:
     """The type of a tuple.
 
-    `size` is the number of its items, including the items of inner tuples.
+    `size` is the number of items of the tuple, where an item that is a tuple counts as its items.
     """
 
     items: tuple[Type, ...]
@@ -70,16 +70,19 @@ class Anything:
 
 
 def weight(type: Type) -> int:
-    """Return the number of types that a type consists of, including the type itself."""
-    depth = 1
+    """Return the number of types that a type consists of, including the type itself.
+
+    For example, an array of pairs of numbers has the weight 4.
+    """
+    count = 1
     while isinstance(type, ArrayOf):
-        depth += 1
+        count += 1
         type = type.item
-    return depth + type.size if isinstance(type, TupleOf) else depth
+    return count + type.size if isinstance(type, TupleOf) else count
 
 
 def _size(type: Type) -> int:
-    """Return the size that an item of a type adds to a tuple."""
+    """Return the number of items that an item of a type counts as; see `TupleOf`."""
     while isinstance(type, ArrayOf):
         type = type.item
     return type.size if isinstance(type, TupleOf) else 1
@@ -118,9 +121,9 @@ def substitute(type: Type, generic: str | None) -> Type:
 def fits(actual: Type, formal: Type, *, mixed: bool = False) -> bool:
     """Tell whether an argument of type `actual` fits a parameter of type `formal`.
 
-    See section 3.3.2 of the specification, Type Casting. A primitive fits a tensor with items of
-    this primitive type. An array or tuple fits if its items fit. If `mixed`, an integer fits a
-    scalar (spec 3.2.2).
+    The rules are those of section 3.3.2 of the specification, Type Casting. A primitive fits a
+    tensor with items of this primitive type. An array or tuple fits if its items fit. If `mixed`,
+    an integer fits a scalar (spec 3.2.2).
     """
     if actual == formal or isinstance(actual, Anything) or isinstance(formal, Anything):
         return True
@@ -151,7 +154,8 @@ def fits(actual: Type, formal: Type, *, mixed: bool = False) -> bool:
 def common(a: Type, b: Type) -> Type | None:
     """Return the type to which values of the types `a` and `b` can be converted.
 
-    The type is `a` or `b`, or it consists of parts of both. Return None if there is no such type.
+    Return None if there is no such type. Examples are tensor<scalar> for scalar and tensor<scalar>,
+    and (tensor<>,tensor<>) for (tensor<>,scalar) and (scalar,tensor<>).
     """
     match a, b:
         case Anything(), _:
@@ -176,9 +180,9 @@ def common(a: Type, b: Type) -> Type | None:
 
 
 def deduce(actual: Type, formal: Type) -> str | None:
-    """Return the type of `?` in `formal` if an argument for it has the type `actual`.
+    """Return the type of `?` in the type `formal` of a parameter.
 
-    Return None if `formal` does not contain `?`.
+    `actual` is the type of the argument. Return None if `formal` does not contain `?`.
     """
     match actual, formal:
         case ((Tensor(name) | Primitive(name)), (Tensor("?") | Primitive("?"))):
@@ -228,4 +232,4 @@ def has_tensor(type: Type) -> bool:
 def nesting(type: Type) -> int:
     """Return the number of levels of arrays and tuples in a type: 2 for an array of pairs."""
     levels = list(_levels(type))
-    return len(levels) - 1  # the last level has no arrays and tuples
+    return len(levels) - 1  # the last level has only primitives and tensors

@@ -28,7 +28,10 @@ _LARGEST_BIAS_BITS = 15  # the largest magnitude of a bias is 2^15
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """The parameters that layers with products share. Raises VxError for unknown words in them."""
+    """The parameters that all layers with products have.
+
+    Raises VxError for an unknown policy or unknown semantics.
+    """
 
     overflow_policy: str
     rounding_policy: str
@@ -53,15 +56,18 @@ def multiply_accumulate(
 ) -> Tensor | tuple[Tensor, Array]:
     """Multiply inputs by weights, add biases, and return the output in the shape `shape`.
 
-    If `report_overflow`, also return a mask of sums that overflowed. If the weights are (outputs,
-    channels of a group, height, width), the inputs are ([batch...,] channels, height, width). If
-    the weights are (outputs, channels), the inputs are ([batch...,] channels).
+    If `report_overflow`, also return a mask of sums that overflowed. For weights (outputs, channels
+    of a group, height, width), the inputs are ([batch...,] channels, height, width). For weights
+    (outputs, channels), the inputs are ([batch...,] channels).
     """
-    # `core` is (channels of a group, height, width) or (channels,).
+    # `core` is (channels of a group, height, width) or (channels,). A sample of the inputs, and of
+    # the output, has as many axes.
     count, *core = weights.tensor.shape
+    rank = len(core)
     if biases is not None:
         biases = checks.tensor("biases", biases)
     checks.same_format(arithmetic.strict, inputs=x, weights=weights.tensor, biases=biases)
+    # A product has the fractional bits of both factors. Sums are shifted to the output's position.
     position = checks.position_of_output(arithmetic.strict, arithmetic.output_position, x)
     product_position = x.fixed_point_position + weights.tensor.fixed_point_position
     shift = checks.shift_of("the output's position", product_position - position)
@@ -69,15 +75,15 @@ def multiply_accumulate(
     offsets = None
     largest = weights.factors.largest
     if biases is not None:
-        offsets = _offsets(biases, count, shape[-len(core) :])
+        offsets = _offsets(biases, count, shape[-rank:])
         bias_shift = _bias_shift(biases, product_position)
-        largest += 1 << (_LARGEST_BIAS_BITS + bias_shift)
+        largest += 1 << (_LARGEST_BIAS_BITS + bias_shift)  # the shifted bias adds to the sums
     # The axes of the batch, of which there may be any number, become one axis.
-    data = x.data.reshape(-1, *x.shape[len(x.shape) - len(core) :])
+    data = x.data.reshape(-1, *x.shape[-rank:])
     policies = (arithmetic.overflow_policy, arithmetic.rounding_policy)
     if arithmetic.semantics == "khronos" and _rounds_products(x, arithmetic):
         _require_stepwise(arithmetic, core)
-        steps = Steps(x.dtype, shift, policies, report_overflow)
+        steps = Steps(x.dtype, shift, policies, report=report_overflow)
         sums, overflowed = stepwise(data, weights.tensor.data, offsets, slide=slide, steps=steps)
     else:
         base = base_for(largest, shift)
@@ -100,17 +106,18 @@ def multiply_accumulate(
     return result, overflowed.reshape(shape)
 
 
-def _offsets(biases: Tensor, count: int, item_shape: tuple[int, ...]) -> Array:
+def _offsets(biases: Tensor, count: int, sample_shape: tuple[int, ...]) -> Array:
     """Return biases in a shape that broadcasts to the sums, (batch, outputs, *positions).
 
-    `count` is the number of outputs, and `item_shape` is the shape of the output without the batch.
-    Raises VxError unless the biases have the shape (count,) or `item_shape`.
+    `count` is the number of outputs, and `sample_shape` is the shape of the output without the
+    batch. Raises VxError unless the biases have the shape (count,) or `sample_shape`.
     """
-    is_by_item = biases.shape == item_shape
-    if not is_by_item and biases.shape != (count,):
-        shapes = f"{(count,)} or {item_shape}" if len(item_shape) > 1 else f"{(count,)}"
+    has_bias_by_item = biases.shape == sample_shape
+    if not has_bias_by_item and biases.shape != (count,):
+        shapes = f"{(count,)} or {sample_shape}" if len(sample_shape) > 1 else f"{(count,)}"
         wrong_dimension(f"biases have the shape {biases.shape}, it must be {shapes}")
-    extents = item_shape[1:] if is_by_item else (1,) * (len(item_shape) - 1)
+    ones = (1,) * (len(sample_shape) - 1)
+    extents = sample_shape[1:] if has_bias_by_item else ones
     return biases.data.reshape(1, count, *extents)
 
 
@@ -129,7 +136,8 @@ def _bias_shift(biases: Tensor, product_position: int) -> int:
 def _require_stepwise(arithmetic: Arithmetic, core: list[int]) -> None:
     """Raise VxError unless `stepwise` can compute a layer.
 
-    `core` has the extents of the weights, except the number of outputs.
+    `core` has the extents of the weights, except the number of outputs: first the channels of a
+    group, then the window.
     """
     if not arithmetic.strict:
         unsupported("the C routines have only the positions of the extension", "strict=True")
@@ -140,14 +148,12 @@ def _require_stepwise(arithmetic: Arithmetic, core: list[int]) -> None:
 
 
 def _rounds_products(x: Tensor, arithmetic: Arithmetic) -> bool:
-    """Tell whether rounding and saturating each product can change the sums.
-
-    Products of 8 bits are not rounded, so only saturation can change a sum of 8-bit products. It
-    cannot change a sum of uint8: a saturated sum stays saturated, since no term is negative. If
-    int8 wraps, nothing saturates.
-    """
-    saturates = arithmetic.overflow_policy == "saturate"
-    return x.dtype == "int16" or (x.dtype == "int8" and saturates)
+    """Tell whether rounding and saturating each product can change the sums."""
+    if x.dtype == "int16":
+        return True
+    # Products of 8 bits are not rounded, so only saturation can change their sums. In uint8 it
+    # cannot either: a saturated sum stays saturated, since no term is negative.
+    return x.dtype == "int8" and arithmetic.overflow_policy == "saturate"
 
 
 @partial(jax.jit, static_argnames=("slide", "base", "bias_shift", "shift", "policies"))
@@ -175,7 +181,7 @@ def _exact(
 def prepared(weights: Tensor | StaticWeights, *ranks: int) -> StaticWeights:
     """Return weights in the prepared form `StaticWeights`.
 
-    Raises TypeError if they are not a tensor, and VxError unless their rank is one of `ranks`.
+    Raises TypeError if `weights` is not a tensor, and VxError unless its rank is one of `ranks`.
     """
     if isinstance(weights, StaticWeights):
         checks.tensor("weights", weights.tensor, *ranks)
@@ -203,7 +209,10 @@ def ends(
 ) -> tuple[int, int]:
     """Return the padding before and after an axis, with which windows have `output` positions.
 
-    The padding before the axis is `before`. A window spans `span` items.
+    The padding before the axis is `before`. A window spans `span` items. For example, windows of 3
+    items with 4 positions and a skip of 2 need 9 items. With `before` = 1 and an extent of 7, the
+    padding after the axis is 1.
     """
     upscaled = (extent - 1) * upscale + 1
-    return before, (output - 1) * skip + span - before - upscaled
+    needed = (output - 1) * skip + span
+    return before, needed - before - upscaled

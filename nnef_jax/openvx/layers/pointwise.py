@@ -46,10 +46,11 @@ def activation_layer(
 ) -> Tensor:
     """Apply a function to each number, truncate and saturate (vxActivationLayer).
 
-    The number is x = `data / 2**position`. The functions are 'logistic', 'hyperbolic_tan' (a tanh(b
-    x)), 'relu', 'brelu' (relu of at most a), 'softrelu', 'abs', 'square', 'sqrt' (0 for x < 0) and
-    'linear' (a x + b). All functions except 'relu' and 'brelu' are read from tables, which have the
-    results of exact arithmetic on every platform.
+    The number is x = `data / 2**position`. The functions are 'logistic': 1 / (1 + exp(-x));
+    'hyperbolic_tan': a tanh(b x); 'relu': max(x, 0); 'brelu': min(a, max(x, 0)); 'softrelu': log(1
+    + exp(x)); 'abs'; 'square'; 'sqrt': the root of max(x, 0); and 'linear': a x + b. All functions
+    except 'relu' and 'brelu' are read from tables, which have the results of exact arithmetic on
+    every platform.
     """
     require_one_of("function", function, ACTIVATIONS)
     a = checks.real("a", a)
@@ -61,23 +62,26 @@ def activation_layer(
     checks.same_format(strict, inputs=x)
     position = checks.position_of_output(strict, output_position, x)
     if function in ("relu", "brelu") and position == x.fixed_point_position:
-        most = int(jnp.iinfo(x.dtype).max)
+        # The raw integers are clipped, without a table.
+        limits = jnp.iinfo(x.dtype)
+        most = int(limits.max)
         if function == "brelu":
-            most = int(np.clip(np.trunc(a * 2.0**position), jnp.iinfo(x.dtype).min, most))
-        return Tensor(_between(x.data, most=most), position)
+            raw_bound = np.trunc(a * 2.0**position)
+            most = int(np.clip(raw_bound, limits.min, limits.max))
+        return Tensor(_between_zero_and(x.data, most=most), position)
     activation = partial(_activation, function, a, b)
     return table_layer(x, table(activation, x.dtype, x.fixed_point_position, position), position)
 
 
 @partial(jax.jit, static_argnames="most")
-def _between(x: Array, *, most: int) -> Array:
+def _between_zero_and(x: Array, *, most: int) -> Array:
     """Clip raw integers to the range from 0 to `most`."""
     positive = jnp.maximum(x, np.asarray(0, x.dtype))
     return jnp.minimum(positive, np.asarray(most, x.dtype))
 
 
 def _activation(function: str, a: float, b: float, x: Floats) -> Floats:
-    """Compute a function in float64 (the table of vx_nn_activation_function_e)."""
+    """Compute a function of vx_nn_activation_function_e in float64. `a` and `b` are parameters."""
     match function:
         case "logistic":
             return 1 / (1 + np.exp(-x))
@@ -146,14 +150,15 @@ def normalization_layer(
     size = operator.index(normalization_size)
     if size not in NORMALIZATION_SIZES:
         wrong_parameter(f"normalization_size must be 3, 5 or 7, not {size}")
-    alpha = checks.real("alpha", alpha, 0.0)
-    beta = checks.real("beta", beta, 0.0)
-    bias = checks.real("bias", bias, 0.0)
+    alpha = checks.real("alpha", alpha, above=0.0)
+    beta = checks.real("beta", beta, above=0.0)
+    bias = checks.real("bias", bias, above=0.0)
     x = checks.tensor("inputs", inputs, 3, 4)
     checks.same_format(strict, inputs=x)
     position = checks.position_of_output(strict, output_position, x)
-    map_window = (size, 1, 1) if type == "across_maps" else (1, size, size)
-    window = (1,) * (len(x.shape) - 3) + map_window
+    # The windows are over (channels, height, width), or (batch, channels, height, width).
+    sample_window = (size, 1, 1) if type == "across_maps" else (1, size, size)
+    window = (1,) * (len(x.shape) - 3) + sample_window
     item_count = np.prod(window).item()
     coefficients = (bias, alpha / item_count, beta)
     raw = _normalized(x, window=window, coefficients=coefficients, position=position)

@@ -68,6 +68,8 @@ def pooling_layer(
     checks.bounded_padding(x, padding, shape)
     if pooling_type == "avg" and size[0] * size[1] > _MOST_CELLS:
         unsupported(f"a mean of more than {_MOST_CELLS} items: pooling_size {size[::-1]}")
+    # For the rows, then for the columns: the padding before and after the axis. The pairs of OpenVX
+    # are reversed to this order.
     pads = tuple(map(ends, extents, padding[::-1], size, shape[-2:], skip[::-1]))
     windows = _Windows(size, skip[::-1], pads)
     if pooling_type == "avg":
@@ -101,8 +103,8 @@ def _maximum(x: Array, *, windows: _Windows, ignores_padding: bool) -> Array:
     """
     least = int(jnp.iinfo(x.dtype).min)
     if not ignores_padding:
-        # As many zeros follow the inputs as precede them. Cells beyond these zeros have the least
-        # number.
+        # As many zeros follow the inputs as precede them. Cells beyond these zeros are ignored:
+        # they have the least number.
         zeros = tuple((before, min(before, after)) for before, after in windows.pads)
         x = _padded(x, value=0, pads=zeros)
         further = tuple((0, max(after - before, 0)) for before, after in windows.pads)
@@ -124,6 +126,7 @@ def _reduce(
 
 def _padded(x: Array, value: int, pads: tuple[_Pair, ...]) -> Array:
     """Pad planes by a number. `pads` has the pair (before, after) for the rows and the columns."""
+    # `lax.pad` takes (before, after, between the items) for each axis.
     leading = [(0, 0, 0)] * (x.ndim - 2)
     spatial = [(before, after, 0) for before, after in pads]
     return lax.pad(x, np.asarray(value, x.dtype), leading + spatial)
@@ -155,6 +158,7 @@ def roi_pooling_layer(
         unsupported("pool_type must be 'max'")
     x = checks.tensor("inputs", inputs, 3, 4)
     rois = checks.tensor("input_rois", input_rois, len(x.shape) - 1)
+    # The regions have the type of the inputs, but may have any position.
     checks.same_format(strict=False, inputs=x, input_rois=rois)
     checks.same_format(strict, inputs=x)
     *batch, count, corners = rois.shape
@@ -167,7 +171,7 @@ def roi_pooling_layer(
     if max(output_shape[-2:]) >= _TOO_MANY_PARTS:
         unsupported(f"output_shape divides regions into 2**15 parts or more: {output_shape}")
     pool = partial(_pooled_regions, part_counts=output_shape[-2:], clips=semantics == "spec")
-    if batch:
+    if batch:  # `_pooled_regions` takes a single sample
         pool = jax.vmap(pool)
     return Tensor(pool(x.data, rois.data), x.fixed_point_position)
 
@@ -188,6 +192,7 @@ def _pooled_regions(x: Array, rois: Array, *, part_counts: _Pair, clips: bool) -
     _, height, width = x.shape
     row_count, column_count = part_counts
     rows = _items_of_parts(y0, y1, row_count, height, clips)  # (regions, rows of parts, height)
+    # (regions, columns of parts, width)
     columns = _items_of_parts(x0, x1, column_count, width, clips)
     least = np.asarray(jnp.iinfo(x.dtype).min, x.dtype)
     # The maxima over axis 3, the height, have the shape (regions, channels, rows of parts, width).
@@ -209,10 +214,13 @@ def _items_of_parts(first: Array, last: Array, count: int, extent: int, clips: b
     part = jnp.arange(count, dtype=np.int32)
     # Starts are rounded down, and ends are rounded up, so that neighbouring parts may overlap. Two
     # parts of a region of 3 items have the items 0 to 1 and 1 to 2.
-    start = lax.div(part[None] * length[:, None], np.int32(count))
+    start = lax.div(part[None] * length[:, None], np.int32(count))  # (regions, count)
     end = lax.div((part[None] + 1) * length[:, None] + (count - 1), np.int32(count))
-    first_item = (first[:, None] + start)[:, :, None]
+    first_item = (first[:, None] + start)[:, :, None]  # (regions, count, 1)
     end_item = (first[:, None] + end)[:, :, None]
-    item = jnp.arange(extent, dtype=np.int32)[None, None]
+    item = jnp.arange(extent, dtype=np.int32)[None, None]  # (1, 1, extent)
     is_inside = (item >= first_item) & (item < end_item)
-    return is_inside if clips else is_inside & (first_item >= 0)
+    if clips:
+        return is_inside
+    starts_inside = first_item >= 0
+    return is_inside & starts_inside

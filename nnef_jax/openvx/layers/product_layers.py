@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 from jax import Array
@@ -102,20 +103,42 @@ def convolution_layer(
     )
     checks.bounded_padding(x, padding, shape)
     # The C routines begin `dilation` items later (OpenVX-cts, issue 5).
-    delays = dilation[::-1] if semantics == "khronos" else (0, 0)
-    before = [pad - delay for pad, delay in zip(padding[::-1], delays, strict=True)]
+    delay_x, delay_y = dilation if semantics == "khronos" else (0, 0)
+    padding_before = (padding[0] - delay_x, padding[1] - delay_y)
+    slide = _convolution_slide(extents, size, shape[-2:], padding_before, dilation, skip, groups)
+    return multiply_accumulate(
+        x, prepared_weights, biases, slide, shape, arithmetic, report_overflow
+    )
+
+
+def _convolution_slide(
+    extents: Sequence[int],
+    size: Sequence[int],
+    output: Sequence[int],
+    padding_before: shapes.Pair,
+    dilation: shapes.Pair,
+    skip: shapes.Pair,
+    groups: int,
+) -> correlation.Slide:
+    """Return the positions of the windows of a convolution.
+
+    `extents`, `size` and `output` are the extents of the input, the windows and the output, for the
+    rows and the columns. The pairs are (x, y). `padding_before` is the padding before each axis.
+    """
     spans: list[int] = []  # the number of items from the first to the last cell of a window
     for window_extent, zeros_between in zip(size, dilation[::-1], strict=True):
         spans.append(window_extent + (window_extent - 1) * zeros_between)
-    pads = tuple(map(ends, extents, before, spans, shape[-2:], skip[::-1]))
+    # For the rows, then for the columns: the padding before and after the axis.
+    pads = tuple(map(ends, extents, padding_before[::-1], spans, output, skip[::-1]))
     # The extension's dilation is the number of zeros between two weights. The dilation of `Slide`
     # is the distance between two weights, which is larger by 1.
-    distance = (dilation[1] + 1, dilation[0] + 1)
-    slide = correlation.Slide(
-        stride=skip[::-1], padding=pads, spread=(1, 1), dilation=distance, groups=groups
-    )
-    return multiply_accumulate(
-        x, prepared_weights, biases, slide, shape, arithmetic, report_overflow
+    dilation_x, dilation_y = dilation
+    return correlation.Slide(
+        stride=skip[::-1],
+        padding=pads,
+        spread=(1, 1),
+        dilation=(dilation_y + 1, dilation_x + 1),
+        groups=groups,
     )
 
 
@@ -191,18 +214,39 @@ def deconvolution_layer(
     if semantics == "khronos":
         # The C routines read only the first items, since they compare indices of the spread input
         # with the extent of the input before it is spread (OpenVX-cts, issue 9).
-        rows = math.ceil(extents[0] / upscale[1])
-        columns = math.ceil(extents[1] / upscale[0])
+        upscale_x, upscale_y = upscale
+        rows = math.ceil(extents[0] / upscale_y)
+        columns = math.ceil(extents[1] / upscale_x)
         x = Tensor(x.data[..., :rows, :columns], x.fixed_point_position)
+    slide = _deconvolution_slide(x.shape[-2:], size, shape[-2:], padding, upscale, groups)
+    return multiply_accumulate(
+        x, prepared_weights, biases, slide, shape, arithmetic, report_overflow
+    )
+
+
+def _deconvolution_slide(
+    extents: Sequence[int],
+    size: Sequence[int],
+    output: Sequence[int],
+    padding: shapes.Pair,
+    upscale: shapes.Pair,
+    groups: int,
+) -> correlation.Slide:
+    """Return the positions of the windows of a deconvolution on the spread input.
+
+    `extents`, `size` and `output` are the extents of the input, the windows and the output, for the
+    rows and the columns. The pairs are (x, y).
+    """
+    # Without padding, the first window has one input, which is its last cell. Therefore zeros are
+    # put before the input, by the size of the window less 1. Padding takes some of them away.
     before: list[int] = []
     for window_extent, pad in zip(size, padding[::-1], strict=True):
         before.append(window_extent - 1 - pad)
-    pads = tuple(map(ends, x.shape[-2:], before, size, shape[-2:], (1, 1), upscale[::-1]))
-    slide = correlation.Slide(
-        stride=(1, 1), padding=pads, spread=upscale[::-1], dilation=(1, 1), groups=groups
-    )
-    return multiply_accumulate(
-        x, prepared_weights, biases, slide, shape, arithmetic, report_overflow
+    # For the rows, then for the columns: the zeros before and after the axis.
+    no_skip = (1, 1)
+    pads = tuple(map(ends, extents, before, size, output, no_skip, upscale[::-1]))
+    return correlation.Slide(
+        stride=no_skip, padding=pads, spread=upscale[::-1], dilation=(1, 1), groups=groups
     )
 
 
@@ -223,11 +267,13 @@ def fully_connected_layer(
     """Multiply inputs by a matrix of weights, and add biases (vxFullyConnectedLayer).
 
     The result is `saturate(round(sum of inputs * weights + biases))`, of the shape ([batch...,]
-    outputs). The inputs are ([batch...,] channels) or ([batch...,] channels, height, width), and
-    the weights (outputs, products). The last three axes of the inputs are merged if they have as
-    many items as a row of the weights, or if the weights are (outputs, channels, height, width). If
-    the last axis by itself also has as many items as a row, `output_shape` decides. The other
-    parameters, and the errors, are those of `convolution_layer`.
+    outputs). The inputs are ([batch...,] channels) or ([batch...,] channels, height, width). The
+    weights are (outputs, products) or (outputs, channels, height, width).
+
+    A row of weights (outputs, products) is for the items of the last axis of the inputs, or for
+    those of the last three axes. The numbers of items decide which. If both numbers fit,
+    `output_shape` decides; by default it is the last axis. The other parameters, and the errors,
+    are those of `convolution_layer`.
     """
     arithmetic = Arithmetic(overflow_policy, rounding_policy, semantics, strict, output_position)
     x = checks.tensor("inputs", inputs)
@@ -238,8 +284,8 @@ def fully_connected_layer(
         weights = Tensor(flat, weights.fixed_point_position)
     prepared_weights = prepared(weights, 2)
     count, depth = prepared_weights.tensor.shape
-    # `axis_counts` has the possible numbers of last axes of the inputs that are merged. These axes
-    # must have as many items as a row of the weights.
+    # The last axis, or the last three axes, of the inputs may have as many items as a row of the
+    # weights.
     axis_counts: list[int] = []
     for n in (1, 3):
         if n <= len(x.shape) and math.prod(x.shape[-n:]) == depth:

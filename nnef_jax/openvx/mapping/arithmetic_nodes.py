@@ -67,6 +67,7 @@ def _activation(name: str, function: str, a: float = 1.0, b: float = 1.0) -> VxL
     """
 
     def run(node: NodeInputs) -> Computed:
+        """Compute the layer on raw integers."""
         return activation_layer(node[name], function=function, a=a, b=b, **node.output), None
 
     title = f"vxActivationLayer {function.upper()}"
@@ -86,6 +87,7 @@ def table(operation: MappedOperation) -> VxLayer:
         raise Unfit("vxTensorTableLookupNode takes uint8 and int16 only, not int8")
 
     def run(node: NodeInputs) -> Computed:
+        """Look the raw integers up in the table, and in the mask of results that overflow."""
         x = node[name]
         result = Tensor(look_up(x.data, node["table"]), node.position)
         return result, look_up(x.data, node["overflow_mask"])
@@ -100,16 +102,20 @@ def bounded(operation: MappedOperation) -> VxLayer:
     The table has the result of the operation for each number of the type.
     """
     kind = operation.kind
-    names = ("a", "b") if kind == "clamp" else ("y",)
-    bounds = [operation.number(name) for name in names]
-    if operation.is_fixed("x") or None in bounds:
-        return table(operation)
-    if kind == "max" and bounds == [0.0]:
+    if operation.is_fixed("x"):
+        return table(operation)  # the tensor is another operand
+    if kind == "max" and operation.number("y") == 0:
         return _activation("x", "relu")
-    low, high = bounds[0], bounds[-1] or 0.0  # the same number unless the kind is clamp
-    is_clamp_from_zero = kind == "clamp" and low == 0
-    is_min_of_positive = kind == "min" and operation.operand("x") in operation.not_negative
-    if high > 0 and (is_clamp_from_zero or is_min_of_positive):
+    low: float | None = None
+    high: float | None = None
+    if kind == "clamp":
+        low = operation.number("a")
+        high = operation.number("b")
+    elif kind == "min":
+        # If `x` has no negative items, 0 is a lower bound.
+        low = 0.0 if operation.operand("x") in operation.not_negative else None
+        high = operation.number("y")
+    if low == 0 and high is not None and high > 0:
         return _activation("x", "brelu", a=high)
     return table(operation)
 
@@ -129,7 +135,9 @@ def arithmetic(operation: MappedOperation) -> VxLayer:
         tensor_name = "y" if operation.is_fixed("x") else "x"
         a, b = line
         return _activation(tensor_name, "linear", a=a, b=b)
-    if _only_tensor(operation) is not None and (operation.profile.has_tables or kind == "div"):
+    has_one_tensor = _only_tensor(operation) is not None
+    # Without tables, `table` raises the reason for a quotient. Other kinds have a node below.
+    if has_one_tensor and (operation.profile.has_tables or kind == "div"):
         return table(operation)
     if kind == "div":
         raise Unfit("OpenVX has no quotient of two tensors")
@@ -153,21 +161,25 @@ def sums(operation: MappedOperation) -> VxLayer:
     name = _NODES["add"] if count == 2 else f"{count - 1} x {_NODES['add']}"
 
     def run(node: NodeInputs) -> Computed:
+        """Add the tensors one after the other. Each sum is rounded and limited."""
         total, *terms = node["x"]
         masks: list[Any] = []
         for term in terms:
             total, mask = _combined("add", node, [total, term])
             masks.append(mask)
-        return total, jnp.any(jnp.stack(jnp.broadcast_arrays(*masks)), axis=0)
+        # An item overflows if one of its sums does.
+        stacked = jnp.stack(jnp.broadcast_arrays(*masks))
+        return total, jnp.any(stacked, axis=0)
 
     return VxLayer(name, run)
 
 
 def _only_tensor(operation: MappedOperation) -> str | None:
-    """Return the name of the only operand that depends on inputs, or None.
+    """Return the name of the operand of which an operation is a function of one tensor, or None.
 
-    The result is None if several tensors depend on inputs, or if one of the other operands is not a
-    single number.
+    The operand must be the only one that depends on inputs, except that another operand may be the
+    same tensor, as in x * x. All other operands must be single numbers, and the result must have
+    the type of the operand.
     """
     computed = operation.computed()
     operands = operation.operands
@@ -178,7 +190,7 @@ def _only_tensor(operation: MappedOperation) -> str | None:
     if not is_real(operands[name]):
         return None
     fixed_names = [fixed_name for fixed_name in operands if fixed_name not in computed]
-    fixed_are_single = all(is_single(operation.shape(x)) for x in fixed_names)
+    fixed_are_single = all(is_single(operation.shape(fixed_name)) for fixed_name in fixed_names)
     keeps_type = operation.type(name) == operation.result
     return name if fixed_are_single and keeps_type else None
 
@@ -197,6 +209,7 @@ def _line(operation: MappedOperation) -> tuple[float, float] | None:
             return (1 / y, 0.0) if y else None
         return {"add": (1.0, y), "sub": (1.0, -y), "mul": (y, 0.0)}[kind]
     if x is not None and not operation.is_fixed("y"):
+        # The quotient of a number and a tensor is no line.
         return {"add": (1.0, x), "sub": (-1.0, x), "mul": (x, 0.0)}.get(kind)
     return None
 
@@ -210,7 +223,8 @@ def _combined(kind: str, node: NodeInputs, tensors: Sequence[Tensor]) -> Compute
     x, y = broadcast.align(*(tensor.data.astype(np.int32) for tensor in tensors))
     positions = [tensor.fixed_point_position for tensor in tensors]
     position_x, position_y = positions
-    # `terms` are pairs (integers, shift). Their sum is the exact result at `position`.
+    # `terms` are pairs (integers, shift) that stand for `integers * 2**shift`. Their sum is the
+    # exact result at `position`.
     if kind == "mul":
         position = position_x + position_y
         terms = [(x * y, 0)]
@@ -247,15 +261,16 @@ def view(operation: MappedOperation) -> VxLayer:
 
     The view applies its rule to raw integers.
     """
-    has_gaps = any(stride != 1 for stride in operation.attributes.get("stride", ()))
-    if operation.kind == "slice" and has_gaps:
+    strides = operation.attributes.get("stride", ())
+    if operation.kind == "slice" and any(stride != 1 for stride in strides):
         raise Unfit("its stride leaves gaps, and a view has none")
-    ((name, operand),) = operation.operands.items()
+    ((name, operand),) = operation.operands.items()  # each of these kinds has one operand
     tensors = operand if isinstance(operand, tuple) else (operand,)
     if not all(map(is_real, tensors)):
         raise Unfit(f"'{name}' must hold real numbers")
 
     def run(node: NodeInputs) -> Computed:
+        """Apply the operation's rule to the raw integers."""
         x: Tensor | list[Tensor] = node[name]
         data: Any = [part.data for part in x] if isinstance(x, list) else x.data
         with computing():

@@ -15,7 +15,7 @@ from nnef_jax.openvx.tensor import Tensor
 
 
 class Unfit(Exception):
-    """Raised if no node of OpenVX computes an operation. The message is the reason."""
+    """Raised with the reason if no node of OpenVX computes an operation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +71,15 @@ class VxLayer:
     Args:
         name: the name of the node in OpenVX, preceded by a count if there are several nodes.
         run: the computation on raw integers.
-        arrange: by the name of a fixed operand, the function that converts it to OpenVX's layout.
+        arrange: functions that convert fixed operands to OpenVX's layout, by the name of the
+            operand.
         static: the names of operands that are weights of products. They are prepared once.
-        scale: the name of the weights, and a function that multiplies them by a factor for each
-            channel. `scale` is None if no operation can be folded into the weights.
+        scale: the name of the weights, and a function that multiplies the weights by a factor for
+            each channel. `scale` is None if no operation can be folded into the weights.
         channels: the number of channels of the result.
         axis: the axis of the channels in the result.
-        is_unit: whether the weights are 1 before the operation itself is folded into them.
-        real: the computation in floating point, or None if the operation's rule is used.
+        is_unit: whether all weights are 1 before the operation itself is folded into the weights.
+        real: the computation in floating point, or None to compute by the operation's rule.
         saturates: whether results can overflow although `run` returns no mask.
         takes_numbers: whether fixed operands stay floating-point numbers, as parameters of the
             layer.
@@ -152,14 +153,16 @@ class MappedOperation:
     def is_fixed(self, name: str) -> bool:
         """Tell whether an operand depends only on parameters and constants."""
         operand = self.operand(name)
-        if isinstance(operand, tuple):
-            return False
-        return operand in self.fixed if isinstance(operand, Value) else True
+        if isinstance(operand, Value):
+            return operand in self.fixed
+        is_list = isinstance(operand, tuple)  # a list of tensors counts as computed from inputs
+        return not is_list
 
     def number(self, name: str) -> float | None:
-        """Return an operand as a number if it is a literal number, else None."""
+        """Return an operand as a float if it is a literal number, else None."""
         operand: Any = self.operand(name)
-        return None if isinstance(operand, tuple | Value | bool) else float(operand)
+        is_number = not isinstance(operand, tuple | Value | bool)
+        return float(operand) if is_number else None
 
     def shape(self, name: str) -> Shape:
         """Return the shape of an operand, which is () for a number."""

@@ -30,9 +30,11 @@ def pool(operation: MappedOperation) -> VxLayer:
     kind = "max" if operation.kind == "max_pool" else "avg"
     shape = operation.require_planes("input")
     attributes = dict(operation.attributes)
-    if not attributes.pop("normalize", True):
+    is_sum = not attributes.pop("normalize", True)  # only `box` has this attribute
+    if is_sum:
         raise Unfit("it sums, but the layer averages")
     window = windows.basic(shape, **attributes)
+    # The first two axes are those of the batch and the channels.
     spans_axes = any(extent != 1 for extent in (*window.size[:2], *window.stride[:2]))
     pads_axes = any(pads != (0, 0) for pads in window.padding[:2])
     if spans_axes or pads_axes:
@@ -55,18 +57,18 @@ def pool(operation: MappedOperation) -> VxLayer:
 def _require_border(operation: MappedOperation, kind: str, border: str) -> None:
     """Raise Unfit if the operation and the layer treat padding differently.
 
-    In averages, the layer counts padding. In maxima, padding takes part in the semantics "spec",
-    and not in "khronos".
+    In averages, the layer counts padding. In maxima, padding takes part according to the text of
+    OpenVX (the semantics "spec"), but not in the C code ("khronos").
     """
     if kind == "avg":
         if border != "constant":
             raise Unfit("its averages leave out the padding, the layer's averages include it")
         return
-    # According to the text of OpenVX, padding takes part in maxima. In the C code it does not.
     takes_part = border == "constant"
     takes_part_in_layer = operation.semantics == "spec"
-    operand = operation.operand("input")
-    if takes_part != takes_part_in_layer and operand not in operation.not_negative:
+    # Zeros do not change the maximum of items that are not negative.
+    may_be_negative = operation.operand("input") not in operation.not_negative
+    if takes_part != takes_part_in_layer and may_be_negative:
         use = "takes part in maxima" if takes_part else "is left out of maxima"
         layer = "leaves it out" if takes_part else "does not leave it out"
         raise Unfit(f"its padding {use} and 'input' may be negative: the layer {layer}")
@@ -91,6 +93,7 @@ def _pooling(operation: MappedOperation, **attributes: Any) -> VxLayer:
     shape = operation.result.shape
 
     def run(node: NodeInputs) -> Computed:
+        """Compute the pool on raw integers."""
         x = as_planes(node["input"])
         choices = node.choices
         result = pooling_layer(x, **attributes, semantics=choices.semantics, strict=choices.strict)
@@ -114,8 +117,9 @@ def softmax(operation: MappedOperation) -> VxLayer:
         raise Unfit(f"it is over axes {list(axes)} of {len(shape)}, the layer over one of classes")
 
     def run(node: NodeInputs) -> Computed:
+        """Compute the softmax on raw integers."""
         x = node["x"]
-        rows = x if is_over_channels else reshaped(x, (-1, shape[-1]))
+        rows = x if is_over_channels else reshaped(x, (-1, shape[-1]))  # (rows, classes)
         return reshaped(softmax_layer(rows, **node.output), x.shape), None
 
     return VxLayer("vxSoftmaxLayer", run)
@@ -149,6 +153,7 @@ def normalization(operation: MappedOperation) -> VxLayer:
         raise Unfit("alpha, beta and bias must be positive")
 
     def run(node: NodeInputs) -> Computed:
+        """Compute the normalisation on raw integers."""
         x = as_planes(node["input"])
         result = normalization_layer(
             x,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -41,7 +42,7 @@ def convolution(operation: MappedOperation) -> VxLayer:
     window = windows.basic(shape[2:], filter[2:], **_window_attributes(operation))
     padding = symmetric(window, window.border)
     require_smallest_strides(window, padding)
-    groups = operation.attributes["groups"] or shape[1]
+    groups = operation.attributes["groups"] or shape[1]  # 0 means a group for each channel
     attributes: dict[str, Any] = {
         "padding": xy_pair(padding, single=0),
         "dilation": xy_pair([distance - 1 for distance in window.dilation], single=0),
@@ -51,6 +52,7 @@ def convolution(operation: MappedOperation) -> VxLayer:
     rank = len(shape)
 
     def run(node: NodeInputs) -> Computed:
+        """Compute the convolution on raw integers."""
         x = as_planes(node["input"])
         options: Any = {**attributes, **node.products}
         layer = convolution_layer(x, node["filter"], node.get("bias"), **options)
@@ -73,8 +75,10 @@ def deconvolution(operation: MappedOperation) -> VxLayer:
     shape = operation.require_planes("input")
     filter = operation.shape("filter")
     output = operation.result.shape
-    declared = operation.attributes["output_shape"]
-    window = windows.reverse(shape[2:], declared[2:], filter[2:], **_window_attributes(operation))
+    declared_output = operation.attributes["output_shape"]
+    window = windows.reverse(
+        shape[2:], declared_output[2:], filter[2:], **_window_attributes(operation)
+    )
     groups = output[1] // filter[1]
     if any(distance != 1 for distance in window.dilation):
         raise Unfit(f"its dilation is {list(window.dilation)}, the layer has none")
@@ -96,27 +100,21 @@ def deconvolution(operation: MappedOperation) -> VxLayer:
         raise Unfit("it has one spatial axis, and OpenVX cannot infer an upscale along the other")
 
     def run(node: NodeInputs) -> Computed:
+        """Compute the deconvolution on raw integers."""
         options: Any = {**attributes, **node.products}
         layer = deconvolution_layer(node["input"], node["filter"], node.get("bias"), **options)
         return _as_rank(layer, rank)
 
     def flipped(filter: Array) -> Array:
+        """Return the filter in the layout of OpenVX, (outputs, inputs of a group, *size)."""
         return correlation.transposed_filter(filter, groups)
-
-    def scaled(filter: Array, factor: Array) -> Array:
-        # The filter has shape (inputs, outputs of a group, *size). `factor` has an item for each
-        # output.
-        inputs, group_outputs, *size = filter.shape
-        by_group = filter.reshape(groups, inputs // groups, group_outputs, *size)
-        factors = factor.reshape(groups, 1, group_outputs, *(1 for _ in size))
-        return (by_group * factors).reshape(filter.shape)
 
     return VxLayer(
         _with_count(groups, "vxDeconvolutionLayer"),
         run,
         arrange={"filter": flipped, "bias": _biases(output[1])},
         static=("filter",),
-        scale=("filter", scaled),
+        scale=("filter", partial(_by_output, groups=groups)),
         channels=output[1],
     )
 
@@ -149,9 +147,10 @@ def linear(operation: MappedOperation) -> VxLayer:
     operation.require_fixed("filter", "bias")
     filter = operation.shape("filter")
     bias = operation.shape("bias")
-    if len(bias) == len(operation.result.shape):
-        bias = bias[:-1]  # without the axis of the channels
-    if not is_single(filter[:-2]) or not is_single(bias):
+    # A bias of the result's rank has an axis of channels, which is the last one.
+    has_channels = len(bias) == len(operation.result.shape)
+    batch_of_bias = bias[:-1] if has_channels else bias
+    if not is_single(filter[:-2]) or not is_single(batch_of_bias):
         raise Unfit("its weights or biases differ between the items of the batch")
     return _fully_connected(operation, names=("input", "filter"), transposes=(False, True))
 
@@ -175,15 +174,21 @@ def product(operation: MappedOperation) -> VxLayer:
     count = volume(shape[:-2])
 
     def run(node: NodeInputs) -> Computed:
+        """Compute the products of the matrices on raw integers."""
         # According to the text of OpenVX 1.2, products are rounded to the nearest and saturated.
-        # The C code truncates them.
+        # The C code truncates them. In both cases, only complete sums are rounded.
         rounding = "nearest_even" if node.choices.semantics == "spec" else "to_zero"
-        options: Any = {**node.products, "overflow_policy": "saturate"}
-        options |= {"rounding_policy": rounding, "semantics": "spec"}
+        options: Any = {
+            **node.products,
+            "overflow_policy": "saturate",
+            "rounding_policy": rounding,
+            "semantics": "spec",
+        }
         a = _matrices(node["A"], transposes_a, shape)
         b = _matrices(node["B"], transposes_b, shape)
 
         def multiply(a: Tensor, b: Tensor) -> Any:
+            """Multiply two matrices. The layer takes the second one transposed."""
             weights = Tensor(b.data.T, b.fixed_point_position)
             return fully_connected_layer(a, weights, **options)
 
@@ -210,12 +215,14 @@ def batch_normalization(operation: MappedOperation) -> VxLayer:
                 raise Unfit(f"'{name}' must be one number for each channel")
 
     def run(node: NodeInputs) -> Computed:
+        """Compute the convolution by `filter` and `bias`, which `weights_of` makes."""
         x = as_planes(node[input_name])
         options = node.products
         result = convolution_layer(x, node["filter"], node["bias"], groups=channels, **options)
         return _as_rank(result, len(shape))
 
     def real(operands: Mapping[str, Array]) -> Array:
+        """Compute the normalisation in floating point, as filter * x + bias."""
         by_channel = [1, channels, *(1 for _ in shape[2:])]
         filter = operands["filter"].reshape(by_channel)
         bias = operands["bias"].reshape(by_channel)
@@ -242,41 +249,48 @@ def _fully_connected(
 
     Args:
         operation: the operation.
-        names: the names of the tensor and of the weights.
-        transposes: whether the operation transposes the tensor, and whether it transposes the
-            weights.
+        names: the names of two operands: the tensor and the weights.
+        transposes: two flags: whether the operation transposes the tensor, and whether it
+            transposes the weights.
     """
     left, right = names
     transposes_left, transposes_right = transposes
     shape = operation.result.shape
-    inner_axis = -2 if transposes_left else -1
-    channel_axis = -2 if transposes_right else -1  # the channel axis of the weights
+    # The tensor, or its transpose, is (..., rows, inner), and the weights, or their transpose, are
+    # (inner, channels).
+    inner_axis = -2 if transposes_left else -1  # an axis of the tensor
+    channel_axis = -2 if transposes_right else -1  # an axis of the weights
     inner = operation.shape(left)[inner_axis]
 
     def run(node: NodeInputs) -> Computed:
+        """Compute the product on raw integers."""
         x = node[left]
         data = _transposed_if(transposes_left, x.data)
         rows = Tensor(data.reshape(-1, inner), x.fixed_point_position)
         options: Any = node.products
-        layer: Any = fully_connected_layer(rows, node[right], node.get("bias"), **options)
-        result, mask = layer
+        result_and_mask: Any = fully_connected_layer(rows, node[right], node.get("bias"), **options)
+        result, mask = result_and_mask
         return reshaped(result, shape), mask.reshape(shape)
 
     def arranged(weights: Array) -> Array:
+        """Return the weights in the layout of OpenVX, (channels, inner)."""
         weights = weights.reshape(weights.shape[-2:])
         return weights if transposes_right else weights.T
 
     def scaled(weights: Array, factor: Array) -> Array:
+        """Multiply the weights by a factor for each channel."""
         by_channel = [1 for _ in weights.shape]
         by_channel[channel_axis] = -1
         return weights * factor.reshape(by_channel)
 
     def real(operands: Mapping[str, Array]) -> Array:
+        """Compute the product in floating point."""
         a = _transposed_if(transposes_left, operands[left])
         b = _transposed_if(transposes_right, operands[right])
         products = jnp.matmul(a, b)
-        has_bias = np.ndim(operands.get("bias", 0)) > 0
-        return products + operands["bias"] if has_bias else products
+        bias = operands.get("bias", 0)
+        is_array = np.ndim(bias) > 0  # a bias that is a number is 0
+        return products + bias if is_array else products
 
     return VxLayer(
         "vxFullyConnectedLayer",
@@ -308,7 +322,7 @@ def _transposed_if(is_transposed: bool, x: Array) -> Array:
 
 
 def symmetric(window: windows.Windows, border: str) -> list[int]:
-    """Return the number of padding items at each end of an axis, for every axis.
+    """Return the padding of each axis, as the number of items at one end.
 
     Raises Unfit unless the padding is equal at both ends of each axis, and consists of zeros.
     """
@@ -325,9 +339,10 @@ def require_smallest_strides(window: windows.Windows, padding: list[int]) -> Non
     """Raise Unfit for strides that OpenVX would not infer from the extents of input and output.
 
     OpenVX infers the smallest stride for each axis. It rounds the numbers of positions along all
-    axes down (floor), or along all axes up (ceiling).
+    axes down (floor), or along all axes up (ceiling). If all numbers are exact, the ceiling leads
+    to the strides.
     """
-    wrong: list[str] = []
+    reasons: list[str] = []
     is_exact = True  # whether the floor and the ceiling agree on all axes
     for extent, span, stride, pad, count in zip(
         window.upscaled, window.dilated, window.stride, padding, window.downscaled, strict=True
@@ -337,18 +352,19 @@ def require_smallest_strides(window: windows.Windows, padding: list[int]) -> Non
         if travel % stride != 0:
             is_exact = False
         if count > 1 and stride != smallest:
-            wrong.append(f"its stride is {stride}, OpenVX infers {smallest} from {count} items")
-    if wrong and not is_exact:
-        raise Unfit(wrong[0])
+            reasons.append(f"its stride is {stride}, OpenVX infers {smallest} from {count} items")
+    if reasons and not is_exact:
+        raise Unfit(reasons[0])
 
 
 def xy_pair(values: Sequence[int], single: int) -> tuple[int, int]:
     """Return the values of the spatial axes in OpenVX's order (x, y).
 
-    `values` has the values of y and x, or only of x. In the second case y is `single`.
+    `values` are (y, x), or only (x,). In the second case y is `single`.
     """
-    y = values[0] if len(values) == 2 else single
-    return values[-1], y
+    *before_x, x = values
+    y = before_x[0] if before_x else single
+    return x, y
 
 
 def _window_attributes(operation: MappedOperation) -> dict[str, Any]:
@@ -358,9 +374,9 @@ def _window_attributes(operation: MappedOperation) -> dict[str, Any]:
 
 
 def _as_rank(layer: Tensor | tuple[Tensor, Array], rank: int) -> Computed:
-    """Return the result and the overflow mask of a layer, in the given rank.
+    """Return the result and the overflow mask of a layer, with `rank` axes.
 
-    The layer has the axes (batch, channels, height, width). For rank 3 its height, which is 1, is
+    Both have the axes (batch, channels, height, width). For rank 3 the height, which is 1, is
     dropped.
     """
     assert isinstance(layer, tuple)
@@ -371,9 +387,10 @@ def _as_rank(layer: Tensor | tuple[Tensor, Array], rank: int) -> Computed:
 
 
 def _biases(channels: int) -> Callable[[Array], Array]:
-    """Return a function that broadcasts a bias to a vector with an item for each channel."""
+    """Return a function that makes a vector with an item for each channel from a bias."""
 
     def arranged(bias: Array) -> Array:
+        """Return a bias, which may be a single number, as a vector."""
         return jnp.broadcast_to(bias.reshape(-1), (channels,))
 
     return arranged
@@ -382,6 +399,18 @@ def _biases(channels: int) -> Callable[[Array], Array]:
 def _by_first(filter: Array, factor: Array) -> Array:
     """Multiply a filter by an array of factors, one for each index of axis 0."""
     return filter * factor.reshape(-1, *(1 for _ in filter.shape[1:]))
+
+
+def _by_output(filter: Array, factor: Array, groups: int) -> Array:
+    """Multiply the filter of a deconvolution by an array of factors, one for each output.
+
+    The filter has the shape (inputs, outputs of a group, *size).
+    """
+    inputs, group_outputs, *size = filter.shape
+    # The inputs of a group follow each other, and so do the outputs.
+    by_group = filter.reshape(groups, inputs // groups, group_outputs, *size)
+    factors = factor.reshape(groups, 1, group_outputs, *(1 for _ in size))
+    return (by_group * factors).reshape(filter.shape)
 
 
 def _with_count(count: int, name: str) -> str:
