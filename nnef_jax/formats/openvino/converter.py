@@ -37,8 +37,8 @@ _VARIABLES = re.compile(r"variables/variables\.[\w.-]+")
 class _Result(Folder):
     """A folder with the files that the converter wrote.
 
-    Error messages name a file in this folder as a member of the file that is being converted, such
-    as "model.pb/converted.xml", because the user does not know the folder.
+    The user does not know the folder. Therefore error messages name a file there as a member of the
+    converted file, such as "model.pb/converted.xml".
     """
 
     def __init__(self, folder: str, meter: Meter, shown: str) -> None:
@@ -58,19 +58,23 @@ class _Result(Folder):
 def converted(archive: Archive, kind: str, meter: Meter) -> Generator[Archive]:
     """Convert a network to an archive of OpenVINO's IR, which exists within the `with` block.
 
-    `kind` is the name of the network's framework, for error messages. The archive's files are
-    deleted at the end of the block, but arrays that are mapped from these files stay valid.
+    `kind` is the name of the network's framework, for error messages. The files of the archive are
+    deleted at the end of the block. Arrays that are mapped from the files stay valid.
 
     Raises UnsupportedError if the package openvino is not installed, and InputError if the user
     names a separate file of weights. Raises ArchiveError if the converter refuses the network,
     crashes or takes too long.
     """
-    shown = archive.location(archive.graph)
+    location = archive.location(archive.graph)
     if archive.weights is not None:
-        raise InputError(f"weights= is not for {shown}: a network of {kind} contains its weights")
+        raise InputError(
+            f"weights= is not for {location}: a network of {kind} contains its weights"
+        )
     is_installed = getattr(find_spec("openvino"), "origin", None) is not None
     if not is_installed:
-        message = f"{shown} is a network of {kind}, and OpenVINO, which reads it, is not installed"
+        message = (
+            f"{location} is a network of {kind}, and OpenVINO, which reads it, is not installed"
+        )
         raise extra_missing(message, "convert")
     try:
         target = os.path.join(tempfile.gettempdir(), "converted")
@@ -81,19 +85,20 @@ def converted(archive: Archive, kind: str, meter: Meter) -> Generator[Archive]:
             source = _copy(archive, folder, meter)
             complaint = _run(source, folder, meter.limits)
             if complaint:
-                message = f"{shown}: OpenVINO cannot convert this network of {kind}: {complaint}"
+                message = f"{location}: OpenVINO cannot convert this network of {kind}: {complaint}"
                 raise ArchiveError(message, hint="is it complete, and does OpenVINO itself run it?")
-            with Archive(_Result(folder, meter, shown), shown, meter, graph=_RESULT) as result:
+            files = _Result(folder, meter, location)
+            with Archive(files, location, meter, graph=_RESULT) as result:
                 yield result
     except OSError as error:
-        raise ArchiveError(f"{shown} cannot be converted: {error.strerror or error}") from None
+        raise ArchiveError(f"{location} cannot be converted: {error.strerror or error}") from None
 
 
 def _copy(archive: Archive, folder: str, meter: Meter) -> str:
     """Copy the files of a network to `folder`, and return the name of the copy.
 
     The copy of a TensorFlow SavedModel is a folder with the name "source". The copy of any other
-    network is a file such as "source.tflite", which may have a file of weights beside it.
+    network is a file such as "source.tflite". A file of weights may be beside it.
     """
     graph = archive.graph
     stem, ending = os.path.splitext(graph)
@@ -136,7 +141,7 @@ def _run(source: str, folder: str, limits: Limits) -> str:
         shown_bytes = min(_SHOWN_BYTES, os.path.getsize(log))
         file.seek(-shown_bytes, os.SEEK_END)
         words = file.read().decode(errors="replace").split()
-    complaint = " ".join(words)
+    complaint = " ".join(words)  # the end of the log as a single line
     return complaint or f"its converter ended with status {status} and no message"
 
 
@@ -144,7 +149,7 @@ def _status(command: Sequence[str], folder: str, errors: int, seconds: int) -> i
     """Run a command and return its exit status, or None if it takes more than `seconds`.
 
     The command runs in `folder` and writes its messages to the file descriptor `errors`. All
-    processes that it has started are ended before this function returns.
+    processes that the command has started are ended before this function returns.
     """
     # With these paths, the child imports the same packages as this process.
     paths = os.pathsep.join(map(os.path.abspath, sys.path))

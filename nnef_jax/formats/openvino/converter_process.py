@@ -34,7 +34,8 @@ def main(source: str, seconds: int, size: int) -> None:
     """
     threading.Thread(target=_end_with_parent, args=(os.getcwd(),), daemon=True).start()
     if resource is not None:
-        # The system enforces these limits even while native code blocks all Python threads.
+        # The system enforces these limits even while native code blocks all Python threads. The
+        # parent process normally ends this process earlier, after `seconds`.
         signal.alarm(min(2 * seconds, 1 << 30))
         _bound(resource.RLIMIT_CORE, 0)
         _bound(resource.RLIMIT_FSIZE, size)
@@ -53,7 +54,7 @@ def main(source: str, seconds: int, size: int) -> None:
 def _bound(limit: int, value: int) -> None:
     """Lower a resource limit of this process, such as `resource.RLIMIT_DATA`, to `value`.
 
-    The limit stays as it is if it is lower already. A `value` of 2**62 or more means "no limit".
+    A lower limit is not changed. A `value` of 2**62 or more means "no limit".
     """
     assert resource is not None
     _, hard_limit = resource.getrlimit(limit)

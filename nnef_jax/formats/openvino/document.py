@@ -138,8 +138,8 @@ class Net:
 class PortLine(NamedTuple):
     """A line of the port map of a body. The line connects a port of the layer to the body.
 
-    `is_input` tells whether it is an input port of the layer. `attributes` are those of the line's
-    element.
+    `is_input` tells whether the port is an input port of the layer. `attributes` are the attributes
+    of the line's element.
     """
 
     is_input: bool
@@ -277,7 +277,7 @@ class _NetReader:
         """Read the body in the child `<tag>` of a layer's element, with its port map."""
         body = layer.child(tag)
         assert body is not None
-        prefix = tag.removesuffix("body")
+        prefix = tag.removesuffix("body")  # "then_" for the tag "then_body", or "" for "body"
         net = _NetReader(self.source, self.meter, self.version).net(body)
         port_map: list[PortLine] = []
         for line in layer.below(f"{prefix}port_map", "port_map"):
@@ -286,7 +286,7 @@ class _NetReader:
         back_edges: list[tuple[PortRef, PortRef]] = []
         for edge in layer.below("back_edges"):
             try:
-                back_edges.append((_end(edge, "from"), _end(edge, "to")))
+                back_edges.append((_edge_end(edge, "from"), _edge_end(edge, "to")))
             except InvalidOperation as error:
                 self._error(error.message, edge)
         return Body(net, port_map, back_edges)
@@ -294,14 +294,14 @@ class _NetReader:
     def _edge(
         self, edge: Element, layers: Mapping[int, NetLayer], sources: dict[PortRef, PortRef]
     ) -> None:
-        """Add an edge to `sources`, which maps input ports to the output ports that they read.
+        """Add an edge to `sources`, a map from each input port to the output port that it reads.
 
         `layers` are the layers by id. An error is noted if a port of the edge does not exist, or if
         another edge leads to the same input port.
         """
         try:
-            start = _end(edge, "from")
-            end = _end(edge, "to")
+            start = _edge_end(edge, "from")
+            end = _edge_end(edge, "to")
             self._require_port(start, layers, "outputs")
             self._require_port(end, layers, "inputs")
             if sources.setdefault(end, start) != start:
@@ -335,9 +335,8 @@ class _NetReader:
 
         Otherwise the layers keep the order of the document.
         """
-        # Maps the id of a layer to `_VISITING` while the layers that the layer reads are visited,
-        # and to `_DONE` after the layer is yielded. An id of a layer that was not visited is
-        # missing.
+        # The state of a layer is `_VISITING` while the layers that it reads are visited, and
+        # `_DONE` after the layer is yielded. A layer that was not visited has no state.
         state_by_id = dict[int, int]()
         for start in layers:
             stack = [start]
@@ -371,14 +370,14 @@ class _NetReader:
 def _data(layer: Element, type: str) -> Element:
     """Return the child of a layer's element that has the attributes of the layer.
 
-    The child is usually `<data>`. In version 2 the child may be named after the layer's type, such
-    as `<pooling_data>`. If there is no such child, return an element without attributes.
+    The child is usually `<data>`. In version 2 the tag of the child may begin with the layer's
+    type, as in `<pooling_data>`. If there is no such child, return an element without attributes.
     """
     kind = type.lower()
-    names = ["data"]
+    tags = ["data"]
     for name in (kind, _OLD_TYPES.get(kind, kind), "norm"):
-        names += [f"{name}_data", f"{name}-data", name]
-    data = layer.child(*names) or layer.child("elementwise_data")
+        tags += [f"{name}_data", f"{name}-data", name]
+    data = layer.child(*tags) or layer.child("elementwise_data")
     return data or Element("data", attributes={}, line=layer.line, column=layer.column)
 
 
@@ -403,7 +402,7 @@ def _type(attributes: Mapping[str, str]) -> str:
     return element_type(type) if type else ""
 
 
-def _end(edge: Element, direction: str) -> PortRef:
+def _edge_end(edge: Element, direction: str) -> PortRef:
     """Return the port at one end of an edge. `direction` is "from" or "to"."""
     layer = whole_number(edge.attributes, f"{direction}-layer")
     port = whole_number(edge.attributes, f"{direction}-port", 0)
@@ -461,5 +460,6 @@ def _names(text: str) -> tuple[str, ...]:
     """Split a list of names at its commas. A comma within a name has a backslash before it."""
     if not text:
         return ()
+    # The character "\0" replaces the commas within names until the list is split.
     parts = text.replace("\\,", "\0").split(",")
     return tuple(part.replace("\0", ",") for part in parts)

@@ -117,11 +117,11 @@ def unpacked(data: memoryview, type: str, shape: tuple[int, ...]) -> NDArray[Any
     return codes_of(data, _BITS[type], shape, from_high=type == "u1").view(dtype)
 
 
-def stored(type: str, real: str) -> str:
+def storage_dtype(type: str, real: str) -> str:
     """Return the dtype in which the graph holds weights of an element type.
 
-    Weights of type f32 are held in `real`. Types of 64 bits are held in their dtype of computation.
-    All other weights are held in the dtype of the file.
+    Weights of type f32 are held in `real`. Weights of 64 bits are held in the dtype in which their
+    type is computed. All other weights are held in the dtype of the file.
     """
     if type in ("i64", "u64", "f64"):
         return computation_dtype(type, real)

@@ -45,6 +45,7 @@ def flatten(
     with within_memory("the flat graph"):
         graph = LayerGraph(options, data)
         graph.variables = ends.variables
+        # New tensors get none of the names in the document.
         names = [*ends.inputs]
         for layer in net.layers:
             names.append(layer.name)
@@ -114,6 +115,7 @@ class Flattener:
         """
         tensors: dict[PortRef, Tensor] = dict(feeds)
         layers = _needed(net, feeds, outputs)
+        # An outline may contain layers that cannot run, but the bodies of its layers may not.
         is_only_shown = self.graph.options.outline and not self.prefix
         if not is_only_shown:
             unsupported = [layer for layer in layers if not _is_supported(net, layer)]
@@ -138,7 +140,7 @@ class Flattener:
     def _flattened_for_show(
         self, layer: NetLayer, operands: Sequence[Tensor | None]
     ) -> Iterator[tuple[PortRef, Tensor]]:
-        """Add a layer that cannot run to a graph that is only shown.
+        """Add a layer that cannot run to an outline, which is a graph that is only shown.
 
         Yield pairs of a port and the layer's result at this port. The results have no types.
         """
@@ -177,12 +179,20 @@ class Flattener:
         # outputs.
         for (output_name, port), value in zip(layer.named(layer.outputs), values, strict=False):
             if isinstance(value, Value):
-                name = self.prefix + output_name
-                if value.name != name:
-                    self.graph.builder.aliases.setdefault(name, value)
-                if not self.prefix:
-                    self._add_aliases(value, *port.names)
+                self._note_names(value, output_name, port)
             yield (layer.id, port.id), value
+
+    def _note_names(self, value: Value, output_name: str, port: Port) -> None:
+        """Note the names that the document has for the result of a layer at a port.
+
+        `output_name` is the name that follows from the layer. In a body, this name gets a prefix,
+        and the other names of the port are not noted.
+        """
+        name = self.prefix + output_name
+        if value.name != name:
+            self.graph.builder.aliases.setdefault(name, value)
+        if not self.prefix:
+            self._add_aliases(value, *port.names)
 
     def _add_aliases(self, value: Value, *names: str) -> None:
         """Note further names of a tensor. A name that a layer has already is left out."""
@@ -201,14 +211,14 @@ class Flattener:
         layer_id, port_id = port
         layer = net.by_id[layer_id]
         tensor = tensors.get(port)
-        site = self.site(layer, net, ())
+        site = self.site(layer, net, operands=())
         with locating_errors(str(layer), layer.span):
             if tensor is None:
                 raise InvalidOperation(f"output port {port_id} has no value")
             return self.graph.as_output(site.tensor(tensor), name, layer.span)
 
     def note_folded(self, net: Net, tensors: Mapping[PortRef, Tensor]) -> None:
-        """Note the names of all constants among `tensors`, and the layers that read each of them.
+        """Note the names of all constants among `tensors`, and the layers that read the constants.
 
         `tensors` are all tensors of the network, by port.
         """
@@ -292,7 +302,24 @@ def _needed(
 ) -> list[NetLayer]:
     """Return the layers that `outputs` and states depend on, in an order in which they can run.
 
-    `feeds` has the tensors of the inputs by port. No layer is needed to compute them.
+    `feeds` has the tensors of the inputs by port.
+    """
+    needed_ids = _needed_ids(net, feeds, outputs)
+    layers = [layer for layer in net.layers if layer.id in needed_ids]
+    ids_of_read_layers = _ids_of_read_layers(net, layers)
+    # A ReadValue declares its variable, so it must come before the Assign that writes the variable.
+    # Therefore each Assign comes last, unless a layer other than a Result reads it.
+
+    def comes_last(layer: NetLayer) -> bool:
+        return layer.kind == "assign" and layer.id not in ids_of_read_layers
+
+    return sorted(layers, key=comes_last)
+
+
+def _needed_ids(net: Net, feeds: Mapping[PortRef, Tensor], outputs: Sequence[PortRef]) -> set[int]:
+    """Return the ids of the layers that `outputs` and states depend on.
+
+    `feeds` has the tensors of the inputs by port. No layer is needed to compute these tensors.
     """
     pending_ids = [layer_id for layer_id, _ in outputs]
     pending_ids += [layer.id for layer in net.layers if layer.kind in _STATEFUL]
@@ -307,19 +334,11 @@ def _needed(
             if input_port not in feeds and input_port in net.sources:
                 source_id, _ = net.sources[input_port]
                 pending_ids.append(source_id)
-    # A ReadValue declares its variable, so it must come before the Assign that writes the variable.
-    # Therefore each Assign comes last, unless a layer other than a Result reads it.
-    layers = [layer for layer in net.layers if layer.id in visited_ids]
-    ids_of_read_layers = _ids_of_read_layers(net, layers)
-
-    def comes_last(layer: NetLayer) -> bool:
-        return layer.kind == "assign" and layer.id not in ids_of_read_layers
-
-    return sorted(layers, key=comes_last)
+    return visited_ids
 
 
 def _ids_of_read_layers(net: Net, layers: Sequence[NetLayer]) -> set[int]:
-    """Return the ids of the layers whose results one of `layers`, other than a Result, reads."""
+    """Return the ids of the layers that `layers` read. The reads of Results do not count."""
     ids = set[int]()
     for layer in layers:
         if layer.kind == "result":

@@ -99,7 +99,7 @@ class OpenvinoFrontend(GraphFrontend):
 
 
 def _weights(archive: Archive) -> Weights:
-    """Return the bytes of the .bin file that the user named, or else of the file beside the .xml.
+    """Return the bytes of the .bin file: the file that the user named, or the file beside the .xml.
 
     If there is no such file, the bytes are None.
     """

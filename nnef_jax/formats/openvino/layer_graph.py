@@ -12,7 +12,7 @@ from lowering.graph import Attribute, TensorType, Value
 from lowering.location import Span
 from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
 from nnef_jax.formats.base import Options
-from nnef_jax.formats.openvino.element_types import BY_DTYPE, NF4, computation_dtype, stored
+from nnef_jax.formats.openvino.element_types import BY_DTYPE, NF4, computation_dtype, storage_dtype
 from nnef_jax.formats.openvino.network_ends import Variable
 
 
@@ -63,7 +63,8 @@ class LayerGraph(TensorGraph):
         replaced by the numbers that they stand for. Return the tensor that operations read.
         """
         self.data[constant.label] = constant.array
-        type = TensorType(constant.array.shape, stored(constant.type, self.options.real))
+        dtype_of_storage = storage_dtype(constant.type, self.options.real)
+        type = TensorType(constant.array.shape, dtype_of_storage)
         value = self.builder.variable(name, constant.label, type, span)
         if constant.type == "nf4":
             return self._looked_up(value, name, span)
@@ -87,7 +88,8 @@ class LayerGraph(TensorGraph):
             (result,) = self.add(kind, operands, attributes, names, span, inserted=True)
             return result
 
-        real = self.options.real
-        table = add("constant", {}, shape=(len(NF4),), value=NF4, dtype=real)
+        no_operands: dict[str, Any] = {}
+        shape = (len(NF4),)
+        table = add("constant", no_operands, shape=shape, value=NF4, dtype=self.options.real)
         indices = add("cast", {"input": codes}, dtype="int32")
         return add("gather", {"input": table, "indices": indices}, axis=0)

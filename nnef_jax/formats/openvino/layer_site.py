@@ -49,7 +49,7 @@ _FALSE = ("0", "false", "no", "")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _FoldedTensor(Value):
-    """A known tensor in the form of a tensor of the graph, so that a meaning can compute with it.
+    """A known tensor as a tensor of the graph, with which the meaning of a layer can compute.
 
     Objects of this class exist only while a layer is folded, that is, computed when the network is
     loaded. The meaning of a layer is the function that adds its operations.
@@ -148,7 +148,7 @@ class LayerSite(Site[LayerGraph]):
     def numbers(self, name: str, default: Sequence[float] | None = None) -> list[float]:
         """Return an attribute that is a list of numbers.
 
-        Return `default`, unless it is None, if the attribute is missing or blank.
+        If the attribute is missing or blank, return `default` unless it is None.
         """
         is_blank = not self.layer.attributes.get(name, "").strip()
         if is_blank and default is not None:
@@ -286,18 +286,18 @@ class LayerSite(Site[LayerGraph]):
         return self.read(data, type, tuple(shape), label)
 
     def read(self, data: memoryview, type: str, shape: tuple[int, ...], label: str) -> Constant:
-        """Make a constant with the label `label` from the bytes of a tensor in a file.
-
-        In the result, each element takes at least a byte.
-        """
+        """Make a constant with the label `label` from the bytes of a tensor in a file."""
         count = volume(shape)
-        if len(data) < count:  # elements are smaller than a byte
+        if len(data) < count:  # elements are smaller than a byte, and each becomes a byte
             self.spend(count // CODES_PER_STEP)
             self.graph.meter.expand(count, self.title)
         return Constant(unpacked(data, type, shape), type, label)
 
     def _stored_type(self, blob: Blob) -> str:
-        """Return the element type of weights: their type, or that of the layer or of an output."""
+        """Return the element type of weights: the first type that the file declares.
+
+        The type may be declared for the weights, for the layer, or for an output of the layer.
+        """
         if blob.type:
             return blob.type
         if self.layer.precision:
@@ -334,7 +334,7 @@ class LayerSite(Site[LayerGraph]):
         return self.cast(self.tensor(i), self.integer)
 
     def indices(self, x: int | Tensor) -> Value:
-        """Return a tensor of indices, which is cast to int32 if it has real numbers.
+        """Return a tensor of indices. Real numbers are cast to int32.
 
         `x` is the tensor, or the index of an input.
         """
@@ -362,8 +362,8 @@ class LayerSite(Site[LayerGraph]):
         """Return inputs 0 and 1, reshaped to the same rank so that they broadcast.
 
         In the mode "pdpd" of the attribute `auto_broadcast`, the first axis of input 1 lies along
-        the axis of input 0 that the attribute `axis` names. In all other modes, the last axes of
-        the two inputs lie along each other.
+        the axis `axis` of input 0. In all other modes, the last axis of input 1 lies along the last
+        axis of input 0.
         """
         mode = self.word("auto_broadcast", "numpy", "none", "pdpd")
         x = self.operand(0)
@@ -481,6 +481,6 @@ def stored(site: LayerSite, type: str = "") -> Constant:
 
 def _stored_as_blob(site: LayerSite, shape: Sequence[int]) -> Constant:
     """Return the constant that a Const layer stores as a blob, or zeros if the blob is empty."""
-    first_tag = next(iter(site.layer.blobs))
+    first_tag = next(iter(site.layer.blobs))  # the tag in some files instead of "custom"
     constant = site.blob("custom", shape) or site.blob(first_tag, shape)
     return constant or Constant(np.zeros(shape, np.float32), "f32", site.name)

@@ -26,6 +26,9 @@ from nnef_jax.formats.openvino.document import (
 
 INPUTS = ("input", "parameter")  # types of layers that are inputs
 _T = TypeVar("_T")
+# Pairs of the name of an input or output, and the port that declares or computes it.
+_NamedInput = tuple[str, tuple[NetLayer, Port]]
+_NamedOutput = tuple[str, PortRef]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,33 +75,50 @@ class Ends:
 
 
 def ends_of(net: Net) -> Ends:
-    """Return the inputs, outputs and variables of a network, in the order of the document.
-
-    Before version 10, an input port without an edge is an input too, and an output port without an
-    edge is an output.
-    """
-    inputs: list[tuple[str, tuple[NetLayer, Port]]] = []  # pairs of an input's name and its port
-    outputs: list[tuple[str, PortRef]] = []  # pairs of an output's name and its port
+    """Return the inputs, outputs and variables of a network, in the order of the document."""
+    inputs: list[_NamedInput] = []
+    outputs: list[_NamedOutput] = []
     for layer in sorted(net.layers, key=lambda layer: layer.span.offset):
-        if layer.kind in INPUTS and layer.outputs:
-            name, port = layer.named(layer.outputs)[0]  # the first output
-            if port.names and not net.is_legacy:
-                name = port.names[0]
-            inputs.append((name, (layer, port)))
-        elif net.is_legacy:
-            for name, port in layer.named(layer.inputs):
-                if (layer.id, port.id) not in net.sources:
-                    inputs.append((name, (layer, port)))
-        if net.is_legacy:
-            for name, port in layer.named(layer.outputs):
-                if (layer.id, port.id) not in net.read:
-                    outputs.append((name, (layer.id, port.id)))
-        elif layer.kind == "result":
-            outputs.append(_output_of(layer, net))
+        inputs += _inputs_at(layer, net)
+        outputs += _outputs_at(layer, net)
     return Ends(_by_name(inputs), _by_name(outputs), variables_of(net))
 
 
-def _output_of(result: NetLayer, net: Net) -> tuple[str, PortRef]:
+def _inputs_at(layer: NetLayer, net: Net) -> list[_NamedInput]:
+    """Return the inputs of a network that a layer declares or reads.
+
+    Before version 10, an input port without an edge is an input of the network.
+    """
+    if layer.kind in INPUTS and layer.outputs:
+        name, port = layer.named(layer.outputs)[0]  # the first output
+        if port.names and not net.is_legacy:
+            name = port.names[0]
+        return [(name, (layer, port))]
+    if not net.is_legacy:
+        return []
+    inputs: list[_NamedInput] = []
+    for name, port in layer.named(layer.inputs):
+        if (layer.id, port.id) not in net.sources:
+            inputs.append((name, (layer, port)))
+    return inputs
+
+
+def _outputs_at(layer: NetLayer, net: Net) -> list[_NamedOutput]:
+    """Return the outputs of a network that a layer declares or computes.
+
+    Since version 10, a Result declares an output. Before, an output port without an edge is an
+    output of the network.
+    """
+    if not net.is_legacy:
+        return [_output_of(layer, net)] if layer.kind == "result" else []
+    outputs: list[_NamedOutput] = []
+    for name, port in layer.named(layer.outputs):
+        if (layer.id, port.id) not in net.read:
+            outputs.append((name, (layer.id, port.id)))
+    return outputs
+
+
+def _output_of(result: NetLayer, net: Net) -> _NamedOutput:
     """Return the name of the output that a Result declares, and the port that computes the output.
 
     Raises SemanticError if the Result has no input.
@@ -158,7 +178,7 @@ def require_bounds(shape: Sequence[int | None], layer: NetLayer) -> None:
     for axis, (extent, text) in enumerate(zip(shape, texts, strict=False)):
         bounds = BOUNDS.fullmatch(text.strip())
         if bounds and extent is not None:
-            low, high = bounds.groups()
+            low, high = bounds.groups()  # "" stands for no bound
             is_below = extent < int(low or 0)
             is_above = high != "" and extent > int(high)
             if is_below or is_above:
@@ -178,21 +198,13 @@ def variables_of(net: Net) -> Mapping[str, Variable]:
     """
     variables: dict[str, Variable] = {}
     written_labels = {label_of(layer) for layer in net.layers if layer.kind == "assign"}
-    dependent_ids = set[int]()  # the ids of the layers that depend on inputs
+    dependent_ids = _ids_dependent_on_inputs(net)
     for layer in net.layers:
-        source_ids: list[int] = []
-        for port in layer.inputs:
-            source = net.sources.get((layer.id, port.id))
-            if source is not None:
-                source_id, _ = source
-                source_ids.append(source_id)
-        depends_on_inputs = not dependent_ids.isdisjoint(source_ids)
-        if depends_on_inputs or layer.kind == "parameter":
-            dependent_ids.add(layer.id)
         reads_variable = layer.kind == "readvalue" and len(layer.outputs) > 0
         if not reads_variable:
             continue
         label = label_of(layer)
+        depends_on_inputs = layer.id in dependent_ids
         is_written = label in written_labels
         if depends_on_inputs and not is_written:
             continue
@@ -202,6 +214,21 @@ def variables_of(net: Net) -> Mapping[str, Variable]:
             shape = tuple(0 if extent is UNKNOWN else extent for extent in shape)
         variables.setdefault(label, Variable(shape, depends_on_inputs, layer.span))
     return variables
+
+
+def _ids_dependent_on_inputs(net: Net) -> set[int]:
+    """Return the ids of the Parameter layers, and of all layers that depend on a Parameter."""
+    dependent_ids = set[int]()
+    for layer in net.layers:  # a layer comes after the layers that it reads
+        source_ids: list[int] = []
+        for port in layer.inputs:
+            source = net.sources.get((layer.id, port.id))
+            if source is not None:
+                source_id, _ = source
+                source_ids.append(source_id)
+        if layer.kind == "parameter" or not dependent_ids.isdisjoint(source_ids):
+            dependent_ids.add(layer.id)
+    return dependent_ids
 
 
 def _variable_shape(layer: NetLayer) -> Shape:

@@ -64,7 +64,7 @@ def _link(body: Body, attributes: Mapping[str, str]) -> Link:
 
 
 def _number(attributes: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """Return the attribute `name` as an integer. It is required if `default` is None."""
+    """Return the attribute `name` as an integer. The attribute is required without a default."""
     text = attributes.get(name)
     if text is None and default is not None:
         return default
@@ -86,7 +86,8 @@ def _first_port(layer: NetLayer) -> int:
 def back_edges(body: Body) -> dict[PortRef, PortRef]:
     """Return the back edges of a body.
 
-    A port that reads a state is mapped to the port that computes the state for the next iteration.
+    An edge maps the port that reads a state to the port that computes the state for the next
+    iteration.
     """
     layers = body.net.by_id
     edges: dict[PortRef, PortRef] = {}
@@ -108,8 +109,8 @@ def back_edges(body: Body) -> dict[PortRef, PortRef]:
 def source_of(body: Body, port: PortRef) -> PortRef:
     """Return the output port that computes the value of `port`, a port of a layer in the body.
 
-    For a Result layer, it is the output port that the layer reads. For all other layers, it is
-    `port` itself.
+    For a port of a Result layer, return the output port that the layer reads. For a port of any
+    other layer, return `port` itself.
     """
     layer_id, _ = port
     is_result = body.net.by_id[layer_id].kind == "result"

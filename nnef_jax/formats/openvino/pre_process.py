@@ -33,7 +33,7 @@ def pre_processed(
         if element.tag == "pre-process":
             with locating_errors("pre-process", element.span(net.source)):
                 layer, port, value = _input(net, inputs, element)
-                inputs[port] = _processed(element, value, site(layer, net, ()))
+                inputs[port] = _processed(element, value, site(layer, net, operands=()))
     return inputs
 
 
@@ -79,9 +79,9 @@ def _processed(element: Element, x: Value, site: LayerSite) -> Value:
         mean_array = np.stack(images)[None].astype(np.float32)
         x = site.step.sub(x, Constant(mean_array, "f32", f"{x.name}.mean"))
     elif any(mean is not None for mean in means):
-        x = site.step.sub(x, _per_channel(means, 0.0, x, "mean"))
+        x = site.step.sub(x, _per_channel(means, default=0.0, x=x, name="mean"))
     if any(scale is not None for scale in scales):
-        x = site.step.div(x, _per_channel(scales, 1.0, x, "scale"))
+        x = site.step.div(x, _per_channel(scales, default=1.0, x=x, name="scale"))
     return x
 
 

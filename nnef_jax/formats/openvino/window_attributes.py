@@ -30,13 +30,7 @@ def spatial(
     Version 2 has an attribute for each axis instead: `kernel-x` for the last axis, `kernel-y` for
     the axis before it, and `kernel-z` for the axis before that.
     """
-    # The names of the attributes of version 2, from the last axis to the first.
-    if name != "pads_end":
-        old_names = [f"{_OLD_NAMES.get(name, name)}-{letter}" for letter in _LETTERS[:rank]]
-    elif rank <= 2:
-        old_names = ["pad-r", "pad-b"][:rank]
-    else:
-        old_names = []
+    old_names = _names_of_version_2(name, rank)
     has_old_attributes = any(map(site.has_attribute, old_names))
     if has_old_attributes and not site.has_attribute(name):
         defaults = default or [1] * rank
@@ -58,8 +52,23 @@ def kernel_of(site: LayerSite) -> list[int]:
     return spatial(site, "kernel", spatial_rank)
 
 
+def _names_of_version_2(name: str, rank: int) -> list[str]:
+    """Return the names of the attributes of version 2, from the last of `rank` axes to the first.
+
+    `name` is the name of the attribute that later versions have instead. The list is empty if
+    version 2 has no such attributes for this rank.
+    """
+    if name != "pads_end":
+        stem = _OLD_NAMES.get(name, name)
+        return [f"{stem}-{letter}" for letter in _LETTERS[:rank]]
+    return ["pad-r", "pad-b"][:rank] if rank <= 2 else []
+
+
 def auto_pad(site: LayerSite) -> str:
-    """Return the mode of padding: explicit, valid, same_upper or same_lower."""
+    """Return the mode of padding: explicit, valid, same_upper or same_lower.
+
+    Files have several other words for "explicit".
+    """
     modes = ("explicit", "valid", *SAME)
     mode = site.word("auto_pad", *modes, "none", "notset", "")
     return mode if mode in modes else "explicit"
@@ -68,8 +77,8 @@ def auto_pad(site: LayerSite) -> str:
 def pads_of(site: LayerSite, rank: int) -> Pairs:
     """Return the padding that the file declares, as pairs (before, after) for `rank` spatial axes.
 
-    If `pads_end` is missing, the padding after an axis is 0. In versions before 10, it then is as
-    large as the padding before the axis.
+    If `pads_end` is missing, there is no padding after an axis. In versions before 10, the padding
+    after the axis is then as large as the padding before it.
     """
     begin = spatial(site, "pads_begin", rank, [0] * rank)
     default_end = begin if site.net.is_legacy else [0] * rank
@@ -83,7 +92,7 @@ def padding_of(
     """Return the padding of windows, as a pair (before, after) for each spatial axis.
 
     `shape` has the spatial extents of the input, and `spans` has the extents of a window with its
-    dilation. The attribute `auto_pad` says whether the padding is computed or declared.
+    dilation. The attribute `auto_pad` decides whether the padding is computed or declared.
     """
     rank = len(spans)
     mode = auto_pad(site)
@@ -99,8 +108,8 @@ def window_of(
 ) -> dict[str, Any]:
     """Return the strides, dilations and padding of windows, by the names "stride" and so on.
 
-    `shape` has the spatial extents of the input, and `kernel` has the extents of a window. If not
-    `dilated`, the attribute `dilations` is not read.
+    `shape` has the spatial extents of the input, and `kernel` has the extents of a window. If
+    `dilated` is false, the attribute `dilations` is not read.
     """
     rank = len(kernel)
     strides = spatial(site, "strides", rank, [1] * rank)

@@ -24,7 +24,7 @@ _NUMBER_TAG = "dim"  # the most frequent tag, and the only one whose text is sto
 class Element:
     """An XML element with its attributes and children.
 
-    `dims` has the texts of its `<dim>` children, which are not in `children`.
+    `dims` has the texts of the `<dim>` elements inside the element. These are not in `children`.
     """
 
     tag: str
@@ -60,6 +60,7 @@ def parse(data: memoryview, name: str, meter: Meter) -> tuple[Element, Source]:
     `name` is the name of the file in errors. Raises NnefSyntaxError if the data are no XML, and
     LimitError if the document is too large.
     """
+    # Only errors show the text of the source, so characters that cannot be read are replaced.
     is_wide = bytes(data[:2]) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     encoding = "utf-16" if is_wide else "utf-8-sig"
     source = Source(name, str(data, encoding, "replace"))
@@ -109,7 +110,7 @@ class _ElementReader:
         parser = self._parser
         meter.spend(_ELEMENT_STEPS, self._source.name)
         self._texts.clear()
-        # The text of a number is stored at its end tag, and the number does not become a child.
+        # The text of a number is stored at its end tag. No element is made for the number.
         starts_number = tag == _NUMBER_TAG and not self._in_number
         if starts_number and self._open:
             self._in_number = True

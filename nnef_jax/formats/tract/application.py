@@ -50,8 +50,8 @@ class Results(tuple[Any, ...]):
 def apply(site: CallSite, kind: str, /, *names: str, **arguments: object) -> Any:
     """Apply the declared operation `kind` to arguments, and return its result.
 
-    The host computes the operation if all operands are known, otherwise it is added to the graph.
-    `names` are the names of the results.
+    If all operands are known, the host computes the operation. Otherwise the operation is added to
+    the graph. `names` are the names of the results.
     """
     return applied(site, kind, arguments, names)
 
@@ -61,37 +61,38 @@ def applied(
 ) -> Any:
     """Apply the declared operation `kind` to arguments, and return its result.
 
-    If all operands are known, the host computes the operation. Otherwise it is added to the graph.
-    `names` are the names of the results. `rule` is the user's rule for the operation, if there is
-    one.
+    If all operands are known, the host computes the operation. Otherwise the operation is added to
+    the graph. `names` are the names of the results. `rule` is the user's rule for the operation, if
+    there is one.
     """
     site.graph.meter.spend(_APPLICATION_STEPS)
     declared = declarations.declarations()[kind]
-    items = declarations.operands(kind)
+    item_types = declarations.operands(kind)  # the item type of each operand by name
     operands: dict[str, Any] = {}
     attributes: dict[str, Any] = {}
     for parameter in declared.parameters:
         name = parameter.name
-        if name in items:
+        if name in item_types:
             operands[name] = _operand(site, arguments[name], parameter)
         else:
             attributes[name] = _attribute(site, arguments[name], parameter)
+    # If an operand is not known, this call raises NotFolded, and the operation is added below.
     try:
         return _folded(site, kind, operands, attributes)
     except h.NotFolded:
         pass
     if kind in _BIASED:
         operands["bias"] = _bias(site, **operands)
-    unified = _unified(site, declared.name, items, operands)
+    unified = _unified(site, declared.name, item_types, operands)
     site.graph.meter.spend(RESULT_STEPS * result_count(kind, unified, attributes))
     if rule is None:
         results = _added(site, kind, unified, attributes, names)
     else:
         results = site.add(kind, unified, attributes, names, rule=rule)
-    first = next(iter(operands.values()), None)
+    first_operand = next(iter(operands.values()), None)
     scales = site.graph.scales
-    if kind in _KEEPS_SCALE and isinstance(first, Value) and first in scales:
-        scales[results[0]] = scales[first]
+    if kind in _KEEPS_SCALE and isinstance(first_operand, Value) and first_operand in scales:
+        scales[results[0]] = scales[first_operand]
     result = Results.of(results)
     return Results(result) if isinstance(result, list) else result
 
@@ -131,6 +132,7 @@ def _attribute(site: CallSite, value: object, parameter: s.FormalParameter) -> A
     graph = site.graph
     try:
         converted = attribute(graph.known(value), parameter.type)
+        # An optional datum type may be "", which has no dtype.
         if is_type and (converted or parameter.default is None):
             converted = dtype_of(converted, graph.defaults.real)
         graph.require_known(converted)
@@ -154,7 +156,7 @@ def _operand(site: CallSite, value: object, parameter: s.FormalParameter) -> Any
 
 
 def _one_operand(site: CallSite, value: object, name: str) -> Value | h.Host:
-    """Return an operand as a tensor or host value. `name` is its name in errors."""
+    """Return an operand as a tensor or host value. `name` is the name of the operand in errors."""
     if isinstance(value, Value):
         return value
     if _holds_tensors(value):
@@ -170,8 +172,7 @@ def _folded(site: CallSite, kind: str, operands: ByName, attributes: ByName) -> 
 
     Raises NotFolded if an operand is not known.
     """
-    # If another operand is known, a parameter may be a shape. The array of such a parameter is
-    # read.
+    # Beside a known operand, a small parameter of the graph may be a shape. Its array is read then.
     if any(map(_is_known, operands.values())):
         operands = {name: site.graph.known(x, only_shapes=True) for name, x in operands.items()}
     if not all(map(_is_known, operands.values())):
@@ -195,7 +196,7 @@ def _operation_site(
     site: CallSite, kind: str, operands: ByName, attributes: ByName, names: Sequence[str], *,
     folds: bool = False,
 ) -> CallSite:  # fmt: skip
-    """Return the site of an operation that a call, or an expression in its arguments, applies."""
+    """Return the site of an operation that the call of `site` applies."""
     return CallSite(
         site.evaluator,
         site.node,
@@ -214,15 +215,15 @@ def _bias(
 ) -> TractOperand:
     """Return the bias of a convolution or product, converted to real numbers if it is quantised.
 
-    The bias is quantised if the input and the filter are, and if the bias has integers; the
-    document's graph.quant then has no entry for it. A unit of such a bias is the product of the
-    input's scale and the filter's scale. Any other bias is returned unchanged.
+    A bias of integers beside a quantised input and a quantised filter is quantised too, without an
+    entry in graph.quant. A unit of such a bias is the product of the input's scale and the filter's
+    scale. Any other bias is returned unchanged.
     """
     scales = site.graph.scales
     if not isinstance(bias, Value) or not bias.type.dtype.startswith("int"):
         return bias
     if not isinstance(input, Value) or not isinstance(filter, Value):
-        return bias
+        return bias  # known operands are not quantised
     if input not in scales or filter not in scales:
         return bias
     scale = scales[input] * scales[filter]
@@ -234,33 +235,33 @@ def _bias(
 
 
 def _unified(
-    site: CallSite, kind: str, items: Mapping[str, str | None], operands: ByName
+    site: CallSite, kind: str, item_types: Mapping[str, str | None], operands: ByName
 ) -> dict[str, Any]:
     """Cast operands to their common dtypes, and return them by name.
 
-    `items` maps the name of an operand to its declared item type. All operands with the same item
-    type get the same dtype.
+    `item_types` maps the name of an operand to its declared item type. All operands with the same
+    item type get the same dtype.
     """
     graph = site.graph
-    dtypes = common_dtypes(kind, items, operands, graph.defaults)
+    dtypes = common_dtypes(kind, item_types, operands, graph.defaults)
 
-    def unify(x: Any, item: str | None) -> Any:
+    def unify(x: Any, item_type: str | None) -> Any:
         if isinstance(x, list):
-            return [unify(part, item) for part in cast(list[Any], x)]
-        if x is False:
+            return [unify(part, item_type) for part in cast(list[Any], x)]
+        if x is False:  # the operand is left out
             return x
-        dtype = dtypes.get(item or "")
+        dtype = dtypes.get(item_type or "")
         if isinstance(x, Value):
             return site.cast(x, dtype) if dtype else x
-        if item == "integer":
+        if item_type == "integer":
             x = h.integer_array(h.integers(x), x.shape)
             graph.require_known(x.ravel().tolist())
-        dtype = dtype or default_dtype(x, graph.defaults, item)
+        dtype = dtype or default_dtype(x, graph.defaults, item_type)
         if x.ndim == 0 and h.is_plain(x.ravel()):  # a single number that is known
             return graph.literal(x, dtype)
         return site.constant(x, dtype)
 
-    return {name: unify(operand, items[name]) for name, operand in operands.items()}
+    return {name: unify(operand, item_types[name]) for name, operand in operands.items()}
 
 
 def _added(
@@ -277,6 +278,7 @@ def _added(
         except InvalidOperation as error:
             raise inner.invalid(error, kind, operands) from None
         results = cast(tuple[Any, ...], tensors if isinstance(tensors, tuple) else (tensors,))
+    # The operation of the document is noted at its first result, for flat texts in the dialect.
     first = results[0]
     if first and isinstance(first, list):  # a result that is an array of tensors
         first = cast(list[Any], first)[0]

@@ -42,6 +42,7 @@ def attribute(value: object, type: Type) -> Any:
     """
     if is_attribute(value, type):
         return value
+    is_list = isinstance(value, list | tuple)
     match type:
         case Primitive("string"):
             raise InvalidOperation(f"a string is due, this is {_shown(value)}")
@@ -56,9 +57,8 @@ def attribute(value: object, type: Type) -> Any:
                 raise InvalidOperation(message, EXPORT_KNOWN)
             # UNKNOWN is an integer. NaN stands for an unknown real number.
             return math.nan if number is UNKNOWN else float(number)
-        case ArrayOf(Primitive("integer" | "scalar" | "logical") as item) if not isinstance(
-            value, list | tuple
-        ):  # a single number stands for an array of one item
+        case ArrayOf(Primitive("integer" | "scalar" | "logical") as item) if not is_list:
+            # A single number stands for an array of one item.
             array = _number(value)
             return [attribute(np.asarray(part, array.dtype), item) for part in array.ravel()]
         case ArrayOf(item):
@@ -73,7 +73,7 @@ def attribute(value: object, type: Type) -> Any:
 
 
 def known_integer(value: object, name: str) -> int:
-    """Return the argument `value`, which must be an integer. `name` is its name, for the error.
+    """Return the argument `value`, which must be an integer. The error shows its name, `name`.
 
     Raises InvalidOperation if the integer depends on an open extent or is symbolic.
     """
@@ -89,7 +89,8 @@ def _signed(integer: int) -> int:
 
     tract writes some negative integers as unsigned integers.
     """
-    if is_symbolic(integer) or integer is UNKNOWN or abs(integer) <= _LARGEST_INTEGER:
+    has_size = not is_symbolic(integer) and integer is not UNKNOWN
+    if not has_size or abs(integer) <= _LARGEST_INTEGER:
         return integer
     if _LARGEST_INTEGER < integer < 1 << 64:
         return integer - (1 << 64)
@@ -120,7 +121,7 @@ def _items(value: object) -> list[Any]:
 
 
 def _one(items: list[Any], value: object) -> Any:
-    """Return the only item of a list. `value` is the value that the error for other lists shows."""
+    """Return the only item of a list. The error for any other list shows `value`."""
     if len(items) != 1:
         raise InvalidOperation(f"one value is due, this is {_shown(value)}")
     return items[0]

@@ -78,10 +78,9 @@ class CallSite(OperatorSite[FlatGraph]):
     """A call of an operation in the document, while the operation is applied.
 
     `names` are the names of the results. `arguments` are the arguments of `operation`, and
-    `operands` are the tensors among the arguments. The function that adds the operation may have
-    other names for its parameters than the document has for the arguments. `words` maps the former
-    to the latter. If the site `folds`, operands are host values, and operations are computed on the
-    host instead of being added to the graph.
+    `operands` are the tensors among the arguments. `words` maps the parameters of the function that
+    adds the operation to the names of the arguments in the document. If the site `folds`, operands
+    are host values, and operations are computed on the host instead of being added to the graph.
     """
 
     evaluator: _Evaluator
@@ -119,6 +118,7 @@ class CallSite(OperatorSite[FlatGraph]):
 
         Return "" if the expression is not an operation, such as a list.
         """
+        # An invocation has the field `operation`. A unary or binary expression has `operator`.
         called_operation = getattr(self.node, "operation", "")
         return called_operation or getattr(self.node, "operator", "")
 
@@ -275,8 +275,8 @@ class CallSite(OperatorSite[FlatGraph]):
     ) -> NnefError:
         """Return the error to raise for an operation of a kind that refuses its operands.
 
-        `error` is the exception with which the kind refuses them. The result names arguments as the
-        document does, not as the kind does.
+        `error` is the exception of the kind. The returned error has the names that the document has
+        for arguments, instead of those of the kind.
         """
         # `words` are the document's words for the operands of the call, not of another operation.
         words = self.words if kind == self.operation else dict[str, str]()
@@ -335,7 +335,7 @@ class CallSite(OperatorSite[FlatGraph]):
         dtype = dtypes[-1]
         builder = self.graph.builder
         is_default = dtype in (builder.real, builder.integer)  # Python numbers have this dtype
-        is_elementwise = kind in ON_ITEMS or "y" in operands
+        is_elementwise = kind in ON_ITEMS or "y" in operands  # kinds of two tensors have x and y
         if is_default or not is_elementwise:
             return operands
         number_type = jnp.dtype(dtype).type
@@ -360,9 +360,9 @@ class CallSite(OperatorSite[FlatGraph]):
     def _emit(self, kind: str, operands: ByName, attributes: ByName, inserted: bool) -> Any:
         """Add an operation, or compute it if the site folds. Return its result.
 
-        If not `inserted`, it is the call's last operation, and gets the call's names. If such an
-        operation lacks an operand or attribute, the call's argument with the same name takes its
-        place.
+        If `inserted` is false, the operation is the call's last one, and gets the call's names. If
+        the last operation lacks an operand or attribute, the call's argument with the same name
+        takes its place.
         """
         if inserted:
             return self._insert(kind, operands, attributes, kind)
@@ -407,8 +407,7 @@ class CallSite(OperatorSite[FlatGraph]):
         (result,) = self.add("cast", {"input": x}, {"dtype": dtype}, result_names)
         stored = graph.constants.get(x)
         if stored is not None:
-            # Attributes may read the items of a small tensor, so its stored items are converted
-            # too.
+            # Attributes may read the stored items of a small tensor, so these are converted too.
             is_small = stored.size <= LARGEST_ATTRIBUTE
             graph.constants[result] = converted(stored, dtype) if is_small else stored
         return result

@@ -66,10 +66,10 @@ def declarations() -> Mapping[str, s.Fragment]:
 def registry_of(name: str) -> str:
     """Return the name of the registry that declares an operation.
 
-    If no registry declares it, return the registry whose name begins the operation's name, such as
-    "tract_core" for "tract_core_new", or "" if there is none.
+    If no registry declares the operation, return the registry that is a prefix of the name:
+    "tract_core" for "tract_core_new". Return "" if there is no such registry.
     """
-    for candidate in reversed(REGISTRIES):
+    for candidate in reversed(REGISTRIES):  # a later registry replaces declarations of earlier ones
         if name in registry(candidate):
             return candidate
     for candidate in REGISTRIES:

@@ -21,8 +21,8 @@ EXTERNALS = {"external": 0, "tract_core_external": 1}
 class Assertion:
     """A line `extension tract_assert` of a document, which states a condition on symbols.
 
-    `scenario` names the use of the network for which the condition holds; it is "" for all uses.
-    `text` is the condition as it is written, and `offset` is its place in the document.
+    `scenario` names the use of the network for which the condition holds, or is "" for all uses.
+    `text` is the text of the condition, and `offset` is its place in the document.
     """
 
     scenario: str
@@ -56,7 +56,7 @@ class TractDocument:
         return names
 
     @property
-    def variables(self) -> int:
+    def variable_count(self) -> int:
         """Return the number of calls of `variable` in the document."""
         assignments = list(self.graph.body)
         for fragment in self.fragments.values():
@@ -103,10 +103,10 @@ class TractDocument:
 
 
 def repeated_by(call: s.Invocation) -> str:
-    """Return the name of the fragment that `call` repeats if it is a scan, otherwise ""."""
+    """Return the name of the fragment that `call`, a scan, repeats. Return "" for other calls."""
     if call.operation != SCAN:
         return ""
-    body = _argument(call, "body", 0)
+    body = _argument(call, "body", position=0)
     if isinstance(body, s.Literal) and isinstance(body.value, str):
         return body.value
     return ""
@@ -115,8 +115,8 @@ def repeated_by(call: s.Invocation) -> str:
 def _argument(call: s.Invocation, name: str, position: int) -> s.Expression | None:
     """Return the argument of a call for the parameter `name`, or None if there is no such argument.
 
-    An argument belongs to the parameter if it has the parameter's name, or if it has no name and is
-    at `position` in the list of arguments.
+    An argument belongs to the parameter if it has the parameter's name. An argument without a name
+    belongs to the parameter if it is at `position` in the list of arguments.
     """
     for i, argument in enumerate(call.arguments):
         is_at_position = argument.name is None and i == position

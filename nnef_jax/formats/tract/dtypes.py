@@ -80,22 +80,23 @@ class Defaults:
 
 
 def common_dtypes(
-    kind: str, items: Mapping[str, str | None], operands: ByName, defaults: Defaults
+    kind: str, item_types: Mapping[str, str | None], operands: ByName, defaults: Defaults
 ) -> dict[str, str]:
     """Return the common dtype of the operands with the same item type, by item type.
 
-    `items` maps the name of each operand to its declared item type, such as "scalar". `kind` is the
-    operation.
+    `item_types` maps the name of each operand to the declared item type, such as "scalar". `kind`
+    is the operation.
     """
     dtypes = {"logical": "bool"}
-    for item in ("?", "scalar"):
+    for item_type in ("?", "scalar"):
         group: list[Any] = []
         for name, operand in operands.items():
-            if items[name] == item and operand is not False:
+            is_left_out = operand is False
+            if item_types[name] == item_type and not is_left_out:
                 group += operand if isinstance(operand, list) else [operand]
         if group:
             # A literal 2.0 may stand for the integer 2, except as a divisor.
-            dtypes[item] = _common_dtype(group, item, defaults, exact=kind == "div")
+            dtypes[item_type] = _common_dtype(group, item_type, defaults, exact=kind == "div")
     if kind == "sub" and dtypes["?"] == "bool":
         # The difference of two logical values is an integer.
         dtypes["?"] = defaults.integer
@@ -103,13 +104,13 @@ def common_dtypes(
 
 
 def _common_dtype(
-    operands: Sequence[Value | Host], item: str, defaults: Defaults, *, exact: bool
+    operands: Sequence[Value | Host], item_type: str, defaults: Defaults, *, exact: bool
 ) -> str:
     """Return the dtype in which operands of the same item type are computed together.
 
-    Computed tensors decide the dtype. If there are none, the parameters of the graph decide it, and
-    if there are none of these, the constants. If the dtype is one of integers, a constant of real
-    numbers that are all whole counts as an integer, unless `exact`.
+    Computed tensors decide the dtype. Without computed tensors, the parameters of the graph decide
+    it. Without parameters, the constants decide it. If the dtype is one of integers, a constant of
+    real numbers that are all whole counts as an integer, unless `exact`.
     """
     parameters = defaults.parameters
     # `deciding` are the dtypes that decide the result. `constants` are the other operands.
@@ -128,9 +129,9 @@ def _common_dtype(
         has_later_kind = _kind(constant_dtype) > _kind(dtype)
         if has_later_kind and not counts_as_integer:
             # The constant cannot take the dtype without a change of its value.
-            replaces = isinstance(constant, Value) or _kind(dtype) < _REAL
-            dtype = constant_dtype if replaces else _promoted([dtype, constant_dtype])
-    if item == "scalar" and _kind(dtype) < _REAL:
+            replaces_dtype = isinstance(constant, Value) or _kind(dtype) < _REAL
+            dtype = constant_dtype if replaces_dtype else _promoted([dtype, constant_dtype])
+    if item_type == "scalar" and _kind(dtype) < _REAL:
         return defaults.real
     return dtype
 
@@ -138,8 +139,8 @@ def _common_dtype(
 def converted(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
     """Convert stored numbers to the kind of a dtype: bool, integer, real or complex.
 
-    The result need not have the dtype: its items have the values that a cast to the dtype would
-    give, except that they are not rounded to the dtype's precision or range.
+    The result need not have the dtype. The items are those of a cast to the dtype, but are not
+    rounded to the dtype's precision or range.
     """
     before = _kind(stored.dtype.name)
     after = _kind(dtype)
@@ -152,7 +153,7 @@ def converted(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 
 def default_dtype(value: Value | Host, defaults: Defaults, item: str | None = None) -> str:
-    """Return the dtype of a tensor, or of a literal that has no tensor beside it.
+    """Return the dtype of a tensor, or the default dtype of a literal.
 
     `item` is the item type that is declared for the operand.
     """
@@ -178,7 +179,7 @@ def _promoted(dtypes: list[str]) -> str:
 
 @cache
 def _kind(dtype: str) -> int:
-    """Return `_BOOL`, `_INTEGER`, `_REAL` or `_COMPLEX`, whichever a dtype belongs to."""
+    """Return the kind of a dtype: `_BOOL`, `_INTEGER`, `_REAL` or `_COMPLEX`."""
     families = {_BOOL: jnp.bool_, _INTEGER: jnp.integer, _REAL: jnp.floating}
     for kind, family in families.items():
         if jnp.issubdtype(jnp.dtype(dtype), family):
@@ -192,4 +193,5 @@ def _is_integral(constant: Value | Host, dtype: str) -> bool:
         return False
     if constant.dtype.kind != "f":
         return False
-    return bool(np.all(constant == np.trunc(constant)) and np.all(np.isfinite(constant)))
+    are_whole = np.all(constant == np.trunc(constant))  # infinity is its own integral part
+    return bool(are_whole and np.all(np.isfinite(constant)))

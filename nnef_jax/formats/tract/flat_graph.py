@@ -37,9 +37,9 @@ FlatCalls = dict[Value, tuple[str, Mapping[str, Any], Mapping[str, Any]]]
 class FlatGraph(Emitter):
     """The graph under construction, to which the operations of a document are added.
 
-    `data` collects the arrays of variables and states by label. `variables` is the number of
+    `data` collects the arrays of variables and states by label. `variable_count` is the number of
     variables in the document. `is_open` tells whether an extent may be UNKNOWN. The body of a scan
-    is a separate graph; `outer` is then the graph around it, whose variables the body may read.
+    is a separate graph. `outer` is the graph around a body, whose variables the body may read.
     """
 
     def __init__(self, options: Options, data: dict[str, Stored | None], *, is_open: bool) -> None:
@@ -47,7 +47,7 @@ class FlatGraph(Emitter):
         super().__init__(options, integer)
         self.data = data
         self.is_open = is_open
-        self.variables = 0
+        self.variable_count = 0
         self.outer: FlatGraph | None = None
         self.constants: dict[Value, Stored] = {}  # the stored arrays of parameters
         self.defaults: Defaults = Defaults(options.real, integer, self.constants.keys())
@@ -69,7 +69,7 @@ class FlatGraph(Emitter):
         """
         if self.options.progress is not None:
             read_count = len(self.data)
-            total = max(read_count + 1, self.variables)
+            total = max(read_count + 1, self.variable_count)
             self.options.progress(read_count, total)
 
     def body(self) -> FlatGraph:
@@ -184,9 +184,9 @@ class FlatGraph(Emitter):
             item = value.ravel()[0]
             if is_float(dtype):
                 return rounding.saturated(item, dtype)[()]
+            # numpy raises an error for an integer beyond the range of the dtype. For a real number
+            # it would only warn.
             if isinstance(item, float):
-                # For an integer beyond the range of the dtype, the next line raises an error. For
-                # a real number, numpy would only warn.
                 item = int(item)
             return jnp.dtype(dtype).type(item)
         except (OverflowError, ValueError):

@@ -60,7 +60,7 @@ def flatten(
     """Flatten a network. Return the graph, and the document's operation for each result.
 
     `extents` are the values of symbols. The arrays of variables are added to `data` by label,
-    unless `data` already has the label. Raises NnefError, which contains all errors that do not
+    unless `data` already has the label. Raises NnefError, which contains all errors but those that
     follow from another error.
     """
     with within_memory("the flat graph"):
@@ -69,7 +69,7 @@ def flatten(
         shapes = {**options.input_shapes, **options.symbolic_shapes}
         graph = FlatGraph(options, data, is_open=has_open_inputs(document, shapes, extents))
         # Only the user's `progress` function needs the number of variables.
-        graph.variables = document.variables if options.progress else 0
+        graph.variable_count = document.variable_count if options.progress else 0
         builder = graph.builder
         builder.reserve(chain.from_iterable(map(_targets, header.body)))
         frame = Frame(fragment=None, source=document.source, values={})
@@ -79,7 +79,8 @@ def flatten(
             # A network that is only shown may have operations that cannot run.
             operations = unsupported.unsupported(document, options.rules)
             unsupported_names = callers_of(operations, document.fragments)
-        flattener = _UnitFlattener(unit, graph, extents, dict.fromkeys(inputs), unsupported_names)
+        no_values = dict.fromkeys(inputs)  # all inputs are inputs of the graph
+        flattener = _UnitFlattener(unit, graph, extents, no_values, unsupported_names)
         outputs = flattener.outputs(frame)
         _note_names(graph, header, frame.values)
         results = [result.name for result in header.results]
@@ -91,9 +92,10 @@ def flatten(
 
 
 def _note_names(graph: FlatGraph, header: s.GraphDefinition, values: ByName) -> None:
-    """Note the names in the document of tensors with another name, and the names of constants.
+    """Note further names of tensors in the document, and the names of constants.
 
-    `values` are the values of all names after the body of the graph is evaluated.
+    `values` maps the names in the document to their values, after the body of the graph is
+    evaluated.
     """
     constants: list[str] = []
     for name, value in values.items():
@@ -220,6 +222,7 @@ class _UnitFlattener:
         assigned = self.evaluate(assignment.value, frame, result_names)
         for name, part in self.graph.unpacked(assignment.target, assigned, frame):
             value = list(part) if isinstance(part, Results) else part
+            # The names in graph.quant are those of the graph's body, not of a fragment's body.
             if frame.fragment is None and name in self.unit.quantizers:
                 value = quantized(CallSite(self, assignment, frame), name, value)
             frame.values[name] = value
@@ -232,7 +235,7 @@ class _UnitFlattener:
         If operations are added to the graph for the expression, their results get the names in
         `names`.
         """
-        match node:
+        match node:  # these expressions need no call site
             case s.Literal(value=value):
                 return value
             case s.Identifier():
@@ -340,21 +343,20 @@ class _UnitFlattener:
             rule = None  # the definition of the operation comes before the user's rule
         arguments = self._arguments(fragment, node, site, is_strict=is_of_document)
         site.arguments = arguments
-        if rule is None:
-            if is_expanded:
-                return self._call(fragment, site)
-            intrinsic = INTRINSICS.get(fragment.name)
-            if intrinsic is not None:
-                self.graph.meter.spend(_INTRINSIC_STEPS)
-                site.operation = fragment.name
-                site.operands = [arguments[name] for name in operands(fragment.name)]
-                return intrinsic.run(site)
-        elif is_of_document:
+        if rule is None and is_expanded:
+            return self._call(fragment, site)
+        if rule is not None and is_of_document:
             return apply_fragment(site, fragment.name, rule)
+        intrinsic = INTRINSICS.get(fragment.name) if rule is None else None
+        if intrinsic is not None:
+            self.graph.meter.spend(_INTRINSIC_STEPS)
+            site.operation = fragment.name
+            site.operands = [arguments[name] for name in operands(fragment.name)]
+            return intrinsic.run(site)
         if self.graph.entries:
             arguments = with_codes(site, fragment.name)
-        # The declaration of an alias has the operation's first name. A rule is for the name in the
-        # document.
+        # The declaration of an alias has the operation's first name. A user's rule has the name in
+        # the document.
         name = fragment.name if rule is None else node.operation
         return applied(site, name, arguments, site.names, rule)
 
@@ -370,10 +372,10 @@ class _UnitFlattener:
     def _arguments(
         self, fragment: s.Fragment, node: s.Invocation, site: CallSite, *, is_strict: bool
     ) -> dict[str, Any]:
-        """Return the values of a fragment's parameters by name, for an invocation of it.
+        """Return the values of a fragment's parameters by name, for an invocation of the fragment.
 
-        If `is_strict`, an argument for which there is no parameter is an error. This is so for the
-        fragments of the document, but not for the operations that tract declares.
+        If `is_strict`, an argument for which there is no parameter is an error. Fragments of the
+        document are strict. The operations that tract declares are not.
         """
         meter, frame = self.graph.meter, site.frame
         if is_strict:
@@ -383,7 +385,7 @@ class _UnitFlattener:
         except InvalidInvocation as error:
             raise self.graph.error(error.message, error.node, frame, error.hint) from None
         arguments: dict[str, Any] = {}
-        inner: Frame | None = None
+        default_frame: Frame | None = None  # the frame in which defaults are evaluated
         for parameter in fragment.parameters:
             name = parameter.name
             default = parameter.default
@@ -392,10 +394,10 @@ class _UnitFlattener:
             elif isinstance(default, s.Literal):  # most defaults are literals
                 arguments[name] = default.value
             elif default is not None:
-                if inner is None:
-                    calls = self._calls(fragment, site)
-                    inner = Frame(fragment, fragment.source, values={}, calls=calls)
-                arguments[name] = self.evaluate(default, inner)
+                if default_frame is None:
+                    calls = self._calls_into(fragment, site)
+                    default_frame = Frame(fragment, fragment.source, values={}, calls=calls)
+                arguments[name] = self.evaluate(default, default_frame)
         meter.spend(_INVOCATION_STEPS + _ARGUMENT_STEPS * len(arguments))
         return arguments
 
@@ -414,7 +416,7 @@ class _UnitFlattener:
             results.append(self.lookup(identifier, inner_frame))
         return Results.of(results)
 
-    def _calls(self, fragment: s.Fragment, site: CallSite) -> tuple[Call, ...]:
+    def _calls_into(self, fragment: s.Fragment, site: CallSite) -> tuple[Call, ...]:
         """Return the calls that lead into a fragment, from the outermost one to the call of `site`.
 
         Raises NnefError if the fragment calls itself.
@@ -431,10 +433,10 @@ class _UnitFlattener:
         """Evaluate the body of a fragment that `site` calls, and return the body's frame.
 
         `arguments` are the values of the fragment's parameters. The results of the fragment get the
-        names of the call. Other tensors of the body get names that begin with this name.
+        names of the call. Names of other tensors of the body begin with the first name of the call.
         """
         call_names = site.names
-        calls = self._calls(fragment, site)
+        calls = self._calls_into(fragment, site)
         call_name = call_names[0] if call_names else site.frame.prefix + fragment.name
         prefix = f"{call_name}_"[-_LONGEST_PREFIX:]
         inner_frame = Frame(fragment, fragment.source, dict(arguments), prefix, calls)

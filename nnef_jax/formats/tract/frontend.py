@@ -221,6 +221,7 @@ class _QuotedNames(Names):
         if _IDENTIFIER.fullmatch(name):
             return super().fresh(name)
         quoted = f'i"{name}"'
+        # All other names become identifiers.
         has_plain_characters = re.fullmatch(r'[^"\\\n]+', name) is not None
         if has_plain_characters and quoted not in self.taken:
             return self.reserve(quoted)
@@ -253,8 +254,9 @@ class _DialectWriter(FlatWriter):
     def external(self, value: Value) -> s.Invocation:
         """Return the invocation that declares an input in a flat document.
 
-        An input of the document keeps its declaration, but if all extents are known, numbers
-        replace the symbols in it. Any other input of a part gets a new symbol for each open extent.
+        An input of the document keeps its declaration. Numbers replace the symbols in the
+        declaration if all extents are known. Any other input of a part gets a new symbol for each
+        open extent.
         """
         if value in self.replaced:
             replaced_value = self.replaced[value]
@@ -305,6 +307,7 @@ class _DialectWriter(FlatWriter):
         if first_result in self._calls:
             name, operands, attributes = self._calls[first_result]
             call_arguments = {**operands, **attributes}
+            # Attributes that are dtypes become names of datum types again.
             for parameter, dtype in attributes.items():
                 if parameter in DATUM_PARAMETERS and dtype:
                     call_arguments[parameter] = self._datum(dtype)

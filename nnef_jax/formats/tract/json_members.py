@@ -47,7 +47,7 @@ _DTYPES = {
 def read_json(source: Source, meter: Meter) -> Any:
     """Parse a JSON document.
 
-    Raises DataError if it is no JSON, and LimitError if its lists and objects are nested too
+    Raises DataError if the text is no JSON, and LimitError if lists and objects are nested too
     deeply.
     """
     deepest = meter.limits.nesting
@@ -92,14 +92,15 @@ def value_at(document: object, key: str, name: str, meter: Meter) -> Json:
         unbracketed, bracketed = step.groups()
         value = _step(value, unbracketed or bracketed, key, name, meter)
         offset = step.end()
-    _require_no_object(value, key, name, meter)
+    _require_argument(value, key, name, meter)
     return value
 
 
-def _require_no_object(value: Json, key: str, name: str, meter: Meter) -> None:
-    """Raise DataError if a value has null, an object or an integer of more than 64 bits in it.
+def _require_argument(value: Json, key: str, name: str, meter: Meter) -> None:
+    """Raise DataError unless a value may be an argument of an operation.
 
-    The value is at the path `key` of the document `name`.
+    An argument contains no null, no object and no integer of more than 64 bits. The value is at the
+    path `key` of the document `name`.
     """
     pending: list[Any] = [value]
     while pending:
@@ -209,8 +210,8 @@ class SafetensorsFile:
     def get(self, label: str) -> StoredTensor:
         """Return the tensor with a label.
 
-        Raises DataError if the file has wrong data for it, and UnsupportedError if no dtype here
-        stands for its type.
+        Raises DataError if the data of the tensor are wrong, and UnsupportedError if its item type
+        has no dtype.
         """
         entry = self._entries[label]
         name = f"{self._name}: '{label}'"

@@ -106,8 +106,7 @@ def _refuse_frequent_faults(source: Source, text: str) -> None:
 def without_properties(text: str) -> tuple[str, dict[str, str]]:
     """Replace the properties in a text by blanks; return the text, and the properties by name.
 
-    The properties are read here because tract does not escape quotes in them, so that the grammar
-    cannot read them.
+    The grammar cannot read the properties, because tract does not escape quotes in them.
     """
     match = _properties_in(text)
     if match is None:
@@ -119,7 +118,7 @@ def without_properties(text: str) -> tuple[str, dict[str, str]]:
 def _properties_in(text: str) -> re.Match[str] | None:
     """Return the match of the fragment `tract_core_properties` in a text, or None."""
     for sign in tract.signs(text):
-        # Of the constructions that only the dialect has, this fragment is the only fragment.
+        # Of the signs of the dialect, only this fragment is a fragment.
         if sign[1].startswith("fragment"):
             return _PROPERTIES.match(text, sign.start())
     return None
@@ -132,7 +131,7 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
         key_in_double_quotes, key_in_single_quotes, value_quote = key_match.groups()
         end = _END[value_quote].search(text, key_match.end())
         if end is None:
-            return
+            return  # the quotes of the value are not closed
         value = text[key_match.end() : end.start()].rstrip()
         yield key_in_double_quotes or key_in_single_quotes or "", value
         key_match = _KEY.search(text, end.end())
@@ -161,7 +160,8 @@ class _TractBuilder(TreeBuilder):
     """
 
     def name(self, token: Token) -> str:
-        if token[-1] not in "\"'":
+        is_quoted = token[-1] in "\"'"
+        if not is_quoted:
             return str(token)
         name = unescaped(token[2:-1])  # without the i, and without the quotes
         if not name or not name.isprintable():

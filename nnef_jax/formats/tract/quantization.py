@@ -77,7 +77,9 @@ class _Token:
         if self.kind == "number":
             is_integer = self.text.lstrip("+-").isdigit() and len(self.text) <= _LONGEST_INTEGER
             return int(self.text) if is_integer else float(self.text)
-        return {"true": True, "false": False}.get(self.text) if self.kind == "word" else None
+        if self.kind == "word":
+            return {"true": True, "false": False}.get(self.text)
+        return None
 
 
 def read_quantization(source: Source, names: Collection[str], meter: Meter) -> dict[str, Quantizer]:
@@ -164,7 +166,7 @@ class _EntryReader:
     def _value(self, argument: str, type: type) -> Any:
         """Read one value of an argument.
 
-        Raises NnefSyntaxError or SemanticError if it does not have the argument's type.
+        Raises NnefSyntaxError or SemanticError if the value does not have the argument's type.
         """
         token = self._next()
         if token.kind == "word" and self.sees("("):
@@ -235,8 +237,8 @@ class _EntryReader:
         return _Token(kind, text, span)
 
 
-def _quantizer(algorithm: _Token, arguments: _Arguments) -> Quantizer:
-    """Return the quantiser for an entry. Raises NnefError if its arguments are wrong."""
+def _require_all(algorithm: _Token, arguments: _Arguments) -> None:
+    """Raise SemanticError if an argument of an algorithm is missing."""
     missing: list[str] = []
     for name in _ARGUMENTS[algorithm.text]:
         if name not in arguments and name != _OPTIONAL:
@@ -245,11 +247,17 @@ def _quantizer(algorithm: _Token, arguments: _Arguments) -> Quantizer:
         message = f"'{algorithm.text}' lacks {', '.join(map(repr, missing))}"
         written = ", ".join(f"{name} = ..." for name in missing)
         raise SemanticError(message, span=algorithm.span, hint=f"write {written}")
+
+
+def _quantizer(algorithm: _Token, arguments: _Arguments) -> Quantizer:
+    """Return the quantiser for an entry. Raises NnefError if its arguments are wrong."""
+    _require_all(algorithm, arguments)
     offset = algorithm.span.offset
-    # `symmetric` has no effect in the dialect, so False replaces its value.
+    # An argument is a pair: its offset in the text, and its value. `symmetric` has no effect in the
+    # dialect, so False replaces its value.
     arguments["symmetric"] = offset, False
     if algorithm.text in _STANDARD:
-        # The codes of `linear_quantize` are signed. The dialect has no argument that says so.
+        # The codes of `linear_quantize` are signed. The dialect has no argument for it.
         arguments["signed"] = offset, True
     values: dict[str, ArgumentValue] = {}
     nodes: list[s.Argument] = []

@@ -38,19 +38,26 @@ def quantized(site: CallSite, name: str, value: object) -> Any:
     elif is_decoded or not graph.options.rounds:  # no rounding is left to do
         result = value
     else:
-        real = tensor(site, value, graph.builder.real, name)
-        inner = Frame(
-            fragment=None, source=entry.source, values={name: real}, prefix=f"{name}_quantized_"
-        )
-        node = entry.invocation(name, real.type, variable=real in graph.constants)
-        result_name = graph.builder.unreserved(f"{name}_quantized")
-        result = site.evaluator.evaluate(node, inner, [result_name])
+        result = _rounded(site, name, value, entry)
     if isinstance(result, Value):
         if entry.step is not None:
             graph.scales[result] = entry.step
         if dtype:
             graph.entries[result] = entry
     return result
+
+
+def _rounded(site: CallSite, name: str, value: object, entry: Quantizer) -> Any:
+    """Round the value of `name` by the operation in its entry of graph.quant."""
+    graph = site.graph
+    real = tensor(site, value, graph.builder.real, name)
+    # The operation is evaluated in a frame in which `name` is the only value.
+    frame = Frame(
+        fragment=None, source=entry.source, values={name: real}, prefix=f"{name}_quantized_"
+    )
+    node = entry.invocation(name, real.type, variable=real in graph.constants)
+    result_name = graph.builder.unreserved(f"{name}_quantized")
+    return site.evaluator.evaluate(node, frame, [result_name])
 
 
 def with_codes(site: CallSite, kind: str) -> Mapping[str, Any]:
@@ -76,8 +83,12 @@ def with_codes(site: CallSite, kind: str) -> Mapping[str, Any]:
 
 
 def codes_of(site: CallSite, value: Value, entry: Quantizer) -> Value:
-    """Return the integer codes of a tensor of real numbers. `entry` says how they are rounded."""
-    zero_point, scale = _spacing(entry, value, variable=value in site.graph.constants)
+    """Return the integer codes of a tensor of real numbers, by the scale of a quantiser.
+
+    A code is round(number / scale) + zero point.
+    """
+    is_variable = value in site.graph.constants
+    zero_point, scale = _zero_point_and_scale(entry, value, variable=is_variable)
     steps = apply(site, "div", x=value, y=scale)
     rounded = apply(site, "tract_core_round_even", x=steps)
     shifted = apply(site, "add", x=rounded, y=zero_point)
@@ -86,13 +97,13 @@ def codes_of(site: CallSite, value: Value, entry: Quantizer) -> Value:
 
 def _decoded(site: CallSite, codes: Value, entry: Quantizer, name: str) -> Value:
     """Return the real numbers that codes stand for, as a tensor with the name `name`."""
-    zero_point, scale = _spacing(entry, codes, variable=False)
+    zero_point, scale = _zero_point_and_scale(entry, codes, variable=False)
     real = site.cast(codes, site.graph.builder.real)
     difference = apply(site, "sub", x=real, y=zero_point)
     return apply(site, "mul", name, x=difference, y=scale)
 
 
-def _spacing(entry: Quantizer, x: Value, *, variable: bool) -> list[Any]:
+def _zero_point_and_scale(entry: Quantizer, x: Value, *, variable: bool) -> list[Any]:
     """Return the zero point and the scale of a quantiser, in shapes that broadcast to `x`.
 
     `variable` tells whether `x` is a variable, which may have a number for each channel.

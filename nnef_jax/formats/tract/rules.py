@@ -26,7 +26,7 @@ def _average_type(
     require.same_dtype(require.floating, input=input, state=state)
     require.not_negative(skip=skip)
     reason = f"it is 'input' {show(input.shape)} without axis {axis}"
-    shape = with_extent(input.shape, axis)
+    shape = with_extent(input.shape, axis)  # without a new extent, the axis is left out
     if complex:
         shape = shape[:-1]
         reason = f"{reason} and without the last axis"
@@ -50,7 +50,8 @@ def _averages(x: Array, state: Array, alpha: float, skip: int) -> Array:
         second_factor, second_term = second
         return first_factor * second_factor, second_factor * first_term + second_term
 
-    # The scan composes, for each item, all steps from the first item to this item.
+    # For each item, the scan composes all steps from the first item to this item. The average after
+    # the item then is factor * state + term.
     factors, terms = lax.associative_scan(composed, (factors, terms))
     start = jnp.asarray(state, x.dtype)[None]
     skipped_count = min(skip, x.shape[0])
@@ -80,10 +81,10 @@ def exp_unit_norm(
         # The derivative of sqrt is infinite at 0, which would make the derivative NaN even where
         # the root is not selected.
         is_small = squares <= epsilon * epsilon
-        sizes = jnp.where(is_small, epsilon, jnp.sqrt(jnp.where(is_small, 1.0, squares)))
+        magnitudes = jnp.where(is_small, epsilon, jnp.sqrt(jnp.where(is_small, 1.0, squares)))
     else:
-        sizes = jnp.maximum(jnp.abs(x), epsilon)
-    roots = jnp.sqrt(_averages(sizes, state, alpha, skip))
+        magnitudes = jnp.maximum(jnp.abs(x), epsilon)
+    roots = jnp.sqrt(_averages(magnitudes, state, alpha, skip))
     if complex:
         roots = roots[..., None]
     return jnp.moveaxis(x / roots, 0, axis).astype(input.dtype)

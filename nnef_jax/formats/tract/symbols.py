@@ -41,6 +41,7 @@ def has_open_inputs(document: TractDocument, shapes: Shapes, values: Mapping[str
         if name in shapes:
             continue
         for expression in expressions:
+            # A declared extent of 0 is open.
             if evaluate(expression, values) in (0, UNKNOWN):
                 return True
     return False
@@ -85,8 +86,8 @@ def solve(
 def _equations(document: TractDocument, shapes: Shapes, meter: Meter) -> list[_Equation]:
     """Return an equation for each known extent whose declaration contains symbols.
 
-    The equation says that the extent equals the declared expression. Equations with a quotient come
-    last, since several values of a symbol have the same quotient.
+    In an equation, the extent equals the declared expression. Equations with a quotient come last,
+    since several values of a symbol have the same quotient.
     """
     equations: list[_Equation] = []
     for name, shape in document.input_shapes.items():
@@ -123,7 +124,7 @@ def _next_solution(
 class _Equation:
     """The statement that an extent of an input equals an expression in the document.
 
-    `input` and `axis` say which extent it is. The expression has `size` nodes.
+    The extent is that of the input `input` along the axis `axis`. The expression has `size` nodes.
     """
 
     input: str
@@ -153,6 +154,7 @@ class _Equation:
         solved = {name: values[name] for name in self.names if name in values}
 
         def expression_at(symbol_value: int) -> int:
+            """Return the value of the expression if the symbol has a value."""
             self.meter.spend(self.size, "a symbol")
             return evaluate(self.expression, {**solved, symbol: symbol_value})
 
@@ -162,7 +164,7 @@ class _Equation:
             return None
         slope = at_1 - at_0
         if slope != 0:
-            # If the expression is linear in the symbol, `guess` is the solution.
+            # If the expression is linear, it is at_0 + slope * symbol, and `guess` is the solution.
             guess = (self.extent - at_0) // slope
             is_extent = is_symbolic(guess) or guess >= 0
             if is_extent and expression_at(guess) == self.extent:
@@ -174,7 +176,7 @@ class _Equation:
         return value if expression_at(value) == self.extent else None
 
     def check(self, document: TractDocument, values: Mapping[str, int]) -> None:
-        """Raise InputError if the equation is false, or if no value of its free symbol solves it.
+        """Raise InputError if the equation is false, or if its free symbol has no solution.
 
         `values` are the values of symbols.
         """
@@ -229,7 +231,7 @@ def _binary(operator: str, left: int, right: int) -> int:
 
 
 def _check(document: TractDocument, assertion: Assertion, values: Mapping[str, int]) -> None:
-    """Raise InputError if an assertion of the document is false. `values` has symbols' values."""
+    """Raise InputError if an assertion is false. `values` are the values of symbols."""
     if assertion.scenario:
         # A scenario names a single use of the network, such as the first step of decoding.
         return

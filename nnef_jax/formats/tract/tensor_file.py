@@ -64,9 +64,9 @@ def _numbers_of_q4_0(blocks: _Codes) -> _Reals:
 
     The low halves of the bytes have codes 0 to 15, and the high halves have codes 16 to 31.
     """
-    code_pairs = blocks[:, 2:]
-    numbers = np.concatenate([code_pairs & 15, code_pairs >> 4], 1).astype(np.float32)
-    numbers -= 8
+    code_pairs = blocks[:, 2:]  # the scale takes the first two bytes
+    numbers = np.concatenate([code_pairs & 15, code_pairs >> 4], axis=1).astype(np.float32)
+    numbers -= 8  # the codes 0 to 15 stand for -8 to 7
     numbers *= _scales(blocks)
     return numbers
 
@@ -130,7 +130,7 @@ class StoredTensor:
 
     @property
     def codes(self) -> TensorFile | None:
-        """Return the tensor as codes for graph.quant if it has integers, otherwise None."""
+        """Return a tensor of integers as codes for graph.quant. Return None for other tensors."""
         dtype = self.array.dtype
         if dtype.kind not in "iu":
             return None
@@ -178,7 +178,7 @@ def read_tensor_file(data: memoryview, name: str, meter: Meter) -> StoredTensor:
 
 
 def _vendor_tensor(data: memoryview, header: FinalHeader, name: str, meter: Meter) -> StoredTensor:
-    """Read a tensor whose item type is one of tract's, which NNEF 1.0 does not have."""
+    """Read a tensor with an item type of tract. NNEF 1.0 does not have these item types."""
     kind = header.item_type
     if kind in _FORMATS:
         return _blocks(data, header, _FORMATS[kind], name, meter)

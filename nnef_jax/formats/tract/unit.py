@@ -54,7 +54,7 @@ class Unit:
         return state
 
     def content(self) -> Iterator[object]:
-        """Yield the texts and the tensors that were read, on which the graphs depend."""
+        """Yield the texts and the tensors that were read. The graphs depend on nothing else."""
         yield from chain.from_iterable(sorted(self._archive.texts.items()))
         for label, tensor in sorted(self._tensors.items()):
             yield from (label, *tensor.content())

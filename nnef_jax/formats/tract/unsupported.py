@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from lowering import Registry
 from lowering.graph import Graph, Operation, Value
@@ -28,7 +29,7 @@ def refuse_unsupported(document: TractDocument, rules: Registry, meter: Meter) -
 
 
 def unsupported(document: TractDocument, rules: Registry) -> dict[str, list[Span]]:
-    """Return the operations that the graph reaches and that cannot run, with their places.
+    """Return the operations in the graph that cannot run, with their places.
 
     `rules` are the user's rules, which make further operations run.
     """
@@ -46,7 +47,7 @@ _PADDED = {"non_zero": 1, "non_max_suppression": 0}
 
 
 def padded_outputs(graph: Graph) -> Iterator[tuple[Value, str, int]]:
-    """Yield (output, its name, the padded axis) for each output of the graph that is padded."""
+    """Yield each padded output of the graph, with the name of the output and the padded axis."""
     for operation in graph.operations:
         for name, value in zip(graph.output_names, graph.outputs, strict=True):
             if operation.kind in _PADDED and value in operation.writes():
@@ -55,26 +56,33 @@ def padded_outputs(graph: Graph) -> Iterator[tuple[Value, str, int]]:
 
 def refuse_readers_of_padding(graph: Graph) -> None:
     """Raise UnsupportedError if an operation reads a padded result, or a scan's body has one."""
-    padded: set[Value] = set()
-    refused: list[tuple[Operation, str]] = []
-    for operation in graph.operations:
-        for value in operation.reads():
-            if value in padded:
-                reason = "whose extent depends on the data: it is padded with -1"
-                refused.append((operation, f"'{operation.name}' reads '{value.name}', {reason}"))
-        if operation.kind in _PADDED:
-            padded.update(operation.writes())
-    for operation in _in_bodies(graph):
-        if operation.kind in _PADDED:
-            reason = "in the body of a scan has an extent that depends on the data"
-            refused.append((operation, f"'{operation.name}' {reason}"))
     hint = "end the network before it, and go on outside of the network"
     errors: list[NnefError] = []
-    for operation, message in refused:
+    for operation, message in chain(_readers_of_padding(graph), _padded_in_bodies(graph)):
         errors.append(
             UnsupportedError(message, span=operation.span, calls=operation.calls, hint=hint)
         )
     raise_all(errors)
+
+
+def _readers_of_padding(graph: Graph) -> Iterator[tuple[Operation, str]]:
+    """Yield each operation that reads a padded result, with the message of the error."""
+    padded: set[Value] = set()
+    for operation in graph.operations:
+        for value in operation.reads():
+            if value in padded:
+                reason = "whose extent depends on the data: it is padded with -1"
+                yield operation, f"'{operation.name}' reads '{value.name}', {reason}"
+        if operation.kind in _PADDED:
+            padded.update(operation.writes())
+
+
+def _padded_in_bodies(graph: Graph) -> Iterator[tuple[Operation, str]]:
+    """Yield each operation in a body that has a padded result, with the message of the error."""
+    for operation in _in_bodies(graph):
+        if operation.kind in _PADDED:
+            reason = "in the body of a scan has an extent that depends on the data"
+            yield operation, f"'{operation.name}' {reason}"
 
 
 def _in_bodies(graph: Graph) -> Iterator[Operation]:

@@ -1,4 +1,4 @@
-"""Meanings of layers for object detection: prior boxes, detections, regions and proposals."""
+"""Meanings of layers for object detection: prior boxes, detections and proposals."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _Sizes = tuple[tuple[int, int], tuple[int, int]]
 class _BoxShape(NamedTuple):
     """A box in pixels, relative to a position of the feature map.
 
-    The centre of the box is `right` and `down` of the position. If `clips`, the box is clipped to
-    the image.
+    The centre of the box is the position, moved by `right` and by `down`. If `clips`, the box is
+    clipped to the image.
     """
 
     half_width: float
@@ -35,29 +35,28 @@ class _BoxShape(NamedTuple):
     clips: bool = False
 
 
-def _old_sizes(site: LayerSite) -> _Sizes:
-    """Return the pair (height, width) of the features, and then that pair of the image.
+def _sizes_from_shapes(site: LayerSite) -> _Sizes:
+    """Return the extents (height, width) of the features and of the image, as two pairs.
 
-    Input 0 is the feature map, and input 1 is the image. Both have shape (batch, channels, height,
-    width).
+    Input 0 has the features, input 1 the image. Shapes are (batch, channels, height, width).
     """
     return _positive_sizes(site.known_shape(0)[2:], site.known_shape(1)[2:])
 
 
-def _sizes(site: LayerSite) -> _Sizes:
-    """Return the pair (height, width) of the features, and then that pair of the image.
+def _sizes_from_numbers(site: LayerSite) -> _Sizes:
+    """Return the extents (height, width) of the features and of the image, as two pairs.
 
-    Inputs 0 and 1 contain the pairs as known numbers.
+    Inputs 0 and 1 contain the two pairs as known numbers.
     """
     return _positive_sizes(site.integers(0), site.integers(1))
 
 
 def _clustered_sizes(site: LayerSite) -> _Sizes:
-    """Return the pair (height, width) of the features, and then that pair of the image.
+    """Return the extents (height, width) of the features and of the image, as two pairs.
 
     The attributes `img_h` and `img_w` replace the extents of the image, unless they are 0.
     """
-    feature, (image_height, image_width) = _old_sizes(site)
+    feature, (image_height, image_width) = _sizes_from_shapes(site)
     height = site.int("img_h", 0) or image_height
     width = site.int("img_w", 0) or image_width
     return feature, (height, width)
@@ -69,9 +68,8 @@ def _positive_sizes(feature: Sequence[int], image: Sequence[int]) -> _Sizes:
     Raises InvalidOperation if one of these extents is less than 1.
     """
     if min(*feature[:2], *image[:2]) < 1:
-        raise InvalidOperation(
-            f"extents must be 1 or more: features {list(feature)}, image {list(image)}"
-        )
+        message = f"extents must be 1 or more: features {list(feature)}, image {list(image)}"
+        raise InvalidOperation(message)
     return (feature[0], feature[1]), (image[0], image[1])
 
 
@@ -87,20 +85,19 @@ def _priors(
     The constant has shape (2, 4 * boxes): row 0 has the corners of the boxes, and row 1 their
     variances. Before version 10 it has shape (1, 2, 4 * boxes).
 
-    `sizes` has the pairs (height, width) of the features and of the image. `steps` are the vertical
-    and the horizontal distance between positions, in pixels. Positions are `offset` steps from the
-    start of their cells. Each position has a box for each item of `shapes`.
+    `sizes` has the pairs (height, width) of the features and of the image. `steps` is the distance
+    between positions in pixels, as the pair (vertical, horizontal). The first position is `offset`
+    steps from the image's upper left corner. Each position has a box for each item of `shapes`.
     """
     (height, width), (image_h, image_w) = sizes
-    variance = site.numbers("variance", []) or [0.1]
-    if len(variance) not in (1, 4):
-        raise InvalidOperation(f"'variance' must have 1 or 4 items, it has {len(variance)}")
+    box_variance = _box_variance(site)
     site.spend(_BOX_STEPS * height * width * max(len(shapes), 1))
     step_h, step_w = steps
     rows = (np.arange(height) + offset) * step_h
     columns = (np.arange(width) + offset) * step_w
+    # Each of these arrays has an item for each shape.
     half_w, half_h, right, down, clips = np.asarray(shapes, float).reshape(-1, 5).T
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):  # numbers too large for float32 become infinite
         # The centres (x, y) are in pixels, and have shape (height, width, shapes).
         x = columns[None, :, None] + right
         y = rows[:, None, None] + down
@@ -113,18 +110,23 @@ def _priors(
         flat_boxes = boxes.astype(np.float32).reshape(-1)
     if site.flag("clip"):
         flat_boxes = np.clip(flat_boxes, 0, 1)
-    box_variance = variance if len(variance) == 4 else variance * 4
     variances = np.tile(np.asarray(box_variance, np.float32), flat_boxes.size // 4)
     priors = np.stack([flat_boxes, variances])
-    if site.net.is_legacy:
-        priors = priors[None]
-    return derived(priors)
+    return derived(priors[None] if site.net.is_legacy else priors)
+
+
+def _box_variance(site: LayerSite) -> list[float]:
+    """Return the attribute `variance`, which has four items or one for all four, by default 0.1."""
+    variance = site.numbers("variance", []) or [0.1]
+    if len(variance) not in (1, 4):
+        raise InvalidOperation(f"'variance' must have 1 or 4 items, it has {len(variance)}")
+    return variance if len(variance) == 4 else variance * 4
 
 
 def _ratios(site: LayerSite) -> list[float]:
     """Return the ratio 1 and the ratios of the attribute `aspect_ratio`, without repetitions.
 
-    If the attribute `flip` is set, each of these ratios is followed by its reciprocal.
+    If the attribute `flip` is set, the reciprocal of a ratio follows the ratio.
     """
     ratios = [1.0]
     for ratio in site.numbers("aspect_ratio", []):
@@ -154,8 +156,8 @@ _SIZE_ATTRIBUTES: dict[str, Any] = {
 }  # fmt: skip
 
 
-@legacy("PriorBox", sizes=_old_sizes, **_SIZE_ATTRIBUTES)
-@opsets("PriorBox", sizes=_sizes, **_SIZE_ATTRIBUTES)
+@legacy("PriorBox", sizes=_sizes_from_shapes, **_SIZE_ATTRIBUTES)
+@opsets("PriorBox", sizes=_sizes_from_numbers, **_SIZE_ATTRIBUTES)
 def _prior_box(
     site: LayerSite, *, sizes: _Sizes, smallest: list[float], largest: list[float],
     fixed: list[float], fixed_ratios: list[float], density: list[float], ratios: list[float],
@@ -164,9 +166,13 @@ def _prior_box(
     """Return boxes of several sizes and ratios around each position of a feature map.
 
     Section 2.2 of arXiv:1512.02325 (SSD) explains the boxes. If `scale_all`, each size has boxes of
-    all ratios. Otherwise only the first size has them, as in MXNet's MultiBoxPrior. Sizes and step
-    are pixels. The exception are documents from version 10 on without `scale_all`, in which they
-    are fractions of the image's height.
+    all ratios. Otherwise only the first size has them, as in MXNet's MultiBoxPrior, and from
+    version 10 on sizes and step are fractions of the image's height instead of pixels.
+
+    Each size in `smallest` has a square, a larger square if `largest` has an item for it, and a
+    rectangle for each of `ratios` but the first one, 1. If `ratios_last`, the rectangles come after
+    the larger square. Each size in `fixed` has a grid of boxes at each position. `density` has the
+    numbers of points per side of these grids.
     """
     (feature_height, feature_width), (image_height, image_width) = sizes
     are_fractions = not scale_all and not site.net.is_legacy
@@ -178,47 +184,51 @@ def _prior_box(
         if fixed_ratios:
             half_extents = _half_extents(size, fixed_ratios)
         else:
-            half_extents = [(int(size) / 2, int(size) / 2)]
-            half_extents += _half_extents(size, ratios[1:])
+            rounded_square = (int(size) / 2, int(size) / 2)
+            half_extents = [rounded_square, *_half_extents(size, ratios[1:])]
         shapes += _grid_shapes(site, size, int(points_per_side), half_extents)
     for i, size in enumerate(smallest):
         square = _half_extents(size, [1.0])
         larger_square: list[tuple[float, float]] = []
         if i < len(largest):
-            larger_square = _half_extents(math.sqrt(size * largest[i]), [1.0])
-        of_ratios: list[tuple[float, float]] = []
+            mean_size = math.sqrt(size * largest[i])
+            larger_square = _half_extents(mean_size, [1.0])
+        rectangles: list[tuple[float, float]] = []
+        is_last = i == len(smallest) - 1
         if scale_all:
-            of_ratios = _half_extents(size, ratios[1:])
-        elif i == len(smallest) - 1:
-            of_ratios = _half_extents(smallest[0], ratios[1:])
+            rectangles = _half_extents(size, ratios[1:])
+        elif is_last:
+            # The rectangles of the first size follow the squares of all sizes.
+            rectangles = _half_extents(smallest[0], ratios[1:])
         if ratios_last:
-            half_extents = square + larger_square + of_ratios
+            half_extents = square + larger_square + rectangles
         else:
-            half_extents = square + of_ratios + larger_square
+            half_extents = square + rectangles + larger_square
         shapes += [_BoxShape(half_width, half_height) for half_width, half_height in half_extents]
     steps = (step, step)
-    if step == 0:
+    if step == 0:  # the positions divide the image evenly
         steps = (image_height / feature_height, image_width / feature_width)
         offset = 0.5
     return _priors(site, sizes, steps, offset, shapes)
 
 
 def _grid_shapes(
-    site: LayerSite, size: float, count: int, half_extents: Sequence[tuple[float, float]]
+    site: LayerSite, size: float, points_per_side: int, half_extents: Sequence[tuple[float, float]]
 ) -> list[_BoxShape]:
-    """Return clipped boxes around `count` * `count` points in a square of `size` * `size` pixels.
+    """Return clipped boxes around the points of a grid, which covers `size` * `size` pixels.
 
     Each point has one box for each pair (half width, half height) in `half_extents`.
     """
-    site.spend(_BOX_STEPS * len(half_extents) * count**2)
-    step = int(size / count)
-    shifts = [step / 2 + i * step - int(size) // 2 for i in range(count)]
-    shapes: list[_BoxShape] = []
-    for half_width, half_height in half_extents:
-        for down in shifts:
-            for right in shifts:
-                shapes.append(_BoxShape(half_width, half_height, right, down, clips=True))
-    return shapes
+    site.spend(_BOX_STEPS * len(half_extents) * points_per_side**2)
+    step = int(size / points_per_side)
+    # For example, a grid of size 8 with 2 points per side has the shifts -2 and 2.
+    shifts = [step / 2 + i * step - int(size) // 2 for i in range(points_per_side)]
+    return [
+        _BoxShape(half_width, half_height, right, down, clips=True)
+        for half_width, half_height in half_extents
+        for down in shifts
+        for right in shifts
+    ]
 
 
 _EXTENT_ATTRIBUTES: dict[str, Any] = {
@@ -228,7 +238,7 @@ _EXTENT_ATTRIBUTES: dict[str, Any] = {
 
 
 @legacy("PriorBoxClustered", sizes=_clustered_sizes, **_EXTENT_ATTRIBUTES)
-@opsets("PriorBoxClustered", sizes=_sizes, **_EXTENT_ATTRIBUTES)
+@opsets("PriorBoxClustered", sizes=_sizes_from_numbers, **_EXTENT_ATTRIBUTES)
 def _prior_box_clustered(
     site: LayerSite, *, sizes: _Sizes, widths: list[float], heights: list[float], step: float,
     step_h: float, step_w: float, offset: float,
@@ -251,16 +261,16 @@ def _prior_box_clustered(
 _ENCODED = flag("variance_encoded_in_target")
 
 
-def _old_priors(site: LayerSite) -> Value:
+def _legacy_priors(site: LayerSite) -> Value:
     """Return input 2, the prior boxes.
 
-    If the attribute `variance_encoded_in_target` is set, the variances are removed from the input,
-    because the runtime of 2020 does not read them in this case.
+    Variances are removed if the attribute `variance_encoded_in_target` is set: the runtime of 2020
+    does not read them in this case.
     """
     priors = site.tensor(2)
     if not _ENCODED(site):
         return priors
-    has_variances = priors.type.shape[:2] == (1, 2)
+    has_variances = priors.type.shape[:2] == (1, 2)  # row 0 has the boxes, row 1 the variances
     return site.part(priors, axis=1, first=0, last=1) if has_variances else priors
 
 
@@ -268,7 +278,8 @@ def _scale_and_classes(normalized_default: bool) -> dict[str, Any]:
     """Return readers of the attributes `normalized` and `num_classes`, by the attribute's name.
 
     If `normalized` is set, coordinates are fractions of the image's extents, otherwise pixels. If
-    `num_classes` is missing or 0, its reader computes the number from the shapes of the inputs.
+    `num_classes` is missing or 0, the number of classes follows from the shapes of the inputs:
+    input 1 has a score for each class of each prior box, and input 2 has the prior boxes.
     """
     is_normalized = flag("normalized", normalized_default)
 
@@ -299,7 +310,7 @@ _ANCHORS = [lambda site, i=i: site.tensor(i) if site.has(i) else False for i in 
 
 legacy("DetectionOutput")(
     operation(
-        "detection_output", tensor(0), tensor(1), _old_priors, *_ANCHORS,
+        "detection_output", tensor(0), tensor(1), _legacy_priors, *_ANCHORS,
         **_scale_and_classes(normalized_default=True), **_DETECTIONS,
     )
 )  # fmt: skip
@@ -315,18 +326,18 @@ def _anchors(
 
     A ratio is height / width, and a scale multiplies the `base` pixels of a side. If `offset` is 0,
     the boxes are centred at the point. Otherwise, as in Caffe, the extents of the boxes are whole
-    pixels, and the box of `base` pixels begins at the point.
+    pixels, and a square with sides of `base` pixels begins at the point.
     """
     corners: list[float] = []
     is_caffe = offset != 0
     centre = (base - offset) / 2 if is_caffe else 0.0
+
+    def rounded(extent: float) -> float:
+        return float(math.floor(extent + 0.5)) if is_caffe else extent
+
     for ratio in ratios:
-        width = math.sqrt(base * base / ratio)
-        if is_caffe:
-            width = float(math.floor(width + 0.5))
-        height = width * ratio
-        if is_caffe:
-            height = float(math.floor(height + 0.5))
+        width = rounded(math.sqrt(base * base / ratio))
+        height = rounded(width * ratio)
         for scale in scales:
             half_w = (width * scale - offset) / 2
             half_h = (height * scale - offset) / 2
@@ -342,7 +353,7 @@ def _is_tensorflow(site: LayerSite) -> bool:
 
 
 def _pixel_offset(site: LayerSite) -> float:
-    """Return the number of pixels that a box is larger than the distance between its corners."""
+    """Return 1.0 if the corners of a box are its first and its last pixel, otherwise 0.0."""
     return 0.0 if _is_tensorflow(site) else 1.0
 
 
@@ -376,45 +387,6 @@ _SIMPLER = operation(
 legacy("SimplerNMS")(lambda site: _SIMPLER(site)[0])
 
 
-@operator("RegionYolo")
-def _region_yolo(
-    site: LayerSite,
-    x: Value,
-    *,
-    coords: int = integer("coords", 4),
-    classes: int = integer("classes"),
-    is_softmax: bool = flag("do_softmax", True),
-) -> Value:
-    """Apply the logistic function to the centre (x, y) and the objectness of each region of YOLO.
-
-    Width and height are not changed. A softmax is applied to the scores of the classes if
-    `is_softmax`, otherwise the logistic function.
-    """
-    batch, channels, height, width = x.type.shape
-    regions = site.int("num") if is_softmax else len(site.ints("mask", []))
-    # The items of a region are its coordinates, its objectness, and a score for each class.
-    items = coords + classes + 1
-    if regions * items != channels:
-        message = f"{regions} regions of {items} items do not fit {channels} channels"
-        raise InvalidOperation(message)
-    split = site.reshaped(x, [batch, regions, items, height, width])
-    first_score = coords + 1
-    centre = site.step.sigmoid(site.part(split, axis=2, first=0, last=2))
-    size = site.part(split, axis=2, first=2, last=coords)
-    if is_softmax:
-        objectness = site.step.sigmoid(site.part(split, axis=2, first=coords, last=first_score))
-        scores = site.part(split, axis=2, first=first_score, last=items)
-        parts = [centre, size, objectness, site.step.softmax(scores, axes=(2,))]
-    else:
-        objectness_and_scores = site.part(split, axis=2, first=coords, last=items)
-        parts = [centre, size, site.step.sigmoid(objectness_and_scores)]
-    activated = site.step.concat(parts, axis=2)
-    result = site.reshaped(activated, [batch, channels, height, width])
-    if not is_softmax:
-        return result
-    return site.flattened(result, first=site.axis_of("axis", 1), last=site.axis_of("end_axis", 3))
-
-
 # Detectors of two stages
 
 
@@ -432,7 +404,8 @@ def _prior_grid_generator(
     """Place a copy of each box of `priors` at each position of a feature map.
 
     `priors` has shape (priors, 4). The result has shape (height * width * priors, 4) if `flattens`,
-    otherwise (height, width, priors, 4). Input 1 is the feature map, and input 2 is the image.
+    otherwise (height, width, priors, 4). Input 1 is the feature map, and input 2 is the image. If
+    an attribute is 0, the number follows from the shapes of these inputs.
     """
     height = h if h != 0 else site.known_shape(1)[2]
     width = w if w != 0 else site.known_shape(1)[3]
@@ -442,8 +415,9 @@ def _prior_grid_generator(
     rows = step_y * (np.arange(height) + 0.5)
     columns = step_x * (np.arange(width) + 0.5)
     y, x = np.meshgrid(rows, columns, indexing="ij")
+    # The centres have shape (height * width, 1, 4), and the priors get shape (1, priors, 4).
     centres = np.stack([x, y, x, y], axis=-1).reshape(-1, 1, 4).astype(np.float32)
-    centred_priors = site.unsqueezed(priors, (0,))  # has shape (1, priors, 4)
+    centred_priors = site.unsqueezed(priors, (0,))
     boxes = site.step.add(derived(centres), centred_priors)
     if not flattens:
         return site.reshaped(boxes, [height, width, priors.type.shape[0], 4])
@@ -451,7 +425,7 @@ def _prior_grid_generator(
 
 
 def _limits(site: LayerSite) -> dict[str, Any]:
-    """Return the attributes that say which boxes a layer of proposals leaves out."""
+    """Return the limits beyond which a layer of proposals leaves boxes out."""
     return {
         "min_size": site.number("min_size"), "nms_threshold": site.number("nms_threshold"),
         "pre_nms": site.int("pre_nms_count"), "post_nms": site.int("post_nms_count"),
@@ -462,10 +436,11 @@ def _limits(site: LayerSite) -> dict[str, Any]:
 def _proposals_of_image(site: LayerSite, *, limits: dict[str, Any]) -> Any:
     """Return the best regions of an image, of shape (n, 4), and their scores, of shape (n,).
 
-    If there are fewer than n regions, both results are padded with zeros.
+    n is the attribute `post_nms_count`. Missing regions and scores are 0.
     """
     image_size, anchors, deltas, scores = site.first_inputs(4)
     count, height, width = site.known_shape(scores)
+    # The kind `anchored_proposals` takes a batch of images. Here the batch is one image.
     operands = [
         site.reshaped(image_size, [1, *image_size.type.shape]),
         site.reshaped(anchors, [height, width, count, 4]),
@@ -491,9 +466,8 @@ def _proposals(
     The regions have shape (n, 4) and the scores (n,). If there are fewer than n regions, the
     regions and the scores are padded with zeros.
     """
-    offset = 0.0 if is_normal else 1.0
-    offsets = {"pixel_offset": offset, "overlap_offset": offset}
-    regions, scores, count = site.last.anchored_proposals(
-        *site.first_inputs(4), scales=True, **offsets, **limits
+    offset = 0.0 if is_normal else 1.0  # boxes in pixels include their last pixel
+    regions, scores, counts = site.last.anchored_proposals(
+        *site.first_inputs(4), scales=True, pixel_offset=offset, overlap_offset=offset, **limits
     )
-    return [regions, scores, site.cast(count, dtype)]
+    return [regions, scores, site.cast(counts, dtype)]

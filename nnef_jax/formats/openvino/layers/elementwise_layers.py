@@ -44,7 +44,7 @@ def _clamp(site: LayerSite, x: Value, *, low: float, high: float) -> Value:
     least, most = ends_of(dtype)
     low_integer = max(math.ceil(low), least)
     high_integer = min(math.floor(high), most)
-    if dtype == site.integer:
+    if dtype == site.integer:  # the dtype of Python integers
         return site.last.clamp(x, low_integer, high_integer)
     low_tensor = site.filled(low_integer, dtype)
     high_tensor = site.filled(high_integer, dtype)
@@ -67,11 +67,11 @@ def _legacy_relu(site: LayerSite, x: Value, *, slope: float = number("negative_s
 def _legacy_prelu(site: LayerSite, x: Value) -> Value:
     """Multiply negative items by the slope of their channel, or by one slope for all channels.
 
-    There is one slope for all channels if the layer stores a single slope. The attribute
-    `channel_shared` is ignored.
+    The layer stores a slope for each channel, or a single slope. The attribute `channel_shared` is
+    ignored.
     """
-    slopes = 1 if site.has_one_weight() else x.type.shape[1]
-    return site.last.prelu(x, site.required_weights("weights", (1, slopes)))
+    slope_count = 1 if site.has_one_weight() else x.type.shape[1]
+    return site.last.prelu(x, site.required_weights("weights", (1, slope_count)))
 
 
 @opsets("PReLU")
@@ -87,17 +87,22 @@ def _prelu(site: LayerSite, x: Value) -> Value:
     is_vector = len(slopes_shape) == 1
     has_channels = len(shape) > 1
     if is_vector and has_channels and slopes_shape[0] in (1, shape[1]):
+        # The slopes of shape (channels,) become a tensor of shape (1, channels).
         return site.last.prelu(x, site.unsqueezed(slopes, (0,)))
     return site.last.prelu(*site.aligned(x, slopes))
 
 
 @operator("Swish")
 def _swish(site: LayerSite, x: Value) -> Value:
-    """Compute x * sigmoid(beta * x). Input 1 has beta, or the attribute `alpha` without input 1."""
+    """Compute x * sigmoid(beta * x).
+
+    Input 1 has beta. Without input 1, the attribute `alpha` has beta.
+    """
     beta: Any = site.operand(1) if site.has(1) else site.number("alpha", 1.0)
     if isinstance(beta, Constant):
-        beta = site.scalar(1)
+        beta = site.scalar(1)  # a Python number
     if isinstance(beta, Value):
+        # The network computes beta. It has one item, and is broadcast to `x`.
         beta = site.reshaped(beta, (1,) * len(x.type.shape))
     elif beta == 1:
         return site.last.silu(x)
@@ -108,10 +113,10 @@ def _swish(site: LayerSite, x: Value) -> Value:
 def _gelu(
     site: LayerSite, x: Value, *, mode: str = word("approximation_mode", "erf", "tanh")
 ) -> Value:
-    """Compute x / 2 * (erf(x / sqrt(2)) + 1), or an approximation of it by tanh."""
-    step = site.step
+    """Compute x / 2 * (erf(x / sqrt(2)) + 1), or the approximation of this formula by tanh."""
     if mode == "tanh":
         return site.last.gelu(x, approximation="tanh")
+    step = site.step
     error_function = step.erf(step.mul(x, math.sqrt(0.5)))
     return site.last.mul(step.mul(x, 0.5), step.add(error_function, 1.0))
 
@@ -132,11 +137,11 @@ def _activation(site: LayerSite, x: Value, *, type: str = text("type")) -> Value
         return site.last.add(scaled, site.number("beta", 0))
     if type not in _ACTIVATIONS:
         raise InvalidOperation(f"there is no activation '{type}'")
-    if type == "leakyrelu":
-        type = "relu"
-    function = OPERATORS.get(type, LEGACY)
-    assert function is not None, type
-    return function.run(site)
+    # All other activations are types of layers too, and have the same attributes there.
+    layer_type = "relu" if type == "leakyrelu" else type
+    layer = OPERATORS.get(layer_type, LEGACY)
+    assert layer is not None, layer_type
+    return layer.run(site)
 
 
 # Conversions of element types, and rounding to levels
@@ -146,15 +151,16 @@ _WRAPPED = ("int8", "uint8", "int16", "uint16", "uint32")  # dtypes to which num
 
 
 @legacy("Convert")
-def _converted(site: LayerSite, x: Value, *, type: str = element("precision", "FP32")) -> Value:
+def _legacy_convert(
+    site: LayerSite, x: Value, *, type: str = element("precision", "FP32")
+) -> Value:
     """Cast a tensor to the element type in the attribute `precision`.
 
-    Real numbers outside the range of the result's integer type wrap around if the type has 8 or 16
-    bits or is uint32.
+    Casts to integers of 8 or 16 bits or to uint32 wrap around: 257.0 becomes 1 in uint8.
     """
     dtype = site.graph.computation_dtype(type)
     if is_float(x.type.dtype) and dtype in _WRAPPED:
-        # Casts from real numbers saturate, but casts from int32 wrap around.
+        # A direct cast from real numbers would saturate. A cast from int32 wraps around.
         x = site.step.cast(x, dtype="int32")
     return site.last.cast(x, dtype=dtype)
 
@@ -176,12 +182,12 @@ def _convert(site: LayerSite, *, type: str) -> Value | Constant:
     if isinstance(x, Constant):
         has_dtype = site.dtype_of(0) == dtype
         if has_dtype and is_float(dtype):
-            # No conversion is needed: where the graph reads stored weights of 16 bits, it widens
-            # them to the dtype of computation.
+            # No conversion is needed: the graph itself widens stored weights of 16 bits to the
+            # dtype of computation.
             return x
         if site.folds:
             return site.converted(x, type)
-    return _converted(site, site.tensor(0), type=type)
+    return _legacy_convert(site, site.tensor(0), type=type)
 
 
 @opsets("ConvertPromoteTypes")
@@ -222,9 +228,9 @@ def _fake_convert(site: LayerSite, *, type: str = one_of("destination_type", *_L
 def _fake_quantize(site: LayerSite, x: Value, *, levels: int = integer("levels")) -> Value:
     """Round items to levels in an input range, then map the levels to an output range.
 
-    There are `levels` levels at equal distances. Inputs 1 and 2 are the ends of the input range,
-    and inputs 3 and 4 are the ends of the output range. Halves round to even. If the two ranges are
-    known and equal, and `levels` is a power of 2, the layer becomes NNEF's
+    The levels are at equal distances, and `levels` is their number. Inputs 1 and 2 are the ends of
+    the input range, and inputs 3 and 4 are the ends of the output range. Halves round to even. If
+    the two ranges are known and equal, and `levels` is a power of 2, the layer becomes NNEF's
     `min_max_linear_quantize`.
     """
     if levels < 2:
@@ -247,11 +253,12 @@ def _has_equal_ranges(ends: Sequence[Tensor]) -> bool:
     """
     arrays = [end.array for end in ends if isinstance(end, Constant)]
     if len(arrays) != 4:
-        return False
+        return False  # the network computes an end
     low, high, second_low, second_high = arrays
     if not np.array_equal(low, second_low) or not np.array_equal(high, second_high):
         return False
-    return bool(np.all(low < high))
+    are_filled = np.all(low < high)
+    return bool(are_filled)
 
 
 # Functions of several tensors
@@ -320,8 +327,8 @@ def _eltwise(
 ) -> Value:
     """Combine all inputs from left to right by the attribute `operation`, such as "sum" or "max".
 
-    For sums, `factors` is empty or has a factor for each input. The result of a comparison is 0.0
-    or 1.0.
+    For sums, `factors` is empty or has a factor for each input. Other operations ignore `factors`.
+    The result of a comparison is 0.0 or 1.0.
     """
     operands = [x for x in site.operands if x is not None]
     is_sum = operation in ("sum", "")
@@ -332,11 +339,11 @@ def _eltwise(
             if factor != 1:
                 operands[i] = site.step.mul(site.tensor(operands[i]), factor)
     result, *further_operands = operands
-    for i, operand in enumerate(further_operands, 1):
+    for i, operand in enumerate(further_operands):
         x, y = site.aligned(result, operand)
-        is_last = i == len(further_operands)
+        is_last = i == len(further_operands) - 1
         result = _combined(site, site.step_or_last(is_last), operation, x, y)
-    return site.tensor(result) if isinstance(result, Constant) else result
+    return site.tensor(result)  # a single input may be a constant
 
 
 def _combined(
@@ -344,7 +351,7 @@ def _combined(
 ) -> Value:
     """Combine two operands by an operation of the layer Eltwise.
 
-    `last` adds the last of the operations that are needed, and `site.step` adds the others. Raises
+    `last` adds the result's operation, and `site.step` adds the operations before it. Raises
     InvalidOperation if the layer has no such operation.
     """
     step = site.step
@@ -360,6 +367,7 @@ def _combined(
         add_operation = getattr(last, _ELTWISE[operation])
         return add_operation(x, y)
     if operation.startswith("logical_"):
+        # The operands are numbers, and all numbers but 0 are true.
         x = step.ne(x, 0.0)
         y = step.ne(y, 0.0)
     if operation not in _CONDITIONS:
@@ -379,11 +387,12 @@ def _legacy_power(
     power: float = number("power", 1),
 ) -> Value:
     """Compute (shift + scale * x) ** power."""
-    steps: list[Any] = []  # each step is a kind, its further operands, and its attributes
+    steps: list[Any] = []  # each step is (kind, operands after the first one, attributes)
+    no_attributes: dict[str, Any] = {}
     if scale != 1:
-        steps.append(("mul", [scale], {}))
+        steps.append(("mul", [scale], no_attributes))
     if shift != 0:
-        steps.append(("add", [shift], {}))
+        steps.append(("add", [shift], no_attributes))
     if power != 1:
-        steps.append(("pow", [power], {}))
+        steps.append(("pow", [power], no_attributes))
     return site.chain(x, *steps)

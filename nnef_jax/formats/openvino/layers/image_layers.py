@@ -30,8 +30,8 @@ def _resized(
 ) -> Value:
     """Resize `x` by operations that `last` adds.
 
-    If `attributes` contains `scales`, they determine the extents of the result, otherwise the
-    result has the extents `sizes`.
+    `sizes` are the extents of the result. If `attributes` contains `scales`, the extents follow
+    from the scales, and `sizes` is ignored.
     """
     attributes["sizes"] = () if attributes.get("scales") else sizes
     if coordinates == "tf_half_pixel_for_nn":
@@ -39,7 +39,7 @@ def _resized(
         rounds_down = rounding in ("floor", "round_prefer_floor")
         is_supported = mode == "nearest" and rounds_down
         if not is_supported:
-            # Axes of unchanged extent would shift, so other modes are refused.
+            # In other modes, these coordinates would shift items of axes that keep their extent.
             raise InvalidOperation(f"'{coordinates}' needs 'nearest' and a mode that rounds down")
     return resized(last, x, mode, coordinates, **attributes)
 
@@ -52,21 +52,22 @@ def _interpolate(
     begin: Sequence[int] = integers("pads_begin", (0,)),
     end: Sequence[int] = integers("pads_end", (0,)),
 ) -> Value:
-    """Resize a tensor along axes, to given sizes or by given scales.
+    """Resize a tensor along axes, to sizes or by scales.
 
     In operation set 1, input 1 has the sizes. In operation set 4, input 1 has the sizes and input 2
-    the scales. In operation set 11, input 1 has sizes or scales, as the attribute
-    `shape_calculation_mode` says.
+    the scales. In operation set 11, input 1 has the sizes or the scales. The attribute
+    `shape_calculation_mode` chooses between sizes and scales. The input after the scales, if there
+    is one, has the axes.
     """
     if any((*begin, *end)):
-        pairs = zip_longest(begin, end, fillvalue=0)
+        pairs = zip_longest(begin, end, fillvalue=0)  # one list may be shorter than the other
         padding_by_axis = dict(enumerate(pairs))
         x = site.padded(x, padding_by_axis)
     rank = len(x.type.shape)
     opset = site.layer.opset
     has_calculation_mode = site.has_attribute("shape_calculation_mode")
     if opset in ("opset1", "") and not has_calculation_mode:
-        return _first_interpolate(site, x)
+        return _interpolate_of_opset1(site, x)
     mode = site.choice(
         "mode", "nearest", "linear", "linear_onnx", "cubic", "bilinear_pillow", "bicubic_pillow"
     )
@@ -84,7 +85,7 @@ def _interpolate(
     return _interpolated(site, x, mode, coordinates, nearest, scales=scales)
 
 
-def _first_interpolate(site: LayerSite, x: Value) -> Value:
+def _interpolate_of_opset1(site: LayerSite, x: Value) -> Value:
     """Resize a tensor to the sizes in input 1, by the attributes of operation set 1."""
     axes = [site.axis(axis) for axis in site.ints("axes")]
     mode = site.choice("mode", "nearest", "linear", "cubic")
@@ -100,45 +101,50 @@ def _interpolated(
 ) -> Value:  # fmt: skip
     """Resize along the axes that are keys of `sizes` or of `scales`.
 
-    `sizes` maps an axis to its extent in the result, and `scales` maps an axis to the factor by
-    which its extent grows. `nearest` says how coordinates are rounded in the mode "nearest".
+    `sizes` maps an axis to an extent of the result. `scales` maps an axis to the factor by which
+    the extent grows. `nearest` is the rounding of coordinates in the mode "nearest".
     """
     shape = list(site.known_shape(x))
     extents = list(shape)  # the extents of the result
     for axis, size in sizes.items():
         extents[axis] = size
     for axis, scale in scales.items():
-        # If the scale is rounded down, the product may be just below a whole number. The 1e-6 keeps
-        # the result from having one item too few.
+        # A scale of 0.3333333 makes 1.9999998 items of 6, which must count as 2.
         extents[axis] = math.floor(shape[axis] * scale + 1e-6)
-    attributes: dict[str, Any] = {"cubic_coeff_a": site.number("cube_coeff", -0.75)}
-    antialias = site.flag("antialias")
-    kernel = mode
+    kernel, attributes = _kernel(site, mode, rank=len(shape))
     if mode in ("bilinear_pillow", "bicubic_pillow"):
         coordinates = "half_pixel"
-        attributes |= {"antialias": True, "exclude_outside": True}
-        if mode == "bilinear_pillow":
-            kernel = "linear"
-        else:
-            kernel = "cubic"
-            # Pillow's default differs from that of the mode "cubic".
-            attributes["cubic_coeff_a"] = site.number("cube_coeff", -0.5)
-    elif mode in ("linear", "linear_onnx"):
-        # The runtime of 2026.4 widens the kernel only in the mode 'linear' and for inputs with five
-        # axes or more. For all other inputs the attribute `antialias` is ignored.
-        may_widen = mode == "linear" and len(shape) > 4
-        widens = may_widen and antialias
-        kernel = "linear"
-        attributes |= {"antialias": widens, "exclude_outside": widens}
     if scales and coordinates != "align_corners":
         exact_scales = tuple(scales.get(axis, 1.0) for axis in range(len(shape)))
         exact_extents = [n * scale for n, scale in zip(shape, exact_scales, strict=True)]
         if exact_extents != extents:
-            # Rounded extents have other scales. Coordinates must follow from the exact scales.
+            # The quotients of rounded extents differ from the scales, on which coordinates depend.
             attributes["scales"] = exact_scales
     if kernel == "nearest":
         attributes["nearest_mode"] = nearest
     return _resized(site.last, x, extents, kernel, coordinates, **attributes)
+
+
+def _kernel(site: LayerSite, mode: str, rank: int) -> tuple[str, dict[str, Any]]:
+    """Return the interpolation kernel of a mode of Interpolate, and the attributes of the kernel.
+
+    The kernel is "nearest", "linear" or "cubic". `rank` is the number of axes of input 0.
+    """
+    attributes: dict[str, Any] = {"cubic_coeff_a": site.number("cube_coeff", -0.75)}
+    antialias = site.flag("antialias")
+    if mode == "bilinear_pillow":
+        return "linear", attributes | {"antialias": True, "exclude_outside": True}
+    if mode == "bicubic_pillow":
+        # Pillow's default of the coefficient differs from the default of the mode "cubic".
+        attributes["cubic_coeff_a"] = site.number("cube_coeff", -0.5)
+        return "cubic", attributes | {"antialias": True, "exclude_outside": True}
+    if mode in ("linear", "linear_onnx"):
+        # The runtime of 2026.4 widens the kernel only in the mode 'linear' and for inputs with five
+        # axes or more. For all other inputs the attribute `antialias` is ignored.
+        may_widen = mode == "linear" and rank > 4
+        widens = may_widen and antialias
+        return "linear", attributes | {"antialias": widens, "exclude_outside": widens}
+    return mode, attributes
 
 
 def _resized_shape(site: LayerSite) -> list[int]:
@@ -157,11 +163,11 @@ def _interp(
 ) -> Value:
     """Interpolate linearly to the shape that the file declares for the output.
 
-    If `aligned`, which is the default, the centres of the first items of input and output coincide,
-    and so do the centres of the last items. `begin` and `end` are the padding of each spatial axis.
-    Negative padding crops the input.
+    If `aligned`, the centres of the first items of input and output coincide, and so do the centres
+    of the last items. `begin` and `end` are the numbers of items to add to both ends of each
+    spatial axis. Negative numbers crop the input.
     """
-    spatial_axes = [*range(2, len(x.type.shape))]
+    spatial_axes = range(2, len(x.type.shape))
     x = cropped(site, x, dict.fromkeys(spatial_axes, (begin, end)))
     if max(begin, end) > 0:
         padding = (max(begin, 0), max(end, 0))
@@ -178,12 +184,11 @@ def _resample(site: LayerSite, x: Value, *, type: str = text("type")) -> Value:
     """
     sizes = _resized_shape(site)
     if type.endswith("nearest"):
-        return _resized(site.last, x, sizes, "nearest", "asymmetric")
+        return _resized(site.last, x, sizes, mode="nearest", coordinates="asymmetric")
     shrinks = any(size < extent for size, extent in zip(sizes, x.type.shape, strict=True))
     widens = site.flag("antialias") and shrinks
-    return _resized(
-        site.last, x, sizes, "linear", "half_pixel", antialias=widens, exclude_outside=widens
-    )
+    widening = {"antialias": widens, "exclude_outside": widens}
+    return _resized(site.last, x, sizes, mode="linear", coordinates="half_pixel", **widening)
 
 
 # The conversion of video frames is that of ITU-R BT.601 in the range of video. The pairs are for
@@ -194,7 +199,7 @@ _BRIGHTNESS = 1.164  # the factor of brightness - 16
 
 
 def _colour(site: LayerSite, chroma: Value, i: int, shape: tuple[int, int, int]) -> Value:
-    """Return colour plane `i` of `chroma`, enlarged to the size of the image, minus 128.
+    """Subtract 128 from colour plane `i` of `chroma`, and enlarge the plane to the image's size.
 
     The tensor `chroma` has shape (batch, height / 2, width / 2, 2), and the result has shape
     (batch, height, width, 1). `shape` is (batch, height, width).
@@ -210,20 +215,28 @@ def _colour(site: LayerSite, chroma: Value, i: int, shape: tuple[int, int, int])
 def _planes(site: LayerSite, *, interleaved: bool) -> tuple[Value, Value]:
     """Return the brightness and the colours of images as two tensors of real numbers.
 
-    The brightness has shape (batch, height, width, 1), and the colours (batch, height / 2, width /
-    2, 2). The layer may have them as separate inputs, or as one input with the colours below the
-    brightness. In the latter case `interleaved` tells whether the two colours of a pixel are side
-    by side (NV12), or in separate planes (I420).
+    The brightness has shape (batch, height, width, 1), and the colours have shape (batch,
+    height / 2, width / 2, 2). The inputs of the layer may be brightness and colours, brightness and
+    two colour planes, or one image. `interleaved` describes the colours of the single image, as in
+    `_planes_of_image`.
     """
-    planes = [site.cast(x, site.real) for x in site.tensors()]
-    if len(planes) == 2:
-        brightness, colours = planes
+    inputs = [site.cast(x, site.real) for x in site.tensors()]
+    if len(inputs) == 2:
+        brightness, colours = inputs
         return brightness, colours
-    if len(planes) > 2:
-        brightness, *colour_planes = planes
+    if len(inputs) > 2:
+        brightness, *colour_planes = inputs
         return brightness, site.step.concat(colour_planes, axis=3)
-    # A single input has shape (batch, height * 3 / 2, width, 1).
-    image = planes[0]
+    return _planes_of_image(site, inputs[0], interleaved=interleaved)
+
+
+def _planes_of_image(site: LayerSite, image: Value, *, interleaved: bool) -> tuple[Value, Value]:
+    """Split an image of shape (batch, height * 3 / 2, width, 1) into brightness and colours.
+
+    The colours are below the brightness. If `interleaved`, the two colours of a pixel are side by
+    side (NV12), otherwise they are in separate planes (I420). `image` is input 0 of the layer. The
+    results have the shapes (batch, height, width, 1) and (batch, height / 2, width / 2, 2).
+    """
     batch, rows, width, _ = site.known_shape()
     height = rows * 2 // 3
     if rows % 3 or height % 2 or width % 2:
@@ -248,9 +261,9 @@ def _coloured(
 ) -> Value:
     """Convert images from brightness and two colours to red, green and blue.
 
-    `colours` has an item for each colour of the result, in order: the factors of the two colours of
-    the input. `interleaved` tells whether these two colours of a pixel are side by side (NV12), or
-    in separate planes (I420).
+    `colours` has a pair for each colour of the result: the factors of the first and the second
+    colour of the input. `interleaved` tells whether the two colours of an input pixel are side by
+    side (NV12), or in separate planes (I420).
     """
     step = site.step
     brightness, chroma = _planes(site, interleaved=interleaved)
@@ -273,5 +286,6 @@ def _coloured(
     pixels = step.clamp(step.concat(planes, axis=3), 0.0, 255.0)
     dtype = site.dtype_of(0)
     if is_float(dtype):
+        # The layer's last operation must be added by `site.last`.
         return site.last.copy(pixels)
     return site.last.cast(step.round(pixels, ties="away"), dtype=dtype)

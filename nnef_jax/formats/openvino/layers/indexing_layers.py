@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lowering import rounding
 from lowering.errors import InvalidOperation
-from lowering.extents import is_symbolic, volume
+from lowering.extents import Shape, is_symbolic, volume
 from lowering.graph import Value, is_float, is_integer
 from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.emission import ends_of
@@ -30,6 +30,8 @@ from nnef_jax.formats.openvino.layers.registry import (
     opsets,
 )
 
+_AxisIndices = tuple[int, NDArray[np.int64]]  # an axis, and indices along the axis
+
 
 @opsets("Gather")
 def _gather(
@@ -37,12 +39,11 @@ def _gather(
 ) -> Value:
     """Gather items of `x` along an axis, at the indices in input 1.
 
-    The first `batch_dims` axes of `x` and of the indices are batch axes. A negative number counts
-    from the rank of the indices.
+    The first `batch_dims` axes of `x` and of the indices are batch axes. The rank of the indices is
+    added to a negative `batch_dims`.
     """
-    is_scalar = not x.type.shape
-    if is_scalar:
-        return x
+    if not x.type.shape:
+        return x  # a scalar has no axis, and only one item
     indices = site.indices(1)
     if batch_dims == 0:
         return site.last.gather(x, indices, axis=axis)
@@ -55,35 +56,41 @@ def _gather(
 def _legacy_gather(site: LayerSite, *, axis: int = integer("axis", 0)) -> Value:
     """Gather items along an axis at indices.
 
-    Input 1 has the indices in most files, but OpenVINO's catalogue of layers says that input 0 has
-    them. Input 0 has them if only then the result has the shape that the file declares.
+    In most files the data are input 0 and the indices are input 1. In OpenVINO's catalogue of
+    layers the order is reversed. The reversed order is used if only this order leads to the shape
+    that the file declares for the result.
     """
-
-    def result_shape(data_input: int, indices_input: int) -> tuple[int, ...]:
-        data_shape = site.shape(data_input)
-        rank = len(data_shape)
-        has_axis = -rank <= axis < rank
-        if not has_axis:
-            return ()
-        positive_axis = axis % rank
-        before = data_shape[:positive_axis]
-        after = data_shape[positive_axis + 1 :]
-        return (*before, *site.shape(indices_input), *after)
-
-    fits_data_first = result_shape(0, 1) == site.declared
-    fits_indices_first = result_shape(1, 0) == site.declared
+    shapes = [site.shape(0), site.shape(1)]
+    fits_data_first = _gathered_shape(shapes[0], shapes[1], axis) == site.declared
+    fits_indices_first = _gathered_shape(shapes[1], shapes[0], axis) == site.declared
     are_indices_first = fits_indices_first and not fits_data_first
-    data_input, indices_input = (1, 0) if are_indices_first else (0, 1)
-    axis = site.axis(axis, len(site.shape(data_input)))
-    return site.last.gather(site.tensor(data_input), site.indices(indices_input), axis=axis)
+    data_index, indices_index = (1, 0) if are_indices_first else (0, 1)
+    positive_axis = site.axis(axis, len(shapes[data_index]))
+    indices = site.indices(indices_index)
+    return site.last.gather(site.tensor(data_index), indices, axis=positive_axis)
+
+
+def _gathered_shape(data: Shape, indices: Shape, axis: int) -> Shape:
+    """Return the shape of the result of a gather from the shapes of its data and indices.
+
+    Return () if the data do not have the axis.
+    """
+    rank = len(data)
+    has_axis = -rank <= axis < rank
+    if not has_axis:
+        return ()
+    positive_axis = axis % rank
+    return (*data[:positive_axis], *indices, *data[positive_axis + 1 :])
 
 
 @opsets("GatherND")
 def _gather_nd(
     site: LayerSite, x: Value, indices: Value, *, batch_dims: int = integer("batch_dims", 0)
 ) -> Value:
-    """Gather slices of `x` at coordinates. The last axis of `indices` has the coordinates."""
-    # Operation set 5 joins the batch axes of the result.
+    """Gather slices of `x` at coordinates. The last axis of `indices` has the coordinates.
+
+    The first `batch_dims` axes are batch axes. Operation set 5 joins them in the result.
+    """
     joins_batch_axes = batch_dims > 1 and site.layer.opset == "opset5"
     slices = site.step_or_last(not joins_batch_axes).gather_nd(x, indices, batch_dims=batch_dims)
     return site.flattened(slices, first=0, last=batch_dims - 1) if joins_batch_axes else slices
@@ -96,29 +103,30 @@ _NEW_AXIS: dict[str, Any] = {
 
 
 def _one_hot_result(
-    site: LayerSite, indices: Value, values: Sequence[float], dtype: str, **attributes: int
+    site: LayerSite, indices: Value, values: Sequence[float], dtype: str, *, axis: int, depth: int
 ) -> Value:
     """Add a one-hot of `indices` along a new axis, as the last operation of the layer.
 
     `values` is the pair (off, on): the result has `on` at the indices and `off` elsewhere. `dtype`
-    is the dtype of the result. `attributes` are the new `axis` and its extent, `depth`.
+    is the dtype of the result, and `depth` is the extent of the new axis.
     """
     if is_float(dtype):
+        # Numbers beyond the range of the dtype become its limits.
         values = [float(rounding.saturated(value, dtype)) for value in values]
     off, on = values
-    needs_cast = dtype != "float32"
+    needs_cast = dtype != "float32"  # the dtype of a one-hot
     one_hot = site.step_or_last(not needs_cast).one_hot(
-        indices, on_value=on, off_value=off, **attributes
+        indices, on_value=on, off_value=off, axis=axis, depth=depth
     )
     return site.last.cast(one_hot, dtype=dtype) if needs_cast else one_hot
 
 
-def _non_negative_indices(site: LayerSite, depth: int, negative: str) -> Value:
-    """Return input 0, the indices of a one-hot, without negative indices that the layer ignores.
+def _one_hot_indices(site: LayerSite, depth: int, negative: str) -> Value:
+    """Return input 0, the indices of a one-hot, with ignored indices replaced by `depth`.
 
-    If `negative` is "normalize", negative indices count from the end and are unchanged. Otherwise
-    the layer ignores negative indices, so each of them becomes `depth`, which is outside the
-    result. Known indices are always unchanged.
+    The index `depth` is outside the result. If `negative` is "normalize", negative indices count
+    from the end and are unchanged. Otherwise the layer ignores computed indices that are negative.
+    Known indices are always unchanged.
     """
     step = site.step
     indices = site.indices(0)
@@ -141,7 +149,7 @@ def _legacy_one_hot(
     negative: str,
 ) -> Value:
     """Put the value `on` at indices along a new axis, and `off` elsewhere."""
-    indices = _non_negative_indices(site, depth, negative)
+    indices = _one_hot_indices(site, depth, negative)
     axis = site.axis(axis, site.rank() + 1)
     return _one_hot_result(site, indices, (off, on), site.real, axis=axis, depth=depth)
 
@@ -150,7 +158,7 @@ def _legacy_one_hot(
 def _one_hot(site: LayerSite, *, depth: int = integer_at(1), axis: int, negative: str) -> Value:
     """Put the value of input 2 at indices along a new axis, and the value of input 3 elsewhere."""
     step = site.step
-    indices = _non_negative_indices(site, depth, negative)
+    indices = _one_hot_indices(site, depth, negative)
     rank = site.rank() + 1
     axis = site.axis(axis, rank)
     is_on_known = isinstance(site.operand(2), Constant)
@@ -158,6 +166,7 @@ def _one_hot(site: LayerSite, *, depth: int = integer_at(1), axis: int, negative
     if is_on_known and is_off_known:
         off_and_on = site.scalar(3), site.scalar(2)
         return _one_hot_result(site, indices, off_and_on, site.dtype_of(2), axis=axis, depth=depth)
+    # The values of a one-hot must be known, so computed values are selected afterwards.
     one_hot = step.one_hot(indices, axis=axis, depth=depth, on_value=1.0, off_value=0.0)
     on = site.reshaped(site.tensor(2), [1] * rank)
     off = site.reshaped(site.tensor(3), [1] * rank)
@@ -166,7 +175,7 @@ def _one_hot(site: LayerSite, *, depth: int = integer_at(1), axis: int, negative
 
 @operator("Range")
 def _range(site: LayerSite) -> Constant | Value:
-    """Return numbers from input 0 up to input 1, which is excluded, at distances of input 2.
+    """Return the numbers from input 0 to input 1 in steps of input 2, without input 1 itself.
 
     The numbers are known, unless an input is a symbolic extent.
     """
@@ -200,7 +209,7 @@ def _bucketize(
     A bucket includes its right edge if `has_right`, otherwise its left edge.
     """
     rank = len(x.type.shape)
-    # Each item is compared with all edges, along a new last axis.
+    # Each item is compared with all edges, along a new last axis. The edges below it are counted.
     x = site.unsqueezed(x, (rank,))
     edges = site.step.unsqueeze(site.cast(edges, x.type.dtype), axes=[*range(rank)])
     compare = site.step.gt if has_right else site.step.ge
@@ -219,14 +228,15 @@ def _search_sorted(
 ) -> Value:
     """Count, for each item of `x`, the edges that are less than the item.
 
-    If `right`, an edge that equals the item counts too. `edges` are sorted along the last axis.
+    If `right`, an edge that equals the item counts too. `edges` are sorted along the last axis. One
+    vector of edges may serve all rows of `x`.
     """
-    # Each item is compared with all edges, along a new last axis.
     rank = len(x.type.shape)
     if len(edges.type.shape) == 1:
         edges = site.step.unsqueeze(edges, axes=[*range(rank - 1)])
-    edges = site.unsqueezed(edges, (rank - 1,))
-    x = site.unsqueezed(x, (rank,))
+    # Each item is compared with all edges, along a new last axis.
+    edges = site.unsqueezed(edges, (rank - 1,))  # shape (..., 1, edges)
+    x = site.unsqueezed(x, (rank,))  # shape (..., items, 1)
     compare = site.step.le if right else site.step.lt
     is_edge_below = compare(edges, x)
     return site.last.squeeze(site.count(is_edge_below, rank, dtype), axes=(rank,))
@@ -249,9 +259,9 @@ def _scatter_elements(
 ) -> Value:
     """Put `updates` into `x` at indices along an axis, or combine them with the items of `x`.
 
-    `reduction` says how updates and items are combined, such as "sum". If it is "none", updates
-    replace items. If not `keeps_first`, only the updates at the same index are combined, without
-    the item of `x`.
+    `reduction` is the way to combine updates and items, such as "sum". If it is "none", updates
+    replace items. If `keeps_first` is false, the updates at an index are combined without the item
+    of `x`.
     """
     dtype = x.type.dtype
 
@@ -266,6 +276,7 @@ def _scatter_elements(
     if reduction == "none":
         return scattered(site.last, x, updates, "none")
     if not keeps_first:
+        # A neutral item, such as 0 for a sum, takes the place of each item that has updates.
         neutral_items = filled_like(updates, _NEUTRAL[reduction])
         x = scattered(site.step, x, neutral_items, "none")
     if reduction != "mean":
@@ -274,6 +285,7 @@ def _scatter_elements(
     zeros, ones = filled_like(x, 0), filled_like(updates, 1)
     update_count = scattered(site.step, zeros, ones, "add")
     one = site.step.constant(shape=(), value=(1,), dtype=dtype)
+    # Without the items of `x`, items that have no update are divided by 1 instead of 0.
     combine = site.step.add if keeps_first else site.step.max
     return site.last.div(total, combine(update_count, one))
 
@@ -289,7 +301,7 @@ def _scatter_nd(
 ) -> Value:
     """Put the slices `updates` into `x` at coordinates, or combine them with the slices of `x`.
 
-    `reduction` says how slices are combined, such as "sum". If it is "none", the updates replace
+    `reduction` is the way to combine slices, such as "sum". If it is "none", the updates replace
     the slices of `x`.
     """
     if reduction == "sub":
@@ -302,18 +314,20 @@ def _scatter_nd(
 def _scatter_update(
     site: LayerSite, x: Value, indices: Value, updates: Value, *, axis: int = axis_at(3)
 ) -> Value:
-    """Replace the slices of `x` at `indices` along an axis by `updates`."""
+    """Replace the slices of `x` at `indices` along an axis by `updates`.
+
+    `updates` has the axes of `indices` in place of the axis. For example, `x` has shape (2, 9, 5),
+    the axis is 1, `indices` has shape (3, 4), and `updates` has shape (2, 3, 4, 5).
+    """
     rank = len(x.type.shape)
     indices_rank = len(indices.type.shape)
     updates_rank = rank - 1 + indices_rank
-    # The axis is moved to the front of `x`.
+    # The axis is moved to the front of `x`: (9, 2, 5) in the example.
     order = [axis, *range(axis), *range(axis + 1, rank)]
     x_axis_first = site.transposed(x, order)
-    # In `updates`, the indices' axes are in the place of the axis, and are moved to the front.
+    # The axes of the indices are moved to the front of `updates`: (3, 4, 2, 5) in the example.
     after_indices = axis + indices_rank
-    updates_order = [
-        *range(axis, after_indices), *range(axis), *range(after_indices, updates_rank)
-    ]  # fmt: skip
+    updates_order = [*range(axis, after_indices), *range(axis), *range(after_indices, updates_rank)]
     updates_indices_first = site.transposed(updates, updates_order)
     coordinates = site.unsqueezed(indices, (indices_rank,))
     result = site.step_or_last(axis == 0).scatter_nd(
@@ -334,33 +348,32 @@ def _slice_scatter(
     stop: list[int] = integers_at(3),
     step: list[int] = integers_at(4),
 ) -> Value:
-    """Put `updates` into the region of `x` that the layer Slice would return for these bounds."""
+    """Put `updates` into a region of `x`: the region that Slice returns for the same bounds."""
     shape = site.known_shape()
     axes = site.axes(5) if site.has(5) else list(range(len(start)))
     site.spend(sum(shape[axis] for axis in axes))
-    indices_by_axis: list[tuple[int, NDArray[np.int64]]] = []
+    indices_by_axis: list[_AxisIndices] = []
     for axis, first, last, stride in zip(axes, start, stop, step, strict=True):
         indices_by_axis.append((axis, np.arange(shape[axis])[first:last:stride]))
     return _updated(site, x, updates, indices_by_axis)
 
 
 def _updated(
-    site: LayerSite,
-    x: Value,
-    updates: Value,
-    indices_by_axis: Sequence[tuple[int, NDArray[np.int64]]],
+    site: LayerSite, x: Value, updates: Value, indices_by_axis: Sequence[_AxisIndices]
 ) -> Value:
     """Put `updates` into the items of `x` that have one of several indices along each axis.
 
     `indices_by_axis` has pairs of an axis and the indices along this axis.
     """
-    (axis, indices), *inner_axes = indices_by_axis
-    if inner_axes:
-        part = site.step.gather(x, derived(indices), axis=axis)
-        updates = _updated(site, part, updates, inner_axes)
-    shape = [1] * len(x.type.shape)
-    shape[axis] = len(indices)
-    shaped_indices = derived(indices.reshape(shape))
+    (axis, indices), *further_axes = indices_by_axis
+    if further_axes:
+        # The slices at the indices of the first axis are updated along the further axes.
+        slices = site.step.gather(x, derived(indices), axis=axis)
+        updates = _updated(site, slices, updates, further_axes)
+    # A scatter needs an index for each item of `updates`.
+    indices_shape = [1] * len(x.type.shape)
+    indices_shape[axis] = len(indices)
+    shaped_indices = derived(indices.reshape(indices_shape))
     broadcast_indices = site.step.broadcast(shaped_indices, shape=updates.type.shape)
     return site.last.scatter_elements(x, broadcast_indices, updates, axis=axis, reduction="none")
 
@@ -385,9 +398,9 @@ def _non_zero(site: LayerSite, *, type: str = text("output_type", "i64")) -> Val
         return Constant(np.stack(indices_by_axis), type, derived=True)
     if not x.type.shape:
         x = site.reshaped(x, (1,))
-    site.known_shape(x)
+    site.known_shape(x)  # all extents must be known
     indices = site.cast(site.last.non_zero(x), site.dtype("output_type", "i64"))
-    return site.listed(indices, 1, _true_count(site, site.truths(x)))
+    return site.listed(indices, axis=1, count=_true_count(site, site.truths(x)))
 
 
 def _distinct(site: LayerSite, x: Value, axis: int, *, sorts: bool) -> tuple[Value, ...]:
@@ -398,7 +411,7 @@ def _distinct(site: LayerSite, x: Value, axis: int, *, sorts: bool) -> tuple[Val
     of occurrences of each distinct item. The last tensor is the number of distinct items. If
     `sorts`, the distinct items are sorted.
     """
-    site.known_shape(x)
+    site.known_shape(x)  # all extents must be known
     return site.last.unique(x, axis=axis, sorts=sorts)
 
 
@@ -418,18 +431,16 @@ def _unique(
     number of occurrences of each distinct item. Input 1 has the axis. Without input 1, the layer
     flattens `x` and returns its distinct elements.
     """
-    axis = 0
-    if site.has(1):
-        axis = site.axes(1)[0]
-    else:
+    axis = site.axes(1)[0] if site.has(1) else 0
+    if not site.has(1):
         x = site.reshaped(x, (volume(site.known_shape(x)),))
     items, first_indices, inverse, occurrences, count = _distinct(site, x, axis, sorts=sorts)
     count = site.cast(count, site.integer)
     return [
         site.listed(items, axis, count),
-        site.listed(site.cast(first_indices, index_dtype), 0, count),
+        site.listed(site.cast(first_indices, index_dtype), axis=0, count=count),
         site.cast(inverse, index_dtype),
-        site.listed(site.cast(occurrences, count_dtype), 0, count),
+        site.listed(site.cast(occurrences, count_dtype), axis=0, count=count),
     ]
 
 
@@ -448,7 +459,7 @@ def _legacy_unique(
     distinct item. If `with_counts`, the last result has the number of occurrences of each distinct
     item. Indices and numbers have the dtype of `x`.
     """
-    items, _, inverse, counts, _ = _distinct(site, x, 0, sorts=sorts)
+    items, _, inverse, counts, _ = _distinct(site, x, axis=0, sorts=sorts)
     results = [items]
     if with_inverse:
         results.append(site.cast(inverse, x.type.dtype))
@@ -469,19 +480,20 @@ def _filled_rows(site: LayerSite, values: Value, *, rows: int = integer_at(1)) -
     indices = site.integer_tensor(2)
     count = site.known_shape(values)[0]
     row_indices = site.part(indices, axis=1, first=0, last=1)  # has shape (entries, 1)
-    entries_by_row = site.count(step.eq(row_indices, site.positions(rows, axis=1, rank=2)), 0)
+    is_in_row = step.eq(row_indices, site.positions(rows, axis=1, rank=2))  # shape (entries, rows)
+    entries_by_row = site.count(is_in_row, axis=0)
     is_empty = step.eq(site.reshaped(entries_by_row, (rows,)), 0)
-    # All entries, and a default for each row, are sorted by row. A default that is not needed gets
-    # the key `rows`, so that it comes last.
+    # A default entry for each row is appended. Then all entries are sorted by row. The default of a
+    # row that is not empty gets the key `rows`, so that it comes last and is cut off.
     default_keys = step.select(is_empty, site.positions(rows), rows)
     keys = step.concat([site.reshaped(row_indices, (count,)), default_keys], axis=0)
     _, order = step.topk(keys, k=count + rows, axis=0, largest=False)
-    result_count = step.add(_true_count(site, is_empty), count)
+    entry_count = step.add(_true_count(site, is_empty), count)
     row_column = site.positions(rows, axis=0, rank=2)
     default_indices = site.padded(row_column, {1: (0, 1)})  # pairs (row, 0)
     default_values = step.broadcast(site.reshaped(site.tensor(3), (1,)), shape=(rows,))
     all_indices = step.concat([indices, default_indices], axis=0)
     all_values = step.concat([values, default_values], axis=0)
-    sorted_indices = site.listed(step.gather(all_indices, order, axis=0), 0, result_count)
-    sorted_values = site.listed(step.gather(all_values, order, axis=0), 0, result_count)
+    sorted_indices = site.listed(step.gather(all_indices, order, axis=0), axis=0, count=entry_count)
+    sorted_values = site.listed(step.gather(all_values, order, axis=0), axis=0, count=entry_count)
     return [sorted_indices, sorted_values, is_empty]

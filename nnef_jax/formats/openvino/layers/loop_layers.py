@@ -60,7 +60,7 @@ def _loop(site: LayerSite) -> list[Any]:
 
 
 class _Repetition:
-    """A layer with a repeated body, while the body is flattened."""
+    """Flattens a layer that repeats a body."""
 
     def __init__(self, site: LayerSite) -> None:
         self.site = site
@@ -98,9 +98,9 @@ class _Repetition:
             next_state = self.next_states.get(condition_port)
             return next_state is None or source_of(self.body, next_state) == condition_port
         if layer.kind not in CONSTANTS:
-            return False
-        site = replace(self.site, layer=layer, net=self.body.net, operands=())
-        return bool(stored(site).array.all())
+            return False  # the condition depends on values
+        site_of_constant = replace(self.site, layer=layer, net=self.body.net, operands=())
+        return bool(stored(site_of_constant).array.all())
 
     def _reads_iteration(self, link: Link) -> bool:
         """Tell whether `link` feeds the number of the iteration to the body."""
@@ -147,15 +147,16 @@ class _Repetition:
     def scanned(self, iterations: int | None) -> list[Any]:
         """Add a scan, which runs the body a fixed number of times, and return the layer's results.
 
-        `iterations` is the number of iterations. If it is None, there is one iteration for each
-        part into which inputs are cut. Raises InvalidOperation if it is None and no input is cut.
+        `iterations` is the number of iterations. None stands for the number of parts into which
+        inputs are cut. Raises InvalidOperation if `iterations` is None and no input is cut.
         """
         site, repeated = self.site, self.repeated
         for link in self._cut_inputs:
-            value, direction, axis = _parts_of(site, site.tensor(_outer(site, link)), link)
+            value, direction, axis = _cut_items(site, site.tensor(_outer(site, link)), link)
             self.feeds[link.end] = repeated.part(value, axis, direction * link.size)
         reads_iteration = any(map(self._reads_iteration, self.inputs))
         if not self._cut_inputs or reads_iteration:
+            # Without cut inputs, the numbers 0 to count - 1 decide the length of the scan.
             count = self.part_count() if iterations is None else iterations
             if count is None:
                 raise InvalidOperation("it has no input that is cut into parts")
@@ -180,21 +181,22 @@ class _Repetition:
         known_bounds = [bound for bound in (parts, count) if isinstance(bound, int)]
         limit = min(known_bounds, default=-1)
         if limit > _MOST_ITERATIONS:
-            limit = -1
+            limit = -1  # stands for no limit
         iteration = self.repeated.iteration(count=None)
         self._feed_iteration(iteration)
         for link in self._cut_inputs:
             self.feeds[link.end] = self._sliced_part(link, iteration)
         largest_integer = int(np.iinfo(site.integer).max)
         if isinstance(count, Value):
-            most: Value | int = site.reshaped(site.cast(count, site.integer), ())
+            # The network computes the largest number of iterations, and the parts may end it too.
+            largest_count: Value | int = site.reshaped(site.cast(count, site.integer), ())
             if parts is not None:
-                most = site.step.min(most, parts)
+                largest_count = site.step.min(largest_count, parts)
         else:
-            most = min([*known_bounds, largest_integer])
+            largest_count = min([*known_bounds, largest_integer])
         if not isinstance(first_condition, bool):
             first_condition = _truth(site, first_condition)
-        operands = {"count": most, "condition": first_condition}
+        operands = {"count": largest_count, "condition": first_condition}
         return self._emit(condition_port, loop_operands=operands, limit=limit)
 
     def _sliced_part(self, link: Link, iteration: Value) -> Value:
@@ -204,10 +206,10 @@ class _Repetition:
         """
         site = self.site
         step = self.repeated.at.step
-        value, direction, axis = _parts_of(site, site.tensor(_outer(site, link)), link)
+        value, direction, axis = _cut_items(site, site.tensor(_outer(site, link)), link)
         start = iteration
         if link.size > 1:
-            start = step.mul(start, link.size)
+            start = step.mul(iteration, link.size)
         if direction < 0:  # the part of iteration 0 is at the end of the axis
             last_start = value.type.shape[axis] - link.size
             start = step.sub(last_start, start)
@@ -231,27 +233,25 @@ class _Repetition:
         states = self._feed_uncut()
         states_before = [self.feeds[link.end] for link in states]
         next_ports = [source_of(self.body, self.next_states[link.end]) for link in states]
+        # A link without a port of the layer has the port -1. The condition may have such a link.
         connected = [link for link in self.outputs if link.port >= 0]
         result_ports = [source_of(self.body, link.end) for link in connected]
         ports = [*next_ports, *result_ports]
         if condition_port is not None:
             ports.append(condition_port)
         tensors = site.flatten(self.body, self.repeated.graph, self.feeds, ports, site.layer.name)
-        states_after: list[Tensor] = []
-        for port, state in zip(next_ports, states_before, strict=True):
-            next_state = inner.tensor(tensors[port])
-            # A state has the same dtype in all iterations.
-            states_after.append(inner.cast(next_state, inner.dtype_of(state)))
+        next_states = [tensors[port] for port in next_ports]
+        states_after = self._with_dtypes_of(states_before, next_states)
         values = [inner.tensor(tensors[port]) for port in result_ports]
         modes: list[tuple[str, int, int]] = []
         for link, value in zip(connected, values, strict=True):
-            modes.append(self._mode(link, value))
+            modes.append(self._output_mode(link, value))
         is_loop = loop_operands is not None
         continue_condition: list[Value] = []  # a loop has one condition, and a scan has none
         if is_loop:
             continues = True if condition_port is None else tensors[condition_port]
             continue_condition.append(_truth(inner, continues))
-            # The last result is the number of iterations. The numbers of iterations begin with 0.
+            # One more output counts the iterations: the number of the last iteration, plus 1.
             iteration = self.repeated.loop_inputs[0]
             values.append(inner.step.add(iteration, 1))
             modes.append(LAST)
@@ -260,10 +260,22 @@ class _Repetition:
             start=loop_operands, limit=limit,
         )  # fmt: skip
         if is_loop:
-            outputs = self._counted(connected, outputs)
-        # A loop has one more output, the number of iterations, which is at no port.
-        output_by_port = dict(zip([link.port for link in connected], outputs, strict=False))
+            outputs = self._outputs_with_counts(connected, outputs)
+        output_by_port = dict(zip([link.port for link in connected], outputs, strict=True))
         return [output_by_port.get(port.id) for port in site.layer.outputs]
+
+    def _with_dtypes_of(
+        self, states_before: Sequence[Tensor], next_states: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """Cast the states after an iteration to the dtypes of the states before it.
+
+        A state has the same dtype in all iterations.
+        """
+        inner = self.repeated.at
+        states_after: list[Tensor] = []
+        for state, next_state in zip(states_before, next_states, strict=True):
+            states_after.append(inner.cast(inner.tensor(next_state), inner.dtype_of(state)))
+        return states_after
 
     def _feed_uncut(self) -> list[Link]:
         """Feed all inputs of the body that are not cut. Return the links whose inputs are states.
@@ -275,7 +287,8 @@ class _Repetition:
             is_uncut = link.axis is None and not self._reads_iteration(link)
             if not is_uncut:
                 continue
-            if link.end in self.next_states:
+            is_state = link.end in self.next_states
+            if is_state:
                 states.append(link)
                 continue
             value = _outer(self.site, link)
@@ -286,12 +299,12 @@ class _Repetition:
             self.feeds[link.end] = self.repeated.state(_outer(self.site, link))
         return states
 
-    def _mode(self, link: Link, value: Value) -> tuple[str, int, int]:
-        """Return how an output of the layer is made from the values of all iterations.
+    def _output_mode(self, link: Link, value: Value) -> tuple[str, int, int]:
+        """Return the way in which the values of all iterations become an output of the layer.
 
         The result is `LAST` if the output is the last value, and ("full", axis, direction) if the
-        values are joined along an axis. The direction is -1 if they are joined from the last
-        iteration to the first. `link` is the link of the output, and `value` is the value of one
+        output joins the values along an axis. The direction is -1 if the value of the last
+        iteration comes first. `link` is the link of the output, and `value` is the value of one
         iteration.
         """
         if link.axis is None:
@@ -300,8 +313,10 @@ class _Repetition:
         axis = self.site.axis(link.axis, len(value.type.shape))
         return "full", axis, direction
 
-    def _counted(self, connected: Sequence[Link], outputs: Sequence[Value]) -> list[Value]:
-        """Return the outputs of a loop. A joined output is a list along its joined axis.
+    def _outputs_with_counts(
+        self, connected: Sequence[Link], outputs: Sequence[Value]
+    ) -> list[Value]:
+        """Return the outputs of a loop. Outputs that join values get the number of their items.
 
         `outputs` has one output for each link in `connected`, and then the number of iterations, a
         computed tensor.
@@ -310,16 +325,16 @@ class _Repetition:
         *values, iterations = outputs
         results: list[Value] = []
         for link, value in zip(connected, values, strict=True):
-            results.append(value)
             if link.axis is None:
+                results.append(value)  # the value of the last iteration
                 continue
             if link.stride < 0:
                 raise InvalidOperation(
                     "the number of iterations is computed, and results are joined from the end"
                 )
             axis = site.axis(link.axis, len(value.type.shape))
-            items = site.step.mul(site.reshaped(iterations, (1,)), link.size)
-            results[-1] = site.listed(value, axis, items)
+            item_count = site.step.mul(site.reshaped(iterations, (1,)), link.size)
+            results.append(site.listed(value, axis, item_count))
         return results
 
 
@@ -352,9 +367,10 @@ def _if(site: LayerSite) -> list[Any]:
 
 
 def _flattened(site: LayerSite, body: Body, graph: LayerGraph) -> list[Value]:
-    """Flatten a body into `graph`. Return the tensors of the layer's output ports.
+    """Flatten a body as a graph of its own. Return the tensors of the layer's output ports.
 
-    Tensors that the body reads from outside become inputs of `graph`.
+    `graph` is the empty graph of the body. Tensors that the body reads from outside become its
+    inputs.
     """
     feeds = dict[PortRef, Tensor]()
     for link in links(body, inputs=True):
@@ -362,8 +378,9 @@ def _flattened(site: LayerSite, body: Body, graph: LayerGraph) -> list[Value]:
         if isinstance(value, Value):
             value = graph.input_for(value, f"given_{len(graph.captured)}")
         feeds[link.end] = value
-    inner = replace(site, graph=graph)
-    return [inner.tensor(x) for x in _results(site, body, graph, feeds)]
+    # The site of the body adds constants among the results to the graph of the body.
+    inner_site = replace(site, graph=graph)
+    return [inner_site.tensor(x) for x in _results(site, body, graph, feeds)]
 
 
 def _results(
@@ -404,9 +421,9 @@ def _truth(site: LayerSite, condition: Tensor | bool) -> Value:
 
 
 class _CutRange(NamedTuple):
-    """The items of an axis that are cut into parts.
+    """The range of an axis that is cut into parts: the items from `begin` to `end` - 1.
 
-    `direction` is -1 if the first part is at the end of the axis, otherwise 1.
+    `direction` is -1 if the first part is at the end of the range, otherwise 1.
     """
 
     begin: int
@@ -415,26 +432,27 @@ class _CutRange(NamedTuple):
 
 
 def _cut_range(link: Link, extent: int) -> _CutRange:
-    """Return the items that `link` cuts into parts, of an axis with `extent` items.
+    """Return the range that `link` cuts into parts, of an axis with `extent` items.
 
     Raises InvalidOperation if the parts overlap, leave items out, or do not fit the axis.
     """
     if link.size == 0 or abs(link.stride) != link.size:
         raise InvalidOperation("parts that overlap or leave items out are not supported")
     # A bound of -1 stands for the end of the axis, -2 for one item before the end, and so on.
-    first = link.start if link.start >= 0 else link.start + extent + 1
-    last = link.stop if link.stop >= 0 else link.stop + extent + 1
-    are_inside = 0 <= first <= extent and 0 <= last <= extent
+    start = link.start if link.start >= 0 else link.start + extent + 1
+    stop = link.stop if link.stop >= 0 else link.stop + extent + 1
+    are_inside = 0 <= start <= extent and 0 <= stop <= extent
     if not are_inside:
         raise InvalidOperation(
             f"its parts from {link.start} to {link.stop} do not fit {extent} items"
         )
     if link.stride > 0:
-        return _CutRange(first, last, direction=1)
-    return _CutRange(last, first, direction=-1)
+        return _CutRange(begin=start, end=stop, direction=1)
+    # Parts with a negative stride start at the end of the range.
+    return _CutRange(begin=stop, end=start, direction=-1)
 
 
-def _parts_of(site: LayerSite, value: Value, link: Link) -> tuple[Value, int, int]:
+def _cut_items(site: LayerSite, value: Value, link: Link) -> tuple[Value, int, int]:
     """Return the items of `value` that `link` cuts into parts, the direction, and the axis.
 
     The direction is -1 if the first part is at the end of the axis, otherwise 1.
@@ -442,7 +460,7 @@ def _parts_of(site: LayerSite, value: Value, link: Link) -> tuple[Value, int, in
     axis = site.axis(link.axis or 0, len(value.type.shape))
     extent = site.known_shape(value)[axis]
     cut = _cut_range(link, extent)
-    is_complete = cut.begin == 0 and cut.end == extent
-    if not is_complete:
+    has_all_items = cut.begin == 0 and cut.end == extent
+    if not has_all_items:
         value = site.part(value, axis=axis, first=cut.begin, last=cut.end)
     return value, cut.direction, axis

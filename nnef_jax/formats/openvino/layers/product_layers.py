@@ -24,7 +24,10 @@ _TRANSPOSE_ATTRIBUTES: dict[str, Any] = {
 
 @opsets("MatMul", **_TRANSPOSE_ATTRIBUTES)
 def _matmul(site: LayerSite, x: Value, y: Value, *, transpose_x: bool, transpose_y: bool) -> Value:
-    """Multiply matrices as numpy does. A vector `x` is a row, and a vector `y` is a column."""
+    """Multiply matrices as numpy does. A vector `x` is a row, and a vector `y` is a column.
+
+    Vectors are not transposed, and their added axis is dropped from the product.
+    """
     is_row = len(x.type.shape) == 1
     is_column = len(y.type.shape) == 1
     if is_row:
@@ -94,7 +97,7 @@ def _gemm(
     if alpha != 1:
         product = site.step.mul(product, alpha)
     if not site.has(2) or beta == 0:
-        return site.last.copy(product)
+        return site.last.copy(product)  # there is no summand
     c = site.tensor(2)
     if beta != 1:
         c = site.step.mul(c, beta)
@@ -105,8 +108,8 @@ def _gemm(
 def _einsum(site: LayerSite) -> Value:
     """Compute the sums of products in the attribute `equation`, such as "ij,jk->ik".
 
-    If the equation does not have the letters of the result, they are the letters that occur once,
-    in alphabetical order.
+    An equation without "->" is completed by the letters that occur once, in alphabetical order:
+    "ij,jk" becomes "ij,jk->ik".
     """
     expression = site.layer.attributes.get("equation", "").replace(" ", "")
     inputs = site.tensors()
@@ -140,23 +143,30 @@ def _attention(
         is_zero = mask.array.size == 1 and not mask.array.any()
         if is_zero:
             mask = False
-    factor = 0.0
-    if site.has(4):
-        scale = site.operand(4)
-        if isinstance(scale, Constant):
-            factor = site.scalar(4)
-        else:  # the query is multiplied by a computed scale
-            query = site.step.mul(*site.aligned(query, scale))
-            factor = 1.0
+    query, factor = _scaled_query(site, query)
     if len(query.type.shape) < 3:
         raise InvalidShape(f"'query' must have 3 axes or more, it has {len(query.type.shape)}")
-    if factor == 0:  # there is no scale, or it is 0
+    if factor == 0:
         factor = 1 / math.sqrt(query.type.shape[-1])
     if site.has(5):
         key, value, mask = _with_sink(site, query, key, value, mask, is_causal=is_causal)
-        is_causal = False
+        is_causal = False  # the mask already leaves out the later keys
     flags = {"is_causal": is_causal, "from_first": is_causal}
     return site.last.attention(query, key, value, mask, scale=factor, **flags)
+
+
+def _scaled_query(site: LayerSite, query: Value) -> tuple[Value, float]:
+    """Return the query, and the factor of its products with the keys.
+
+    The factor is input 4, the scale, if the scale is known. A computed scale multiplies the query,
+    and the factor is 1. A factor of 0 stands for the default.
+    """
+    if not site.has(4):
+        return query, 0.0
+    scale = site.operand(4)
+    if isinstance(scale, Constant):
+        return query, site.scalar(4)
+    return site.step.mul(*site.aligned(query, scale)), 1.0
 
 
 def _with_sink(
@@ -175,17 +185,24 @@ def _with_sink(
     if is_causal:
         site.spend(queries * keys // 4)
         mask = derived(np.tri(queries, keys, dtype=np.bool_))
-    elif isinstance(mask, bool):
+    elif isinstance(mask, bool):  # there is no mask
         mask = derived(np.zeros((1, 1), np.float32))
-    # The mask is added to the products of queries and keys. A mask of bool becomes a mask of
-    # numbers: 0 where the mask is true, and -inf where the mask is false.
-    scores = site.tensor(mask)
-    if scores.type.dtype == "bool":
-        scores = step.select(scores, 0.0, -math.inf)
-    scores = step.broadcast(scores, shape=(*batch, queries, keys))
-    sink = step.broadcast(sink, shape=(*batch, queries, 1))
+    # The scores of the mask and of the sink are added to the products of queries and keys.
+    mask_scores = step.broadcast(_scores_of_mask(site, mask), shape=(*batch, queries, keys))
+    sink_scores = step.broadcast(sink, shape=(*batch, queries, 1))
     key = site.padded(key, {keys_axis: (0, 1)})
     value = site.padded(value, {keys_axis: (0, 1)})
-    scores = site.cast(scores, query.type.dtype)
-    sink = site.cast(sink, query.type.dtype)
-    return key, value, step.concat([scores, sink], axis=len(batch) + 1)
+    mask_scores = site.cast(mask_scores, query.type.dtype)
+    sink_scores = site.cast(sink_scores, query.type.dtype)
+    return key, value, step.concat([mask_scores, sink_scores], axis=keys_axis + 1)
+
+
+def _scores_of_mask(site: LayerSite, mask: Tensor) -> Value:
+    """Convert a mask of bool to numbers: 0 where the mask is true, and -inf where it is false.
+
+    A mask of numbers is not changed.
+    """
+    mask_tensor = site.tensor(mask)
+    if mask_tensor.type.dtype == "bool":
+        return site.step.select(mask_tensor, 0.0, -math.inf)
+    return mask_tensor

@@ -37,6 +37,7 @@ def _cell_of(site: LayerSite) -> Cell:
             names.append(part.strip())
     if not names:
         names = [*DEFAULTS[kind]]
+    # The attributes have two spellings.
     alphas = site.numbers("activations_alpha", site.numbers("activation_alpha", []))
     betas = site.numbers("activations_beta", site.numbers("activation_beta", []))
     activations: list[Activation] = []
@@ -56,13 +57,13 @@ def _product(
     """Multiply a state by the filters of the gates `first_gate` to `end_gate - 1`.
 
     The state has shape (batch, hidden). `filters` has shape (gates * hidden, hidden) and contains
-    the filters of all gates. `reset_bias` is added to the product of the last gate of a GRU that
-    applies its reset gate to this product. For all other cells, `reset_bias` is 0.
+    the filters of all gates. If a GRU applies its reset gate to the product of its last gate,
+    `reset_bias` is added to this product. For all other cells, `reset_bias` is 0.
     """
     hidden = state.type.shape[-1]
     if end_gate - first_gate < cell.gates:
         filters = site.part(filters, axis=0, first=first_gate * hidden, last=end_gate * hidden)
-    # Only a GRU multiplies its last gate separately, so that the first gate is not gate 0.
+    # Only the product of a GRU's last gate alone has a `first_gate` other than 0.
     bias = 0.0 if first_gate == 0 else reset_bias
     return site.step.linear(state, filters, bias)
 
@@ -70,16 +71,17 @@ def _product(
 def _biases(
     site: LayerSite, cell: Cell, bias: Tensor | None, hidden: int
 ) -> tuple[Tensor | float, Value | float]:
-    """Split the bias of a cell: return the bias of the input's product, and a GRU's reset bias.
+    """Split the bias of a cell into the bias of the input's product and the reset bias.
 
     The bias of the input's product has shape (1, gates * hidden). The reset bias has shape
     (1, hidden) for a GRU that applies its reset gate after the product with the state. For all
     other cells, the reset bias is 0, and `bias` belongs to the input's product.
     """
+    no_bias = 0.0
     if bias is None:
-        return 0.0, 0.0
+        return no_bias, no_bias
     if not cell.resets_after:
-        return bias, 0.0
+        return bias, no_bias
     both_biases = site.tensor(bias)
     input_bias = site.part(both_biases, axis=1, first=0, last=3 * hidden)
     reset_bias = site.part(both_biases, axis=1, first=3 * hidden, last=4 * hidden)
@@ -139,8 +141,8 @@ def _next(
 ) -> list[Value]:
     """Return the states of a cell after one time step. The first state is the output.
 
-    `x` is the input at the time step, and `states` are the states before it. `w` is the filter of
-    the input, and `r` is the filter of the state.
+    `x` is the input at the time step, and `states` are the states before the time step. `w` is the
+    filter of the input, and `r` is the filter of the state.
     """
     hidden = states[0].type.shape[-1]
     input_bias, reset_bias = _biases(site, cell, bias, hidden)
@@ -162,10 +164,10 @@ def _split_weights(
     step. The bias is None if the layer stores no bias.
     """
     stored = site.required_weights("weights", (cell.gates * hidden, items + hidden))
-    biases = cell.gates
+    bias_count = cell.gates
     if cell.resets_after:
-        biases += 1
-    bias = site.blob("biases", (1, biases * hidden))
+        bias_count += 1  # the reset bias
+    bias = site.blob("biases", (1, bias_count * hidden))
     both_filters = site.tensor(stored)
     w = site.part(both_filters, axis=1, first=0, last=items)
     r = site.part(both_filters, axis=1, first=items, last=items + hidden)
@@ -184,11 +186,13 @@ def _run(
     `reverse`, the sequence is read from the end.
     """
     if len(w.type.shape) == 2:
-        w = site.unsqueezed(w, (0,))
+        w = site.unsqueezed(w, (0,))  # shape (1, gates * hidden, items)
     hidden = states[0].type.shape[-1]
     input_bias, reset_bias = _biases(site, cell, bias, hidden)
+    # The products of the input for all time steps have shape (batch, time, gates * hidden).
     products = site.step.matmul(x, w, transposeA=False, transposeB=True)
-    if not isinstance(input_bias, int | float):
+    has_bias = not isinstance(input_bias, int | float)
+    if has_bias:
         products = site.step.add(products, site.unsqueezed(input_bias, (0,)))
 
     def state_product(body: RepeatedBody, state: Value, first_gate: int, end_gate: int) -> Value:
@@ -217,20 +221,13 @@ def _sequence(
     reversals = _REVERSALS.get(direction)
     if reversals is None:
         raise InvalidOperation(f"there is no direction '{direction}'")
-    mask = steps_within(site, x.type.shape[1], lengths, 1)
-
-    # All inputs except x and the lengths have an axis of directions. This function returns the item
-    # for direction `i`. A single item is for all directions.
-    def for_direction(value: Value, i: int, directions_axis: int) -> Value:
-        if value.type.shape[directions_axis] != 1:
-            value = site.part(value, axis=directions_axis, first=i, last=i + 1)
-        return site.step.squeeze(value, axes=(directions_axis,))
-
+    mask = steps_within(site, x.type.shape[1], lengths, axis=1)
     results_by_direction: list[list[Value]] = []
     for i, reverse in enumerate(reversals):
-        states = [for_direction(state, i, 1) for state in initial_states]
-        bias = site.unsqueezed(for_direction(biases, i, 0), (0,))
-        weights = for_direction(w, i, 0), for_direction(r, i, 0)
+        # All inputs except x and the lengths have an axis of directions.
+        states = [_direction(site, state, i, axis=1) for state in initial_states]
+        bias = site.unsqueezed(_direction(site, biases, i, axis=0), (0,))
+        weights = _direction(site, w, i, axis=0), _direction(site, r, i, axis=0)
         results = _run(site, cell, x, states, *weights, bias, mask, reverse=reverse)
         results_by_direction.append([site.unsqueezed(result, (1,)) for result in results])
     if len(results_by_direction) == 1:
@@ -239,6 +236,16 @@ def _sequence(
     for directions in zip(*results_by_direction, strict=True):
         joined_results.append(site.step.concat([*directions], axis=1))
     return joined_results
+
+
+def _direction(site: LayerSite, value: Value, i: int, axis: int) -> Value:
+    """Return the item for direction `i` along an axis of directions, without this axis.
+
+    A single item is for all directions.
+    """
+    if value.type.shape[axis] != 1:
+        value = site.part(value, axis=axis, first=i, last=i + 1)
+    return site.step.squeeze(value, axes=(axis,))
 
 
 @legacy(*_SEQUENCES, cell=_cell_of)
@@ -256,7 +263,7 @@ def _legacy_sequence(
     """
     states = [site.tensor(1 + i) for i in range(cell.states) if site.has(1 + i)]
     if axis == 0:
-        x = site.transposed(x, (1, 0, 2))
+        x = site.transposed(x, (1, 0, 2))  # shape (batch, time, items)
     items = x.type.shape[-1]
     if states:
         hidden = states[0].type.shape[-1]

@@ -38,7 +38,7 @@ def _reduced(
     """
     axes = tuple(sorted(set(axes)))
     if not axes:
-        return site.last.copy(x)
+        return site.last.copy(x)  # nothing is reduced
     dtype = x.type.dtype
     _, reduction, after = steps
     result_dtype = ""  # the dtype to which the result is cast, or "" for no cast
@@ -70,9 +70,9 @@ def _arg_max(
 ) -> Value:
     """Return the indices of the `count` largest items as real numbers.
 
-    With the attribute `axis`, the items are compared along this axis, and the result is the values
-    of the largest items if `with_values`. Without `axis`, all items of a batch item are compared,
-    and the result is the indices followed by the values if `with_values`.
+    The items are compared along the attribute `axis`. If `with_values`, the values of the largest
+    items are returned instead of the indices. Without `axis`, all items with the same batch index
+    are compared. If `with_values`, the result has two channels then: the indices and the values.
     """
     step = site.step
     if site.has_attribute("axis"):
@@ -102,15 +102,17 @@ def _top_k(
 ) -> list[Value]:
     """Return the largest or smallest items along an axis, and their indices along this axis.
 
-    `counts` has one item, the number of items to return. `sort` says whether the items are in the
-    order of their values or of their indices.
+    `counts` has one item, the number of items to return. The items are in the order of their
+    indices if `sort` is "index", otherwise in the order of their values.
     """
     if len(counts) != 1:
         raise InvalidOperation("'k' must be one number")
+    count = counts[0]
     extent = x.type.shape[axis]
-    k = counts[0] if extent is UNKNOWN else min(counts[0], extent)
+    k = count if extent is UNKNOWN else min(count, extent)
     values, indices = site.last.topk(x, k=k, axis=axis, largest=mode == "max")
     if sort == "index":
+        # The k smallest of the k indices are all indices, from the smallest to the largest.
         _, order = site.step.topk(indices, k=k, axis=axis, largest=False)
         values = site.step.gather_elements(values, order, axis=axis)
         indices = site.step.gather_elements(indices, order, axis=axis)
@@ -157,8 +159,7 @@ def _batch_normalization(site: LayerSite, *, epsilon: float = number("epsilon"))
 def _scale_shift(site: LayerSite, x: Value) -> Value:
     """Multiply channels by stored weights, and add stored biases.
 
-    One of the two may be missing. A vector has its channels along axis 0, all other tensors have
-    them along axis 1.
+    The weights or the biases may be missing. The axis of channels is 0 for a vector, otherwise 1.
     """
     shape = x.type.shape
     channel_axis = 1 if len(shape) > 1 else 0
@@ -166,11 +167,12 @@ def _scale_shift(site: LayerSite, x: Value) -> Value:
     weights_shape = (1, channels) if channel_axis == 1 else (channels,)
     scale = site.blob("weights", weights_shape)
     shift = site.blob("biases", weights_shape)
-    steps: list[Any] = []  # each step is a kind, its further operands, and its attributes
+    steps: list[Any] = []  # each step is (kind, operands after the first one, attributes)
+    no_attributes: dict[str, Any] = {}
     if scale is not None:
-        steps.append(("mul", [scale], {}))
+        steps.append(("mul", [scale], no_attributes))
     if shift is not None:
-        steps.append(("add", [shift], {}))
+        steps.append(("add", [shift], no_attributes))
     if not steps:
         raise InvalidOperation("it has neither weights nor biases")
     return site.chain(x, *steps)
@@ -192,8 +194,8 @@ def _legacy_response(
 ) -> Value:
     """Divide by (bias + alpha * mean(x**2)) ** beta.
 
-    The mean is taken over windows of `size` channels if `region` is "across", and over windows of
-    `size` items along each spatial axis if it is "same".
+    If `region` is "across", the mean is taken over windows of `size` channels. If `region` is
+    "same", the mean is taken over windows of `size` items along each spatial axis.
     """
     if size < 1:
         raise InvalidOperation("attribute 'local-size' is missing")
@@ -234,7 +236,7 @@ def _inverse_root(
     step = site.step
     if epsilon_mode == "outside_sqrt":
         return step.rcp(step.add(site.root(squares), epsilon))
-    combine = getattr(step, epsilon_mode)
+    combine = getattr(step, epsilon_mode)  # both other modes are kinds of operations
     return step.rsqrt(combine(squares, epsilon))
 
 

@@ -1,4 +1,4 @@
-"""Meanings of layers with regions: suppression of overlapping boxes, and pools.
+"""Meanings of layers with regions: suppression of overlapping boxes, pools, and regions of YOLO.
 
 Suppression returns the indices of the boxes that remain, padded with -1.
 """
@@ -19,7 +19,7 @@ from nnef_jax.formats.openvino.layer_site import LayerSite, derived
 from nnef_jax.formats.openvino.layers.registry import operator, opsets, tensor
 
 
-def _typed(site: LayerSite, *indices: Value) -> list[Value]:
+def _in_output_type(site: LayerSite, *indices: Value) -> list[Value]:
     """Cast indices to the element type in the attribute `output_type`.
 
     If the layer does not have the attribute, the indices are returned unchanged.
@@ -41,12 +41,12 @@ def _has_count(site: LayerSite) -> bool:
 
 
 def _softening(site: LayerSite) -> dict[str, Any]:
-    """Return the attribute `sigma` of a suppression, by name. Input 5 has its value, or it is 0."""
+    """Return the attribute `sigma` of a suppression, by name. Input 5 has sigma, by default 0."""
     return {"sigma": site.scalar(5, 0)}
 
 
 def _rotation(site: LayerSite) -> dict[str, Any]:
-    """Return the attribute `rotation` of a suppression, by name: in which direction angles grow."""
+    """Return the attribute `rotation` of a suppression, by name: the direction of angles."""
     return {"rotation": "clockwise" if site.flag("clockwise", True) else "counterclockwise"}
 
 
@@ -62,19 +62,20 @@ def _suppression(
     has_centre: bool,
     sorts: bool = flag("sort_result_descending", True),
 ) -> Any:
-    """Return rows (image, class, box), the indices of the boxes that remain after suppression.
+    """Return the indices of the boxes that remain after suppression, as rows (image, class, box).
 
-    From operation set 5 on, return also the scores and the number of the remaining boxes. Rotated
-    boxes are (x, y, width, height, angle), where (x, y) is the centre.
+    From operation set 5 on, return also the scores and the number of the remaining boxes. The boxes
+    of NMSRotated are (x, y, width, height, angle), where (x, y) is the centre.
     """
     indices, selected_scores, count = suppressed(
         site, boxes, scores, score=0, center_point_box=has_centre, sorts=sorts, **attributes
     )
     if site.net.is_legacy and site.declared:
+        # The file declares the number of rows. Missing rows are -1.
         declared_count = site.declared[0]
         if declared_count > 0:
             indices = site.cut_or_padded(indices, axis=0, size=declared_count, value=-1.0)
-    indices, count = _typed(site, indices, count)
+    indices, count = _in_output_type(site, indices, count)
     if has_count:
         # Without a count, later layers would take the padding for boxes.
         indices, selected_scores = box_lists(site, count, indices, selected_scores)
@@ -139,12 +140,12 @@ def _box_counts(site: LayerSite) -> Any:
     ),
 )  # fmt: skip
 def _several_classes(site: LayerSite, *, results: Sequence[Value]) -> list[Value]:
-    """Return the boxes that remain after suppression, their indices, and their number by image.
+    """Return the remaining boxes, their indices, and the number of remaining boxes of each image.
 
     A box is a row with its class, its score and its corners.
     """
     boxes, indices, counts = results
-    return [boxes, *_typed(site, indices, counts)]
+    return [boxes, *_in_output_type(site, indices, counts)]
 
 
 # Pools of regions of interest
@@ -156,7 +157,9 @@ def _roi_pooling(
 ) -> Value:
     """Pool regions of `x` by the maxima of bins, or by samples with bilinear interpolation.
 
-    `rois` has rows (image, x1, y1, x2, y2). A region whose image is negative has the result 0.
+    `rois` has rows (image, x1, y1, x2, y2). In the mode "max" they are multiplied by the attribute
+    `spatial_scale`, otherwise they are fractions of the image. A region whose image is negative has
+    the result 0.
     """
     default_size = site.ints("output_size", site.ints("output_roi", [0, 0]))
     pooled_height = site.int("pooled_h", default_size[0])
@@ -171,7 +174,8 @@ def _roi_pooling(
     else:
         height, width = site.known_shape()[2:]
         factors = [width - 1, height - 1, width - 1, height - 1]
-        scaled = _scaled(site, boxes, factors, [0, 0, 1, 1])
+        to_box_end = [0, 0, 1, 1]  # x2 and y2 are the last pixel, and the box ends behind it
+        scaled = _scaled(site, boxes, factors, to_box_end)
         sampling = "aligned" if min(size) > 1 else "symmetric"
         pooled = site.step.roi_resample(x, scaled, images, output_size=size, method=sampling)
     exists = site.step.cast(site.step.ge(image_column, 0.0), dtype=x.type.dtype)
@@ -242,8 +246,11 @@ def _roi_align(
 ) -> Value:
     """Pool samples of regions (x1, y1, x2, y2) of input 0.
 
-    `corners` says how the regions are shifted relative to the pixels. If it is
-    "half_pixel_for_nn", they are shifted by half a pixel.
+    `corners` is the formula for the coordinates of corners in input 0:
+
+    - "asymmetric": x * scale
+    - "half_pixel_for_nn": x * scale - 0.5
+    - "half_pixel": (x + 0.5) * scale - 0.5
     """
     shifts = {"asymmetric": 0, "half_pixel_for_nn": -0.5, "half_pixel": scale / 2 - 0.5}
     if corners not in shifts:
@@ -271,7 +278,8 @@ def _rotated_roi_align(
     """Pool samples of rotated regions (x, y, width, height, angle), where (x, y) is the centre."""
     angle_factor = 1.0 if is_clockwise else -1.0
     factors = [scale, scale, scale, scale, angle_factor]
-    rois = _scaled(site, site.tensor(1), factors, [-0.5, -0.5, 0, 0, 0])
+    to_pixel_centres = [-0.5, -0.5, 0, 0, 0]
+    rois = _scaled(site, site.tensor(1), factors, to_pixel_centres)
     return site.last.roi_align(site.tensor(0), rois, site.tensor(2), mode="avg", **samples)
 
 
@@ -287,23 +295,15 @@ def _roi_feature_extractor(
     """Pool each region from one level of a pyramid of feature maps.
 
     Return the pooled regions and the regions. Input 0 has the regions and the other inputs are the
-    levels. The level of a region is floor(2 + log2(sqrt(area) / 224)) (arXiv:1612.03144, equation
-    1).
+    levels.
     """
     step = site.step
     rois, *levels = site.tensors()
     if len(scales) < len(levels):
         raise InvalidOperation(f"'pyramid_scales' must have {len(levels)} items")
-    left, top, right, bottom = step.split(rois, axis=1, ratios=(1, 1, 1, 1))
-    area = step.mul(step.sub(right, left), step.sub(bottom, top))
-    exists = step.gt(area, 0.0)
-    root = step.sqrt(step.max(area, 0.0))
-    relative = step.add(step.div(root, 224.0), 1e-6)
-    region_level = step.floor(step.add(step.log2(relative), 2.0))
-    region_level = step.clamp(region_level, 0.0, float(len(levels) - 1))
-    # Regions without an area get the level -1. There is no such level, so their results are 0.
-    region_level = site.unsqueezed(step.select(exists, region_level, -1.0), (2, 3))
-    images = derived(np.zeros(site.known_shape(rois)[0], np.int64))
+    region_level = _pyramid_level(site, rois, len(levels))
+    region_level = site.unsqueezed(region_level, (2, 3))  # shape (regions, 1, 1, 1)
+    images = derived(np.zeros(site.known_shape(rois)[0], np.int64))  # all regions are in image 0
     sampling = {"output_size": (size, size), "sampling_ratio": samples, "mode": "avg", "least": 1.0}
     # All regions are pooled from each level, and the result of the region's level is selected.
     result: Value | float = 0.0
@@ -316,6 +316,63 @@ def _roi_feature_extractor(
         is_last = i == len(levels) - 1
         result = site.step_or_last(is_last).select(is_at_level, pooled, result)
     return [result, rois]
+
+
+def _pyramid_level(site: LayerSite, rois: Value, count: int) -> Value:
+    """Return the level of each region in a pyramid of `count` levels, of shape (regions, 1).
+
+    By equation 1 of arXiv:1612.03144, the level is floor(2 + log2(sqrt(area) / 224)). Regions
+    without an area get the level -1. There is no such level, so their results are 0.
+    """
+    step = site.step
+    left, top, right, bottom = step.split(rois, axis=1, ratios=(1, 1, 1, 1))
+    area = step.mul(step.sub(right, left), step.sub(bottom, top))
+    exists = step.gt(area, 0.0)
+    root = step.sqrt(step.max(area, 0.0))
+    relative = step.add(step.div(root, 224.0), 1e-6)
+    level = step.floor(step.add(step.log2(relative), 2.0))
+    level = step.clamp(level, 0.0, float(count - 1))
+    return step.select(exists, level, -1.0)
+
+
+@operator("RegionYolo")
+def _region_yolo(
+    site: LayerSite,
+    x: Value,
+    *,
+    coords: int = integer("coords", 4),
+    classes: int = integer("classes"),
+    is_softmax: bool = flag("do_softmax", True),
+) -> Value:
+    """Apply the logistic function to the centre (x, y) and the objectness of each region of YOLO.
+
+    Width and height are not changed. If `is_softmax`, a softmax is applied to the scores of the
+    classes, and the axes `axis` to `end_axis` of the result are joined. Otherwise the logistic
+    function is applied to the scores.
+    """
+    batch, channels, height, width = x.type.shape
+    regions = site.int("num") if is_softmax else len(site.ints("mask", []))
+    # The items of a region are its coordinates, its objectness, and a score for each class.
+    items = coords + classes + 1
+    if regions * items != channels:
+        message = f"{regions} regions of {items} items do not fit {channels} channels"
+        raise InvalidOperation(message)
+    split = site.reshaped(x, [batch, regions, items, height, width])
+    first_score = coords + 1
+    centre = site.step.sigmoid(site.part(split, axis=2, first=0, last=2))
+    size = site.part(split, axis=2, first=2, last=coords)
+    if is_softmax:
+        objectness = site.step.sigmoid(site.part(split, axis=2, first=coords, last=first_score))
+        scores = site.part(split, axis=2, first=first_score, last=items)
+        parts = [centre, size, objectness, site.step.softmax(scores, axes=(2,))]
+    else:
+        objectness_and_scores = site.part(split, axis=2, first=coords, last=items)
+        parts = [centre, size, site.step.sigmoid(objectness_and_scores)]
+    activated = site.step.concat(parts, axis=2)
+    result = site.reshaped(activated, [batch, channels, height, width])
+    if not is_softmax:
+        return result
+    return site.flattened(result, first=site.axis_of("axis", 1), last=site.axis_of("end_axis", 3))
 
 
 @opsets("ExperimentalDetectronTopKROIs")

@@ -76,7 +76,7 @@ def element(name: str, default: str | None = None) -> Any:
 
 
 def either(attribute: Attribute, name: str) -> Any:
-    """Return a function that reads an attribute that has the name `name` in some files."""
+    """Return a function that reads an attribute, which has the second name `name` in some files."""
     renamed_attribute = replace(attribute, name=name)
 
     def read(site: LayerSite) -> Any:

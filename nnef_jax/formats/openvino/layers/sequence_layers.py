@@ -25,23 +25,24 @@ def _greedy_decoder(
     class_dtype: str = dtype("classes_index_type", "i32"),
     count_dtype: str = dtype("sequence_length_type", "i32"),
 ) -> list[Value]:
-    """Return the classes of each sequence's best path without blanks, and their number.
+    """Return the path of the best classes of each sequence, and the number of classes in each path.
 
-    `x` has the scores of the classes, with shape (batch, time, classes). The resulting classes have
-    shape (batch, time) and are padded with -1. If `merges`, equal classes at successive time steps
-    become one. The blank is the class in input 2, or the last class if input 2 is left out.
+    `x` has the scores of the classes, with shape (batch, time, classes). Blanks are left out of the
+    paths. If `merges`, equal classes at successive time steps become one. The paths have shape
+    (batch, time) and are padded with -1. The blank is the class in input 2, or the last class if
+    input 2 is left out.
     """
     step = site.step
     _, steps, classes = site.known_shape()
     best_classes = step.squeeze(step.argmax_reduce(x, axes=(2,)), axes=(2,))
     best_classes = site.cast(best_classes, site.integer)
-    lengths = site.unsqueezed(site.integer_tensor(1), (1,))
-    times = site.positions(steps, axis=1, rank=2)
+    lengths = site.unsqueezed(site.integer_tensor(1), (1,))  # shape (batch, 1)
+    times = site.positions(steps, axis=1, rank=2)  # shape (1, time)
     blank = site.integers(2)[0] if site.has(2) else classes - 1
     is_in_path = step.and_(step.ne(best_classes, blank), step.lt(times, lengths))
     if merges:
         # The first time step has no previous class. -1 differs from all classes.
-        shifted = site.padded(best_classes, {1: (1, 0)}, -1.0)
+        shifted = site.padded(best_classes, {1: (1, 0)}, value=-1.0)
         previous = site.part(shifted, axis=1, first=0, last=steps)
         is_in_path = step.and_(is_in_path, step.ne(best_classes, previous))
     # The classes of the path are moved to the front, in the order of time. The key of a class that
@@ -49,22 +50,22 @@ def _greedy_decoder(
     sort_keys = step.select(is_in_path, times, steps)
     _, order = step.topk(sort_keys, k=steps, axis=1, largest=False)
     sorted_classes = step.gather_elements(best_classes, order, axis=1)
-    count = site.count(is_in_path, 1)
-    path = site.last.select(step.lt(times, count), sorted_classes, -1)
-    count = site.last.squeeze(count, axes=(1,))
-    return [site.cast(path, class_dtype), site.cast(count, count_dtype)]
+    counts = site.count(is_in_path, axis=1)  # shape (batch, 1)
+    paths = site.last.select(step.lt(times, counts), sorted_classes, -1)
+    counts = site.last.squeeze(counts, axes=(1,))
+    return [site.cast(paths, class_dtype), site.cast(counts, count_dtype)]
 
 
 @operator("GatherTree")
 def _gather_tree(site: LayerSite) -> Value:
     """Trace beams back from their last step, and return the tokens of each beam.
 
-    The tokens have shape (steps, batch, beams). The inputs are the token of each beam at each step,
-    the index of the beam that it continues, the number of steps of each sequence, and the token
-    that ends a beam.
+    The tokens have shape (steps, batch, beams). Input 0 has the token of each beam at each step.
+    Input 1 has the index of the beam at the step before that each beam continues. Input 2 has the
+    number of steps of each sequence, and input 3 the token that ends a beam.
     """
-    steps, parents, lengths, end = (site.integer_tensor(i) for i in range(4))
-    tokens = site.step.gather_tree(steps, parents, lengths, site.reshaped(end, ()))
+    step_tokens, parents, lengths, end = (site.integer_tensor(i) for i in range(4))
+    tokens = site.step.gather_tree(step_tokens, parents, lengths, site.reshaped(end, ()))
     dtype = site.dtype_of(0)
     if dtype == tokens.type.dtype:
         return site.last.copy(tokens)
@@ -99,16 +100,15 @@ def _with_rank(site: LayerSite, x: Value, rank: int) -> Value:
     return site.unsqueezed(x, range(len(x.type.shape), rank))
 
 
-def _counts(site: LayerSite, segments: Value, count: int, dtype: str = "") -> Value:
+def _item_counts(site: LayerSite, segments: Value, count: int, dtype: str = "") -> Value:
     """Count the items of each segment. The result has shape (count,).
 
     `segments` has the index of a segment for each item, and `count` is the number of segments.
     """
-    segment_column = site.positions(
-        count, axis=0, rank=2
-    )  # the indices of segments, of shape (count, 1)
-    is_member = site.step.eq(segment_column, site.unsqueezed(segments, (0,)))
-    return site.step.squeeze(site.count(is_member, 1, dtype), axes=(1,))
+    segment_column = site.positions(count, axis=0, rank=2)  # shape (count, 1)
+    item_row = site.unsqueezed(segments, (0,))  # shape (1, items)
+    is_member = site.step.eq(segment_column, item_row)
+    return site.step.squeeze(site.count(is_member, axis=1, dtype=dtype), axes=(1,))
 
 
 def _are_empty(site: LayerSite, segments: Value, count: int, rank: int) -> Value:
@@ -117,7 +117,7 @@ def _are_empty(site: LayerSite, segments: Value, count: int, rank: int) -> Value
     `segments` has the index of a segment for each item. The result has shape (count, 1, ...) and
     `rank` axes.
     """
-    is_empty = site.step.eq(_counts(site, segments, count), 0)
+    is_empty = site.step.eq(_item_counts(site, segments, count), 0)
     return _with_rank(site, is_empty, rank)
 
 
@@ -129,38 +129,45 @@ def _bags(
     reduction: str,
     default_input: int | None = None,
 ) -> Value:
-    """Sum the rows of each segment, or average them.
+    """Reduce the rows of each segment by `_sums`, and replace the results of empty segments.
 
-    `segments` has the index of a segment for each row, and `count` is the number of segments. If
-    `reduction` is "mean", each sum is divided by the number of its rows. If it is "sqrtn", the sum
-    is divided by the root of this number. If it is "sum", the sums are not divided.
-
-    The input `default_input` may have the index of a row of the table in input 0. The result of a
-    segment without rows is then this row. Without such an input, or if the index is -1, the result
-    is zeros.
+    `segments` has the index of a segment for each row, and `count` is the number of segments. The
+    input with the index `default_input` has the index of a row of the table in input 0. This row is
+    the result of each segment without rows. Without the input, or if the index of the row is -1,
+    the result of such a segment is zeros.
     """
-    dtype = rows.type.dtype
-    row_shape = rows.type.shape[1:]
-    rank = len(rows.type.shape)
-    start = site.filled(0, dtype, (count, *row_shape))
-    result = site.step.scatter_nd(start, site.unsqueezed(segments, (1,)), rows, reduction="add")
-    if reduction != "sum":
-        sizes = _counts(site, segments, count, dtype)
-        divisors = site.step.max(sizes, site.filled(1, dtype, (1,)))
-        if reduction == "sqrtn":
-            divisors = site.step.sqrt(divisors)
-        result = site.step.div(result, _with_rank(site, divisors, rank))
+    sums = _sums(site, rows, segments, count, reduction)
     if default_input is None or not site.has(default_input):
-        return site.last.copy(result)
+        return site.last.copy(sums)
     default_index = site.operand(default_input)
     if isinstance(default_index, Constant):
         has_default = default_index.array.ravel().tolist() != [-1]
         if not has_default:
-            return site.last.copy(result)
+            return site.last.copy(sums)
     index = site.reshaped(site.integer_tensor(default_input), (1,))
     default_row = site.step.gather(site.tensor(0), index, axis=0)
-    is_empty = _are_empty(site, segments, count, rank)
-    return site.last.select(is_empty, default_row, result)
+    is_empty = _are_empty(site, segments, count, rank=len(rows.type.shape))
+    return site.last.select(is_empty, default_row, sums)
+
+
+def _sums(site: LayerSite, rows: Value, segments: Value, count: int, reduction: str) -> Value:
+    """Sum the rows of each segment, and divide the sums as `reduction` demands.
+
+    If `reduction` is "mean", each sum is divided by the number of its rows. If `reduction` is
+    "sqrtn", each sum is divided by the root of this number. If `reduction` is "sum", the sums are
+    not divided.
+    """
+    dtype = rows.type.dtype
+    row_shape = rows.type.shape[1:]
+    zeros = site.filled(0, dtype, (count, *row_shape))
+    sums = site.step.scatter_nd(zeros, site.unsqueezed(segments, (1,)), rows, reduction="add")
+    if reduction == "sum":
+        return sums
+    row_counts = _item_counts(site, segments, count, dtype)
+    divisors = site.step.max(row_counts, site.filled(1, dtype, (1,)))
+    if reduction == "sqrtn":
+        divisors = site.step.sqrt(divisors)
+    return site.step.div(sums, _with_rank(site, divisors, len(rows.type.shape)))
 
 
 _REDUCTION = word("reduction", "sum", "mean")
@@ -179,8 +186,8 @@ def _offset_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
     offsets = site.integer_tensor(2)
     # A row belongs to the last bag that starts at or before its position.
     positions = site.positions(site.known_shape(indices)[0], axis=0, rank=2)
-    has_started = step.ge(positions, site.unsqueezed(offsets, (0,)))
-    started_bags = site.count(has_started, 1)
+    has_started = step.ge(positions, site.unsqueezed(offsets, (0,)))  # shape (rows, bags)
+    started_bags = site.count(has_started, axis=1)
     segments = step.sub(step.squeeze(started_bags, axes=(1,)), 1)
     count = site.known_shape(offsets)[0]
     rows = _table_rows(site, weights_input=4, indices=indices)
@@ -206,11 +213,11 @@ def _packed_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
 def _segments(site: LayerSite, *, count: int = integer_at(3)) -> Value:
     """Sum rows of a table for each of `count` segments.
 
-    Input 1 has the indices of the rows, and input 2 has the index of a segment for each of them.
+    Input 1 has the indices of the rows, and input 2 has the index of the segment of each row.
     """
     rows = _table_rows(site, weights_input=5)
     segments = site.integer_tensor(2)
-    return _bags(site, rows, segments, count, "sum", default_input=4)
+    return _bags(site, rows, segments, count, reduction="sum", default_input=4)
 
 
 @opsets("SegmentMax")
@@ -219,8 +226,8 @@ def _segment_max(
 ) -> Value:
     """Return the maximum over the rows of each segment.
 
-    The result of an empty segment is zeros if `fill` is "zero", and the smallest number of the
-    dtype if it is "lowest".
+    The result of an empty segment is zeros if `fill` is "zero". If `fill` is "lowest", the result
+    is the smallest number of the dtype.
     """
     segments = site.operand(1)
     if site.has(2):
@@ -237,7 +244,7 @@ def _segment_max(
     indices = site.integer_tensor(1)
     maxima = site.step.scatter_nd(start, site.unsqueezed(indices, (1,)), x, reduction="max")
     if fill == "lowest":
-        return site.last.copy(maxima)
+        return site.last.copy(maxima)  # empty segments still have the start, the smallest number
     rank = len(x.type.shape)
     is_empty = _are_empty(site, indices, count, rank)
     return site.last.select(is_empty, site.filled(0, dtype, (1,) * rank), maxima)
@@ -247,10 +254,9 @@ def _segment_max(
 @legacy("SparseSegmentMean", reduction="mean")
 @legacy("SparseSegmentSqrtN", reduction="sqrtn")
 def _sparse_segments(site: LayerSite, *, reduction: str) -> Value:
-    """Sum rows of a table for each segment, or average them.
+    """Sum rows of a table for each segment. `reduction` decides how the sums are divided.
 
-    If `reduction` is "sum", the sums are not divided. If it is "mean", they are divided by the
-    number of rows. If it is "sqrtn", they are divided by the root of this number.
+    Input 1 has the indices of the rows, and input 2 has the index of the segment of each row.
     """
     count = site.declared[0] if site.declared else 0
     rows = _table_rows(site)

@@ -33,8 +33,8 @@ from nnef_jax.formats.openvino.layers.registry import (
 def _shape_of(site: LayerSite, *, default: str) -> Constant | Value:
     """Return the shape of input 0, without the padding that input 0 may have.
 
-    `default` is the default for the element type of the result. If an extent depends on values, the
-    result is computed when the network runs.
+    `default` is the default for the element type of the result. An extent that depends on values is
+    a symbolic item of the result.
     """
     type = element_type(site.text("output_type", default))
     return Constant(numbers(site.known_shape()), type, derived=True)
@@ -48,6 +48,7 @@ def _reshape(site: LayerSite, x: Value, *, shape: list[int] = integers_at(1)) ->
     this axis.
     """
     if 0 in shape and -1 not in shape and not site.flag("special_zero"):
+        # The result has no items, so `x` must not have any.
         if volume(x.type.shape) == 0:
             return site.last.constant(shape=shape, value=(), dtype=x.type.dtype)
         raise InvalidShape(f"{show(x.type.shape)} cannot be reshaped to {shape}")
@@ -89,7 +90,10 @@ def _with_actual_batch(
 
 @operator("Squeeze")
 def _squeeze(site: LayerSite, x: Value) -> Value:
-    """Remove the axes that input 1 lists. Without input 1, remove all axes of extent 1."""
+    """Remove the axes that input 1 lists. Without input 1, remove all axes of extent 1.
+
+    If the attribute `allow_axis_skip` is set, listed axes of another extent remain.
+    """
     shape = x.type.shape
     axes = site.axes(1) if site.has(1) else []
     if not axes:
@@ -130,7 +134,7 @@ def _concat(site: LayerSite, *, axis: int = axis("axis", 1)) -> Value:
         if extents != (0,):
             nonempty.append(x)
     if not nonempty:
-        nonempty = tensors[:1]
+        nonempty = tensors[:1]  # the result has no items either
     if len(nonempty) == 1:
         return site.last.copy(nonempty[0])
     return site.last.concat(nonempty, axis=axis)
@@ -184,13 +188,14 @@ def _legacy_tile(
 def _tile(site: LayerSite, x: Value, *, repeats: list[int] = integers_at(1)) -> Value:
     """Repeat the items of `x` along each axis.
 
-    If `repeats` and `x` have different numbers of axes, axes of extent 1, or ones, are inserted
-    before the first axis.
+    If `x` has fewer axes than `repeats` has items, axes of extent 1 are inserted before the first
+    axis. If `repeats` has fewer items, ones are inserted before its first item.
     """
     missing_axes = len(repeats) - len(x.type.shape)
     if missing_axes < 0:
-        repeats = [1] * -missing_axes + repeats
-    x = site.unsqueezed(x, range(missing_axes))
+        missing_items = -missing_axes
+        repeats = [1] * missing_items + repeats
+    x = site.unsqueezed(x, range(missing_axes))  # no axes if the number is negative
     return site.last.tile(x, repeats=repeats)
 
 
@@ -218,6 +223,7 @@ def _broadcast(
         first = site.int("axis", 0)
         axes = range(first, first + rank)
     if axes is not None:
+        # All other axes of the shape become axes of extent 1.
         new_axes = [axis for axis in range(len(shape)) if axis not in axes]
         x = site.step.unsqueeze(x, axes=new_axes)
     return site.last.broadcast(x, shape=shape)
@@ -260,7 +266,8 @@ def _roll(
     """
     if len(shifts) == 1:
         shifts *= len(axes)
-    for i, (shift, shift_axis) in enumerate(zip(shifts, axes, strict=True), 1):
+    for i, (shift, shift_axis) in enumerate(zip(shifts, axes, strict=True)):
+        is_last = i == len(axes) - 1
         extent = site.known_shape(x)[shift_axis]
         # `first` is the index of the item that comes first after the shift. For 5 items and a shift
         # of 2, it is 3: the result is the items 3:5 and then the items 0:3.
@@ -270,10 +277,9 @@ def _roll(
             if begin != end:
                 parts.append(site.part(x, axis=shift_axis, first=begin, last=end))
         if len(parts) > 1:
-            is_last = i == len(axes)
             x = site.step_or_last(is_last).concat(parts, axis=shift_axis)
         else:
-            x = parts[0]
+            x = parts[0]  # the shift moves no item
     return x
 
 
@@ -362,7 +368,7 @@ def _batch_to_space(
 def _shuffle_channels(
     site: LayerSite, x: Value, *, axis: int = axis("axis", 1), groups: int = integer("group", 1)
 ) -> Value:
-    """Order channels by their place in a group, and channels in the same place by their group."""
+    """Interleave groups of channels: the groups (0, 1, 2) and (3, 4, 5) become 0, 3, 1, 4, 2, 5."""
     channels = x.type.shape[axis]
     if groups < 1 or channels % groups:
         raise InvalidShape(f"{groups} groups do not divide {channels} channels")
@@ -391,11 +397,11 @@ def _reorg_yolo(site: LayerSite, x: Value, *, strides: Sequence[int] = integers(
     plane_channels = channels // stride**2
     items = channels * height * width
     site.spend(items)
-    # c, i and j are the channel, the row and the column of each item of a batch item. They have
-    # shape (channels, height, width).
+    # c, i and j are the channel, the row and the column of each item of the result, before it is
+    # reshaped. They have shape (channels, height, width).
     c, i, j = np.meshgrid(*map(np.arange, (channels, height, width)), indexing="ij")
-    # Item (c, i, j) of `moved` is the item (channel, row, column) of the input, if the input is
-    # taken for plane_channels planes of height * stride rows and width * stride columns.
+    # Darknet reads the input as if its shape were (plane_channels, height * stride,
+    # width * stride). Item (c, i, j) of `moved` is item (channel, row, column) in this shape.
     channel = c % plane_channels
     position_in_block = c // plane_channels
     row = i * stride + position_in_block // stride

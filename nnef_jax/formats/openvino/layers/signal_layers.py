@@ -40,7 +40,7 @@ def _eye(
 ) -> Value:
     """Return matrices with ones on one diagonal, of shape (*batch, rows, columns).
 
-    Input 2 says how far to the right of the main diagonal the ones are.
+    Input 2 is the distance from the main diagonal to the ones, positive to the right.
     """
     if min((rows, columns, *batch)) < 0:
         raise InvalidShape(f"its shape {[*batch, rows, columns]} has a negative extent")
@@ -74,7 +74,7 @@ def _col_to_im(
     strides: list[int] = integers("strides", (1, 1)),
     dilations: list[int] = integers("dilations", (1, 1)),
 ) -> Value:
-    """Add up patches, which input 0 has as columns, at their positions in an image."""
+    """Add up patches at their positions in an image. The columns of input 0 are the patches."""
     window = {"padding": list(zip(begin, end, strict=True)), "stride": strides}
     return add_patches(site, size, kernel, zero=0.0, **window, dilation=dilations)
 
@@ -103,7 +103,8 @@ def _extract_patches(
     channels_first = one_hot.swapaxes(1, 2)  # has shape (filters, channels, positions)
     filter = derived(channels_first.reshape(filter_count, channels, *sizes))
     window = {"padding": padding, "stride": strides, "dilation": rates, "border": "constant"}
-    return site.last.conv(x, filter, 0.0, groups=1, **window)
+    no_bias = 0.0
+    return site.last.conv(x, filter, no_bias, groups=1, **window)
 
 
 # Fourier transforms
@@ -126,10 +127,11 @@ def _axes(site: LayerSite, rank: int) -> tuple[list[int], list[int]]:
 def _transformed(
     site: LayerSite, x: Value, axes: Sequence[int], sizes: Sequence[int], *, inverse: bool
 ) -> Value:
-    """Compute the Fourier transform of pairs [re, im] along axes, or the sums of its inverse.
+    """Compute the Fourier transform of pairs [re, im] along axes.
 
-    `sizes` has the length of the transform along each axis, -1 for the extent of `x`. The sums of
-    the inverse are not divided by the number of their terms.
+    If `inverse`, compute the sums of the inverse transform instead. They are not divided by the
+    number of terms. `sizes` has the length of the transform along each axis, or -1 for the extent
+    of `x`.
     """
     for axis, size in zip(axes, sizes, strict=True):
         length = x.type.shape[axis] if size < 0 else size
@@ -162,16 +164,15 @@ def _pairs(site: LayerSite, x: Value) -> Value:
     """Return real numbers as pairs [re, im]."""
     rank = len(x.type.shape)
     real_parts = site.unsqueezed(x, (rank,))  # has shape (..., 1)
-    return site.cut_or_padded(
-        real_parts, axis=rank, size=2
-    )  # the imaginary parts are the padding, 0
+    # The imaginary parts are the padding, 0.
+    return site.cut_or_padded(real_parts, axis=rank, size=2)
 
 
 @opsets("RDFT")
 def _rdft(site: LayerSite) -> Value:
     """Compute the Fourier transform of real numbers along axes.
 
-    Along the last of these axes, which has n items, the result has the frequencies 0 to n // 2.
+    If the last of these axes has n items, the result has the frequencies 0 to n // 2 along it.
     """
     axes, sizes = _axes(site, len(site.known_shape()))
     sums = _transformed(site, _pairs(site, site.tensor(0)), axes, sizes, inverse=False)
@@ -185,10 +186,10 @@ def _halved(site: LayerSite, spectrum: Value, axis: int) -> Value:
 
 
 def _real_signal(site: LayerSite, spectrum: Value, axis: int, size: int) -> Value:
-    """Compute real signals of `size` items, multiplied by `size`, from half of their frequencies.
+    """Compute real signals from half of their frequencies, and multiply the signals by `size`.
 
     `spectrum` has the frequencies 0 to size // 2 along `axis`, as pairs [re, im] along its last
-    axis. The other frequencies are conjugates of these.
+    axis. A signal has `size` items along `axis`.
     """
     spectrum = site.cut_or_padded(spectrum, axis=axis, size=size // 2 + 1)
     # Frequency size - i is the conjugate of frequency i. For 6 items, the frequencies 0 to 3 are
@@ -280,7 +281,7 @@ def _istft(
     if len(shape) not in (3, 4) or min(size, hop) < 1 or missing < 0:
         raise InvalidShape(f"{list(shape)} cannot hold the frequencies of frames of {size} items")
     # The frames have shape (batch, size, frames).
-    frames = step.mul(_real_signal(site, x, 1, size), 1 / size)
+    frames = step.mul(_real_signal(site, x, axis=1, size=size), 1 / size)
     before = missing // 2
     padded_window = site.padded(window, {0: (before, missing - before)})
     padded_window = site.reshaped(padded_window, (1, size, 1))
@@ -293,13 +294,20 @@ def _istft(
     signal = _quotient(site, frame_sums, square_sums)
     batch, _, extent = signal.type.shape
     signal = site.reshaped(signal, (batch, extent))
-    edge = size // 2 if is_centred else 0
-    if site.has(4):  # the layer has a length for the result
-        signal = site.part(signal, axis=1, first=edge, last=extent)
-        signal = site.cut_or_padded(signal, axis=1, size=site.integers(4)[0])
-    else:
-        signal = site.part(signal, axis=1, first=edge, last=extent - edge)
+    signal = _without_edges(site, signal, edge=size // 2 if is_centred else 0)
     return signal if has_batch else site.reshaped(signal, signal.type.shape[1:])
+
+
+def _without_edges(site: LayerSite, signal: Value, edge: int) -> Value:
+    """Cut off `edge` items at the start of a signal of shape (batch, items), and then its end.
+
+    The result has the length in input 4. Without input 4, `edge` items are cut off at the end too.
+    """
+    extent = signal.type.shape[1]
+    if not site.has(4):
+        return site.part(signal, axis=1, first=edge, last=extent - edge)
+    after_edge = site.part(signal, axis=1, first=edge, last=extent)
+    return site.cut_or_padded(after_edge, axis=1, size=site.integers(4)[0])
 
 
 def _quotient(site: LayerSite, sums: Value, square_sums: Value) -> Value:
@@ -318,7 +326,8 @@ def _overlapped_sums(site: LayerSite, frames: Value, hop: int) -> Value:
     # A transposed convolution with the identity matrix as filter copies each frame to its place,
     # and adds up copies that overlap.
     size = frames.type.shape[1]
-    identity = _diagonal(site, size, size, 0, frames.type.dtype)
+    identity = _diagonal(site, rows=size, columns=size, offset=0, dtype=frames.type.dtype)
     filter = site.reshaped(identity, (size, 1, size))
     window = {"stride": (hop,), "dilation": (1,), "padding": ((0, 0),), "border": "constant"}
-    return site.step.deconv(frames, filter, 0.0, output_shape=(), groups=1, **window)
+    no_bias = 0.0
+    return site.step.deconv(frames, filter, no_bias, output_shape=(), groups=1, **window)

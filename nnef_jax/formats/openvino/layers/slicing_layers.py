@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.graph import Value
@@ -26,7 +27,7 @@ def _slice(
     end: list[int] = integers_at(2),
     step: list[int] = integers_at(3),
 ) -> Value:
-    """Slice a tensor along the axes that input 4 lists, or along its first axes without input 4."""
+    """Slice a tensor along the axes in input 4. Without input 4, slice the first axes."""
     axes = site.axes(4) if site.has(4) else range(len(begin))
     bounds = zip(begin, end, step, strict=True)
     bounds_by_axis = dict(zip(axes, bounds, strict=True))
@@ -44,15 +45,40 @@ def _mask(site: LayerSite, name: str, count: int, *, default: bool = False) -> l
     return mask + [default] * missing
 
 
+class _StridedSlice(NamedTuple):
+    """The steps of a strided slice: slice axes of the input, drop axes, then add axes.
+
+    `dropped_axes` are axes of the input, of which the slice takes a single item. `added_axes` are
+    axes of the result.
+    """
+
+    bounds_by_axis: dict[int, SliceBounds]
+    dropped_axes: list[int]
+    added_axes: list[int]
+
+
 @legacy("StridedSlice", with_bound=True)
 @opsets("StridedSlice", with_bound=False)
 def _strided_slice(site: LayerSite, x: Value, *, with_bound: bool) -> Value:
     """Slice a tensor as TensorFlow's strided_slice does.
 
-    For each position of the bounds, masks may say that the slice takes all items of an axis, adds
-    an axis, takes one item and drops the axis, or skips axes. `with_bound` is the bit in
-    `begin_mask` and `end_mask` that stands for "use the bound": 1 before version 10, and 0 since
-    then.
+    `with_bound` is the bit in `begin_mask` and `end_mask` that stands for "use the bound": 1 before
+    version 10, and 0 since then.
+    """
+    steps = _steps_of_slice(site, len(x.type.shape), with_bound=with_bound)
+    only_slices = not steps.dropped_axes and not steps.added_axes
+    x = sliced(site, x, steps.bounds_by_axis, final=only_slices)
+    if steps.dropped_axes:
+        x = site.step_or_last(not steps.added_axes).squeeze(x, axes=steps.dropped_axes)
+    return site.last.unsqueeze(x, axes=steps.added_axes) if steps.added_axes else x
+
+
+def _steps_of_slice(site: LayerSite, rank: int, *, with_bound: bool) -> _StridedSlice:
+    """Read the bounds and the masks of a strided slice. `rank` is the number of axes of the input.
+
+    At each position of the bounds, the masks choose one of four cases: the slice takes a range of
+    an axis, takes one item and drops the axis, adds an axis, or skips axes. `with_bound` is the bit
+    in `begin_mask` and `end_mask` that stands for "use the bound".
     """
     begin = site.integers(1)
     end = site.integers(2)
@@ -64,7 +90,6 @@ def _strided_slice(site: LayerSite, x: Value, *, with_bound: bool) -> Value:
     adds_axis = _mask(site, "new_axis_mask", count)
     takes_item = _mask(site, "shrink_axis_mask", count)
     skips_axes = _mask(site, "ellipsis_mask", count)
-    rank = len(x.type.shape)
     bounds_by_axis: dict[int, SliceBounds] = {}
     axis = 0  # the next axis of the input
     result_axis = 0  # the next axis of the result
@@ -72,7 +97,7 @@ def _strided_slice(site: LayerSite, x: Value, *, with_bound: bool) -> Value:
     dropped_axes: list[int] = []  # axes of the input
     for i in range(count):
         if skips_axes[i]:  # as `...` in an index of numpy
-            # Each later position belongs to an axis of the input, unless the position adds an axis.
+            # Each later position belongs to an axis of the input, unless it adds an axis.
             later_axes = adds_axis[i + 1 :].count(False)
             skipped = rank - axis - later_axes
             axis += skipped
@@ -95,11 +120,7 @@ def _strided_slice(site: LayerSite, x: Value, *, with_bound: bool) -> Value:
             bounds_by_axis[axis] = (first, last, steps[i])
             result_axis += 1
         axis += 1
-    only_slices = not dropped_axes and not added_axes
-    x = sliced(site, x, bounds_by_axis, final=only_slices)
-    if dropped_axes:
-        x = site.step_or_last(not added_axes).squeeze(x, axes=dropped_axes)
-    return site.last.unsqueeze(x, axes=added_axes) if added_axes else x
+    return _StridedSlice(bounds_by_axis, dropped_axes, added_axes)
 
 
 @legacy("Crop")
@@ -112,9 +133,9 @@ def _crop(
 ) -> Value:
     """Crop a tensor along axes.
 
-    The attributes `crop_begin` and `crop_end` have the numbers of items to cut off. If they are
-    missing, the result has the extents in the attribute `dim`, or the extents of input 1. The
-    declared shape replaces a missing input 1.
+    The attributes `crop_begin` and `crop_end` have the numbers of items to cut off at both ends. If
+    they are missing, `offsets` are the numbers of items to cut off at the start. The extents of the
+    result are then the attribute `dim`, or the extents of input 1, or the declared extents.
     """
     axes = [site.axis(axis) for axis in axes]
     if not axes:

@@ -24,9 +24,10 @@ from nnef_jax.formats.openvino.network_ends import label_of
 
 @legacy("Memory")
 def _memory(site: LayerSite, *, index: int = integer("index", 0)) -> Any:
-    """Read the state that the attribute `id` names if `index` is 1, or write it if `index` is 0.
+    """Read or write the state that the attribute `id` names.
 
-    The initial value of the state is 0. Since 2021.1, OpenVINO's CPU plugin starts with 0
+    If `index` is 1, the layer reads the state. If `index` is 0, the layer writes the state. The
+    initial value of the state is 0. Since 2021.1, OpenVINO's CPU plugin starts with 0
     (MKLDNNMemoryInputNode::createPrimitive). Earlier versions read uninitialised memory until the
     first write (MKLDNNGraph::AllocateWithReuse).
     """
@@ -64,9 +65,9 @@ def _require_outside_bodies(site: LayerSite) -> None:
 
 
 def _zeros(site: LayerSite, shape: Sequence[int], dtype: str) -> NDArray[Any]:
-    """Make an array of zeros, whose size counts against the limits, since no file contains it.
+    """Make an array of zeros. Raises LimitError if the array is too large.
 
-    Raises LimitError if the array is too large.
+    The array is in no file, so its size counts against the limits here.
     """
     size = volume(shape) * np.dtype(dtype).itemsize
     site.graph.options.meter.expand(size, f"layer '{site.name}'")
@@ -92,25 +93,24 @@ def _read_value(site: LayerSite) -> Value:
     # The tensor that the first call computes as the initial value, or None.
     computed_start = initial_tensor if variable.starts_from_inputs else None
     if computed_start is not None and options.starts:
+        # In the graph of the first call, the variable is its initial value.
         value = site.last.copy(site.tensor(computed_start))
-        graph.builder.starting(label, value, value, site.layer.span)
+        graph.builder.starting(label, variable=value, initial=value, span=site.layer.span)
         return value
     shape = options.state_shapes.get(label, variable.shape)
     open_extent = options.open_extent
     extents = tuple(open_extent if extent is UNKNOWN else extent for extent in shape)
     dtype = _declared_dtype(site) if initial_tensor is None else site.dtype_of(0)
-    if initial_tensor is None or computed_start is not None:
-        closed_shape = [0 if extent is UNKNOWN else extent for extent in variable.shape]
-        initial_array = _zeros(site, closed_shape, dtype)
-    else:
-        initial_array = _array(site, initial_tensor)
+    stored_start = None if variable.starts_from_inputs else initial_tensor
+    initial_array = _initial_array(site, stored_start, variable.shape, dtype)
     value = _variable(site, label, open_type(extents, dtype), initial_array)
     if graph.symbolic is not None:
         graph.symbolic.declare(value, extents)
     if computed_start is not None:
         # The zeros that `_variable` stored are dropped, since the first call computes the value.
         graph.data.pop(label)
-        graph.builder.starting(label, value, site.tensor(computed_start), site.layer.span)
+        initial = site.tensor(computed_start)
+        graph.builder.starting(label, variable=value, initial=initial, span=site.layer.span)
     return value
 
 
@@ -118,6 +118,19 @@ def _declared_dtype(site: LayerSite) -> str:
     """Return the dtype of the variable that a ReadValue layer without inputs declares."""
     declared = site.layer.attributes.get("variable_type") or site.layer.outputs[0].type
     return computation_dtype(element_type(declared or "f32"), site.real)
+
+
+def _initial_array(
+    site: LayerSite, start: Tensor | None, shape: Sequence[int], dtype: str
+) -> NDArray[Any]:
+    """Return the array of `start`, the initial value of a variable, or zeros if `start` is None.
+
+    Zeros have the shape `shape`, in which 0 replaces open extents.
+    """
+    if start is not None:
+        return _array(site, start)
+    closed_shape = [0 if extent is UNKNOWN else extent for extent in shape]
+    return _zeros(site, closed_shape, dtype)
 
 
 def _array(site: LayerSite, tensor: Tensor) -> NDArray[Any]:
@@ -138,6 +151,6 @@ def _assign(site: LayerSite) -> Any:
     label = label_of(site.layer)
     value = site.tensor(0)
     variable = site.graph.builder.variable_of(label)
-    if variable is not None:
+    if variable is not None:  # a layer reads the variable
         site.graph.builder.update(variable, value, site.graph.variables[label].shape)
     return value

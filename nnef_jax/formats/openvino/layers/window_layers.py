@@ -52,7 +52,7 @@ def _filter(i: int = 1) -> Reader:
     def read(site: LayerSite) -> _Filter:
         filter = site.tensor(i)
         kernel = filter.type.shape[2:]
-        return _Filter(filter, 0.0, groups=1, kernel=kernel)
+        return _Filter(filter, bias=0.0, groups=1, kernel=kernel)
 
     return read
 
@@ -67,10 +67,10 @@ def _grouped(site: LayerSite) -> _Filter:
     groups, outputs, *inputs_and_kernel = filter.type.shape
     joined = site.reshaped(filter, (groups * outputs, *inputs_and_kernel))
     kernel = inputs_and_kernel[1:]
-    return _Filter(joined, 0.0, groups, kernel)
+    return _Filter(joined, bias=0.0, groups=groups, kernel=kernel)
 
 
-def _old_filter(*, is_transposed: bool = False, may_be_input: bool = False) -> Reader:
+def _legacy_filter(*, is_transposed: bool = False, may_be_input: bool = False) -> Reader:
     """Return a function that reads the filter and the bias of a layer of versions before 10.
 
     The layer stores the filter and the bias. If `may_be_input`, they may be inputs 1 and 2 instead.
@@ -81,13 +81,14 @@ def _old_filter(*, is_transposed: bool = False, may_be_input: bool = False) -> R
     def read(site: LayerSite) -> _Filter:
         channels = site.shape()[1]
         groups = site.int("group", 1)
+        divisor = max(groups, 1)  # the attribute may be 0
         outputs = site.int("output")
         kernel = kernel_of(site)
         shape: tuple[int, ...]
         if is_transposed:
-            shape = (channels, outputs // max(groups, 1), *kernel)
+            shape = (channels, outputs // divisor, *kernel)
         else:
-            shape = (outputs, channels // max(groups, 1), *kernel)
+            shape = (outputs, channels // divisor, *kernel)
         stored_filter = site.blob("weights", shape)
         stored_bias = site.blob("biases", (1, outputs)) or 0.0
         if stored_filter is not None:
@@ -101,7 +102,7 @@ def _old_filter(*, is_transposed: bool = False, may_be_input: bool = False) -> R
     return read
 
 
-@legacy("Convolution", filter=_old_filter(may_be_input=True))
+@legacy("Convolution", filter=_legacy_filter(may_be_input=True))
 @opsets("Convolution", filter=_filter())
 @opsets("GroupConvolution", filter=_grouped)
 def _convolution(site: LayerSite, x: Value, *, filter: _Filter) -> Value:
@@ -138,7 +139,7 @@ _OPSET_ATTRIBUTES: dict[str, Any] = {
 
 
 @legacy(
-    "Deconvolution", filter=_old_filter(is_transposed=True), extents=_declared_extents,
+    "Deconvolution", filter=_legacy_filter(is_transposed=True), extents=_declared_extents,
     mode=auto_pad, mode_padding_end="same_upper",
 )  # fmt: skip
 @opsets("ConvolutionBackpropData", filter=_filter(), **_OPSET_ATTRIBUTES)
@@ -149,11 +150,10 @@ def _transposed(
 ) -> Value:  # fmt: skip
     """Add a transposed convolution.
 
-    Along an axis, the result has (in - 1) * stride + span - padding + output_padding items, where
-    `in` is the extent of the input and `span` is the extent of a dilated window. If `extents` is
-    not None, it has the extents of the result, and the padding follows from them.
-    `mode_padding_end` is the mode in which the padding at the end of an axis is larger than at its
-    start, if they differ: `same_upper` before version 10, and `same_lower` since then.
+    The padding cuts items off the result. If `extents` is not None, it has the extents of the
+    result, and the padding follows from them. In the mode `mode_padding_end`, odd padding is larger
+    at the end of an axis than at its start. This mode is `same_upper` before version 10, and
+    `same_lower` since then.
     """
     rank = len(filter.kernel)
     strides = spatial(site, "strides", rank, [1] * rank)
@@ -163,17 +163,16 @@ def _transposed(
     if extents is not None:
         shape = site.known_shape(x)[2:]
         spans = windows.spans(filter.kernel, dilations)
-        full_extents: list[int] = []  # the extents of the result without padding
-        for extent, stride, span, added in zip(shape, strides, spans, output_padding, strict=True):
-            full_extents.append((extent - 1) * stride + span + added)
+        full_extents = _extents_without_padding(shape, strides, spans, output_padding)
         padding: Pairs = []
-        for full_extent, extent, first in zip(full_extents, extents, begin, strict=True):
+        for full_extent, extent, cut_at_start in zip(full_extents, extents, begin, strict=True):
             excess = full_extent - extent
-            padding.append(_cut_off(mode, excess, first, mode_padding_end=mode_padding_end))
+            padding.append(_cut_off(mode, excess, cut_at_start, mode_padding_end=mode_padding_end))
     elif mode == "valid":
         padding = [(0, 0)] * rank
     else:
         padding = pads_of(site, rank)
+    # The padding cuts items off, and the output padding adds items.
     cut_off, zeros = _with_output_padding(padding, output_padding)
     has_zeros = any(count > 0 for _, count in zeros)
     result = site.step_or_last(not has_zeros).deconv(
@@ -183,6 +182,23 @@ def _transposed(
     if not has_zeros:
         return result
     return site.last.pad(result, padding=[(0, 0), (0, 0), *zeros], border="constant", value=0.0)
+
+
+def _extents_without_padding(
+    shape: Sequence[int],
+    strides: Sequence[int],
+    spans: Sequence[int],
+    output_padding: Sequence[int],
+) -> list[int]:
+    """Return (in - 1) * stride + span + output_padding for each spatial axis.
+
+    These are the extents of the result of a transposed convolution without padding. `shape` has the
+    extents `in` of the input, and `spans` has the extents of a dilated window.
+    """
+    extents: list[int] = []
+    for extent, stride, span, added in zip(shape, strides, spans, output_padding, strict=True):
+        extents.append((extent - 1) * stride + span + added)
+    return extents
 
 
 def _with_output_padding(padding: Pairs, output_padding: Sequence[int]) -> tuple[Pairs, Pairs]:
@@ -204,8 +220,8 @@ def _with_output_padding(padding: Pairs, output_padding: Sequence[int]) -> tuple
 def _cut_off(mode: str, excess: int, begin: int, *, mode_padding_end: str) -> tuple[int, int]:
     """Return the numbers of items to cut off at the start and at the end of an axis.
 
-    `excess` is the sum of the two numbers, and `begin` is the number at the start unless `mode`
-    determines it. A negative number says how many zeros are added instead. In the mode
+    `excess` is the sum of the two numbers. Without an automatic `mode`, `begin` is the number at
+    the start. Of a negative number, the absolute value is the number of zeros to add. In the mode
     `mode_padding_end`, an odd `excess` cuts off more items at the end than at the start.
     """
     if mode in SAME:
@@ -215,7 +231,7 @@ def _cut_off(mode: str, excess: int, begin: int, *, mode_padding_end: str) -> tu
     return begin, excess - begin
 
 
-def _old_bits(site: LayerSite) -> Constant:
+def _legacy_bits(site: LayerSite) -> Constant:
     """Return the filter that the layer stores, with items of one bit."""
     inputs = site.shape()[1] // site.int("group", 1)
     shape = (site.int("output"), inputs, *kernel_of(site))
@@ -229,7 +245,9 @@ def _bits(site: LayerSite) -> Constant:
     layer = site.net.by_id[source_id]
     if layer.kind not in CONSTANTS:
         raise InvalidOperation("its filter must be stored")
-    return stored(replace(site, layer=layer, operands=()), "bin")
+    # The layer that stores the filter may declare a type of more bits.
+    site_of_filter = replace(site, layer=layer, operands=())
+    return stored(site_of_filter, "bin")
 
 
 _SIGN_ATTRIBUTES: dict[str, Any] = {
@@ -238,7 +256,7 @@ _SIGN_ATTRIBUTES: dict[str, Any] = {
 }
 
 
-@legacy("BinaryConvolution", filter=_old_bits, **_SIGN_ATTRIBUTES)
+@legacy("BinaryConvolution", filter=_legacy_bits, **_SIGN_ATTRIBUTES)
 @opsets("BinaryConvolution", filter=_bits, **_SIGN_ATTRIBUTES)
 def _binary(site: LayerSite, x: Value, *, filter: Constant, mode: str, pad: float) -> Value:
     """Convolve signs (-1 and 1) with a filter of signs.
@@ -253,9 +271,11 @@ def _binary(site: LayerSite, x: Value, *, filter: Constant, mode: str, pad: floa
     window = window_of(site, x.type.shape[2:], kernel)
     x = site.step.sub(site.step.mul(x, 2.0), 1.0)  # 0 becomes -1
     if pad:
-        x = site.padded(x, dict(enumerate(window["padding"], 2)), pad)
+        spatial_padding = dict(enumerate(window["padding"], 2))  # axis 2 is the first spatial axis
+        x = site.padded(x, spatial_padding, value=pad)
         window["padding"] = [(0, 0)] * len(kernel)
-    return site.last.conv(x, signs, 0.0, groups=1, border="constant", **window)
+    no_bias = 0.0
+    return site.last.conv(x, signs, no_bias, groups=1, border="constant", **window)
 
 
 def _mask(site: LayerSite) -> Value | bool:
@@ -268,7 +288,7 @@ _DEFORMABLE_ATTRIBUTES: dict[str, Any] = {
 }  # fmt: skip
 
 
-@legacy("DeformableConvolution", filter=_old_filter(), mask=False, **_DEFORMABLE_ATTRIBUTES)
+@legacy("DeformableConvolution", filter=_legacy_filter(), mask=False, **_DEFORMABLE_ATTRIBUTES)
 @opsets("DeformableConvolution", filter=_filter(2), mask=_mask, **_DEFORMABLE_ATTRIBUTES)
 def _deformable(
     site: LayerSite, *, filter: _Filter, mask: Value | bool, groups: int, pads_bilinear: bool
@@ -295,9 +315,9 @@ def _pool(
 ) -> Any:
     """Add a pool of the kind `kind`, such as "max_pool", with windows along the spatial axes.
 
-    `rounding` says how the extents of the result are rounded. If not `dilated`, the windows have no
-    dilation, and the attribute `dilations` is not read. `attributes` are further arguments of
-    `pooled`.
+    `rounding` is the way to round the extents of the result. If `dilated` is false, the windows
+    have no dilation, and the attribute `dilations` is not read. `attributes` are further arguments
+    of `pooled`.
     """
     kernel = kernel_of(site)
     window = window_of(site, x.type.shape[2:], kernel, dilated=dilated)
@@ -340,7 +360,8 @@ def _max_pool(site: LayerSite, x: Value, *, rounding: str = _ROUNDING) -> Any:
     """
     reads_indices = site.is_read(1)
     if not reads_indices:
-        return [_pool(site, x, "max_pool", rounding=rounding), None]
+        no_indices = None
+        return [_pool(site, x, "max_pool", rounding=rounding), no_indices]
     first_axis = site.axis_of("axis", 0)
     return _pool(site, x, "max_pool_with_index", rounding=rounding, first_axis=first_axis)
 

@@ -25,7 +25,7 @@ _ENDLESS = np.iinfo(np.int32).max  # the end of a stream of unknown length
 def delayed(site: CallSite, *, delay: int, overlap: int) -> Value:
     """Delay the stream by `delay` items.
 
-    The result for a piece of the stream begins with the last `overlap` items of the result before.
+    Each result begins with the last `overlap` items of the result for the piece before.
     """
     input, axis = _stream(site)
     require.not_negative(delay=delay, overlap=overlap)
@@ -42,9 +42,10 @@ def delayed(site: CallSite, *, delay: int, overlap: int) -> Value:
     # `joined` has delay + overlap + pulse items. The result is the first overlap + pulse items. The
     # next buffer is the last delay + overlap items.
     pulse = input.type.shape[axis]
-    next_buffer = part(pulse, delay + overlap + pulse, f"{site.name}_next")
+    joined_length = delay + overlap + pulse
+    next_buffer = part(begin=pulse, end=joined_length, name=f"{site.name}_next")
     site.graph.builder.update(buffer, next_buffer)
-    return part(0, overlap + pulse, site.name)
+    return part(begin=0, end=overlap + pulse, name=site.name)
 
 
 @intrinsic("tract_pulse_mask", begin=integer("begin"), end=integer("end"), value=number("value"))
@@ -82,7 +83,7 @@ def cumsum(site: CallSite, *, exclusive: bool, skip: int) -> Value:
         masked_site = site.named(f"{site.name}_counted")
         input = _between(masked_site, begin=skip, end=_ENDLESS, value=0.0)
     # The state is the sum of all items of the pieces before this one.
-    total = site.state(_resized(input, axis, 1), f"{site.name}_total")
+    total = site.state(_resized(input, axis, extent=1), f"{site.name}_total")
     reduction = {"axes": [axis], "normalize": False}
     pulse_sum = apply(site, "sum_reduce", f"{site.name}_own", input=input, **reduction)
     next_total = apply(site, "add", f"{site.name}_next", x=total, y=pulse_sum)

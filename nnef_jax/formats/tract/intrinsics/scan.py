@@ -44,7 +44,7 @@ _ENTRY_FORMS = {
 
 
 class _Scanned(NamedTuple):
-    """A parameter of a scan's body, and the tensor that is cut into its values.
+    """A parameter of a scan's body, and the tensor that is cut into the values of the parameter.
 
     In each iteration, the parameter is a slice of the tensor along `axis`, of |chunk| items. If
     `chunk` is negative, the first slice is at the end of the axis.
@@ -70,8 +70,8 @@ class _State(NamedTuple):
 class _Output(NamedTuple):
     """An output of a scan: a result of the body, and how its values become the output.
 
-    `mode`, `axis` and `chunk` say whether all values are joined along an axis, or the last one is
-    used.
+    `mode` tells whether all values are joined along `axis`, or the last value is the output. If
+    `chunk` is negative, the value of the last iteration comes first.
     """
 
     result: str
@@ -86,8 +86,8 @@ def scan(site: CallSite, *, name: str, skip: int, resets: bool) -> Any:
 
     `name` is the fragment that is the body. A parameter of the body is a slice of a scanned tensor,
     a full tensor, or a state. The first value of a state is a tensor, and each next value is a
-    result of the body. In a network that takes a stream, states are kept from call to call, unless
-    `resets`, and they do not change in the first `skip` iterations.
+    result of the body. In the first `skip` iterations, states do not change. In a network that
+    takes a stream, states last from call to call unless `resets`.
     """
     document = site.unit.document
     fragment = document.fragments.get(name)
@@ -97,7 +97,7 @@ def scan(site: CallSite, *, name: str, skip: int, resets: bool) -> Any:
     entries = {key: _entries(site.arguments[key], key) for key in _ENTRY_FORMS}
     changes_state = bool(entries["state"]) or skip != 0
     is_in_stream = document.is_pulsed and site.graph.outer is None
-    keeps_state = is_in_stream and changes_state and not resets
+    keeps_state = is_in_stream and changes_state and not resets  # from call to call
     scanned = _scanned_of(site, entries["scan"])
     states = _states_of(site, entries["state"])
     outputs = _outputs_of(entries["output"])
@@ -124,12 +124,12 @@ def scan(site: CallSite, *, name: str, skip: int, resets: bool) -> Any:
         "skip": skip,
     }
     (tensors,) = site.add("scan", operands, attributes, site.names)
-    if keeps_state:
-        last_values = tensors[-len(initial) :]
-        for variable, last_value in zip(initial, last_values, strict=True):
-            site.graph.builder.update(variable, last_value)
-        tensors = tensors[: -len(initial)]
-    return Results.of(tensors)
+    if not keeps_state:
+        return Results.of(tensors)
+    last_values = tensors[-len(initial) :]
+    for variable, last_value in zip(initial, last_values, strict=True):
+        site.graph.builder.update(variable, last_value)
+    return Results.of(tensors[: -len(initial)])
 
 
 def _entries(value: object, key: str) -> list[tuple[Any, ...]]:
@@ -203,18 +203,18 @@ class _Body:
         """
         site = self.site.into(self.site.graph.body())
         graph = site.graph
-        bound = _Bound(site, self.site.graph, self.fragment)
-        slices = [bound.bind(x.parameter, x.tensor, x.axis, x.chunk) for x in self.scanned]
+        bindings = _Bindings(site, self.site.graph, self.fragment)
+        slices = [bindings.bind(x.parameter, x.tensor, x.axis, x.chunk) for x in self.scanned]
         # The tensors that the body reads in full, as pairs of an input of the body and the tensor
         # outside of the body that the input stands for.
         full_tensors: list[tuple[Value, Any]] = []
         for name, outer in self.full:
-            body_input = bound.bind(name, outer)
+            body_input = bindings.bind(name, outer)
             if isinstance(body_input, Value):  # the body has no input for a known value
                 full_tensors.append((body_input, outer))
-        state_inputs = [bound.bind(state.parameter, state.first) for state in states]
-        bound.refuse_missing()
-        body_frame = site.evaluator.enter(self.fragment, bound.values, site.named())
+        state_inputs = [bindings.bind(state.parameter, state.first) for state in states]
+        bindings.refuse_missing()
+        body_frame = site.evaluator.enter(self.fragment, bindings.values, site.named())
         identifier = _identifier_finder(body_frame.values)
         body_site = replace(site, frame=body_frame)
 
@@ -225,25 +225,24 @@ class _Body:
         next_states = [result(state.result) for state in states]
         results = [result(name) for name in self.outputs]
         if not again:
-            cast_states = self._cast(states, next_states)
+            cast_states = self._cast_first_values(states, next_states)
             if cast_states != states:
                 return self.flatten(cast_states, again=True)
         full_tensors += [(body_input, outer) for outer, body_input in graph.captured.items()]
         full_inputs = [body_input for body_input, _ in full_tensors]
         inputs = [*slices, *full_inputs, *state_inputs]
         if self.skipped_iterations:
-            inputs, next_states = self._counted(site, inputs, next_states)
+            inputs, next_states = self._with_counter(site, inputs, next_states)
         outputs = [*next_states, *results]
         output_names = [value.name for value in outputs]
         input_names = [value.name for value in inputs]
         flat = graph.builder.graph(self.fragment.name, outputs, output_names, input_names)
-        # The scan does not pass tensors to the body that the body does not need.
-        unused = set(full_inputs) - flat.needed
-        flat = replace(flat, inputs=tuple(value for value in flat.inputs if value not in unused))
-        used = [outer for body_input, outer in full_tensors if body_input not in unused]
-        return flat, used, states
+        flat, used_tensors = _without_unused(flat, full_tensors)
+        return flat, used_tensors, states
 
-    def _cast(self, states: Sequence[_State], next_states: Sequence[Value]) -> list[_State]:
+    def _cast_first_values(
+        self, states: Sequence[_State], next_states: Sequence[Value]
+    ) -> list[_State]:
         """Cast the first value of each state to the dtype of the state's next value."""
         cast_states: list[_State] = []
         for state, next_value in zip(states, next_states, strict=True):
@@ -251,7 +250,7 @@ class _Body:
             cast_states.append(state._replace(first=first))
         return cast_states
 
-    def _counted(
+    def _with_counter(
         self, site: CallSite, inputs: Sequence[Value], next_states: Sequence[Value]
     ) -> tuple[list[Value], list[Value]]:
         """Add a counter of iterations to the body's inputs and next states; return both lists.
@@ -293,8 +292,8 @@ class _Body:
         return variables
 
 
-class _Bound:
-    """The values of the parameters of a scan's body, while values are bound to the parameters."""
+class _Bindings:
+    """The values of the parameters of a scan's body. The method `bind` adds a value."""
 
     def __init__(self, site: CallSite, outer: FlatGraph, fragment: s.Fragment) -> None:
         self.values: dict[str, Any] = {}
@@ -350,11 +349,28 @@ class _Bound:
         return parameter
 
 
-def _identifier_finder(identifiers: Iterable[str]) -> Callable[[str], str | None]:
-    """Return a function that finds the identifier that a string stands for, or None.
+def _without_unused(
+    body: Graph, full_tensors: Sequence[tuple[Value, Any]]
+) -> tuple[Graph, list[Any]]:
+    """Leave out the inputs of a body that the body does not need.
 
-    An identifier that equals the string is preferred, then one that equals the escaped string. If
-    there is neither, it is the only identifier whose escaped form equals the escaped string.
+    `full_tensors` has the tensors that the body reads in full, as pairs of an input of the body and
+    the tensor outside of the body. Return the body, and the tensors outside for its other inputs.
+    """
+    unused = {body_input for body_input, _ in full_tensors} - body.needed
+    used_inputs = tuple(value for value in body.inputs if value not in unused)
+    used_tensors = [outer for body_input, outer in full_tensors if body_input not in unused]
+    return replace(body, inputs=used_inputs), used_tensors
+
+
+def _identifier_finder(identifiers: Iterable[str]) -> Callable[[str], str | None]:
+    """Return a function that finds the identifier for a string, or None.
+
+    The first of these identifiers that exists is the result:
+
+    - the string itself
+    - the escaped string
+    - the only identifier whose escaped form equals the escaped string
     """
     names = set(identifiers)
     by_escaped: dict[str, list[str]] = {}

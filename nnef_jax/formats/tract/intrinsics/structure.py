@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 from typing import cast as cast_type
 
@@ -41,22 +42,23 @@ _NETWORK_STEPS = 60  # steps of the meter for a nested network
 def external(site: CallSite, *, shape: Sequence[int]) -> Any:
     """Add an input of the graph, and return its tensor.
 
-    Its datum type is the argument `datum_type` or the generic argument. If the network is within
-    another network, return the value that the outer network gives to the input.
+    The datum type of the input is the argument `datum_type` or the generic argument. If the network
+    is within another network, return the value that the outer network gives to the input.
     """
     graph, frame = site.graph, site.frame
     if frame.fragment is not None:
         raise site.error(f"'{site.kind}' is not allowed in a fragment")
     datum_type = site.arguments.get("datum_type") or _GENERIC.get(site.generic, "f32")
     dtype = dtype_of(attribute(datum_type, STRING), graph.builder.real)
-    declared = external_type([extent or None for extent in shape], dtype, UNKNOWN)
+    open_shape = [extent or None for extent in shape]  # an extent of 0 is open
+    declared = external_type(open_shape, dtype, UNKNOWN)
     if len(site.names) != 1:
         raise InvalidOperation("an input must be assigned to its name")
     name = site.names[0].removeprefix(frame.prefix)
     if name not in site.evaluator.inputs:
         raise InvalidOperation(f"'{name}' is no input in the header of the graph")
     outer = site.evaluator.inputs[name]
-    if outer is not None:
+    if outer is not None:  # the value that the outer network gives to the input
         if shapes_differ(outer.type.shape, declared.shape):
             message = f"input '{name}' is declared as {declared}, it is given {outer.type}"
             raise InvalidShape(message)
@@ -83,8 +85,8 @@ def _new_input(site: CallSite, name: str, declared: TensorType) -> Any:
             f"input '{name}' is declared with {len(declared.shape)} axes, "
             f"the shape {show(extents)} is given"
         )
-    symbolic = graph.options.symbolic_shapes.get(name, extents)
-    value = graph.input(name, TensorType(extents, dtype), symbolic)
+    symbolic_shape = graph.options.symbolic_shapes.get(name, extents)
+    value = graph.input(name, TensorType(extents, dtype), symbolic_shape)
     return graph.bound(value, site.node, site.frame)
 
 
@@ -92,8 +94,8 @@ def _new_input(site: CallSite, name: str, declared: TensorType) -> Any:
 def variable(site: CallSite, *, label: str, shape: Sequence[int]) -> Value:
     """Add a parameter to the graph, and return its tensor.
 
-    The parameter has the dtype of its file. If the file has codes that graph.quant decodes, it has
-    real numbers.
+    The parameter has the dtype of its file. If graph.quant decodes the file's codes, the parameter
+    has real numbers.
     """
     graph = site.graph
     unique_label = site.unit.labels + label
@@ -175,11 +177,9 @@ def cast(site: CallSite, value: object) -> Any:
     host_types = {
         graph.builder.integer: "integer", graph.builder.real: "scalar", "bool": "logical",
     }  # fmt: skip
-    try:
-        if is_known and dtype in host_types:
+    if is_known and dtype in host_types:
+        with suppress(h.NotFolded):
             return h.cast(h.host(value), host_types[dtype])
-    except h.NotFolded:
-        pass
     operand = tensor(site, value)
     if operand in graph.entries and is_integer(dtype):  # the codes themselves are cast
         operand = codes_of(site, operand, graph.entries[operand])
@@ -223,7 +223,7 @@ def shape_of(site: CallSite, value: object) -> h.Host:
 def range_of(site: CallSite) -> Any:
     """Return the numbers start, start + step, start + 2 step, ... that are before `end`.
 
-    If they are many, the network computes them; otherwise the result is a host value.
+    Few integers are a host value. All other ranges are computed by the network.
     """
     graph = site.graph
     bounds = [_number(site, name) for name in ("start", "end", "step")]
@@ -283,6 +283,6 @@ def within_bound_index(site: CallSite, index: TractOperand, extent: TractOperand
     """Clamp an index to the range from 0 to `extent`. A negative index counts from `extent`."""
     from_end = apply(site, "add", x=index, y=extent)
     is_negative = apply(site, "lt", x=index, y=0)
-    first = apply(site, "select", condition=is_negative, true_value=from_end, false_value=index)
-    first = apply(site, "max", x=first, y=0)
-    return apply(site, "min", x=first, y=extent)
+    position = apply(site, "select", condition=is_negative, true_value=from_end, false_value=index)
+    at_least_0 = apply(site, "max", x=position, y=0)
+    return apply(site, "min", x=at_least_0, y=extent)

@@ -80,11 +80,11 @@ def masked_softmax(
 ) -> TractOperand:
     """Compute the softmax of the input, after the input is scaled and masked.
 
-    If `acts_again`, the mask is applied to the result again. Raises InvalidOperation if the mask
-    then has numbers, not truth values.
+    If `acts_again`, the mask is applied to the result again. Raises InvalidOperation if a mask that
+    acts again has numbers, not truth values.
     """
     dtype = site.dtype_of(mask)
-    # A mask of truth values needs no second application, which would not change the result.
+    # The second application of a mask of truth values would not change the result. It is left out.
     if acts_again and dtype != "bool":
         message = f"'post_softmax_mask' takes a mask of logical values, this one holds {dtype}"
         raise InvalidOperation(message)
@@ -111,7 +111,7 @@ def experts(
     first.
     """
     require.one_of("expert_layout", layout, ("canonical", "linear"))
-    if site.rank(router) == 3:
+    if site.rank(router) == 3:  # the first axis has extent 1
         router = site.step_on("router").squeeze(router, axes=(0,))
     weights = {"w1": w1, "w2": w2, "w3": w3}
     if layout == "linear":
@@ -180,7 +180,7 @@ def gru_sequence(
     projected: bool = flag("projected"),
     emit_states: bool = flag("emit_y"),
 ) -> Any:
-    """Run a GRU over a sequence, from its start if `chunk` is 1, or from its end if `chunk` is -1.
+    """Run a GRU over a sequence: from the start if `chunk` is 1, from the end if `chunk` is -1.
 
     If `projected`, the input already is the product with the weights. If `emit_states`, the result
     has the states of all time steps.
@@ -276,7 +276,8 @@ def resize(
     coordinates = coordinate_transformation_mode
     shape = site.shape(input)
     are_scales_valid = len(scales) == len(shape) and all(0 < scale < math.inf for scale in scales)
-    if coordinates == "align_corners" and are_scales_valid and is_known(shape) and not sizes:
+    can_compute_sizes = are_scales_valid and is_known(shape) and not sizes
+    if coordinates == "align_corners" and can_compute_sizes:
         lengths: list[int] = []
         for extent, scale in zip(shape, scales, strict=True):
             lengths.append(int(resampling.length(extent, scale)))

@@ -22,7 +22,8 @@ _LOWEST = -(1 << 62)  # an index below every index of an axis
 def new_axes(site: CallSite) -> list[int]:
     """Return the axes in the argument `axes` in ascending order, as indices in the result.
 
-    An axis that occurs again stands for the next axis that is not in the list.
+    An axis that occurs again stands for the next axis that is not in the list: [1, 1] returns
+    [1, 2].
     """
     axes = site.ints("axes")
     rank = site.rank() + len(axes)
@@ -79,17 +80,23 @@ def _bounds(shape: Shape, axis: int, begin: int, end: int, step: int) -> tuple[i
     """Return the bounds of a slice along an axis, in the order of the kind `slice`.
 
     `begin` and `end` are the bounds in tract's order, in which `begin` is always the lower one. The
-    kind `slice` begins a slice with a negative step at its highest item. `shape` is the shape of
-    the tensor.
+    kind `slice` begins a slice with a negative step at its highest item. For example, the bounds 1
+    and 4 with the step -1 take the items 3, 2, 1. The kind has the bounds 3 and 0 for this slice.
+    `shape` is the shape of the tensor.
     """
+    are_known = shape[axis] is not UNKNOWN and is_plain((begin, end, step))
+    if are_known:
+        return _known_bounds(shape, axis, begin, end, step)
+    is_backward = is_plain([step]) and step < 0
+    if not is_backward:
+        return begin, end
+    before_lowest = _LOWEST if begin == 0 else begin - 1
+    return end - 1, before_lowest
+
+
+def _known_bounds(shape: Shape, axis: int, begin: int, end: int, step: int) -> tuple[int, int]:
+    """Return the bounds as `_bounds` does, for known numbers. Bounds are clamped to the axis."""
     extent = shape[axis]
-    are_known = extent is not UNKNOWN and is_plain((begin, end, step))
-    if not are_known:
-        is_backward = is_plain([step]) and step < 0
-        if not is_backward:
-            return begin, end
-        before_lowest = _LOWEST if begin == 0 else begin - 1
-        return end - 1, before_lowest
     stop = None if end == 0 else end  # an end of 0 stands for the end of the axis
     first, last, _ = slice(begin, stop).indices(extent)
     if step < 0 and first > last:
@@ -122,7 +129,8 @@ def downsample(
     if stride == 0:
         raise InvalidOperation("'stride' must not be 0")
     axes = normal_axes([axis], site.rank())
-    return sliced(site, input, axes=axes, begin=[modulo], end=[0], stride=[stride])
+    end_of_axis = 0
+    return sliced(site, input, axes=axes, begin=[modulo], end=[end_of_axis], stride=[stride])
 
 
 @operator("pad")
@@ -148,7 +156,7 @@ def pad(
 
 
 def _cut(site: CallSite, input: TractOperand, padding: Sequence[tuple[int, int]]) -> TractOperand:
-    """Cut off the items of an input that negative padding cuts off at the ends of axes.
+    """Cut items off at the ends of axes, as many as the negative numbers in `padding` tell.
 
     `padding` has a pair (before, after) for each axis.
     """
@@ -171,7 +179,7 @@ def _cut(site: CallSite, input: TractOperand, padding: Sequence[tuple[int, int]]
             end.append(extent)
         else:
             begin.append(cut_before)
-            end.append(-cut_after)
+            end.append(-cut_after)  # 0 stands for the end of the axis
     return site.step_on("input").slice(input, axes=axes, begin=begin, end=end, stride=[])
 
 

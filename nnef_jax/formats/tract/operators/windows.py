@@ -22,7 +22,7 @@ def _border(site: CallSite) -> str:
 
     In tract, the two words mean that maxima ignore the padding.
     """
-    site.word("border", "constant", "ignore")
+    site.word("border", "constant", "ignore")  # raises the error
     return "ignore"
 
 
@@ -50,7 +50,8 @@ WINDOW: Mapping[str, Callable[[CallSite], Any]] = {
 def channel_plane(site: CallSite) -> int:
     """Return the first of the axes over which the indices of maxima count.
 
-    It is axis 2, or an axis before it along which windows have more than one item or a stride.
+    The first of these axes is axis 2, or an earlier axis along which windows have more than one
+    item or a stride.
     """
     sizes = site.ints("size")
     strides = site.ints("stride") or [1] * len(sizes)
@@ -107,7 +108,7 @@ def deconv(
     groups, padding = _checked_windows(site, groups)
     bias = _bias(site)
     rank = site.rank()
-    outputs, inputs_of_group = site.shape(filter)[:2]
+    outputs = site.shape(filter)[0]
     if len(output_shape) not in (0, rank - 2, rank):
         raise InvalidOperation(
             f"'output_shape' {list(output_shape)} must have an item for each of {rank - 2} spatial "
@@ -116,19 +117,28 @@ def deconv(
     if output_shape:
         # The spatial extents are the last items. The kind does not read the extent of the batch.
         output_shape = [1, outputs, *output_shape[2 - rank :]]
-    step = site.step_on("filter")
-    if groups > 1:
-        # The channels of outputs and of inputs are swapped within each group.
-        grouped = [groups, outputs // groups, inputs_of_group]
-        filter = step.reshape(filter, shape=grouped, axis_start=0, axis_count=2)
-        filter = step.transpose(filter, axes=[0, 2, 1])
-        merged = [groups * inputs_of_group, outputs // groups]
-        filter = step.reshape(filter, shape=merged, axis_start=0, axis_count=3)
-    else:
-        filter = step.transpose(filter, axes=[1, 0])
+    filter = _inputs_first(site, filter, groups)
     return site.last.deconv(
         input, filter, bias, groups=groups, padding=padding, output_shape=output_shape
     )
+
+
+def _inputs_first(site: CallSite, filter: TractOperand, groups: int) -> TractOperand:
+    """Swap the channels of outputs and of inputs within each group of a filter.
+
+    The filter has shape (outputs, inputs / groups, *spatial), and the result has shape (inputs,
+    outputs / groups, *spatial).
+    """
+    outputs, inputs_of_group = site.shape(filter)[:2]
+    step = site.step_on("filter")
+    if groups <= 1:
+        return step.transpose(filter, axes=[1, 0])
+    # These shapes leave out the spatial axes.
+    grouped = [groups, outputs // groups, inputs_of_group]
+    filter = step.reshape(filter, shape=grouped, axis_start=0, axis_count=2)
+    filter = step.transpose(filter, axes=[0, 2, 1])
+    merged = [groups * inputs_of_group, outputs // groups]
+    return step.reshape(filter, shape=merged, axis_start=0, axis_count=3)
 
 
 @operator("tract_core_qconv")
@@ -185,15 +195,7 @@ def _checked_windows(site: CallSite, groups: int) -> tuple[int, Sequence[tuple[i
     for name, items in windows.items():
         if items:
             require.length(name, items, rank - 2, "spatial axes")
-    if groups < 0:
-        raise InvalidOperation(
-            f"'groups' must be positive, or 0 for one group per channel, it is {groups}"
-        )
-    if groups == 0:
-        # The number of groups follows from the channels. If a shape is wrong, the number is 1, and
-        # the error below names the shapes.
-        groups = 1 if channels_of_group == 0 else channels // channels_of_group
-        groups = groups or 1
+    groups = _group_count(groups, channels, channels_of_group)
     if differ(channels_of_group * groups, channels):
         raise InvalidShape(
             f"'filter' {show(filter)} takes {channels_of_group * groups} channels in {groups} "
@@ -207,10 +209,28 @@ def _checked_windows(site: CallSite, groups: int) -> tuple[int, Sequence[tuple[i
     return groups, padding
 
 
-def _spatial_padding(site: CallSite, rank: int) -> Sequence[tuple[int, int]]:
-    """Return the padding without that of the batch and of channels, if the document has these.
+def _group_count(groups: int, channels: int, channels_of_group: int) -> int:
+    """Return the number of groups of a convolution. Raises InvalidOperation if it is negative.
 
-    `rank` is the number of axes of the input. Raises InvalidOperation unless the padding is zeros.
+    If the argument `groups` is 0, the number follows from the channels of the input and of a group.
+    """
+    if groups < 0:
+        raise InvalidOperation(
+            f"'groups' must be positive, or 0 for one group per channel, it is {groups}"
+        )
+    if groups != 0:
+        return groups
+    # If a shape is wrong, the number is 1, and the caller's error names the shapes.
+    if channels_of_group == 0:
+        return 1
+    return channels // channels_of_group or 1
+
+
+def _spatial_padding(site: CallSite, rank: int) -> Sequence[tuple[int, int]]:
+    """Return the padding of the spatial axes, as pairs (before, after).
+
+    The document may have a pair for each of all `rank` axes of the input. The pairs of the batch
+    and of the channels are then left out. Raises InvalidOperation unless the padding is zeros.
     """
     border = site.text("border")
     padding: Sequence[tuple[int, int]] = site.argument("padding")
@@ -234,7 +254,7 @@ def _bias(site: CallSite) -> TractOperand:
     bias = site.operand(2)
     shape = site.shape(2)
     channels = site.shape(1)[0]
-    extents: Shape = tuple(extent for extent in shape if differ(extent, 1))
+    extents: Shape = tuple(extent for extent in shape if differ(extent, 1))  # all but those of 1
     fits_channels = len(extents) == 1 and not differ(extents[0], channels)
     if extents and not fits_channels:
         raise InvalidShape(
