@@ -37,14 +37,16 @@ def axes_of(equation: Equation) -> LinkedAxes | None:
     if fact.by_item:
         return _same(equation, repeats=True)
     if fact.removes:
-        is_sum = fact.reduces and not name.startswith("arg")
+        returns_indices = name.startswith("arg")  # argmax and argmin
+        is_sum = fact.reduces and not returns_indices
         return _removed(equation, fact.removes, is_sum=is_sum)
     if fact.along:
-        return _same(equation, [equation.params[fact.along]])
+        axis = equation.params[fact.along]
+        return _same(equation, touched=[axis])
     if fact.across:
-        return _same(equation, equation.params[fact.across])
+        return _same(equation, touched=equation.params[fact.across])
     if fact.per_axis:
-        return _same(equation, _touched(equation, fact.per_axis))
+        return _same(equation, touched=_touched(equation, fact.per_axis))
     return None
 
 
@@ -55,7 +57,7 @@ def is_listed(name: str) -> bool:
 
 
 def _row(*primitives: str) -> Callable[[Row], Row]:
-    """Return a decorator that registers a function as the row of primitives, given by name."""
+    """Return a decorator that registers a function as the row of the primitives so named."""
 
     def register(row: Row) -> Row:
         _ROWS.update(dict.fromkeys(primitives, row))
@@ -87,9 +89,9 @@ def _shared(
     result_axis: int = 0,
     kind: LinkKind = "apart",
 ) -> AxisLink:
-    """Return a link of the axis `axis` of all operands with the axis `result_axis` of all results.
+    """Return a link of axis `axis` of several operands with axis `result_axis` of several results.
 
-    `operands` and `results` have the indices of operands and results.
+    `operands` and `results` are the indices of these operands and results.
     """
     return _link(dict.fromkeys(operands, axis), dict.fromkeys(results, result_axis), kind)
 
@@ -98,29 +100,30 @@ def _same(equation: Equation, touched: Iterable[int] = (), *, repeats: bool = Fa
     """Link axis i of all results with axis i of the operands that have the rank of the results.
 
     An axis gets a link only if all results and all these operands have the same extent along
-    the axis. If `repeats` is true, an operand may have the extent 1 instead, since its item is
-    repeated. Such an operand is left out of the link. Axes in `touched` get no link.
+    the axis. If `repeats` is true, an operand may also have the extent 1, since its one item is
+    repeated. The link leaves out such an operand. Axes in `touched` get no link.
     """
     links: list[AxisLink] = []
     rank = len(_shape(equation.outvars[0]))
     results = range(len(equation.outvars))
     operands = [i for i, v in enumerate(equation.invars) if len(_shape(v)) == rank]
-    for axis in {*range(rank)} - {*touched}:
+    untouched = {*range(rank)} - {*touched}
+    for axis in untouched:
         result_extents = {_shape(v)[axis] for v in equation.outvars}
         if len(result_extents) > 1:
-            continue
+            continue  # the results differ along this axis
         (extent,) = result_extents
-        equal: list[int] = []
+        linked_operands: list[int] = []
         other_extents: set[int] = set()
         for i in operands:
             operand_extent = _shape(equation.invars[i])[axis]
             if operand_extent == extent:
-                equal.append(i)
+                linked_operands.append(i)
             else:
                 other_extents.add(operand_extent)
-        are_others_repeated = repeats and all(n == 1 for n in other_extents)
+        are_others_repeated = repeats and other_extents == {1}
         if not other_extents or are_others_repeated:
-            links.append(_shared(equal, axis, results, axis))
+            links.append(_shared(linked_operands, axis, results, axis))
     return LinkedAxes(links)
 
 
@@ -128,28 +131,28 @@ def _removed(equation: Equation, name: str, *, is_sum: bool) -> LinkedAxes:
     """Link the axes that the results of an equation keep.
 
     `name` is the parameter of the equation that lists the removed axes. If `is_sum` is true,
-    these axes are linked too, as sums.
+    the removed axes are linked too, as sums.
     """
     removed_axes = equation.params[name]
+    # Scalars have no axes, for example the initial value of a reduction.
     operands = [i for i, v in enumerate(equation.invars) if _shape(v)]
     results = range(len(equation.outvars))
     links: list[AxisLink] = []
-    result_axis = 0
-    for axis in range(len(_shape(equation.invars[0]))):
-        if axis not in removed_axes:
-            links.append(_shared(operands, axis, results, result_axis))
-            result_axis += 1
+    rank = len(_shape(equation.invars[0]))
+    kept_axes = [axis for axis in range(rank) if axis not in removed_axes]
+    for result_axis, axis in enumerate(kept_axes):
+        links.append(_shared(operands, axis, results, result_axis))
     if is_sum:
         links += [_shared(operands, axis, kind="sum") for axis in removed_axes]
     return LinkedAxes(links)
 
 
 def _touched(equation: Equation, per_axis: Mapping[str, object]) -> set[int]:
-    """Return the axes along which a parameter in `per_axis` changes something.
+    """Return the axes along which a parameter of an equation changes something.
 
-    `per_axis` is the map of `Facts.per_axis`. A parameter changes nothing along an axis if its
-    entry for the axis is the neutral entry in the map. Parameters without a neutral entry are
-    ignored.
+    `per_axis` is `Facts.per_axis`: it maps the name of each such parameter to its neutral entry.
+    A parameter changes nothing along an axis if its entry for the axis is the neutral entry.
+    Parameters without a neutral entry are ignored.
     """
     touched: set[int] = set()
     for name, neutral in per_axis.items():
@@ -161,7 +164,7 @@ def _touched(equation: Equation, per_axis: Mapping[str, object]) -> set[int]:
 
 @_row("optimization_barrier")
 def _barrier(equation: Equation) -> LinkedAxes:
-    """Link each axis of each operand with this axis of the result at the operand's index."""
+    """Link axis j of operand i with axis j of result i, for all i and j."""
     links: list[AxisLink] = []
     for i, operand in enumerate(equation.invars):
         links += [_link({i: axis}, {i: axis}) for axis in range(len(_shape(operand)))]
@@ -188,34 +191,41 @@ def _broadcast(equation: Equation) -> LinkedAxes:
         if extent == result_shape[result_axis]:
             links.append(_link({0: axis}, {0: result_axis}))
             linked.add(result_axis)
-    return LinkedAxes(links, frozenset(range(len(result_shape))) - linked)
+    repeated_axes = frozenset(range(len(result_shape))) - linked
+    return LinkedAxes(links, constant_axes=repeated_axes)
 
 
 @_row("reshape", "expand_dims")
 def _reshape(equation: Equation) -> LinkedAxes:
+    """Link each run of the operand's axes with the run of axes that they become.
+
+    In a run of several axes, axes of extent 1 are left out.
+    """
     if equation.params.get("dimensions") is not None:
-        return UNLINKED
+        return UNLINKED  # the axes are reordered before the reshape
     before = _shape(equation.invars[0])
     after = _shape(equation.outvars[0])
+    runs = runs_of(before, after)
+    if runs is None:
+        return UNLINKED
     links: list[AxisLink] = []
-    for operand_run, result_run in runs_of(before, after) or ():
-        if max(len(operand_run), len(result_run)) == 1:
-            links.append(AxisLink({0: operand_run}, {0: result_run}))
-        else:
-            # Leave out axes of extent 1.
-            long_operand_run = tuple(axis for axis in operand_run if before[axis] != 1)
-            long_result_run = tuple(axis for axis in result_run if after[axis] != 1)
-            links.append(AxisLink({0: long_operand_run}, {0: long_result_run}))
+    for operand_run, result_run in runs:
+        is_one_axis = max(len(operand_run), len(result_run)) == 1
+        if not is_one_axis:
+            operand_run = tuple(axis for axis in operand_run if before[axis] != 1)
+            result_run = tuple(axis for axis in result_run if after[axis] != 1)
+        links.append(AxisLink({0: operand_run}, {0: result_run}))
     return LinkedAxes(links)
 
 
 @_row("stack")
 def _stack(equation: Equation) -> LinkedAxes:
-    """Link each axis of the operands with the axis of the result that comes from it."""
+    """Link each axis of the operands with an axis of the result. The new axis has no link."""
     operands = range(len(equation.invars))
     new_axis = equation.params["axis"]
     links: list[AxisLink] = []
     for axis in range(len(_shape(equation.invars[0]))):
+        # The new axis pushes the axes from its place on one place further.
         result_axis = axis if axis < new_axis else axis + 1
         links.append(_shared(operands, axis, [0], result_axis))
     return LinkedAxes(links)
@@ -223,11 +233,12 @@ def _stack(equation: Equation) -> LinkedAxes:
 
 @_row("unstack")
 def _unstack(equation: Equation) -> LinkedAxes:
-    """Link each axis of the operand, except the removed one, with the axis of all results."""
+    """Link each axis of the results with an axis of the operand. The removed axis has no link."""
     results = range(len(equation.outvars))
     removed_axis = equation.params["axis"]
     links: list[AxisLink] = []
     for result_axis in range(len(_shape(equation.outvars[0]))):
+        # The axes from the removed one on come one place further in the operand.
         axis = result_axis if result_axis < removed_axis else result_axis + 1
         links.append(_shared([0], axis, results, result_axis))
     return LinkedAxes(links)
@@ -235,7 +246,7 @@ def _unstack(equation: Equation) -> LinkedAxes:
 
 @_row("slice", "split")
 def _slice(equation: Equation) -> LinkedAxes:
-    """Link axes that a slice takes whole, or of which it takes one of several equal blocks.
+    """Link each axis that is taken completely, or of which one of several equal blocks is taken.
 
     For example, items 32 to 63 of 96 are the second of three blocks. The extent 96 is then 3 * 32,
     and the link has the factor 32 as a part of the operand's axis.
@@ -245,12 +256,14 @@ def _slice(equation: Equation) -> LinkedAxes:
     for index, starts in enumerate(cuts(equation)):
         sizes = _shape(equation.outvars[index])
         for axis, (start, extent, size) in enumerate(zip(starts, extents, sizes, strict=True)):
-            if start is None or size == 0:
+            has_stride = start is None
+            if has_stride or size == 0:
                 continue
-            if extent % size or start % size:
-                continue
-            part = axis if size == extent else AxisPart(axis, extent // size, size)
-            links.append(AxisLink({0: (part,)}, {index: (axis,)}))
+            is_block = extent % size == 0 and start % size == 0
+            if is_block:
+                is_complete = size == extent
+                part = axis if is_complete else AxisPart(axis, before=extent // size, extent=size)
+                links.append(AxisLink({0: (part,)}, {index: (axis,)}))
     return LinkedAxes(links)
 
 
@@ -260,17 +273,20 @@ def cuts(equation: Equation) -> list[list[int | None]]:
     The index is None for an axis along which the slice has a stride.
     """
     params = equation.params
-    rank = len(_shape(equation.invars[0]))
-    if primitive(equation) == "slice":
-        slice_starts: list[int | None] = list(params["start_indices"])
-        for axis, stride in enumerate(params["strides"] or ()):
+    starts: list[int | None]
+    if primitive(equation) == "slice":  # a slice has one result
+        starts = list(params["start_indices"])
+        strides = params["strides"] or (1,) * len(starts)
+        for axis, stride in enumerate(strides):
             if stride != 1:
-                slice_starts[axis] = None
-        return [slice_starts]
+                starts[axis] = None
+        return [starts]
+    # The results of a split follow one another along one axis.
+    rank = len(_shape(equation.invars[0]))
     starts_of_results: list[list[int | None]] = []
     start = 0
     for size in params["sizes"]:
-        starts: list[int | None] = [0] * rank
+        starts = [0] * rank
         starts[params["axis"]] = start
         starts_of_results.append(starts)
         start += size
@@ -281,8 +297,8 @@ def cuts(equation: Equation) -> list[list[int | None]]:
 def _top_k(equation: Equation) -> LinkedAxes:
     """Link all axes except the axis along which the largest items are selected."""
     rank = len(_shape(equation.invars[0]))
-    selected_axis = equation.params.get("axis", -1) % rank
-    return _same(equation, [selected_axis])
+    axis = equation.params.get("axis", -1)  # the last axis by default
+    return _same(equation, touched=[axis % rank])
 
 
 @_row("tile")
@@ -291,19 +307,22 @@ def _tile(equation: Equation) -> LinkedAxes:
     repeated = [axis for axis, count in enumerate(equation.params["reps"]) if count != 1]
     extents = _shape(equation.invars[0])
     constant_axes = frozenset(axis for axis in repeated if extents[axis] == 1)
-    return LinkedAxes(_same(equation, repeated).links, constant_axes)
+    unrepeated = _same(equation, touched=repeated)
+    return LinkedAxes(unrepeated.links, constant_axes)
 
 
 @_row("iota")
 def _iota(equation: Equation) -> LinkedAxes:
     """Return no links. Items are equal along all axes except the one along which they count."""
     axes = frozenset(range(len(_shape(equation.outvars[0]))))
-    return LinkedAxes((), axes - {equation.params["dimension"]})
+    counting_axis = equation.params["dimension"]
+    return LinkedAxes((), constant_axes=axes - {counting_axis})
 
 
 @_row("dynamic_slice", "dynamic_update_slice", "name", "sharding_constraint")
 def _unchanged(equation: Equation) -> LinkedAxes:
-    return _same(equation)  # a dynamic slice that keeps an extent starts at 0
+    # Along an axis whose extent it keeps, a dynamic slice or update starts at index 0.
+    return _same(equation)
 
 
 def _products(
@@ -320,24 +339,27 @@ def _products(
         equation: a dot_general or ragged_dot_general.
         numbers: the dimension numbers of the equation.
         mixed: free axes of the left operand that get no link, since items do not stay apart
-            along them.
+            along these axes.
         groups: axes of the right operand that the result lacks.
     """
     (left_sums, right_sums), (left_batch, right_batch) = numbers
-    links: list[AxisLink] = []
-    for left_axis, right_axis in zip(left_batch, right_batch, strict=True):
-        links.append(_link({0: left_axis, 1: right_axis}, {0: len(links)}))
-    result_axis = len(links)  # the axes of the result: batch, free on the left, free on the right
     left, right, *_ = equation.invars
-    for axis in range(len(_shape(left))):
-        if axis not in (*left_sums, *left_batch):
-            if axis not in mixed:
-                links.append(_link({0: axis}, {0: result_axis}))
-            result_axis += 1
-    for axis in range(len(_shape(right))):
-        if axis not in (*right_sums, *right_batch, *groups):
-            links.append(_link({1: axis}, {0: result_axis}))
-            result_axis += 1
+    left_shared = (*left_sums, *left_batch)
+    left_free = [axis for axis in range(len(_shape(left))) if axis not in left_shared]
+    not_right_free = (*right_sums, *right_batch, *groups)
+    right_free = [axis for axis in range(len(_shape(right))) if axis not in not_right_free]
+    # The axes of the result are the batch axes, then the left free axes, then the right ones.
+    first_left = len(left_batch)
+    first_right = first_left + len(left_free)
+    links: list[AxisLink] = []
+    batch_pairs = zip(left_batch, right_batch, strict=True)
+    for result_axis, (left_axis, right_axis) in enumerate(batch_pairs):
+        links.append(_link({0: left_axis, 1: right_axis}, {0: result_axis}))
+    for result_axis, left_axis in enumerate(left_free, first_left):
+        if left_axis not in mixed:
+            links.append(_link({0: left_axis}, {0: result_axis}))
+    for result_axis, right_axis in enumerate(right_free, first_right):
+        links.append(_link({1: right_axis}, {0: result_axis}))
     for left_axis, right_axis in zip(left_sums, right_sums, strict=True):
         links.append(_link({0: left_axis, 1: right_axis}, kind="sum"))
     return links
@@ -351,15 +373,17 @@ def _dot(equation: Equation) -> LinkedAxes:
 @_row("ragged_dot_general")
 def _ragged_dot(equation: Equation) -> LinkedAxes:
     """Link axes of a product whose rows are divided into groups, with a matrix for each group."""
-    params = equation.params["ragged_dot_dimension_numbers"]
-    numbers = params.dot_dimension_numbers
-    row_axes = params.lhs_ragged_dimensions
+    ragged_numbers = equation.params["ragged_dot_dimension_numbers"]
+    numbers = ragged_numbers.dot_dimension_numbers
+    row_axes = ragged_numbers.lhs_ragged_dimensions
+    group_axes = ragged_numbers.rhs_group_dimensions
     (left_sums, _), (left_batch, _) = numbers
     are_rows_free = {*row_axes}.isdisjoint((*left_sums, *left_batch))
     group_sizes = equation.invars[2]
-    if not are_rows_free or len(_shape(group_sizes)) > 1:
-        return UNLINKED  # each item of a batch may have its own group sizes
-    links = _products(equation, numbers, row_axes, params.rhs_group_dimensions)
+    has_sizes_by_item = len(_shape(group_sizes)) > 1  # each item of a batch has its group sizes
+    if not are_rows_free or has_sizes_by_item:
+        return UNLINKED
+    links = _products(equation, numbers, mixed=row_axes, groups=group_axes)
     return LinkedAxes(links, weights=(1,))
 
 
@@ -377,9 +401,9 @@ def _convolution(equation: Equation) -> LinkedAxes:
     groups = params["feature_group_count"]
     if groups > 1:
         # The groups are the first factor of each of these axes.
-        input_groups = AxisPart(channels, 1, groups)
-        filter_groups = AxisPart(filter_outputs, 1, groups)
-        result_groups = AxisPart(result_channels, 1, groups)
+        input_groups = AxisPart(channels, before=1, extent=groups)
+        filter_groups = AxisPart(filter_outputs, before=1, extent=groups)
+        result_groups = AxisPart(result_channels, before=1, extent=groups)
         links.append(AxisLink({0: (input_groups,), 1: (filter_groups,)}, {0: (result_groups,)}))
     else:
         links.append(_link({1: filter_outputs}, {0: result_channels}))
@@ -389,7 +413,10 @@ def _convolution(equation: Equation) -> LinkedAxes:
 
 @_row("gather")
 def _gather(equation: Equation) -> LinkedAxes:
-    """Link axes that a gather takes whole, axes of its indices, and the axis of a lookup."""
+    """Link axes that are taken completely, axes of the indices, and the axis of a lookup.
+
+    Operand 0 is a table, and operand 1 has the indices of items of the table.
+    """
     numbers = equation.params["dimension_numbers"]
     slice_sizes = equation.params["slice_sizes"]
     table_shape = _shape(equation.invars[0])
@@ -399,40 +426,47 @@ def _gather(equation: Equation) -> LinkedAxes:
     sliced = [axis for axis in range(len(table_shape)) if axis not in (*looked_up, *batched)]
     links: list[AxisLink] = []
     for axis, result_axis in zip(sliced, numbers.offset_dims, strict=True):
-        if slice_sizes[axis] == table_shape[axis]:
+        is_complete = slice_sizes[axis] == table_shape[axis]
+        if is_complete:
             links.append(_link({0: axis}, {0: result_axis}))
-    # The axes of the result that come from the indices. The last axis of the indices has no axis
-    # here: it holds the coordinates of one item.
+    # The other axes of the result come from the axes of the indices, in order. The last axis of
+    # the indices becomes no axis of the result: it holds the coordinates of one item.
     index_axes = [axis for axis in range(rank) if axis not in numbers.offset_dims]
-    table_axis = dict(zip(numbers.start_indices_batching_dims, batched, strict=True))
+    # Maps each batch axis of the indices to the batch axis of the table.
+    table_axes = dict(zip(numbers.start_indices_batching_dims, batched, strict=True))
     for axis, result_axis in enumerate(index_axes):
         operands = {1: axis}
-        if axis in table_axis:
-            operands[0] = table_axis[axis]
+        if axis in table_axes:
+            operands[0] = table_axes[axis]
         links.append(_link(operands, {0: result_axis}))
     is_lookup = len(looked_up) == 1 and not batched and numbers.start_index_map == looked_up
     if not is_lookup:
         return LinkedAxes(links)
-    return LinkedAxes([*links, _link({0: looked_up[0]}, kind="lookup")], weights=(0,))
+    lookup_link = _link({0: looked_up[0]}, kind="lookup")
+    return LinkedAxes([*links, lookup_link], weights=(0,))
 
 
 @_row("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub")
 def _scatter(equation: Equation) -> LinkedAxes:
-    """Link the axes of the target that each update covers completely, and the batch axes."""
+    """Link the axes of the target that each update covers completely, and the batch axes.
+
+    Operand 0 is the target, operand 1 has indices, and operand 2 has the updates.
+    """
     numbers = equation.params["dimension_numbers"]
-    target, _, updates = map(_shape, equation.invars)
+    target_shape, _, update_shape = map(_shape, equation.invars)
     batched = numbers.operand_batching_dims
-    inserted = (*numbers.inserted_window_dims, *batched)
-    window = [axis for axis in range(len(target)) if axis not in inserted]
+    not_in_window = (*numbers.inserted_window_dims, *batched)
+    window_axes = [axis for axis in range(len(target_shape)) if axis not in not_in_window]
     links: list[AxisLink] = []
-    for axis, update_axis in zip(window, numbers.update_window_dims, strict=True):
-        if target[axis] == updates[update_axis]:
+    for axis, update_axis in zip(window_axes, numbers.update_window_dims, strict=True):
+        is_covered = target_shape[axis] == update_shape[update_axis]
+        if is_covered:
             links.append(_link({0: axis, 2: update_axis}, {0: axis}))
-    # The axes of the updates that come from the axes of the indices, in order.
-    index_axes = [i for i in range(len(updates)) if i not in numbers.update_window_dims]
-    batch_pairs = zip(batched, numbers.scatter_indices_batching_dims, strict=True)
-    for axis, index_axis in batch_pairs:
-        links.append(_link({0: axis, 1: index_axis, 2: index_axes[index_axis]}, {0: axis}))
+    # The other axes of the updates belong to the axes of the indices, in order.
+    update_axes = [i for i in range(len(update_shape)) if i not in numbers.update_window_dims]
+    for axis, index_axis in zip(batched, numbers.scatter_indices_batching_dims, strict=True):
+        update_axis = update_axes[index_axis]
+        links.append(_link({0: axis, 1: index_axis, 2: update_axis}, {0: axis}))
     return LinkedAxes(links)
 
 
@@ -444,9 +478,11 @@ def _reduce(equation: Equation) -> LinkedAxes:
 @_row("cholesky", "eigh", "fft", "geqrf", "householder_product", "lu", "svd", "triangular_solve")
 def _leading(equation: Equation) -> LinkedAxes:
     """Link the batch axes, which are the first axes, of a matrix decomposition or a transform."""
-    # A transform has an axis for each of its lengths, and a matrix has two axes.
-    unlinked_count = len(equation.params.get("fft_lengths", (0, 0)))
+    # The last axes get no links: the axes of a Fourier transform, or the two axes of a matrix.
+    transform_lengths = equation.params.get("fft_lengths")
+    unlinked_count = 2 if transform_lengths is None else len(transform_lengths)
     operands = range(len(equation.invars))
     results = range(len(equation.outvars))
     rank = max(len(_shape(operand)) for operand in equation.invars)
-    return LinkedAxes([_shared(operands, i, results, i) for i in range(rank - unlinked_count)])
+    batch_axes = range(rank - unlinked_count)
+    return LinkedAxes([_shared(operands, axis, results, axis) for axis in batch_axes])

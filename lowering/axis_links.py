@@ -35,10 +35,10 @@ class AxisLink(NamedTuple):
     """Axes of operands and of results that correspond to each other.
 
     Args:
-        operands: maps the index of an operand to its linked axes. Operands that lack the axis are
-            left out.
+        operands: maps the index of an operand to its linked axes. Operands without a linked axis
+            are left out.
         results: maps the index of a result to its linked axes. The map is empty if no result has
-            the axis.
+            a linked axis.
         kind: "apart" if items stay apart along the axis. "sum" if a result has the sum, product or
             maximum of the items along the axis. "lookup" if another operand selects some of the
             items along the axis.
@@ -50,17 +50,18 @@ class AxisLink(NamedTuple):
 
     @property
     def is_of_parts(self) -> bool:
-        """Tell whether the link has only a part of an operand's axis, such as channel groups."""
+        """Tell whether the link has a part of an operand's axis, such as groups of channels."""
         for run in self.operands.values():
             if any(isinstance(axis, AxisPart) for axis in run):
                 return True
         return False
 
     def single(self) -> tuple[dict[int, int], dict[int, int]] | None:
-        """Return a map from operands to linked axes, and a map from results to linked axes.
+        """Return the link with one axis, instead of a run, for each operand and each result.
 
-        Operands and results are given by their index. None is returned if an operand or a result
-        is linked by a part of an axis, or by several axes.
+        The first map has the linked axis of each operand, by the operand's index. The second map
+        has the linked axis of each result. None is returned if the run of an operand or a result
+        has several axes, or a part of an axis.
         """
         operands = _single(self.operands)
         results = _single(self.results)
@@ -70,10 +71,10 @@ class AxisLink(NamedTuple):
 
 
 def _single(runs: Mapping[int, Run]) -> dict[int, int] | None:
-    """Return the linked axis of each operand or result, if each has exactly one whole linked axis.
+    """Return a map with the axis of each run, instead of the run.
 
-    `runs` maps the index of an operand or result to its linked axes. None is returned if one of
-    them has several linked axes, or a part of an axis.
+    For {0: (2,)} the result is {0: 2}. None is returned if a run has several axes, or a part of
+    an axis.
     """
     axes: dict[int, int] = {}
     for index, run in runs.items():
@@ -92,7 +93,8 @@ class LinkedAxes(NamedTuple):
     Nothing is known about axes without a link.
 
     Args:
-        links: the axes that pass from operands to results, or are summed.
+        links: the links between axes of operands and axes of results, and the links of summed or
+            looked up axes.
         constant_axes: the axes of the first result along which all items are equal, whatever the
             operands are.
         weights: the indices of operands that may be the weights of a product or lookup.

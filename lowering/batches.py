@@ -33,17 +33,17 @@ def batch_axes(
     reduces: bool = False,
     resizes: bool = True,
 ) -> dict[Variable, int]:
-    """Map each variable that holds the batch to its batch axis.
+    """Map each variable that has a batch axis to this axis, by following a program.
 
     Raises NotSeparableError if items of the batch may depend on one another.
 
     Args:
         program: the program.
         seeds: maps some arguments of the program to their batch axes.
-        follow: arguments that are not in `seeds` but may hold the batch too. If an equation
-            reads one of these arguments together with a variable that has a batch axis, the
-            argument gets the axis that is linked with this batch axis. The extent of this axis
-            must be the batch size.
+        follow: arguments that are not in `seeds` but may have a batch axis too. If an equation
+            reads such an argument together with a variable that has a batch axis, the argument
+            gets the axis that is linked with this batch axis, provided that the extent of the
+            linked axis is the batch size.
         reduces: whether sums and maxima over the batch are allowed. The results of such sums
             have no batch axis.
         resizes: whether the caller will change the batch size by `resized`. If it will not,
@@ -52,49 +52,69 @@ def batch_axes(
     axes = dict(seeds)
     followed = set(follow) - set(seeds)
     sizes = [variable.aval.shape[axis] for variable, axis in seeds.items()]
-    size = sizes[0] if sizes else 1
-    constant_axes = {} if resizes else _constant_axes(program, size)
+    batch_size = sizes[0] if sizes else 1
+    # Maps variables to axes along which they repeat one item.
+    constant_axes = {} if resizes else _constant_axes(program, batch_size)
 
-    def has_items(operand: Atom, axis: int) -> bool:
+    def may_be_batch_axis(operand: Atom, axis: int) -> bool:
         """Tell whether an operand may hold the batch along an axis, or repeats one item there."""
-        may_hold_batch = operand in followed and operand.aval.shape[axis] == size
+        may_hold_batch = operand in followed and operand.aval.shape[axis] == batch_size
         return may_hold_batch or axis in constant_axes.get(operand, ())
+
+    def may_get_axis(operand: Atom, axis: int) -> bool:
+        """Tell whether an operand without a batch axis may get an axis by a link."""
+        is_followed = resizes or operand in followed
+        return is_followed and may_be_batch_axis(operand, axis)
 
     for equation in program.equations:
         # `operand_axes` has the batch axis of each operand, or None for an operand without one.
         operand_axes = [None if is_literal(v) else axes.get(v) for v in equation.invars]
         reads_batch = any(axis is not None for axis in operand_axes)
         if not reads_batch:
-            for result in equation.outvars[:1]:
-                if not resizes:
-                    constant_axes[result] = _constant_axes_of_result(equation, constant_axes)
-                elif primitive(equation) == "broadcast_in_dim" and program.uses[result] == 1:
-                    # `resized` can resize this broadcast, since nothing else reads its result.
-                    constant_axes[result] = _constant_axes_of_result(equation, constant_axes={})
+            for result in equation.outvars[:1]:  # an equation for an effect has no result
+                constant_axes[result] = _repeated_axes(
+                    program, equation, constant_axes, resizes=resizes
+                )
             continue
         functions = [] if resizes else inner_functions(equation)
         if functions:
-            may_get_axis = followed.union(equation.outvars)
-            inner_axes = _axes_by_functions(program, equation, functions, operand_axes, has_items)
+            may_have_batch = followed.union(equation.outvars)
+            inner_axes = _axes_by_functions(
+                program, equation, functions, operand_axes, may_be_batch_axis
+            )
             for variable, axis in inner_axes.items():
-                if axis is not None and variable in may_get_axis:
+                if axis is not None and variable in may_have_batch:
                     axes[variable] = axis
             continue
-        links = _links(equation, operand_axes, has_items, resizes=resizes)
+        links = _batch_links(equation, operand_axes, may_be_batch_axis, resizes=resizes)
         for linked_operand_axes, result_axes in links:
             for index, axis in linked_operand_axes.items():
                 operand = equation.invars[index]
-                lacks_axis = operand_axes[index] is None
-                may_get_axis = resizes or operand in followed
-                if lacks_axis and may_get_axis and has_items(operand, axis):
+                if operand_axes[index] is None and may_get_axis(operand, axis):
                     axes[operand] = axis
             for index, axis in result_axes.items():
                 axes[equation.outvars[index]] = axis
-        have_results_axis = axes.keys() >= {*equation.outvars}
+        have_all_results_axis = axes.keys() >= {*equation.outvars}
         is_reduction = reduces and links
-        if not have_results_axis and not is_reduction:
+        if not have_all_results_axis and not is_reduction:
             raise NotSeparableError(equation)
     return axes
+
+
+def _repeated_axes(
+    program: Program, equation: Equation, constant_axes: ConstantAxes, *, resizes: bool
+) -> set[int]:
+    """Return the axes along which an equation's first result repeats one item.
+
+    The result may become a value for each item of the batch along such an axis. If `resizes` is
+    true, only a broadcast has such axes, since `resized` can resize a broadcast whose result has
+    no second reader.
+    """
+    if not resizes:
+        return _constant_axes_of_result(equation, constant_axes)
+    result = equation.outvars[0]
+    is_resizable = primitive(equation) == "broadcast_in_dim" and program.uses[result] == 1
+    return _constant_axes_of_result(equation, constant_axes={}) if is_resizable else set()
 
 
 # The first map has the axis of each linked operand, by the index of the operand. The second map has
@@ -102,44 +122,46 @@ def batch_axes(
 Ends = tuple[Mapping[int, int], Mapping[int, int]]
 
 
-def _links(
+def _batch_links(
     equation: Equation,
-    batch_of_operands: Sequence[int | None],
-    has_items: Callable[[Atom, int], bool],
+    operand_axes: Sequence[int | None],
+    may_be_batch_axis: Callable[[Atom, int], bool],
     *,
     resizes: bool,
 ) -> Sequence[Ends]:
     """Return the links of an equation that contain the batch axes of all its operands.
 
-    `batch_of_operands` has the batch axis of each operand, or None for an operand without one.
-    Such an operand may be part of a link if `has_items(operand, axis)` is true for its linked
-    axis. If no link fits, items of the batch may be mixed, and the result is empty. `resizes` is
-    as in `batch_axes`.
+    `operand_axes` has the batch axis of each operand, or None for an operand without one. An
+    operand without one may be part of a link only if `may_be_batch_axis(operand, axis)` is true
+    for its linked axis. If no link fits, items of the batch may be mixed, and the result is empty.
+    `resizes` is as in `batch_axes`.
     """
     if resizes and not _is_resizable(equation):
         return []
     table = axes_of(equation) or UNLINKED
-    is_sum = primitive(equation) in _SUMS
+    may_sum = primitive(equation) in _SUMS
     links: list[Ends] = []
     for link in table.links:
-        ends = link.single() if is_sum or link.kind == "apart" else None
-        if ends is not None:
-            links.append(ends)
-    batch = {i: axis for i, axis in enumerate(batch_of_operands) if axis is not None}
+        if link.kind == "apart" or may_sum:
+            ends = link.single()
+            if ends is not None:
+                links.append(ends)
+    batch = {i: axis for i, axis in enumerate(operand_axes) if axis is not None}
     # Prefer links in which exactly the operands with a batch axis are linked.
-    exact = [(operands, results) for operands, results in links if operands == batch]
-    if exact:
-        return exact
+    exact_links = [(operands, results) for operands, results in links if operands == batch]
+    if exact_links:
+        return exact_links
 
-    def may_lack_axis(index: int, axis: int) -> bool:
+    def fits(index: int, axis: int) -> bool:
+        """Tell whether an operand without a batch axis may be linked by an axis."""
         operand = equation.invars[index]
         is_repeated = facts(equation).by_item and operand.aval.shape[axis] == 1
-        return is_repeated or (not is_literal(operand) and has_items(operand, axis))
+        return is_repeated or (not is_literal(operand) and may_be_batch_axis(operand, axis))
 
     for operands, results in links:
-        has_batch = batch.items() <= operands.items()
+        contains_batch = batch.items() <= operands.items()
         without_batch = operands.keys() - batch.keys()
-        if has_batch and all(may_lack_axis(i, operands[i]) for i in without_batch):
+        if contains_batch and all(fits(i, operands[i]) for i in without_batch):
             return [(operands, results)]
     return []
 
@@ -148,8 +170,8 @@ def _is_resizable(equation: Equation) -> bool:
     """Tell whether `resized` can change an extent of an equation's operands."""
     if primitive(equation) in (PRODUCT, CONVOLUTION):
         return True
-    properties = facts(equation)
-    return properties.keeps_axes or properties.shapes or bool(properties.removes)
+    fact = facts(equation)
+    return fact.keeps_axes or fact.shapes or bool(fact.removes)
 
 
 def _constant_axes(program: Program, size: int) -> dict[Variable, set[int]]:
@@ -177,6 +199,7 @@ def _constant_axes_of_result(equation: Equation, constant_axes: ConstantAxes) ->
     axes = {*table.constant_axes}
 
     def is_constant(index: int, axis: int) -> bool:
+        """Tell whether all items of the operand at `index` are equal along an axis."""
         operand = equation.invars[index]
         return not is_literal(operand) and axis in constant_axes.get(operand, ())
 
@@ -185,7 +208,8 @@ def _constant_axes_of_result(equation: Equation, constant_axes: ConstantAxes) ->
         if ends is None:
             continue
         operand_axes, result_axes = ends
-        if 0 in result_axes and all(is_constant(i, axis) for i, axis in operand_axes.items()):
+        are_operands_constant = all(is_constant(i, axis) for i, axis in operand_axes.items())
+        if 0 in result_axes and are_operands_constant:
             axes.add(result_axes[0])
     return axes
 
@@ -195,33 +219,34 @@ def _axes_by_functions(
     equation: Equation,
     functions: Sequence[InnerFunction],
     operand_axes: Sequence[int | None],
-    has_items: Callable[[Atom, int], bool],
+    may_be_batch_axis: Callable[[Atom, int], bool],
 ) -> dict[Variable, int | None]:
     """Return the batch axes that an equation's variables get from its inner functions.
 
-    `functions` are for example the branches of a choice, which must agree. `operand_axes` has
-    the batch axis of each operand, or None.
+    The functions must agree, for example the branches of a choice. `operand_axes` has the batch
+    axis of each operand, or None.
     """
     axes_by_function: list[dict[Variable, int | None]] = []
     for function in functions:
-        axes = _axes_within(program, equation, function, operand_axes, has_items)
-        if axes:  # a function that has only effects has no results
+        axes = _axes_by_function(program, equation, function, operand_axes, may_be_batch_axis)
+        # The condition of a loop, and a function that has only effects, give no axes.
+        if axes:
             axes_by_function.append(axes)
     if not axes_by_function:
         return {}
     first = axes_by_function[0]
-    branches_agree = all(axes == first for axes in axes_by_function)
-    if not branches_agree:
+    functions_agree = all(axes == first for axes in axes_by_function)
+    if not functions_agree:
         raise NotSeparableError(equation)
     return first
 
 
-def _axes_within(
+def _axes_by_function(
     program: Program,
     equation: Equation,
-    body: InnerFunction,
+    function: InnerFunction,
     operand_axes: Sequence[int | None],
-    has_items: Callable[[Atom, int], bool],
+    may_be_batch_axis: Callable[[Atom, int], bool],
 ) -> dict[Variable, int | None]:
     """Return the batch axes of an equation's results, by following one of its inner functions.
 
@@ -230,20 +255,13 @@ def _axes_within(
     value a batch axis. Therefore the body of a loop is followed repeatedly, until the batch axes
     of the carried values do not change in an iteration.
     """
-    inside = replace(program, closed=body.closed)
+    argument_axes = _argument_axes(equation, function, operand_axes)
+    inside = replace(program, closed=function.closed)
     arguments = inside.arguments
-    carried = list(body.carried_to.values())  # the indices of the arguments that are carried
+    carried = list(function.carried_to.values())  # the indices of the arguments that are carried
     # Maps the index of a carried argument to the operand that is its initial value.
-    initial = {i: equation.invars[body.arguments[i].number] for i in carried}
-    with_batch = {i for i, axis in enumerate(operand_axes) if axis is not None}
-    read_by_body = {outer.number for outer in body.arguments}
-    if not with_batch <= read_by_body:
-        raise NotSeparableError(equation)  # the choice between branches depends on the batch
-    argument_axes: list[int | None] = []
-    for index, steps in body.arguments:
-        axis = operand_axes[index]
-        argument_axes.append(None if axis is None else axis - steps)
-    while -1 not in argument_axes:  # -1 means that the loop iterates over the batch
+    initial = {i: equation.invars[function.arguments[i].number] for i in carried}
+    while True:
         seeds: dict[Variable, int] = {}
         for argument, axis in zip(arguments, argument_axes, strict=True):
             if axis is not None:
@@ -253,47 +271,69 @@ def _axes_within(
         result_axes = [None if is_literal(v) else axes.get(v) for v in inside.results]
         # The axes with which the next iteration begins.
         next_axes = list(argument_axes)
-        are_carried_on = True  # whether carried results have the axes of the arguments
-        for result_index, argument_index in body.carried_to.items():
+        for result_index, argument_index in function.carried_to.items():
             result_axis = result_axes[result_index]
             next_axes[argument_index] = axes.get(arguments[argument_index], result_axis)
-            are_carried_on = are_carried_on and result_axis == argument_axes[argument_index]
         if next_axes == argument_axes:
-            if not are_carried_on:
-                break
-            initial_axes = {v: argument_axes[i] for i, v in initial.items() if not is_literal(v)}
-            return initial_axes | _outside(equation, body, result_axes)
+            break
         for i, operand in initial.items():
             axis = next_axes[i]
             if axis == argument_axes[i]:
                 continue
-            if axis is None or is_literal(operand) or not has_items(operand, axis):
+            if axis is None or is_literal(operand) or not may_be_batch_axis(operand, axis):
                 raise NotSeparableError(equation)
             if primitive(equation) != SCAN:
+                # The condition of a `while` loop is followed without the new batch axis.
                 raise NotSeparableError(equation)
         argument_axes = next_axes
-    raise NotSeparableError(equation)
+    for result_index, argument_index in function.carried_to.items():
+        if result_axes[result_index] != argument_axes[argument_index]:
+            raise NotSeparableError(equation)  # an iteration moves the batch to another axis
+    initial_axes = {v: argument_axes[i] for i, v in initial.items() if not is_literal(v)}
+    return initial_axes | _axes_of_results(equation, function, result_axes)
 
 
-def _outside(
-    equation: Equation, body: InnerFunction, result_axes: Sequence[int | None]
+def _argument_axes(
+    equation: Equation, function: InnerFunction, operand_axes: Sequence[int | None]
+) -> list[int | None]:
+    """Return the batch axis of each argument of an equation's inner function, or None.
+
+    `operand_axes` has the batch axis of each operand of the equation, or None. For the body of a
+    loop, the axes are those of the first iteration.
+    """
+    read_operands = {outer.number for outer in function.arguments}
+    for number, axis in enumerate(operand_axes):
+        if axis is not None and number not in read_operands:
+            raise NotSeparableError(equation)  # the choice between branches depends on the batch
+    argument_axes: list[int | None] = []
+    for number, steps in function.arguments:
+        axis = operand_axes[number]
+        if axis is not None and axis < steps:
+            raise NotSeparableError(equation)  # the loop iterates over the batch
+        argument_axes.append(None if axis is None else axis - steps)
+    return argument_axes
+
+
+def _axes_of_results(
+    equation: Equation, function: InnerFunction, inner_axes: Sequence[int | None]
 ) -> dict[Variable, int | None]:
     """Map the results of an equation to their batch axes.
 
-    `result_axes` has the batch axis of each result of the inner function `body`, or None.
+    `inner_axes` has the batch axis of each result of the equation's inner function, or None.
     """
     axes: dict[Variable, int | None] = {}
-    for axis, outer in zip(result_axes, body.results, strict=True):
+    for inner_axis, outer in zip(inner_axes, function.results, strict=True):
         if outer is not None:
-            outer_axis = None if axis is None else axis + outer.steps
-            axes[equation.outvars[outer.number]] = outer_axis
-        elif axis is not None:  # the items of a batch need different numbers of iterations
+            axis = None if inner_axis is None else inner_axis + outer.steps
+            axes[equation.outvars[outer.number]] = axis
+        elif inner_axis is not None:
+            # The condition of a loop differs between the items of the batch.
             raise NotSeparableError(equation)
     return axes
 
 
 def resized(program: Program, *changes: tuple[Axes, int]) -> Program:
-    """Return a program whose variables have other extents along some axes.
+    """Return a program whose variables have new extents along some axes.
 
     Each of the `changes` is a pair: a map from variables to axes, and the new extent of these
     axes.
@@ -307,14 +347,15 @@ def resized(program: Program, *changes: tuple[Axes, int]) -> Program:
             shape[axis] = extent
 
     def resize_parameter(equation: Equation) -> Equation:
+        """Put the new extents of an equation's result into the parameter that lists extents."""
         result, *_ = equation.outvars
         name = facts(equation).resized
         if not name or result not in shapes:
             return equation
         extents = list(equation.params[name])
-        for axis, extent in enumerate(shapes[result]):
-            if extent != result.aval.shape[axis]:
-                extents[axis] = extent
+        for axis, new_extent in enumerate(shapes[result]):
+            if new_extent != result.aval.shape[axis]:
+                extents[axis] = new_extent
         return equation.replace(params=equation.params | {name: tuple(extents)})
 
     return program.with_closed(jaxprs.retyped(program.closed, shapes, resize_parameter))

@@ -15,15 +15,14 @@ from lowering.jaxprs import primitive
 
 
 class OuterValue(NamedTuple):
-    """The operand or result of an equation for which a value of its inner function stands.
+    """An operand or result of an equation, as a value of the equation's inner function.
 
     An argument of the inner function stands for an operand of the equation. A result of the inner
     function stands for a result of the equation.
 
     Args:
         number: the index of the operand or result in the equation.
-        steps: 1 if the inner function gets or returns one item at a time along the first axis
-            of the operand or result, else 0.
+        steps: the number of first axes along which a loop takes one item at a time: 1 or 0.
     """
 
     number: int
@@ -35,10 +34,10 @@ class InnerFunction(NamedTuple):
 
     Args:
         closed: the traced function.
-        arguments: for each argument of the function, the operand of the equation that it stands
-            for. For a loop this is the operand of the first iteration.
-        results: for each result of the function, the result of the equation that it stands for,
-            or None for the result of a loop's condition.
+        arguments: for each argument of the function, the equation's operand. For a loop this is
+            the operand of the first iteration.
+        results: for each result of the function, the equation's result, or None for the result
+            of a loop's condition.
         carried_to: maps the index of a result to the index of the argument that the result
             becomes in the next iteration.
         times: the number of evaluations in a call, or 1 if the number is unknown before the
@@ -65,19 +64,20 @@ def inner_functions(equation: Equation) -> list[InnerFunction]:
             first_stack = constant_count + carried_count
             item_operands = [OuterValue(i, steps=1) for i in range(first_stack, len(operands))]
             item_results = [OuterValue(i, steps=1) for i in range(carried_count, len(results))]
-            arguments = [*operands[:first_stack], *item_operands]
-            ends = [*results[:carried_count], *item_results]
+            body_arguments = [*operands[:first_stack], *item_operands]
+            body_results = [*results[:carried_count], *item_results]
             carried_to = {i: constant_count + i for i in range(carried_count)}
-            return [InnerFunction(params["jaxpr"], arguments, ends, carried_to, params["length"])]
+            body = params["jaxpr"]
+            return [InnerFunction(body, body_arguments, body_results, carried_to, params["length"])]
         case "while":
             # The operands are the constants of the condition, the constants of the body, and the
-            # state.
-            condition_count = params["cond_nconsts"]
-            body_count = params["body_nconsts"]
-            state = operands[condition_count + body_count :]
-            condition_arguments = [*operands[:condition_count], *state]
-            body_arguments = operands[condition_count:]
-            carried_to = {i: body_count + i for i in range(len(results))}
+            # state. The results are the final state.
+            condition_constants = params["cond_nconsts"]
+            body_constants = params["body_nconsts"]
+            state = operands[condition_constants + body_constants :]
+            condition_arguments = [*operands[:condition_constants], *state]
+            body_arguments = operands[condition_constants:]
+            carried_to = {i: body_constants + i for i in range(len(results))}
             return [
                 InnerFunction(params["cond_jaxpr"], condition_arguments, [None]),
                 InnerFunction(params["body_jaxpr"], body_arguments, results, carried_to),

@@ -52,7 +52,7 @@ _MOST_ITEMS_BEFORE_EMPTY_AXIS = 1 << 22
 
 @dataclass(slots=True)
 class _Variable:
-    """A variable of a graph, its new value after a cycle, and its initial value."""
+    """A declared variable: a state of the graph if it has an update, otherwise a parameter."""
 
     label: str
     value: Value
@@ -66,9 +66,8 @@ class GraphBuilder:
     """Builds an immutable graph of inputs, variables and operations.
 
     Methods raise InvalidOperation for invalid arguments. `real` and `integer` are the dtypes of
-    literals and of tensors without a declared dtype. If another value already has the name of a
-    new value, the new value's name gets a suffix. If a format forbids equal names, its reader asks
-    `is_taken` first.
+    literals and of tensors without a declared dtype. A new value whose name is taken gets a suffix.
+    If a format forbids equal names, its reader calls `is_taken` first.
     """
 
     real: str = "float32"
@@ -93,11 +92,11 @@ class GraphBuilder:
 
     def unreserved(self, name: str) -> str:
         """Return a name that is not reserved: `name`, with underscores added if need be."""
-        reserved_names: list[str] = []
+        tried_names: list[str] = []
         while name in self._reserved:
-            reserved_names.append(name)
+            tried_names.append(name)
             name = self._unreserved.get(name, f"{name}_")
-        self._unreserved.update(dict.fromkeys(reserved_names, name))
+        self._unreserved.update(dict.fromkeys(tried_names, name))
         return name
 
     @property
@@ -113,22 +112,20 @@ class GraphBuilder:
         """Tell whether a value of the graph already has this name."""
         return name in self._taken
 
-    def _name(self, stem: str, *, exact: bool) -> str:
-        """Return a free name and mark it as taken: `stem`, with a suffix if need be.
-
-        If `exact` is true, the name may be a reserved one.
-        """
-        name = stem
-        while name in self._taken or (name in self._reserved and not exact):
+    def _free_name(self, name: str, *, may_be_reserved: bool) -> str:
+        """Return a free name and mark it as taken: `name`, with a suffix if need be."""
+        free_name = name
+        stem = name
+        while free_name in self._taken or (free_name in self._reserved and not may_be_reserved):
             stem = stem[:_MOST_CHARACTERS_BEFORE_SUFFIX]
             self._suffixes[stem] = self._suffixes.get(stem, 0) + 1
-            name = f"{stem}_{self._suffixes[stem]}"
-        self._taken.add(name)
-        return name
+            free_name = f"{stem}_{self._suffixes[stem]}"
+        self._taken.add(free_name)
+        return free_name
 
     def input(self, name: str, type: TensorType) -> Value:
-        """Add an input of the graph, and return its tensor. Each call gets an array for it."""
-        value = Value(self._name(name, exact=True), type)
+        """Add an input of the graph, and return its tensor. A call of the graph gives its array."""
+        value = Value(self._free_name(name, may_be_reserved=True), type)
         self._inputs.append(value)
         return value
 
@@ -147,7 +144,9 @@ class GraphBuilder:
         """
         variable = self._variables.get(label)
         if variable is None:
-            value = Value(self._name(name, exact=name in self._reserved), type)
+            # A suffix must not lead to a reserved name, unless the variable's name is itself one.
+            is_reserved = name in self._reserved
+            value = Value(self._free_name(name, may_be_reserved=is_reserved), type)
             variable = _Variable(label, value, span)
             self._variables[label] = variable
             self._variable_of[value] = variable
@@ -166,7 +165,7 @@ class GraphBuilder:
         return None if variable is None else variable.value
 
     def starting(self, label: str, variable: Value, initial: Value, span: Span | None) -> None:
-        """Declare the tensor `initial` that has the initial value of the tensor `variable`.
+        """Declare `initial`, the tensor with the initial value of the tensor `variable`.
 
         In the graph of a first cycle, which starts from initial values, `variable` and
         `initial` are the same tensor.
@@ -207,8 +206,7 @@ class GraphBuilder:
     def literal_type(self, value: Scalar) -> TensorType:
         """Return the type of the tensor for which a literal stands.
 
-        Raises InvalidOperation if an integer is out of the range of the builder's dtype for
-        integers.
+        Raises InvalidOperation for an integer that the builder's `integer` dtype cannot hold.
         """
         match value:
             case np.generic():
@@ -233,6 +231,7 @@ class GraphBuilder:
                     f"an operand has the shape {show(type.shape)}; an axis has at most "
                     f"{MAX_EXTENT} items"
                 )
+        # A rule takes ABSENT for an operand that is left out. A tensor of this type is present.
         if type == ABSENT and isinstance(operand, Value):
             return PRESENT
         return type
@@ -268,12 +267,37 @@ class GraphBuilder:
             inserted: whether a reader added the results, so that the document has no such
                 tensors.
         """
-        active_rule = rule or rules[kind]
+        types = self._infer(rule or rules[kind], operands, attributes)
+        if isinstance(types, TensorType) and len(names) == 1:  # the usual case
+            name = self._free_name(names[0], may_be_reserved=True)
+            results = (Value(name, _possible(types), inserted),)
+        else:
+            results = self._results(types, names, inserted)
+        operation = Operation(
+            kind=kind,
+            operands=tuple(operands.items()),
+            attributes=tuple(attributes.items()),
+            results=results,
+            span=span,
+            calls=calls,
+            rule=rule,
+        )
+        self.operations.append(operation)
+        if kind == "counted" and rule is None and "extent" in attributes:
+            # The first operation that counts a symbol's items gives the symbol's value.
+            self.symbols.setdefault(str(attributes["extent"]), next(operation.writes()))
+        return results
+
+    def _infer(
+        self, rule: Rule, operands: Mapping[str, Operand], attributes: Mapping[str, Attribute]
+    ) -> Types:
+        """Return the types of an operation's results, by its rule. Errors are as in `operation`."""
         arguments: dict[str, Any] = {**operands, **attributes}
-        reads = active_rule.infer_reads
+        reads = rule.infer_reads
         infer_arguments: dict[str, Any] = {}
         for name, argument in arguments.items():
-            if "**" not in reads and name not in reads:
+            is_read = "**" in reads or name in reads
+            if not is_read:
                 continue
             if name in operands:
                 infer_arguments[python_name(name)] = mapped(argument, self._as_read)
@@ -282,56 +306,38 @@ class GraphBuilder:
         # If `infer` reads all arguments, it refuses an unknown one itself.
         are_all_read = len(infer_arguments) == len(arguments)
         if not are_all_read:
-            _refuse_unknown(active_rule, arguments)
-        if len(arguments) < len(active_rule.parameters):
-            _require_all(active_rule, arguments)
+            _refuse_unknown(rule, arguments)
+        if len(arguments) < len(rule.parameters):
+            _require_all(rule, arguments)
         try:
-            inferred = active_rule.infer(**infer_arguments)
+            return rule.infer(**infer_arguments)
         except ZeroDivisionError:  # some rules divide by an extent
             if not any(map(_has_empty, operands.values())):
                 raise
             raise InvalidShape("an operand is empty, the operation needs items") from None
-        if isinstance(inferred, TensorType) and len(names) == 1:  # the usual case
-            name = self._name(names[0], exact=True)
-            results = (Value(name, _possible(inferred), inserted),)
-        else:
-            results = self._results(inferred, names, inserted)
-        operand_pairs = tuple(operands.items())
-        attribute_pairs = tuple(attributes.items())
-        operation = Operation(
-            kind=kind,
-            operands=operand_pairs,
-            attributes=attribute_pairs,
-            results=results,
-            span=span,
-            calls=calls,
-            rule=rule,
-        )
-        self.operations.append(operation)
-        if kind == "counted" and rule is None and "extent" in attributes:
-            self.symbols.setdefault(str(attributes["extent"]), next(operation.writes()))
-        return results
 
     def _results(self, types: Types, names: Sequence[str], inserted: bool) -> tuple[Result, ...]:
         """Return new values of the types `types`, as the results of an operation.
 
-        The values get the names in `names`. If there are more or fewer names than values, the
-        names are made from the first name. `inserted` is as in `operation`.
+        A list of types gives a list of tensors, as one result. The tensors get the names in
+        `names`. If there are more or fewer names than tensors, the names are made from the first
+        name. `inserted` is as in `operation`.
         """
         result_types = types if isinstance(types, tuple) else (types,)
         count = 0
         for item in result_types:
             count += len(item) if isinstance(item, list) else 1
-        is_exact = len(names) == count
-        if not is_exact and count == 1:
+        # Only if all tensors get names of the caller, these names may be reserved ones.
+        has_all_names = len(names) == count
+        if not has_all_names and count == 1:
             names = names[:1]
-        elif not is_exact:
+        elif not has_all_names:
             stem = names[0][:_MOST_CHARACTERS_BEFORE_SUFFIX]
             names = [f"{stem}_{i}" for i in range(count)]
         remaining_names = iter(names)
 
         def next_value(type: TensorType) -> Value:
-            name = self._name(next(remaining_names), exact=is_exact)
+            name = self._free_name(next(remaining_names), may_be_reserved=has_all_names)
             return Value(name, _possible(type), inserted)
 
         results: list[Result] = []
@@ -403,10 +409,9 @@ def _require_all(rule: Rule, names: Iterable[str]) -> None:
 
 
 def _possible(type: TensorType) -> TensorType:
-    """Return the type of an operation's result.
+    """Return the type of an operation's result, with ABSENT in place of PRESENT.
 
-    Raises InvalidShape if no array can have the type. PRESENT becomes ABSENT, the plain type of
-    a logical scalar.
+    Raises InvalidShape for a negative extent, and for an empty type that takes long to compile.
     """
     for extent in type.shape:
         if extent < 0:
@@ -423,7 +428,7 @@ def _possible(type: TensorType) -> TensorType:
 
 
 def _opened(attribute: Any) -> Any:
-    """Return an attribute in which UNKNOWN replaces symbolic extents and extents of lists."""
+    """Return an attribute in which UNKNOWN replaces each symbolic dimension and each `Extent`."""
     if isinstance(attribute, tuple):
         items: tuple[Any, ...] = attribute
         return tuple(map(_opened, items)) if any(map(_is_open, items)) else items
@@ -431,4 +436,5 @@ def _opened(attribute: Any) -> Any:
 
 
 def _is_open(attribute: Any) -> bool:
+    """Tell whether an attribute is an extent that only a run decides."""
     return isinstance(attribute, Extent) or is_symbolic(attribute)

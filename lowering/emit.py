@@ -47,8 +47,8 @@ class Preparation:
     """The values computed from a network's parameters for the kernels of a CPU.
 
     `arrays` has the computed values, without the parameters themselves. `recipe` is the digest
-    of a recipe, which describes how the values are computed. A function whose recipe has another
-    digest, for example because its inputs have other shapes, ignores the values.
+    of the recipe by which the values were computed. A function whose recipe has another digest,
+    for example because its inputs have other shapes, ignores the values.
     """
 
     arrays: tuple[Array, ...]
@@ -57,11 +57,11 @@ class Preparation:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ConstantParameters:
-    """Holds parameters whose arrays are known when a function is traced. jax does not look into it.
+    """Holds parameters whose arrays are known when a function is traced, hidden from jax.
 
     If such parameters were operands of the primitive, they would become constants of the caller's
-    executable, in addition to the values that are prepared from them. A parameter in this object
-    becomes a constant only if the executable needs the parameter itself.
+    executable, in addition to the prepared values. A parameter in this object becomes a constant
+    only if the executable needs the parameter itself.
     """
 
     arrays: tuple[Array, ...] = ()
@@ -98,10 +98,10 @@ def network(
 def preparation(
     target: Target, function: Callable[..., object], parameters: object, *arguments: object
 ) -> Preparation | None:
-    """Compute the values that a function's calls need from its parameters, on a target.
+    """Compute the prepared values of a function's parameters, for the kernels of a target.
 
-    The calls have arguments of the types of `arguments`. Parameters and arguments may be
-    tracers. None is returned if the target has no kernels, or if the program has symbolic
+    The values are for calls with arguments of the types of `arguments`. Parameters and arguments
+    may be tracers. None is returned if the target has no kernels, or if the program has symbolic
     extents or empty arguments. The prepared values have no derivatives. To differentiate with
     respect to the parameters, prepare them in the differentiated function, or not at all.
     """
@@ -111,10 +111,12 @@ def preparation(
     arrays = leaves[: program.parameters]
     parts = lower(differentiable(program), target)
     are_traced = any(map(_is_tracer, arrays))
+    # Only `prepared` shares the values of concrete arrays with other programs.
     values = parts.prepare(arrays) if are_traced else prepared(parts, arrays)
     computed: list[Array] = []
     for value, source in zip(values, parts.sources, strict=True):
-        if source is None:
+        is_parameter = source is not None
+        if not is_parameter:
             computed.append(jax.lax.stop_gradient(value))
     return Preparation(tuple(computed), parts.recipe.digest)
 
@@ -139,19 +141,19 @@ def _bind(
     # a user's callbacks keep their order.
     if program.closed.effects:
         return program(*operands)
-    closed, lifted = jaxprs.lifted(program.closed, _is_tracer)
-    operands = [*lifted, *operands]
-    # Constants that are tracers (`lifted`) become the first operands. In this case no leading
-    # operands are parameters.
-    parameter_count = 0 if lifted else program.parameters
+    # The constants that are tracers (`traced_constants`) become the first operands. In this case
+    # the primitive has no parameters, since only its first operands can be parameters.
+    closed, traced_constants = jaxprs.lifted(program.closed, _is_tracer)
+    operands = [*traced_constants, *operands]
+    parameter_count = 0 if traced_constants else program.parameters
     recipe = None
     constants = _NOTHING
-    arrays = operands[:parameter_count]
-    if preparation is not None and not lifted:
+    parameters = operands[:parameter_count]
+    if preparation is not None and not traced_constants:
         operands = [*operands, *preparation.arrays]
         recipe = preparation.recipe
-    elif as_constants and all(map(_is_concrete, arrays)):
-        constants = ConstantParameters(tuple(arrays))
+    elif as_constants and all(map(_is_concrete, parameters)):
+        constants = ConstantParameters(tuple(parameters))
         operands = operands[parameter_count:]
     return _network.bind(
         *operands,
@@ -179,8 +181,9 @@ def _evaluate(
     *operands: Any, jaxpr: ClosedJaxpr, constants: ConstantParameters, **_: object
 ) -> list[Any]:
     """Evaluate the primitive's jaxpr without rewriting it. Prepared values are ignored."""
-    arguments = [*constants.arrays, *operands]
-    return jaxpr_evaluation.as_function(jaxpr)(*arguments[: len(jaxpr.in_avals)])
+    count = len(jaxpr.in_avals)
+    arguments = [*constants.arrays, *operands][:count]  # operands after these are prepared values
+    return jaxpr_evaluation.as_function(jaxpr)(*arguments)
 
 
 @_network.def_abstract_eval
@@ -201,30 +204,34 @@ def _lowering_rule(
     **_: object,
 ) -> Any:
     """Rewrite the primitive's program by the passes for a platform, and lower the result."""
-    if context.module_context.lowering_parameters.for_export:
-        # Any machine may run an exported function, so that this machine's rates do not count.
+    module = context.module_context
+    if module.lowering_parameters.for_export:
+        # Any machine may run an exported function, so this machine's rates do not count.
         about = about._replace(rates=DEFAULT)
     # The number of devices is known here, but shardings are not. On several devices no pass may
     # make a loop over the batch: if the batch is sharded, such a loop gathers it.
-    devices = getattr(context.module_context.axis_context, "num_devices", None)
+    devices = getattr(module.axis_context, "num_devices", None)
     target = target_of(platform, devices, about.rates, is_open=about.is_open)
     count = len(jaxpr.in_avals)  # further operands are prepared values
     program = Program(jaxpr, parameters, prepares=False, role=role)
 
-    def with_arrays(parts: Split, *operands: Array) -> list[Array]:
+    def with_prepared(parts: Split, *operands: Array) -> list[Array]:
+        """Call a split program with the operands of the primitive, prepared values included."""
         values = assemble(parts.sources, operands[:parameters], operands[count:])
         return parts.call(values, operands[parameters:count])
 
     with named(about):
+        evaluate: Callable[..., list[Any]] | None = None
         if constants.arrays:
-            is_one_platform = len(context.module_context.platforms) == 1
+            is_one_platform = len(module.platforms) == 1
             evaluate = _with_constants(program, target, constants, about, prepares=is_one_platform)
-            return mlir.lower_fun(evaluate, multiple_results=True)(context, *operands)
-        if recipe is not None and target.has_kernels:
+        elif recipe is not None and target.has_kernels:
             parts = lower(program, target)
             if parts.recipe.digest == recipe:
-                evaluate = partial(with_arrays, parts)
-                return mlir.lower_fun(evaluate, multiple_results=True)(context, *operands)
+                evaluate = partial(with_prepared, parts)
+        if evaluate is not None:
+            return mlir.lower_fun(evaluate, multiple_results=True)(context, *operands)
+        # No prepared values are used, so their operands are left out.
         context = context.replace(avals_in=context.avals_in[:count])
         operands = operands[:count]
         rewritten = rewrite(program, target)
@@ -232,7 +239,6 @@ def _lowering_rule(
             return mlir.lower_fun(rewritten, multiple_results=True)(context, *operands)
         # Lower the program as a call, which XLA inlines. To trace the program again instead would
         # take a fifth of the compile time of a training step of ConvNeXt-T.
-        module = context.module_context
         if context.platforms is not None:
             module = module.replace(platforms=context.platforms)
         call: Any = {"name": "network", "call_jaxpr": rewritten.closed}
@@ -249,9 +255,8 @@ def _with_constants(
 ) -> Callable[..., list[Any]]:
     """Return a function of a program's inputs, which contains the program's parameters.
 
-    If `prepares` is true, the function may contain prepared values instead of the parameters. A
-    module for several platforms contains the parameters themselves, so that the platforms share
-    them.
+    If `prepares` is true, the function may contain prepared values instead of the parameters. It
+    is false in a module for several platforms, so that the platforms share the parameters.
     """
 
     def with_parameters(*inputs: Array) -> list[Any]:
@@ -285,10 +290,10 @@ def _jvp(
     about: About,
     **params: Any,
 ) -> tuple[list[Any], list[Any]]:
-    """Compute results by one primitive, and their tangents by another one, which is linear.
+    """Compute the results by one primitive, and their tangents by a linear primitive.
 
-    The first primitive also computes the values that the second one reads. `linear` is the number
-    of trailing arguments in which `jaxpr` is linear.
+    The first primitive also computes the values that the linear primitive reads. `linear` is the
+    number of trailing arguments in which `jaxpr` is linear.
     """
     count = len(jaxpr.in_avals)
     constant_avals = jaxpr.in_avals[: len(constants.arrays)]
@@ -310,7 +315,8 @@ def _jvp(
     results = _network.bind(*operands, jaxpr=jaxpr, **params)
     if not active:
         return results, list(map(_zero_tangent, jaxpr.out_avals))
-    # The tangents of the results are the same linear function of the operands' tangents.
+    # The jaxpr is linear in all operands with a tangent. Therefore the same jaxpr computes the
+    # tangents of the results, from the tangents of these operands.
     linear_tangents = map(ad.instantiate_zeros, tangents[first_linear:count])
     arguments = [*operands[:first_linear], *linear_tangents]
     return results, _bind(Program(jaxpr, role="backward"), arguments, about, linear=linear)
@@ -370,8 +376,8 @@ def _linearized(
     computed = _bind(Program(forward, role="forward"), operands, about)
     # The forward pass computes floating-point results, integer results and residuals, in this
     # order. A residual that is an operand itself is not computed.
-    reals = iter(computed[:real_count])
-    integers = iter(computed[real_count:result_count])
+    reals = computed[:real_count]
+    integers = computed[real_count:result_count]
     computed_residuals = iter(computed[result_count:])
     residuals = [next(computed_residuals) if i is None else operands[i] for i in sources]
 
@@ -384,21 +390,21 @@ def _linearized(
         jaxpr_evaluation.make_jaxpr(push, residuals, active_tangents), role="backward"
     )
     arguments = [*residuals, *active_tangents]
-    real_tangents = iter(_bind(backward, arguments, about, linear=len(active_tangents)))
-    results: list[Any] = []
-    result_tangents: list[Any] = []
-    for is_real, aval in zip(are_real, avals, strict=True):
-        if is_real:
-            results.append(next(reals))
-            result_tangents.append(next(real_tangents))
-        else:
-            results.append(next(integers))
-            result_tangents.append(_zero_tangent(aval))
-    return results, result_tangents
+    real_tangents = _bind(backward, arguments, about, linear=len(active_tangents))
+    integer_tangents = map(_zero_tangent, compress(avals, map(not_, are_real)))
+    results = _interleaved(are_real, reals, integers)
+    return results, _interleaved(are_real, real_tangents, integer_tangents)
+
+
+def _interleaved(are_real: Iterable[bool], reals: Iterable[T], integers: Iterable[T]) -> list[T]:
+    """Return the items of `reals` where `are_real` is true, and of `integers` elsewhere."""
+    next_reals = iter(reals)
+    next_integers = iter(integers)
+    return [next(next_reals) if is_real else next(next_integers) for is_real in are_real]
 
 
 def _merged(items: Sequence[T], indices: Iterable[int], new_items: Iterable[T]) -> list[T]:
-    """Return a copy of `items` with `new_items` at the places `indices`."""
+    """Return a copy of `items` with `new_items` at the indices `indices`."""
     merged = list(items)
     for index, item in zip(indices, new_items, strict=True):
         merged[index] = item
@@ -413,38 +419,40 @@ def _transpose(
     about: About,
     **_: object,
 ) -> list[Any]:
-    """Compute cotangents of the operands in which the primitive is linear.
+    """Compute the cotangents of the operands in which the primitive is linear.
 
-    One primitive, which is linear in `cotangents`, computes them.
+    They are computed by one primitive, which is linear in `cotangents`. All other operands get
+    the cotangent None.
     """
     operands = (*constants.arrays, *operands)
     count = len(jaxpr.in_avals)
-    linear = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
-    fixed = [i for i in range(count) if i not in linear]
-    nonzero = [i for i, cotangent in enumerate(cotangents) if type(cotangent) is not ad.Zero]
-    linear_types = [operands[i].aval for i in linear]
+    linear_indices = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
+    fixed_indices = [i for i in range(count) if i not in linear_indices]
+    nonzero_indices = [i for i, ct in enumerate(cotangents) if type(ct) is not ad.Zero]
+    linear_types = [operands[i].aval for i in linear_indices]
 
     def transposed(
         fixed_operands: Sequence[Array], nonzero_cotangents: Sequence[Array]
     ) -> list[Array]:
-        fixed_arguments = _merged([None] * count, fixed, fixed_operands)
+        """Return the cotangents of the linear operands."""
+        fixed_arguments = _merged([None] * count, fixed_indices, fixed_operands)
 
         def evaluate(*linear_operands: Array) -> list[Array]:
-            arguments = _merged(fixed_arguments, linear, linear_operands)
+            arguments = _merged(fixed_arguments, linear_indices, linear_operands)
             return jaxpr_evaluation.as_function(jaxpr)(*arguments)
 
         all_cotangents = list(map(ad.instantiate_zeros, cotangents))
-        all_cotangents = _merged(all_cotangents, nonzero, nonzero_cotangents)
+        all_cotangents = _merged(all_cotangents, nonzero_indices, nonzero_cotangents)
         return list(jax.linear_transpose(evaluate, *linear_types)(all_cotangents))
 
-    fixed_operands = [operands[i] for i in fixed]
-    nonzero_cotangents = [cotangents[i] for i in nonzero]
+    fixed_operands = [operands[i] for i in fixed_indices]
+    nonzero_cotangents = [cotangents[i] for i in nonzero_indices]
     closed = jaxpr_evaluation.make_jaxpr(transposed, fixed_operands, nonzero_cotangents)
     backward = Program(closed, role="backward")
     arguments = [*fixed_operands, *nonzero_cotangents]
     results = _bind(backward, arguments, about, linear=len(nonzero_cotangents))
-    operand_cotangents = _merged([None] * len(operands), linear, results)
-    return operand_cotangents[len(constants.arrays) :]
+    cotangents_of_operands = _merged([None] * len(operands), linear_indices, results)
+    return cotangents_of_operands[len(constants.arrays) :]
 
 
 ad.primitive_transposes[_network] = _transpose
@@ -467,7 +475,7 @@ def _batched(
     of each result, or None.
     """
     count = len(jaxpr.in_avals)
-    arguments = [*constants.arrays, *operands][:count]
+    arguments = [*constants.arrays, *operands][:count]  # operands after these are prepared values
     constant_axes = [None] * len(constants.arrays)
     argument_axes = [*constant_axes, *axes][:count]
     are_batched = jaxprs.depending(jaxpr, [axis is not None for axis in argument_axes])

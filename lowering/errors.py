@@ -30,8 +30,8 @@ class InvalidComputation(InvalidOperation):
     """Raised if an operation of a graph cannot be computed, or computes other types than inferred.
 
     The message does not contain the place in a document. The place is `operation.span`, or None
-    if it is unknown. If the rule of the operation refuses its arguments, the rule's error is
-    the cause of this error.
+    if the place is unknown. If the rule of the operation refuses the arguments, the rule's error
+    is the cause of this error.
     """
 
     def __init__(self, message: str, operation: Operation, hint: str = "") -> None:

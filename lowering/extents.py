@@ -66,7 +66,7 @@ MAX_EXTENT = (1 << 31) - 1  # the most items along an axis, since indices have 3
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The extent of a list in an attribute of a graph, such as `2*n0 + 1`.
+    """The extent of a list, as a text such as `2*n0 + 1` in an attribute of a graph.
 
     `n0` is a symbol of the graph: a number of items that a run counts. A trace computes with a
     symbolic dimension of `jax.export` in place of an `Extent`. A symbolic dimension belongs to one
@@ -95,7 +95,7 @@ def has_symbols(attribute: object) -> bool:
 
 
 def at_least(size: int, other: int) -> bool:
-    """Tell whether `size >= other` is certain, for all values of symbolic extents in both numbers.
+    """Tell whether `size >= other` is certain, whatever the symbolic extents in both are.
 
     Passes compare sizes by this function, and change nothing if the answer is False.
     """
@@ -132,7 +132,7 @@ def broadcast_extent(a: int, b: int) -> int | None:
         return a
     if differ(a, b):
         return None
-    return b if a is UNKNOWN else a
+    return b if a is UNKNOWN else a  # if only one of them is known, the known one
 
 
 def ceil_div(extent: int, divisor: int) -> int:
@@ -161,7 +161,7 @@ def with_ones(attribute: Any) -> Any:
 
 
 def along(axis: int, rank: int) -> list[int]:
-    """Return the shape, for `reshape`, that lays a vector along one axis of a tensor.
+    """Return the shape that makes `reshape` lay a vector along one axis of a tensor.
 
     The shape has -1 for this axis and 1 for all other axes. For axis 1 and rank 3 it is
     [1, -1, 1].
@@ -172,9 +172,9 @@ def along(axis: int, rank: int) -> list[int]:
 
 
 def with_extent(shape: Shape, axis: int, *extents: int) -> Shape:
-    """Return a shape in which `extents` replace the extent of one axis.
+    """Return a shape with `extents` in place of the extent of one axis.
 
-    For (2, 3, 4), axis 1 and the extents 5, 6 it returns (2, 5, 6, 4).
+    For (2, 3, 4), axis 1 and the extents 5 and 6 the result is (2, 5, 6, 4).
     """
     before = shape[:axis]
     after = shape[axis + 1 :]
@@ -184,7 +184,8 @@ def with_extent(shape: Shape, axis: int, *extents: int) -> Shape:
 def show(shape: Sequence[int | None], names: Sequence[str] = ()) -> str:
     """Return a shape as NNEF writes it: `[1,3,?,?]`.
 
-    An extent that is UNKNOWN or None is shown by its name, if it has one: `[batch,3,?,?]`.
+    `names` has a name, or "", for each of the first axes. An extent that is UNKNOWN or None is
+    shown by the name of its axis, if there is one: `[batch,3,?,?]`.
     """
     texts: list[str] = []
     for axis, extent in enumerate(shape):
@@ -206,7 +207,7 @@ def is_static(value: object) -> bool:
 
 
 def is_zero(value: object) -> bool:
-    """Tell whether a value is the number 0 of Python or numpy. An array with axes is not."""
+    """Tell whether a value is the number 0 of Python or numpy, and not an array with axes."""
     is_number = is_static(value) and getattr(value, "ndim", 0) == 0
     return is_number and bool(value == 0)
 
@@ -226,12 +227,12 @@ def runs_of(
     old_end = new_end = 0
     while old_end < len(old) or new_end < len(new):
         old_start, new_start = old_end, new_end
-        # Begin both runs with one axis, if axes are left.
+        # Begin both runs with one axis, if axes are left. A run without an axis has the size 1.
         old_end = min(old_end + 1, len(old))
         new_end = min(new_end + 1, len(new))
         old_size = volume(old[old_start:old_end])
         new_size = volume(new[new_start:new_end])
-        # Extend the run of the smaller size until both runs have the same size.
+        # Extend the run of the smaller size by its next axis until both runs have the same size.
         while old_size != new_size:
             if old_end < len(old) and at_least(new_size, old_size):
                 old_size = old_size * old[old_end]

@@ -22,7 +22,7 @@ from lowering.program import Program
 
 
 class Factor:
-    """A factor of an axis's extent. Different objects are different factors, even if equal.
+    """A factor of an axis's extent. Each object is a factor of its own, even with equal extents.
 
     `extent` is the number. `parts` has the factors that replace this factor: several factors if it
     was split, and one factor if it was united with a factor of equal extent. Otherwise `parts` is
@@ -33,7 +33,7 @@ class Factor:
 
     def __init__(self, extent: int, *, is_blocked: bool = False) -> None:
         self.extent = extent
-        self.is_blocked = is_blocked  # whether an equation needs the factor undivided
+        self.is_blocked = is_blocked
         self.parts: list[Factor] = []
 
 
@@ -42,13 +42,13 @@ Axes = list[Axis]
 
 
 def leaves(axis: Iterable[Factor]) -> list[Factor]:
-    """Return the factors of an axis in order, with split factors replaced by their parts."""
+    """Return the factors of an axis in order, with replaced factors as their parts."""
     factors: list[Factor] = []
-    pending = list(reversed(list(axis)))
-    while pending:
-        factor = pending.pop()
+    stack = list(reversed(list(axis)))  # the next factor is the last item
+    while stack:
+        factor = stack.pop()
         if factor.parts:
-            pending += reversed(factor.parts)
+            stack += reversed(factor.parts)
         else:
             factors.append(factor)
     return factors
@@ -63,13 +63,13 @@ def block(axis: Iterable[Factor]) -> None:
 def unite(first: Iterable[Factor], second: Iterable[Factor]) -> None:
     """Make two axes consist of the same factors, beginning with their first factors.
 
-    If two factors have different extents, the larger factor is split. If the larger extent is
-    not a multiple of the smaller one, both factors and all later factors of the axes are
-    blocked.
+    Of two factors with different extents, the larger one is split. For the axes (32,) and (4, 8),
+    32 is split into 4 * 8. If the larger extent is not a multiple of the smaller one, both
+    factors and all later factors of the axes are blocked.
     """
+    # These lists have the factors that are not compared yet.
     left = leaves(first)
     right = leaves(second)
-    # The lists have the factors that are not compared yet.
     while left and right:
         left_factor = left[0]
         right_factor = right[0]
@@ -88,7 +88,7 @@ def unite(first: Iterable[Factor], second: Iterable[Factor]) -> None:
             # The larger factor is split, and its first part is compared next.
             extents = small.extent, large.extent // small.extent
             large.parts = [Factor(extent, is_blocked=large.is_blocked) for extent in extents]
-        # The remaining factors may include the factor that was replaced or split.
+        # A list may still have the factor that was replaced or split.
         left = leaves(left)
         right = leaves(right)
 
@@ -149,15 +149,17 @@ class FactorWalk:
         self.inner_walks: dict[int, list[FactorWalk]] = {}
         self.uses: list[Use] = outer.uses if outer else []
         self.products: list[Product] = outer.products if outer else []
+        # The number of evaluations of the program in a call: an inner function may be in loops.
         self.times = times
         # Maps the result of each product to the axes that the result has from the weight's columns.
         self.columns: dict[Variable, frozenset[int]] = {}
-        # Maps the result of each product to another map: from the index of an operand other than
-        # the weight to the summed axes of this operand.
+        # For the result of each product: the summed axes of each operand other than the weight,
+        # by the index of the operand.
         self.summed: dict[Variable, dict[int, frozenset[int]]] = {}
         # Maps each variable that depends only on parameters to the argument numbers of these
         # parameters.
         self.origins = dict[Atom, frozenset[int]]()
+        # An inner function gets the origins of its arguments from `_enter`.
         if outer is None:
             parameters = program.arguments[: program.parameters]
             self.origins.update((v, frozenset([i])) for i, v in enumerate(parameters))
@@ -166,7 +168,8 @@ class FactorWalk:
         """Find the factors of all axes, equation by equation, and return this walk."""
         self.origins.update(dict.fromkeys(self.program.constants, frozenset[int]()))
         for equation in self.program.equations:
-            if all(map(self.is_known, equation.invars)) and not equation.effects:
+            reads_only_parameters = all(map(self.depends_only_on_parameters, equation.invars))
+            if reads_only_parameters and not equation.effects:
                 parameters = frozenset[int]().union(*map(self.origin, equation.invars))
                 self.origins.update(dict.fromkeys(equation.outvars, parameters))
             functions = inner_functions(equation)
@@ -180,39 +183,39 @@ class FactorWalk:
         """Unite the axes that an equation links, and block axes of its operands without a link."""
         table = axes_of(equation) or UNLINKED
         operands, results = equation.invars, equation.outvars
-        # Maps a pair, the index of an operand and the number of an axis of this operand, to the
-        # factors of the axis that are linked.
+        # The linked factors of each axis, by the index of the operand and the number of the axis.
         linked: dict[tuple[int, int], Axis] = {}
         for link in table.links:
-            linked_axes: list[Axis] = []  # the factors of each operand and result along the link
+            runs: list[Axis] = []  # the factors of each operand and result along the link
             for index, run in link.operands.items():
                 operand_factors: Axis = []
                 for part in run:
                     factors = self._part(operands[index], part)
                     linked[index, axis_number(part)] = factors
                     operand_factors += factors
-                linked_axes.append(operand_factors)
+                runs.append(operand_factors)
             for index, run in link.results.items():
                 result_factors: Axis = []
                 for part in run:
                     result_factors += self._part(results[index], part)
-                linked_axes.append(result_factors)
-            for axis in linked_axes[1:]:
-                unite(linked_axes[0], axis)
+                runs.append(result_factors)
+            for other_run in runs[1:]:
+                unite(runs[0], other_run)
             if link.kind != "apart":
-                self.record_use(link.kind, linked_axes[:1], results[0])
+                self.record_use(link.kind, runs[:1], results[0])
         for index, operand in enumerate(operands):
             for number, axis in enumerate(self.operand_axes(operand)):
                 linked_factors = {*leaves(linked.get((index, number), ()))}
                 block(factor for factor in leaves(axis) if factor not in linked_factors)
         for index in table.weights:
-            self._multiply(table, operands[index], index, results[0])
+            self._record_product(table, operands[index], index, results[0])
 
     def _part(self, operand: Atom, part: int | AxisPart) -> Axis:
         """Return the factors of an operand's axis, or of a part of the axis."""
         axis = self.operand_axes(operand)[axis_number(part)]
         if not isinstance(part, AxisPart):
             return axis
+        # Split the axis into three factors: before the part, the part itself, and after it.
         extent = math.prod(factor.extent for factor in axis)
         before = Factor(part.before)
         inside = Factor(part.extent)
@@ -220,23 +223,28 @@ class FactorWalk:
         unite([factor for factor in (before, inside, after) if factor.extent > 1], axis)
         return [inside]
 
-    def _multiply(self, table: LinkedAxes, weight: Atom, index: int, result: Variable) -> None:
+    def _record_product(
+        self, table: LinkedAxes, weight: Atom, index: int, result: Variable
+    ) -> None:
         """Record a product of a weight, if the weight depends on parameters only.
 
         Nothing is recorded if the result depends on parameters only, too. `table` has the linked
         axes of the equation, and `index` is the index of the weight among its operands.
         """
-        if not self.is_known(weight) or self.is_known(result):
+        if not self.depends_only_on_parameters(weight) or self.depends_only_on_parameters(result):
             return
         rows = Axis()
         columns = Axis()
-        result_axes: set[int] = set()
+        column_axes: set[int] = set()  # the axes of the result that come from the columns
         summed: dict[int, frozenset[int]] = {}
         kind: Literal["product", "lookup"] = "product"
         for link in table.links:
             weight_factors = Axis()
             for part in link.operands.get(index, ()):
                 weight_factors += self.operand_axes(weight)[axis_number(part)]
+            has_weight = index in link.operands
+            has_weight_alone = has_weight and len(link.operands) == 1
+            has_groups_of_weight = has_weight and link.is_of_parts
             if link.kind != "apart":
                 rows += weight_factors
                 if link.kind == "lookup":
@@ -245,16 +253,12 @@ class FactorWalk:
                     if other != index:
                         other_axes = summed.get(other, frozenset())
                         summed[other] = other_axes.union(map(axis_number, other_run))
-                continue
-            has_weight = index in link.operands
-            has_weight_alone = has_weight and len(link.operands) == 1
-            has_groups_of_weight = has_weight and link.is_of_parts
-            if has_weight_alone or has_groups_of_weight:
+            elif has_weight_alone or has_groups_of_weight:
                 columns += weight_factors
-                result_axes.update(map(axis_number, link.results[0]))
+                column_axes.update(map(axis_number, link.results[0]))
         product = Product(self.origin(weight), rows, columns, self.items(result), kind)
         self.products.append(product)
-        self.columns[result] = frozenset(result_axes)
+        self.columns[result] = frozenset(column_axes)
         self.summed[result] = summed
 
     def _enter(self, equation: Equation, function: InnerFunction) -> None:
@@ -270,25 +274,28 @@ class FactorWalk:
             operand_number, steps = function.arguments[i]
             operand = equation.invars[operand_number]
             inside.axes[argument] = self._inner_axes(operand, steps)
-            is_same_value = not steps and i not in carried_arguments
-            if is_same_value and self.is_known(operand):
+            # The value of a constant argument is the operand itself in each iteration.
+            is_constant = not steps and i not in carried_arguments
+            if is_constant and self.depends_only_on_parameters(operand):
                 inside.origins[argument] = self.origin(operand)
         inside.follow_all()
         for i, result in enumerate(inside.program.results):
             outer = function.results[i]
             if i in function.carried_to:
+                # The factors of a carried result are not compared with those of the next
+                # iteration's argument, so the result is gathered.
                 inside.record_use("gather", inside.operand_axes(result), result)
             elif outer is not None:
                 outer_axes = self._inner_axes(equation.outvars[outer.number], outer.steps)
-                pairs = zip(inside.operand_axes(result), outer_axes, strict=True)
-                for inner_axis, outer_axis in pairs:
+                axis_pairs = zip(inside.operand_axes(result), outer_axes, strict=True)
+                for inner_axis, outer_axis in axis_pairs:
                     unite(inner_axis, outer_axis)
 
     def _inner_axes(self, variable: Atom, steps: int) -> Axes:
-        """Return the axes of a variable that one iteration of a loop sees.
+        """Return the axes of a variable as one iteration of a loop has them.
 
-        The loop iterates over the first `steps` axes of the variable. These axes are left out,
-        and their factors are blocked.
+        The loop iterates over the first `steps` axes of the variable. The result leaves out
+        these axes, and their factors are blocked.
         """
         axes = self.operand_axes(variable)
         for axis in axes[:steps]:
@@ -303,8 +310,8 @@ class FactorWalk:
             self.axes[operand] = _axes(operand)
         return self.axes[operand]
 
-    def is_known(self, operand: Atom) -> bool:
-        """Tell whether an operand depends only on parameters."""
+    def depends_only_on_parameters(self, operand: Atom) -> bool:
+        """Tell whether an operand depends on no other arguments than parameters."""
         return is_literal(operand) or operand in self.origins
 
     def origin(self, operand: Atom) -> frozenset[int]:
@@ -312,12 +319,12 @@ class FactorWalk:
         return frozenset() if is_literal(operand) else self.origins[operand]
 
     def record_use(self, kind: UseKind, axes: Iterable[Axis], variable: Atom) -> None:
-        """Record the communication that is needed if factors of a variable's axes are divided.
+        """Record the communication of a variable's items that divided factors of axes need.
 
         If the variable depends only on parameters, nothing is recorded, since the variable is not
         computed in each call.
         """
-        if self.is_known(variable):
+        if self.depends_only_on_parameters(variable):
             return
         factors = list(chain.from_iterable(axes))
         self.uses.append(Use(kind, factors, self.items(variable)))

@@ -29,8 +29,8 @@ class Facts(NamedTuple):
         along: the parameter that is the one axis along which items depend on each other.
         across: the parameter that lists the axes along which items are reordered.
         removes: the parameter that lists the axes that results lack.
-        per_axis: maps each parameter that has an entry for each axis to the neutral entry, which
-            changes nothing along an axis, or to None if no entry is neutral.
+        per_axis: the parameters that have an entry for each axis. Each is mapped to its neutral
+            entry, which changes nothing along an axis, or to None if no entry is neutral.
         resized: the parameter that lists the extents of the result.
     """
 
@@ -124,7 +124,7 @@ def facts(equation: Equation) -> Facts:
 
 
 def facts_of_name(primitive: str) -> Facts:
-    """Return the properties of a primitive, from the table. `primitive` is its name.
+    """Return the properties of the primitive with a name, from the table.
 
     If the table lacks the primitive, all fields are false or empty.
     """
@@ -136,7 +136,7 @@ NewAxes = Sequence[Sequence[int]]
 
 
 def renumbered(equation: Equation, new_axes: Sequence[NewAxes]) -> dict[str, Any] | None:
-    """Return an equation's parameters for operands whose axes have been renumbered.
+    """Return an equation's changed parameters, for operands whose axes have been renumbered.
 
     For each operand, `new_axes` lists the new axes of each old axis. An axis may become several
     axes. None is returned if the table lacks the primitive, or if the parameters cannot express the
@@ -150,13 +150,11 @@ def renumbered(equation: Equation, new_axes: Sequence[NewAxes]) -> dict[str, Any
         numbers = tuple(map(spanned, new_axes, sums)), tuple(map(spanned, new_axes, batch))
         return {"dimension_numbers": numbers}
     # All operands have the same new axes, except scalars, which have no axes.
-    shared_axes: NewAxes = ()
-    for operand_axes in new_axes:
-        if operand_axes:
-            shared_axes = operand_axes
-            break
+    shared_axes: NewAxes = next((axes for axes in new_axes if axes), ())
     if name == "transpose":
         return {"permutation": spanned(shared_axes, params["permutation"])}
+    if fact.by_item:
+        return {}  # these primitives have no parameter that names an axis
     axes_parameter = fact.removes or fact.across
     if axes_parameter:
         axes = tuple(sorted(spanned(shared_axes, params[axes_parameter])))
@@ -169,12 +167,13 @@ def renumbered(equation: Equation, new_axes: Sequence[NewAxes]) -> dict[str, Any
         return {fact.along: axes[0]} if len(axes) == 1 else None
     changed: dict[str, Any] = {}
     for parameter, neutral in fact.per_axis.items():
-        if params[parameter] is not None:
-            entries = _renumbered_entries(params[parameter], neutral, shared_axes)
-            if entries is None:
-                return None
-            changed[parameter] = entries
-    return changed if changed or fact.by_item else None
+        if params[parameter] is None:
+            continue  # the parameter has its default for all axes
+        entries = _renumbered_entries(params[parameter], neutral, shared_axes)
+        if entries is None:
+            return None
+        changed[parameter] = entries
+    return changed or None
 
 
 def _renumbered_entries(
@@ -182,21 +181,21 @@ def _renumbered_entries(
 ) -> tuple[Any, ...] | None:
     """Return a parameter's entry for each new axis, from its entries for the old axes.
 
-    None is returned if an axis that does not become exactly one axis has an entry other than
-    `neutral`.
+    An old axis with the entry `neutral` may become any number of axes. None is returned if an
+    old axis with another entry does not become exactly one axis.
     """
-    by_axis: dict[int, Any] = {}
+    entry_of_axis: dict[int, Any] = {}
     for axes, entry in zip(new_axes, entries, strict=True):
         is_neutral = neutral is not None and entry == neutral
         if len(axes) != 1 and not is_neutral:
             return None
-        by_axis.update(dict.fromkeys(axes, entry))
-    return tuple(by_axis[axis] for axis in sorted(by_axis))
+        entry_of_axis.update(dict.fromkeys(axes, entry))
+    return tuple(entry_of_axis[axis] for axis in sorted(entry_of_axis))
 
 
 def spanned(new_axes: NewAxes, old_axes: Iterable[int]) -> tuple[int, ...]:
     """Return the new axes that the axes `old_axes` become, in order.
 
-    For new axes [[0, 1], [2]] and the old axes (1, 0) it returns (2, 0, 1).
+    For the new axes [[0, 1], [2]] and the old axes (1, 0) the result is (2, 0, 1).
     """
     return tuple(new_axis for axis in old_axes for new_axis in new_axes[axis])

@@ -79,17 +79,17 @@ def reason(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     first_line = lines[0] if lines else ""
     equation = getattr(error, "equation", None)
-    where = f", at {equation}" if equation else ""
-    return f"{type(error).__name__}: {first_line}{where}"
+    place = f", at {equation}" if equation else ""
+    return f"{type(error).__name__}: {first_line}{place}"
 
 
 @functools.lru_cache(1024)
 def _warn(name: str, step: str, reason: str) -> None:
-    """Warn about a step that failed. The cache prevents repeated warnings for a network."""
+    """Warn about a failed step. The cache prevents repeated warnings for a network."""
     network = f"network '{name}'" if name else "a network"
-    outcome = "runs unoptimised, since rewriting"
-    if step:
-        outcome = f"is compiled without {step}, which"
+    unoptimised = "runs unoptimised, since rewriting"
+    without_step = f"is compiled without {step}, which"
+    outcome = without_step if step else unoptimised
     warnings.warn(
         f"{network} {outcome} fails with jax {jax.__version__}; it is slower: {reason}",
         stacklevel=2,

@@ -19,7 +19,7 @@ def forward_only(x: Array, refuse: Callable[[], Exception]) -> Array:
     error does not name the operation of the document.
     """
     if not jnp.issubdtype(x.dtype, jnp.inexact):
-        return x
+        return x  # integers have no derivatives
 
     @jax.custom_jvp
     def return_array(x: Array) -> Array:
@@ -28,10 +28,10 @@ def forward_only(x: Array, refuse: Callable[[], Exception]) -> Array:
     def derivative(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
         (primal,) = primals
         (tangent,) = tangents
-        # The function `identity` uses names of jax that a later version may lack. In this case the
+        # `_refusing_identity` uses names of jax that a later version may lack. In this case the
         # tangent stays as it is.
         with suppress(ImportError, AttributeError):
-            tangent = _tangent().bind(tangent, refuse=refuse)
+            tangent = _refusing_identity().bind(tangent, refuse=refuse)
         return primal, tangent
 
     return_array.defjvp(derivative)
@@ -39,8 +39,8 @@ def forward_only(x: Array, refuse: Callable[[], Exception]) -> Array:
 
 
 @cache
-def _tangent() -> Any:
-    """Return a linear primitive that is the identity function. To transpose it is an error."""
+def _refusing_identity() -> Any:
+    """Return a linear primitive that is the identity function, but cannot be transposed."""
     from lowering.primitives import identity
 
     return identity("forward_only", _transpose)

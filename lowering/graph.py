@@ -145,7 +145,7 @@ class Call:
 class Operation:
     """An operation of a graph: its kind, operands, attributes and results.
 
-    `operands` and `attributes` have pairs: the name of a parameter of the rule, and its value.
+    `operands` and `attributes` are pairs of a parameter's name, as the rule has it, and a value.
     """
 
     kind: str
@@ -157,7 +157,10 @@ class Operation:
     rule: Rule | None = None  # a user's rule; `kind` is then the document's name
 
     def reads(self) -> Iterator[Value]:
-        """Yield the tensors that the operation reads, in order, some of them repeatedly."""
+        """Yield the tensors that the operation reads, in order of its operands.
+
+        A tensor that is two operands is yielded twice.
+        """
         for _, operand in self.operands:
             if isinstance(operand, Value):  # the usual case
                 yield operand
@@ -189,14 +192,14 @@ class Operation:
 
 
 def mapped(operand: Operand | Result, leaf: Callable[[Any], Any]) -> Any:
-    """Apply `leaf` to a tensor or literal. Of an array of tensors, return the list of results."""
+    """Apply `leaf` to each tensor or literal of an operand. A tuple of tensors becomes a list."""
     if isinstance(operand, tuple):
         return [mapped(item, leaf) for item in operand]
     return leaf(operand)
 
 
 def substituted(operand: Operand, values: Mapping[Value, Value]) -> Operand:
-    """Return the operand with other tensors: `values` maps old tensors to new ones.
+    """Return an operand with new tensors: `values` maps old tensors to new ones.
 
     Tensors that are not in the map stay.
     """
@@ -249,7 +252,7 @@ class StateVariable:
         return (self.update,) if self.initial is None else (self.update, self.initial)
 
     def substituted(self, values: Mapping[Value, Value]) -> StateVariable:
-        """Return the variable with other tensors: `values` maps old tensors to new ones."""
+        """Return the variable with new tensors: `values` maps old tensors to new ones."""
         initial = self.initial
         return replace(
             self,
@@ -284,8 +287,8 @@ class Graph:
     def readers_of(self, folded: str) -> list[str]:
         """Return the names of the graph's tensors that are computed from a folded tensor.
 
-        A folded tensor is computed as a constant when the document is read. Tensors that are
-        folded are not in the list, but the tensors that are computed from them are.
+        A folded tensor is computed as a constant when the document is read. The list has no
+        folded tensors. It has tensors that are computed from `folded` through folded tensors.
         """
         readers: dict[str, None] = {}  # in the order in which they are visited
         pending = [folded]
@@ -304,7 +307,8 @@ class Graph:
             values[variable.value.name] = variable.value
         for operation in self.operations:
             for value in operation.writes():
-                if not value.inserted:  # an input that replaces a result has the result's name
+                if not value.inserted:
+                    # An input that replaces a result has the result's name, and stays.
                     values.setdefault(value.name, value)
         return values | self.aliases
 
@@ -321,13 +325,17 @@ class Graph:
             if not needed.isdisjoint(operation.writes()):
                 needed.update(operation.reads())
                 if self.symbols:
+                    # An attribute with a symbol depends on the tensor that counts its items.
                     names = symbol_names(operation) & self.symbols.keys()
                     needed.update(self.symbols[name] for name in names)
         return frozenset(needed)
 
 
 def symbol_names(operation: Operation) -> set[str]:
-    """Return the names of the symbols in an operation's attributes, and in those of its bodies."""
+    """Return the names of the symbols in an operation's attributes.
+
+    For an attribute that is a graph, these are the symbols of the graph's operations.
+    """
     from lowering.symbol_values import symbols_in
 
     names: set[str] = set()

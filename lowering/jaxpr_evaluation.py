@@ -20,11 +20,11 @@ _Variable: Any = core.Var
 
 
 def low_level(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Return a traced function in which low-level equations replace jax's high-level primitives.
+    """Return a traced function with low-level equations in place of high-level primitives.
 
     Since jax 0.12 `jnp.searchsorted`, `nonzero`, `frexp` and other functions trace to
     high-level primitives, for which no pass has rules. The returned function lacks the derivative
-    rules of these primitives, so that a function must be differentiated before this call.
+    rules of these primitives, so a function must be differentiated before this call.
     """
     if not getattr(closed.jaxpr, "is_high", False):
         return closed
@@ -34,7 +34,7 @@ def low_level(closed: ClosedJaxpr) -> ClosedJaxpr:
 def as_function(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
     """Return a Python function that evaluates a traced function.
 
-    In a trace it adds all equations of the function to the trace.
+    If the Python function is traced, it adds the equations of the traced function to the trace.
     """
     return core.jaxpr_as_fun(closed)
 
@@ -68,7 +68,8 @@ def trace_at(
     """
     leaves, tree = jax.tree.flatten(tuple(operands))
 
-    def flat(*arrays: Array) -> object:
+    def with_arrays(*arrays: Array) -> object:
+        """Call the function with arrays in place of the variables in `operands`."""
         values = dict(zip(variables(leaves), arrays, strict=True))
         arguments: list[Any] = []
         for leaf in leaves:
@@ -80,12 +81,12 @@ def trace_at(
 
     types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in variables(leaves)]
     with np.errstate(all="ignore"):  # literals may overflow, or be divided by 0
-        closed, result_types = make_jaxpr_and_types(flat, *types)
+        closed, result_types = make_jaxpr_and_types(with_arrays, *types)
     closed = inlined(closed)
     operand_by_argument = dict(zip(closed.jaxpr.invars, variables(leaves), strict=True))
 
-    def outer(v: Atom) -> Atom:
-        """Return the operand that an argument of the traced function stands for, or v itself."""
+    def operand_for(v: Atom) -> Atom:
+        """Return the operand for an argument of the traced function, or v itself if it is none."""
         return v if is_literal(v) else operand_by_argument.get(v, v)
 
     equations: list[Equation] = []
@@ -93,10 +94,10 @@ def trace_at(
     for inner in closed.jaxpr.eqns:
         name_stack = source.name_stack + inner.source_info.name_stack
         source_info = source.replace(name_stack=name_stack)
-        invars = list(map(outer, inner.invars))
+        invars = list(map(operand_for, inner.invars))
         equations.append(inner.replace(invars=invars, source_info=source_info))
     result_tree = jax.tree.structure(result_types)
-    results = jax.tree.unflatten(result_tree, map(outer, closed.jaxpr.outvars))
+    results = jax.tree.unflatten(result_tree, map(operand_for, closed.jaxpr.outvars))
     constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     return equations, results, constants
 
@@ -109,11 +110,12 @@ def scanned(
     stacks: Sequence[Array],
     **changes: Any,
 ) -> list[Array]:
-    """Evaluate a scan with `step` in place of its body, and `changes` of its parameters.
+    """Evaluate a scan with `step` in place of its body, and with changed parameters.
 
     `step` takes the constants, the carry, and an item of each stack, as separate arguments. It
     returns the new carry and the items of the results, in one sequence. The carry of the first
-    iteration is `start`. The final carry and the stacked items are returned in one list.
+    iteration is `start`. The final carry and the stacked items are returned in one list. `changes`
+    maps names of parameters, such as the length, to new values.
     """
 
     def iterate(carry: Sequence[Array], items: Sequence[Array]) -> tuple[list[Array], list[Array]]:
@@ -121,8 +123,8 @@ def scanned(
         return results[: len(start)], results[len(start) :]
 
     options = {name: equation.params[name] for name in ("length", "reverse", "unroll")} | changes
-    last, collected = jax.lax.scan(iterate, list(start), list(stacks), **options)
-    return [*last, *collected]
+    final_carry, stacked_items = jax.lax.scan(iterate, list(start), list(stacks), **options)
+    return [*final_carry, *stacked_items]
 
 
 def bind(equation: Equation, operands: Sequence[Any], **params: object) -> list[Array]:
@@ -130,16 +132,18 @@ def bind(equation: Equation, operands: Sequence[Any], **params: object) -> list[
 
     In a trace, the new equation gets the current name scope instead of the scope of `equation`.
     """
-    # Literals become arguments too: `operands` may hold other values.
+    # Make a function of this one equation, whose arguments are all operands. Literals become
+    # arguments too, since `operands` may hold other values.
     arguments = [_Variable(operand.aval) for operand in equation.invars]
     new_params = equation.params | params
-    equation = unnamed(equation).replace(params=new_params, invars=arguments)
+    new_equation = unnamed(equation).replace(params=new_params, invars=arguments)
     name = primitive(equation)
     argument_names = ("",) * len(arguments)
     result_paths = ("",) * len(equation.outvars)
     info = core.DebugInfo(name, name, argument_names, result_paths)
-    jaxpr = _Jaxpr([], arguments, equation.outvars, [equation], debug_info=info)
-    return core.jaxpr_as_fun(closed_jaxpr(jaxpr, []))(*operands)
+    constants: list[Variable] = []
+    jaxpr = _Jaxpr(constants, arguments, equation.outvars, [new_equation], debug_info=info)
+    return as_function(closed_jaxpr(jaxpr, constants))(*operands)
 
 
 def values_of(closed: ClosedJaxpr, arguments: Sequence[Any]) -> dict[Variable, Any]:
@@ -150,7 +154,7 @@ def values_of(closed: ClosedJaxpr, arguments: Sequence[Any]) -> dict[Variable, A
 
 
 def scope(equation: Equation) -> AbstractContextManager[object]:
-    """Give the name and place of `equation` to equations traced in a `with` block."""
+    """Give the name and place of `equation` to the equations traced in a `with` block."""
     info = equation.source_info
     names = source_info_util.current_name_stack()
     if info.name_stack.stack:

@@ -40,7 +40,8 @@ _Jaxpr: Any = core.Jaxpr
 _ClosedJaxpr: Any = getattr(core, "ClosedJaxpr", _Jaxpr)  # since jax 0.12 both are one class
 _Literal: Any = core.Literal
 
-INLINED = "inlineable"  # passes do not inline a call that has this XLA attribute
+# XLA's attribute that tells whether a call is inlined. Passes do not inline a call that has it.
+INLINED = "inlineable"
 
 _NAMES = ("DebugInfo", "Jaxpr", "Literal", "Primitive", "jaxpr_as_fun")
 
@@ -94,9 +95,10 @@ def variables(operands: Iterable[Atom]) -> list[Variable]:
 
 
 def lifted(closed: ClosedJaxpr, chosen: Callable[[Any], bool]) -> tuple[ClosedJaxpr, list[Any]]:
-    """Turn the constants of a traced function for which `chosen` is true into leading arguments.
+    """Turn some constants of a traced function into leading arguments.
 
-    Returns the new function, and the list of the constants that became arguments.
+    These are the constants for which `chosen(constant)` is true. Returns the new function, and
+    the list of these constants.
     """
     lifted_constants: dict[Variable, Any] = {}
     remaining: dict[Variable, Any] = {}
@@ -131,6 +133,7 @@ def retyped(
         new_variables[variable] = _retyped(variable, new_type)
 
     def replaced(operands: Iterable[Atom]) -> list[Atom]:
+        """Return operands with the new variables in place of the old ones."""
         return [v if is_literal(v) else new_variables.get(v, v) for v in operands]
 
     def changed(equation: Equation) -> Equation:
@@ -156,13 +159,14 @@ def of_equations(
     """Return a traced function that computes `results` by some equations.
 
     `constants` maps variables to the values of constants. By default the constants and
-    arguments are those of `closed`. Constants on which no result depends are left out.
+    arguments of `closed` are used. Constants on which no result depends are left out.
     Equations on which no result depends are left out unless they have effects.
     """
     needed = set(variables(results))
     needed_equations: list[Equation] = []
     for equation in reversed(equations):
-        if equation.effects or not needed.isdisjoint(equation.outvars):
+        is_needed = not needed.isdisjoint(equation.outvars)
+        if is_needed or equation.effects:
             needed_equations.append(equation)
             needed.update(variables(equation.invars))
     needed_equations.reverse()
@@ -183,10 +187,11 @@ def of_equations(
 
 
 def with_inner(equation: Equation, change: Callable[[ClosedJaxpr], ClosedJaxpr]) -> Equation:
-    """Return an equation with each traced function that it evaluates replaced by `change` of it."""
+    """Return an equation that evaluates `change(function)` in place of each traced function."""
     functions = function_params(equation)
     changed_functions = list(map(change, functions))
-    if all(map(is_, functions, changed_functions)):
+    is_unchanged = all(map(is_, functions, changed_functions))
+    if is_unchanged:
         return equation
     changed_by_id: dict[int, object] = dict(zip(map(id, functions), changed_functions, strict=True))
 
@@ -201,27 +206,28 @@ def with_inner(equation: Equation, change: Callable[[ClosedJaxpr], ClosedJaxpr])
 
 
 def without_forwarded(closed: ClosedJaxpr, keep: int) -> tuple[ClosedJaxpr, list[int | None]]:
-    """Leave out results of a traced function that are its arguments.
+    """Leave out the results of a traced function that are arguments of the function.
 
     The first `keep` results always stay. Returns the new function, and a list with an item for each
     later result. The item is the index of the argument that the result is, or None if the result is
     computed.
     """
-    argument_numbers = {variable: i for i, variable in enumerate(closed.jaxpr.invars)}
+    argument_indices = {variable: i for i, variable in enumerate(closed.jaxpr.invars)}
     results = list(closed.jaxpr.outvars[:keep])
     sources: list[int | None] = []
     for result in closed.jaxpr.outvars[keep:]:
-        source = None if is_literal(result) else argument_numbers.get(result)
+        source = None if is_literal(result) else argument_indices.get(result)
         sources.append(source)
-        if source is None:
+        is_computed = source is None
+        if is_computed:
             results.append(result)
     return of_equations(closed, closed.jaxpr.eqns, results), sources
 
 
 def depending(closed: ClosedJaxpr, chosen: Iterable[bool]) -> list[bool]:
-    """Tell, for each result, whether it may depend on a chosen argument.
+    """Tell for each result whether the result may depend on a chosen argument.
 
-    `chosen` tells for each argument whether it is chosen.
+    `chosen` has True for each chosen argument, and False for each other argument.
     """
     dependent: set[Variable] = set()
     for argument, is_chosen in zip(closed.jaxpr.invars, chosen, strict=True):
@@ -244,21 +250,24 @@ def spliced(
     """
 
     def callee(equation: Equation) -> ClosedJaxpr | None:
-        # The platforms of each branch; None for a branch for all platforms.
+        """Return the function whose equations replace an equation, or None if it stays."""
+        # `branch_platforms` has the platforms of each branch, or None for a branch for all
+        # platforms. The first branch that fits is used.
         branch_platforms = equation.params.get("branches_platforms")
         if platform is not None and branch_platforms and primitive(equation) == "cond":
             is_for_platform = [names is None or platform in names for names in branch_platforms]
-            return equation.params["branches"][is_for_platform.index(True)]
+            first_branch = is_for_platform.index(True)
+            return equation.params["branches"][first_branch]
         if keeps_derivatives and primitive(equation) != CALL:
             return None
-        return _called_function(equation)
+        return _inlined_function(equation)
 
     return _spliced(closed, callee)
 
 
 def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Replace all calls by the equations of the called functions. Custom derivatives are lost."""
-    return _spliced(closed, _called_function)
+    return _spliced(closed, _inlined_function)
 
 
 def _spliced(
@@ -288,7 +297,8 @@ def _spliced(
             operands = list(map(operand_for, equation.invars))
             results = list(equation.outvars)
             info = equation.source_info
-            if call_info is not None:  # each call of a function needs variables of its own
+            if call_info is not None:
+                # Each call of a function needs variables of its own, and has a place of its own.
                 results = list(map(_renewed, results))
                 info = call_info.replace(name_stack=call_info.name_stack + info.name_stack)
             callee = callee_of(equation)
@@ -298,7 +308,7 @@ def _spliced(
             else:
                 new_constants = list(map(_renewed, callee.jaxpr.constvars))
                 constants.update(zip(new_constants, callee.consts, strict=True))
-                # The index of a branch precedes the arguments.
+                # The operands of a choice are the index of the branch, and then the arguments.
                 arguments = operands[len(operands) - len(callee.in_avals) :]
                 inner_values = dict(zip(callee.jaxpr.constvars, new_constants, strict=True))
                 inner_values.update(zip(callee.jaxpr.invars, arguments, strict=True))
@@ -306,7 +316,7 @@ def _spliced(
             values.update(zip(equation.outvars, results, strict=True))
         return list(map(operand_for, jaxpr.outvars))
 
-    outvars = add_equations(closed.jaxpr, {}, None)
+    outvars = add_equations(closed.jaxpr, values={}, call_info=None)
     jaxpr = closed.jaxpr.replace(constvars=list(constants), eqns=equations, outvars=outvars)
     return closed_jaxpr(jaxpr, constants.values())
 
@@ -322,8 +332,8 @@ def _renewed(variable: Variable) -> Variable:
     return _retyped(variable, variable.aval)
 
 
-def _called_function(equation: Equation) -> ClosedJaxpr | None:
-    """Return the function that an equation calls, or None if it is no call or is not inlined."""
+def _inlined_function(equation: Equation) -> ClosedJaxpr | None:
+    """Return the function that an equation calls, or None if the equation is not to be inlined."""
     parameter = _CALLS.get(primitive(equation))
     metadata = getattr(equation.ctx, "xla_metadata", None) or ()
     if parameter is None or INLINED in metadata:
@@ -332,7 +342,10 @@ def _called_function(equation: Equation) -> ClosedJaxpr | None:
 
 
 def called(equation: Equation) -> ClosedJaxpr | None:
-    """Return the function that an equation calls, or None if the equation is no call."""
+    """Return the function that an equation calls, or None if the equation is no call.
+
+    A `jax.checkpoint` is such a call too.
+    """
     parameter = _CALLS.get(primitive(equation))
     if parameter is None:
         return recomputed(equation)
@@ -369,8 +382,9 @@ def innermost(jaxpr: Jaxpr) -> Iterator[Equation]:
 def repeated(jaxpr: Jaxpr, times: int = 1) -> Iterator[tuple[Equation, int]]:
     """Yield each equation that evaluates no functions, and the number of its evaluations.
 
-    An equation in the body of a scan is evaluated in each iteration of the scan. `times` is the
-    number of evaluations of `jaxpr`.
+    For an equation that evaluates functions, the equations of these functions are yielded
+    instead. Those in the body of a scan are evaluated in each iteration of the scan. `times` is
+    the number of evaluations of `jaxpr`.
     """
     for equation in jaxpr.eqns:
         functions = function_params(equation)
@@ -400,16 +414,16 @@ def scan_parts(equation: Equation, operands: Sequence[T]) -> tuple[list[T], list
 
 
 def unnamed(equation: Equation) -> Equation:
-    """Return an equation without name scopes, which name the operation from which it comes."""
+    """Return an equation without its name scopes, which name an operation of the network."""
     info = equation.source_info
     empty_stack = type(info.name_stack)()
     return equation.replace(source_info=info.replace(name_stack=empty_stack))
 
 
 def outer_scope(equation: Equation) -> str:
-    """Return the outermost name scope of an equation, or "" if it has none.
+    """Return the outermost name scope of an equation, or "" if the equation has none.
 
-    This scope is the name of the operation from which the equation comes.
+    The scope is the name of the operation from which the equation comes.
     """
     stack = equation.source_info.name_stack.stack
     return stack[0].name if stack else ""
@@ -423,6 +437,7 @@ def document_line(equation: Equation) -> tuple[str, int]:
     traceback = equation.source_info.traceback
     frames = [] if traceback is None else traceback.frames
     for frame in frames:
+        # The frames of Python have names such as `model.py` or `<stdin>`.
         is_of_python = frame.file_name.endswith(".py") or frame.file_name.startswith("<")
         if not is_of_python:
             return frame.file_name, frame.line_num

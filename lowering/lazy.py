@@ -9,9 +9,8 @@ from collections.abc import Mapping
 def imported(package: str, homes: Mapping[str, str], name: str) -> object:
     """Import the object with a name from its module, and set it as an attribute of the package.
 
-    `homes` maps each name to its module. A submodule may have a name too: then `homes` maps this
-    name to the package that contains the submodule. Raises AttributeError if `homes` lacks the
-    name.
+    `homes` maps each name to its module. The name of a submodule is mapped to the package that
+    contains the submodule. Raises AttributeError if `homes` lacks the name.
     """
     if name not in homes:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
@@ -19,6 +18,7 @@ def imported(package: str, homes: Mapping[str, str], name: str) -> object:
 
     home = homes[name]
     module = import_module(home)
+    # The package itself lists the names of `homes` too, so only submodules have it as their home.
     is_submodule = home == package or name not in dir(module)
     value: object = import_module(f"{home}.{name}") if is_submodule else getattr(module, name)
     setattr(sys.modules[package], name, value)

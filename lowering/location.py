@@ -33,7 +33,8 @@ class Source:
     def offset(self, line: int, column: int) -> int:
         """Return the character offset of a line and a column, both counted from 1.
 
-        The offset is at most the length of the text.
+        The offset is at most the length of the text. A line beyond the last one counts as the
+        last line.
         """
         last_line = len(self._line_starts)
         start = self._line_starts[min(line, last_line) - 1]
@@ -82,13 +83,14 @@ class Span:
         The line is cut to about `width` characters.
         """
         line, column = self.source.position(self.offset)
-        # A place that is not near the start of its line is shown in the middle.
+        # The excerpt starts where the line starts, unless the place would be among the last 20
+        # characters of the excerpt, or beyond. Then the place is in the middle of the excerpt.
         is_near_start = column <= width - 20
         start = 0 if is_near_start else column - width // 2
-        shown = ""
+        excerpt = ""
         for character in self.source.line(line)[start : start + width]:
-            shown += character if character.isprintable() else " "
+            excerpt += character if character.isprintable() else " "
         indent = column - 1 - start
         # There is a caret for each character of the place, but none beyond the line.
-        caret_count = max(1, min(self.length, len(shown) - indent))
-        return f"{shown}\n{' ' * indent}{'^' * caret_count}"
+        caret_count = max(1, min(self.length, len(excerpt) - indent))
+        return f"{excerpt}\n{' ' * indent}{'^' * caret_count}"

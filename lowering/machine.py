@@ -64,8 +64,7 @@ class MachineProfile(_Rates):
         int8: the multiply-adds per second in products of 8-bit matrices with int32 sums, which
             YNNPACK computes.
         row: the multiply-adds per second in a loop of products of a row and a matrix.
-        row_pairs: the multiply-adds per second in a loop of products of a row and a matrix, if
-            each of two threads multiplies the row by half of the matrix.
+        row_pairs: as `row`, if each of two threads multiplies the row by half of the matrix.
         loop: the items per second in a loop with vectors of 256 bits.
         wide_loop: the items per second in a loop with vectors of 512 bits. A processor without
             vectors of 512 bits uses its widest vectors.
@@ -104,7 +103,7 @@ class MachineProfile(_Rates):
     def decisions(self) -> dict[str, bool]:
         """Return the values of the properties by name, for the cache keys of executables.
 
-        `costs` is left out. An executable that was compiled for other costs is valid too,
+        `costs` is left out: an executable that was compiled for other costs is valid too,
         though it may be slower.
         """
         decisions: dict[str, bool] = {}

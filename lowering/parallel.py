@@ -43,9 +43,9 @@ class Division:
         axis: the axis that contains the divided factor.
         before: the product of the factors that precede the divided factor in the axis. For
             example, `before` is 3 if the heads of an axis of 3 * heads * items are divided.
-        along: the axis along which the stored parameter is sharded, or None if it is
+        along: the axis along which the stored parameter is sharded, or None if the parameter is
             replicated. If other factors precede the divided factor, `along` differs from
-            `axis`, and calls divide a value that is prepared from the parameter.
+            `axis`, and calls divide a prepared value in place of the parameter.
         follows: whether the factor is divided in all tensors that contain it, and not only in
             this parameter.
         why: the reason for the choice, in a few words.
@@ -101,9 +101,9 @@ def divisions(
     `least` items.
 
     A state is an argument whose next value is a result of the program, such as a cache of keys.
-    `carried` maps the argument number of each state to the number of this result. A state is
-    divided along a factor that parameters contain too, provided that this factor is the first
-    factor of one of the state's axes. The state then stays divided from call to call.
+    `carried` maps the argument number of each state to the result number of the next value. A
+    state is divided along a factor that parameters contain too, provided that the factor is the
+    first one of an axis of the state. The state then stays divided from call to call.
     """
     return _Choice(program, count, least, carried or {}).divisions()
 
@@ -120,29 +120,29 @@ class _Choice:
         walk = FactorWalk(program).follow_all()
         self.walk = walk
         self.count = count
+        # All dicts below map argument numbers, except `places` and `cost`, which map factors.
         self.states = {i: program.arguments[i] for i in carried}
         self._unite_states(carried)
         self._record_results(next_values={*carried.values()})
+        # The parameters that are large enough to be divided.
         self.large: dict[int, Variable] = {}
         for i, parameter in enumerate(program.arguments[: program.parameters]):
             if math.prod(parameter.aval.shape) >= least:
                 self.large[i] = parameter
+        # The products that read a value computed from the parameter.
         self.products: dict[int, list[Product]] = {i: [] for i in self.large}
         for product in walk.products:
             for i in product.parameters & self.large.keys():
                 self.products[i].append(product)
-        # Maps each factor to its places. The places map the number of each argument that contains
-        # the factor to a pair: `axis` and `before` of the argument's `Division`.
-        self.members: dict[Factor, dict[int, tuple[int, int]]] = {}
-        for i, variable in (self.large | self.states).items():
-            for axis, factors in enumerate(walk.operand_axes(variable)):
-                self._add_members(i, axis, leaves(factors))
-        self.cost: dict[Factor, int] = dict.fromkeys(self.members, 0)
+        # The arguments that contain the factor, each with `axis` and `before` of its `Division`.
+        self.places = self._places()
+        # The cost of the communication that the divided factor needs.
+        self.cost: dict[Factor, int] = dict.fromkeys(self.places, 0)
         for use in walk.uses:
             for factor in {*leaves(use.factors)} & self.cost.keys():
                 self.cost[factor] += _MOVES_OF_ITEM[use.kind] * use.items + _FIXED_COST
-        # Maps each argument number to the cost of dividing the argument without other tensors, and
-        # to the division. States are not divided without other tensors.
+        # The cost and the division of the argument, if it is divided without other tensors. States
+        # are not divided without other tensors.
         self.separate = {i: self._separate(i) for i in self.large}
         self.separate |= dict.fromkeys(self.states, (0, None))
 
@@ -155,29 +155,42 @@ class _Choice:
                 unite(axis, next_axis)
 
     def _record_results(self, next_values: Collection[int]) -> None:
-        """Mark results as gathered. `next_values` has the numbers of states' next values.
+        """Record the results as gathered, except the divided factors of states.
 
-        In a state's next value, the first factor of an axis may stay divided from call to call.
+        `next_values` has the numbers of the results that are next values of states. In such a
+        result, the first factor of an axis may stay divided from call to call.
         """
         for number, result in enumerate(self.walk.program.results):
-            axes = list(map(leaves, self.walk.operand_axes(result)))
+            gathered_axes = list(map(leaves, self.walk.operand_axes(result)))
             if number in next_values:
-                axes = [axis[1:] for axis in axes]
-            self.walk.record_use("gather", axes, result)
+                gathered_axes = [factors[1:] for factors in gathered_axes]
+            self.walk.record_use("gather", gathered_axes, result)
 
-    def _add_members(self, i: int, axis: int, factors: Sequence[Factor]) -> None:
-        """Add the factors along which an axis of argument `i` can be divided to `members`."""
-        before = 1
-        for factor in factors:
-            is_divisible = factor.extent % self.count == 0 and not factor.is_blocked
-            is_place_allowed = before == 1 or i in self.large
-            if is_divisible and is_place_allowed:
-                places = self.members.setdefault(factor, {})
-                places.setdefault(i, (axis, before))
-            before *= factor.extent
+    def _places(self) -> dict[Factor, dict[int, tuple[int, int]]]:
+        """Map each factor that can be divided to the places of the factor.
+
+        The places are the argument numbers of the tensors that contain the factor, mapped to
+        `axis` and `before` of the argument's `Division`.
+        """
+        places: dict[Factor, dict[int, tuple[int, int]]] = {}
+        for i, variable in (self.large | self.states).items():
+            for axis, factors in enumerate(self.walk.operand_axes(variable)):
+                before = 1
+                for factor in leaves(factors):
+                    is_divisible = factor.extent % self.count == 0 and not factor.is_blocked
+                    # A state is sharded as it is, so only the first factor of an axis is divided.
+                    is_place_allowed = before == 1 or i in self.large
+                    if is_divisible and is_place_allowed:
+                        places.setdefault(factor, {}).setdefault(i, (axis, before))
+                    before *= factor.extent
+        return places
 
     def divisions(self) -> dict[int, Division]:
-        """Return the chosen divisions by argument number."""
+        """Return the chosen divisions by argument number.
+
+        The factor of the least net cost is chosen first. A chosen factor excludes all factors
+        that occur in a tensor together with it.
+        """
         divisions: dict[int, Division] = {}
         conflicts = self._conflicts()
         excluded: set[Factor] = set()
@@ -185,14 +198,14 @@ class _Choice:
         def net_cost(factor: Factor) -> int:
             """Return the cost of a factor minus the costs of separate divisions that it saves."""
             net_cost = self.cost[factor]
-            for i in self.members[factor]:
+            for i in self.places[factor]:
                 if i not in divisions:
                     separate_cost, _ = self.separate[i]
                     net_cost -= separate_cost
             return net_cost
 
         # The number of a factor decides between equal costs, since factors cannot be compared.
-        heap = [(net_cost(factor), number, factor) for number, factor in enumerate(self.members)]
+        heap = [(net_cost(factor), number, factor) for number, factor in enumerate(self.places)]
         heapq.heapify(heap)
         while heap:
             earlier_cost, number, factor = heapq.heappop(heap)
@@ -200,21 +213,21 @@ class _Choice:
                 continue
             cost = net_cost(factor)
             if cost >= 0:
-                continue
+                continue  # separate divisions are no dearer
             if cost > earlier_cost:
                 # Since the earlier cost was computed, other factors have divided some of the
                 # parameters. Another factor may now be cheaper.
                 heapq.heappush(heap, (cost, number, factor))
                 continue
             excluded |= conflicts[factor]
-            undivided = self.members[factor].keys() - divisions.keys()
+            undivided = self.places[factor].keys() - divisions.keys()
             divisions |= {i: self._division(i, factor) for i in sorted(undivided)}
         separate = {i: division for i, (_, division) in self.separate.items() if division}
         return {**separate, **divisions}
 
     def _conflicts(self) -> dict[Factor, set[Factor]]:
         """Map each factor to the other factors that occur in a tensor together with it."""
-        conflicts: dict[Factor, set[Factor]] = {factor: set() for factor in self.members}
+        conflicts: dict[Factor, set[Factor]] = {factor: set() for factor in self.places}
         for axes in _all_axes(self.walk):
             factors_of_tensor = set(chain.from_iterable(map(leaves, axes)))
             factors = factors_of_tensor & conflicts.keys()
@@ -224,16 +237,17 @@ class _Choice:
 
     def _division(self, i: int, factor: Factor) -> Division:
         """Return the division of argument `i` that divides `factor` in all tensors."""
-        axis, before = self.members[factor][i]
+        axis, before = self.places[factor][i]
         if i in self.states:
             return Division(axis, along=axis, why="state of divided tensors")
         along: int | None = axis
         if before > 1:
             # The stored parameter is sharded along its longest other axis that is divisible.
-            other_axes = [k for k in self._divisible_axes(i) if k != axis]
+            other_axes = [other for other in self._divisible_axes(i) if other != axis]
             along = self._longest(i, other_axes) if other_axes else None
         row_products = [p for p in self.products[i] if factor in leaves(p.rows)]
         column_products = [p for p in self.products[i] if factor in leaves(p.columns)]
+        # The reason is for example "columns of each of 3 parts".
         parts = f" of each of {before} parts" if before > 1 else ""
         if row_products:
             why = "words" if row_products[0].kind == "lookup" else "rows"
@@ -260,7 +274,7 @@ class _Choice:
         """
         products = self.products[i]
         if not products:
-            return 0, None
+            return 0, None  # the parameter has neither rows nor columns
         axes = list(map(leaves, self.walk.operand_axes(self.large[i])))
         columns: set[Factor] = set()
         rows: set[Factor] = set()
@@ -270,6 +284,8 @@ class _Choice:
         divisible = self._divisible_axes(i)
         column_axes = [axis for axis in divisible if columns.issuperset(axes[axis])]
         row_axes = [axis for axis in divisible if rows.issuperset(axes[axis])]
+        # If columns are divided, each product gathers its result. If rows are divided, each
+        # product sums its result over the devices.
         count = len(products)
         items = sum(product.items for product in products)
         gather_cost = _MOVES_OF_ITEM["gather"] * items + count * _FIXED_COST

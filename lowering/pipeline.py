@@ -57,17 +57,17 @@ def traced(
     """Trace a function to a program that is not optimised.
 
     `parameters` and `arguments` are pytrees of arrays or of `jax.ShapeDtypeStruct`. Three items
-    are returned: the program, the list of the leaves that the program takes, and the tree of the
-    function's result. The first `program.parameters` leaves are those of the parameters, and
-    the others are those of the arguments. The program returns a list `results`, from which
+    are returned: the program, the list of leaves that the program takes, and the tree of the
+    function's result. The first `program.parameters` leaves come from the parameters, and
+    the later leaves from the arguments. The program returns a list `results`, from which
     `jax.tree.unflatten(tree, results)` makes the function's result.
     """
     leaves, tree = jax.tree.flatten((parameters, *arguments))
 
-    def flat(*leaves: Array) -> object:
+    def of_leaves(*leaves: Array) -> object:
         return function(*jax.tree.unflatten(tree, leaves))
 
-    closed, result_types = jaxpr_evaluation.make_jaxpr_and_types(flat, *leaves)
+    closed, result_types = jaxpr_evaluation.make_jaxpr_and_types(of_leaves, *leaves)
     parameter_count = len(jax.tree.leaves(parameters))
     program = Program(closed, parameter_count, prepares=False)
     return program, leaves, jax.tree.structure(result_types)
@@ -76,16 +76,16 @@ def traced(
 def differentiable(program: Program, target: Target = DIFFERENTIABLE) -> Program:
     """Rewrite a traced program by passes that keep custom derivatives.
 
-    jax can differentiate, batch and shard the rewritten program. By default it is for any
-    platform. If `target` is a `mesh_target`, it is for arguments that are divided over the mesh
-    of the target.
+    jax can differentiate, batch and shard the rewritten program. By default the program is for any
+    platform. If `target` is a `mesh_target`, the program is for arguments that are divided over
+    the mesh of the target.
     """
     jaxprs.require_names()
     return rewrite(program, target)
 
 
 def lower(program: Program, target: Target) -> Split:
-    """Rewrite a program by a target's passes, and split it into a preparation and a call.
+    """Rewrite a program by a target's passes, and split the result into preparation and call.
 
     The program must be a result of `differentiable`. The returned `Split` also has the options
     for XLA. Neither arrays nor a device of the target are needed. If there may be several
@@ -102,8 +102,8 @@ def _options(
 ) -> dict[str, str]:
     """Return the options of XLA's compiler for a call of a program, under the target's rates.
 
-    `call` is the second part of the split program. `is_alone` tells whether it is compiled alone,
-    and not within a user's function.
+    `call` is the second part of the split program. `is_alone` is true if the call is compiled
+    alone, and false if it is compiled in a user's function.
     """
     if target.options is None:
         return {}
@@ -118,7 +118,7 @@ def rewrite(program: Program, target: Target) -> Program:
     """
     program = replace(program, is_alone=target.devices == 1, is_open=target.is_open)
     if not target.keeps_derivatives:
-        program = or_else(program.low_level, lambda: program, "low-level primitives")
+        program = or_else(program.low_level, lambda: program, step="low-level primitives")
     if target.has_kernels:
         program = rewritten(program, {"concatenate": _without_empty})
         # Kernels need extents that are numbers, and arguments that are not empty.
@@ -132,7 +132,9 @@ def rewrite(program: Program, target: Target) -> Program:
                 continue
             before = program
             run_checked = partial(_checked, run_pass, before, target)
-            program = or_else(run_checked, lambda unchanged=before: unchanged, f"pass '{name}'")
+            # A pass that fails leaves the program as it is.
+            step = f"pass '{name}'"
+            program = or_else(run_checked, lambda unchanged=before: unchanged, step)
             if watch:
                 watch(name, target, before, program)
     return program.pruned()
@@ -141,7 +143,9 @@ def rewrite(program: Program, target: Target) -> Program:
 def _without_empty(matcher: Matcher, equation: Equation) -> Rewrite:
     """Leave empty operands out of a concatenation, such as the empty past of a language model."""
     operands = [v for v in equation.invars if 0 not in v.aval.shape]
-    if not operands or len(operands) == len(equation.invars):
+    are_all_empty = not operands
+    is_none_empty = len(operands) == len(equation.invars)
+    if are_all_empty or is_none_empty:
         return None
     if len(operands) == 1:
         return operands[0]
@@ -149,7 +153,7 @@ def _without_empty(matcher: Matcher, equation: Equation) -> Rewrite:
 
 
 def _checked(run: Callable[..., Program], program: Program, target: Target) -> Program:
-    """Return the program that a pass makes, and check it in strict mode. `run` is the pass."""
+    """Run a pass, check its program in strict mode, and return the program."""
     after = run(program, target)
     if is_strict():
         check(program, after)
@@ -157,10 +161,11 @@ def _checked(run: Callable[..., Program], program: Program, target: Target) -> P
 
 
 def check(before: Program, after: Program) -> None:
-    """Raise ValueError if `after`, which a pass made from `before`, is invalid.
+    """Raise ValueError if a pass has made an invalid program.
 
-    It is invalid if it has other types of arguments or results, or other effects, than `before`.
-    It is also invalid if its equations are inconsistent.
+    The program `after` must have the types of arguments, the types of results and the effects of
+    `before`. The equations of `after` must compute each variable once, before it is read, and with
+    the type of the variable.
     """
     for noun, earlier, later in (
         ("arguments", before.closed.in_avals, after.closed.in_avals),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Preparing(Protocol):
-    """The attributes and methods by which prepared values are computed. `Split` has them.
+    """The attributes and methods by which `prepared` computes values. `Split` has them.
 
     A prepared value is either a parameter or a value that is computed from parameters. For each
     prepared value, `sources` has the index of the parameter, or None if the value is computed.
@@ -36,10 +36,7 @@ class Preparing(Protocol):
 
     @property
     def sources(self) -> Sequence[int | None]:
-        """Return, for each prepared value, the index of the parameter that it equals, or None.
-
-        None stands for a value that is computed.
-        """
+        """Return the index of a parameter for each prepared value, or None if it is computed."""
         ...
 
     @property
@@ -66,8 +63,8 @@ class Split:
     `jax.jit(parts.call).trace(values, inputs).lower(lowering_platforms=(parts.platform,))`.
 
     Args:
-        sources: for each prepared value, the index of the parameter that it is, or None if it
-            is computed.
+        sources: for each prepared value, its index among the parameters, or None if the value is
+            computed.
         first: the program from parameters to computed values, or None if there are no computed
             values.
         call: a function that takes the prepared values and the inputs, as two lists, and
@@ -115,7 +112,8 @@ class Split:
         """
         if self.is_by_numpy(parameters):
             return self.recipe.computed(chosen, parameters)
-        return list(self.compiled(chosen, parameters)(list(parameters)))
+        executable = self.compiled(chosen, parameters)
+        return list(executable(list(parameters)))
 
     def is_by_numpy(self, parameters: Sequence[jax.Array]) -> bool:
         """Tell whether numpy computes the values from these parameters.
@@ -129,9 +127,9 @@ class Split:
     ) -> jax.stages.Compiled:
         """Return an executable that computes the chosen values from parameters of these types.
 
-        `chosen` has indices of computed values. The executable is compiled by `jax.jit`. Under
-        `jax.ensure_compile_time_eval` intermediate values would become constants, and each ReLU
-        would read its zeros from memory.
+        `chosen` has indices of computed values. The executable is compiled by `jax.jit`, and not
+        under `jax.ensure_compile_time_eval`, where intermediate values would become constants, so
+        that each ReLU would read its zeros from memory.
         """
         key = tuple(chosen)
         if key not in self._compiled:
@@ -143,10 +141,10 @@ class Split:
     ) -> jax.stages.Lowered:
         """Lower the program `first` by jax, for parameters of these types.
 
-        If `chosen` is given, only the part of the program that computes the results with these
-        indices is lowered. On CPUs the executable is compiled without optimisation, since it
-        runs once. ResNet-50 then takes 1.7 s to compile and 0.3 s to run. With optimisation it
-        takes 2.9 s to compile and 0.17 s to run.
+        `chosen` has the indices of the results to compute, by default of all results. On CPUs
+        the executable is compiled without optimisation, since it runs once. ResNet-50 then takes
+        1.7 s to compile and 0.3 s to run. With optimisation it takes 2.9 s to compile and 0.17 s
+        to run.
         """
         options = {"xla_backend_optimization_level": 0} if self.platform == "cpu" else {}
         first = self._first
@@ -160,7 +158,7 @@ class Split:
 
 
 def _on_one(arrays: Sequence[object]) -> bool:
-    """Tell whether all objects are jax arrays, on one CPU device of this process."""
+    """Tell whether all objects are jax arrays on the same CPU device of this process."""
     devices: set[Any] = set()
     for array in arrays:
         if not isinstance(array, jax.Array):
@@ -176,8 +174,7 @@ def assemble(
     """Return the prepared values: parameters and computed values, in the order of `sources`.
 
     An item of `sources` is the index of a parameter, or None for the next computed value. The
-    compiled function returns only computed values, since it would copy parameters that it
-    returned.
+    compiled preparation returns no parameters, since it would copy them.
     """
     remaining_computed = iter(computed)
     values: list[jax.Array] = []
@@ -215,20 +212,21 @@ def prepared(
             `parts.computed`.
     """
     if None not in parts.sources:
-        return assemble(parts.sources, parameters, computed=())
+        return assemble(parts.sources, parameters, computed=())  # all values are parameters
+    # Each computed value has a key: the devices, and a digest of its steps and parameters.
     devices = frozenset(map(_device_key, parameters)) or where
     digests = parts.recipe.digests(list(map(_unique_name, parameters)))
     keys = [(devices, digest) for digest in digests]
     values: dict[Any, Any] = {key: _values.get(key) for key in keys}
-    missing: dict[Any, int] = {}  # maps each missing key to its index
+    index_of_missing: dict[Any, int] = {}
     for i, key in enumerate(keys):
         if _is_gone(values[key]):
-            missing[key] = i
-    if missing:
+            index_of_missing[key] = i
+    if index_of_missing:
         compute_values = compute or parts.computed
-        computed = compute_values([*missing.values()], parameters)
-        for key, new_value in zip(missing, computed, strict=True):
-            # Another thread may have stored a value since. If so, this value is shared.
+        new_values = compute_values([*index_of_missing.values()], parameters)
+        for key, new_value in zip(index_of_missing, new_values, strict=True):
+            # Another thread may have stored a value in the meantime. If so, this value is shared.
             value = _values.setdefault(key, new_value)
             if _is_gone(value):
                 value = new_value
@@ -251,7 +249,7 @@ def _device_key(array: jax.Array) -> Hashable:
 
 
 def _unique_name(array: jax.Array) -> str:
-    """Return a name for an array that no other array has, not even a later array with its id."""
+    """Return a name that belongs to one array only, and not to a later array with the same id."""
     key = id(array)
     reference, name = _names.get(key, (None, ""))
     if reference is not None and reference() is array:

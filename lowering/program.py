@@ -36,7 +36,7 @@ class Program:
     Args:
         closed: the traced function.
         parameters: the number of leading arguments that are parameters. If the program is the
-            body of a loop, these are the arguments that all iterations share.
+            body of a loop, its parameters are the arguments that all iterations share.
         prepares: whether values that depend only on parameters are computed once, for many
             calls or for all iterations of a loop.
         role: "forward" or "backward" for the forward or backward pass of a derivative, and
@@ -79,8 +79,9 @@ class Program:
         """Tell whether no argument has a symbolic extent, and no argument that is read is empty."""
         for variable in self.arguments:
             shape = getattr(variable.aval, "shape", ())
-            is_read_empty = 0 in shape and self.uses[variable] > 0
-            if is_read_empty or any(map(is_symbolic, shape)):
+            is_variable = any(map(is_symbolic, shape))
+            is_empty = 0 in shape
+            if is_variable or (is_empty and self.uses[variable] > 0):
                 return False
         return True
 
@@ -108,7 +109,9 @@ class Program:
 
         They depend only on constants, and also on parameters if the program prepares values.
         """
-        return self.known if self.prepares else frozenset(known_variables(self.closed.jaxpr, 0))
+        if self.prepares:
+            return self.known
+        return frozenset(known_variables(self.closed.jaxpr, parameters=0))
 
     def is_late(self, equation: Equation) -> bool:
         """Tell whether an equation is evaluated in each call, or in each iteration of a loop."""
@@ -154,7 +157,7 @@ class Program:
         return replace(self, closed=closed, parameters=shared_count, prepares=True, in_loop=True)
 
     def with_equations(self, equations: Sequence[Equation]) -> Program:
-        """Return the program with other equations that compute the program's results.
+        """Return the program with `equations`, which compute the same results.
 
         Equations and constants on which no result depends are left out.
         """
@@ -171,7 +174,8 @@ class Program:
         """
         equations: list[Equation] = []
         for equation in self.equations:
-            if not names or primitive(equation) in names:
+            is_chosen = not names or primitive(equation) in names
+            if is_chosen:
                 changed = jaxprs.with_inner(equation, partial(change, equation))
                 equations.append(changed)
             else:
@@ -189,6 +193,7 @@ class Program:
 
     def part(self, arguments: Sequence[Variable], results: Sequence[Atom]) -> Program:
         """Return a program that computes the variables `results` from the variables `arguments`."""
+        # Leave out equations that compute the new arguments.
         inputs = set(arguments)
         equations = [e for e in self.equations if inputs.isdisjoint(e.outvars)]
         return self.with_closed(
@@ -201,10 +206,10 @@ class Program:
         compute: Callable[[Equation, list[Any]], Sequence[Any]] = jaxpr_evaluation.bind,
         constant: Callable[[Any], Any] = lambda x: x,
     ) -> list[Any]:
-        """Evaluate the program on values of any type, and return its results.
+        """Evaluate the program on values of any type, and return the program's results.
 
-        `compute(equation, operands)` returns the results of an equation. `constant` converts an
-        array that the program holds to a value of the type.
+        `compute(equation, operands)` returns the results of an equation. `constant(array)` returns
+        a value of the type for a constant or a literal of the program.
         """
         constants = map(constant, self.closed.consts)
         values = dict(zip(self.constants, constants, strict=True))
@@ -244,18 +249,19 @@ def uses(jaxpr: Jaxpr) -> Counter[Variable]:
 
 def known_variables(jaxpr: Jaxpr, parameters: int) -> set[Variable]:
     """Return the variables that depend only on constants and the first `parameters` arguments."""
-    early = {*jaxpr.constvars, *jaxpr.invars[:parameters]}
+    computable = {*jaxpr.constvars, *jaxpr.invars[:parameters]}
     for equation in jaxpr.eqns:
-        if not equation.effects and early.issuperset(variables(equation.invars)):
-            early.update(equation.outvars)
-    return early
+        if not equation.effects and computable.issuperset(variables(equation.invars)):
+            computable.update(equation.outvars)
+    return computable
 
 
 @contextmanager
 def located_at(equation: Equation) -> Generator[None]:
     """Add the attribute `equation` to errors that are raised in the block of a `with` statement.
 
-    The attribute describes the equation.
+    The attribute is a text that describes the equation. In nested blocks it describes the
+    innermost equation.
     """
     try:
         yield

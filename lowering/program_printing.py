@@ -19,10 +19,10 @@ _BY_ONE = re.compile("(strides|dilation|group_count)$")
 
 
 def printed(program: Any) -> str:
-    """Return a program as text: its arguments, its equations with types and places, its results.
+    """Return a program as text: the arguments, the equations with types and places, the results.
 
-    Variables are numbered in the order in which they appear. `*` marks results that are
-    computed only once, before all calls.
+    Variables are numbered in the order in which they appear. `*` marks equations that are
+    evaluated only once, before all calls.
     """
     parameters = program.arguments[: program.parameters]
     inputs = program.arguments[program.parameters :]
@@ -31,7 +31,7 @@ def printed(program: Any) -> str:
         names.update((variable, f"{letter}{i}") for i, variable in enumerate(variables))
     arguments = ", ".join(f"{names[v]}: {_type(v)}" for v in program.arguments)
     lines = [f"program({arguments})"]
-    lines += _lines(program.equations, names, program.early, "  ")
+    lines += _lines(program.equations, names, program.early, indent="  ")
     return "\n".join([*lines, f"  return {_named(program.results, names)}"])
 
 
@@ -40,34 +40,36 @@ def _lines(
 ) -> Iterator[str]:
     """Yield a line for each equation, and after it indented lines for its inner functions.
 
-    `names` maps variables to names, and gets an item for each new variable. Results in `early` are
-    marked.
+    `names` maps variables to names, and gets an item for each new variable. Equations whose results
+    are in `early` are marked.
     """
     for equation in equations:
         for variable in equation.outvars:
             names[variable] = f"v{len(names)}"
         results = ", ".join(f"{names[v]}: {_type(v)}" for v in equation.outvars)
-        is_early = len(equation.outvars) > 0 and all(v in early for v in equation.outvars)
+        has_results = len(equation.outvars) > 0
+        is_early = has_results and all(v in early for v in equation.outvars)
         mark = "*" if is_early else " "
         text = f"{indent}{mark}{results} = {primitive(equation)} {_named(equation.invars, names)}"
         params = ", ".join(f"{name}={_shown(value)}" for name, value in _params(equation))
         if params:
             text += f" [{params}]"
-        where = place(equation)
-        if where:
-            text += f"  # {where}"
+        place_text = place(equation)
+        if place_text:
+            text += f"  # {place_text}"
         yield text
         for closed in jaxprs.function_params(equation):
             inner_names = dict(names)
             inner_names.update((v, f"a{i}") for i, v in enumerate(closed.jaxpr.invars))
-            yield from _lines(jaxprs.equations(closed), inner_names, frozenset(), f"{indent}    ")
+            inner_equations = jaxprs.equations(closed)
+            yield from _lines(inner_equations, inner_names, frozenset(), indent=f"{indent}    ")
             yield f"{indent}    return {_named(closed.jaxpr.outvars, inner_names)}"
 
 
 def place(equation: Equation) -> str:
-    """Return the name of the operation from which an equation comes, and its place in the document.
+    """Return the name of the operation from which an equation comes, its file and its line.
 
-    The place is a file and a line. If the line is unknown, only the name is returned.
+    For example, it returns "conv1 graph.nnef:12". If the file is unknown, it returns "conv1".
     """
     file, line = jaxprs.document_line(equation)
     name = jaxprs.outer_scope(equation)
@@ -76,8 +78,9 @@ def place(equation: Equation) -> str:
 
 def described(equation: Equation) -> str:
     """Return a text for messages with the primitive of an equation and its place."""
-    where = place(equation)
-    return f"{primitive(equation)} of {where}" if where else primitive(equation)
+    name = primitive(equation)
+    place_text = place(equation)
+    return f"{name} of {place_text}" if place_text else name
 
 
 def _params(equation: Equation) -> list[tuple[str, Any]]:
@@ -89,12 +92,12 @@ def _params(equation: Equation) -> list[tuple[str, Any]]:
     pairs: list[tuple[str, Any]] = []
     for name, value in equation.params.items():
         is_placement = _PLACEMENT.search(name) is not None
-        if value is None or is_placement or id(value) in function_ids:
+        is_function = id(value) in function_ids
+        if is_placement or is_function or value is None or value in ((), False):
             continue
-        if value in ((), False):
-            continue
-        is_by_one = _BY_ONE.search(name) is not None and {*np.ravel(value)} == {1}
-        if not is_by_one:
+        # A stride, a dilation or a number of groups is neutral if it is 1.
+        is_neutral = _BY_ONE.search(name) is not None and {*np.ravel(value)} == {1}
+        if not is_neutral:
             pairs.append((name, value))
     return pairs
 

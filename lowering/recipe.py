@@ -41,7 +41,7 @@ class Step:
     """One value that a recipe computes: a constant, or a result of an equation.
 
     Args:
-        text: a text. The text and the operands together determine the value.
+        text: describes the computation. The text and the operands together determine the value.
         operands: the numbers of the operands, as `Recipe` numbers values.
         constant: the value if the step is a constant, else None.
         primitive: the name of the primitive, or "" if numpy does not compute the step.
@@ -68,7 +68,7 @@ class Recipe:
     results: tuple[int, ...]
 
     def digests(self, arguments: Sequence[str]) -> list[str]:
-        """Return a digest of each result, for arguments that are given as distinct texts.
+        """Return a digest of each result. `arguments` has a distinct text for each argument.
 
         Results with equal digests have equal values.
         """
@@ -81,7 +81,8 @@ class Recipe:
     @cached_property
     def digest(self) -> str:
         """Return a digest of the recipe. Different recipes have different digests."""
-        return _digest("\0".join(self.digests([f"argument {i}" for i in range(self.count)])))
+        arguments = [f"argument {i}" for i in range(self.count)]
+        return _digest("\0".join(self.digests(arguments)))
 
     @cached_property
     def is_for_numpy(self) -> bool:
@@ -105,26 +106,27 @@ class Recipe:
         with jax.ensure_compile_time_eval():  # also while a function is traced
             values: dict[int, Any] = dict(enumerate(map(np.asarray, arrays)))
             for number, step in enumerate(self.steps, self.count):
-                values[number] = step.constant
+                if step.constant is not None:
+                    values[number] = step.constant
             groups = self._groups(sorted(self._dependencies(chosen)))
+            run = partial(self._run, values, {*results})
             with ThreadPoolExecutor() as pool:
-                values_of_groups = list(pool.map(partial(self._run, values, {*results}), groups))
+                values_of_groups = list(pool.map(run, groups))
             for values_of_group in values_of_groups:
                 values |= values_of_group
             # The results are put on the device of the arguments. They do not get the sharding of an
-            # argument, since it may name axes that a result lacks. If no argument is committed to a
-            # device, None stands for jax's default device.
+            # argument, since it may name axes that a result lacks.
             devices: set[Any] = set()
             for array in arrays:
                 if array.committed:
                     devices |= array.devices()
-            (device,) = devices or {None}
+            (device,) = devices or {None}  # None stands for jax's default device
             return jax.device_put([_for_device(values[number]) for number in results], device)
 
     def _dependencies(self, chosen: Sequence[int]) -> set[int]:
-        """Return the numbers of some results, and of all values on which these results depend.
+        """Return the numbers of the values that are needed for some results.
 
-        `chosen` has the indices of the results.
+        `chosen` has the indices of the results. The numbers of the results are included.
         """
         needed = {self.results[i] for i in chosen}
         for number, step in reversed(list(enumerate(self.steps, self.count))):
@@ -145,8 +147,8 @@ class Recipe:
             group = [number]
             groups[number] = group
             for operand in self._step(number).operands:
-                operand_group = groups.get(operand, group)
-                if operand_group is group:
+                operand_group = groups.get(operand)  # arguments and constants have no group
+                if operand_group is None or operand_group is group:
                     continue
                 # Move the steps of the smaller group to the larger one.
                 smaller, group = sorted((group, operand_group), key=len)
@@ -162,11 +164,10 @@ class Recipe:
     def _run(
         self, shared: Mapping[int, Array], results: set[int], group: Sequence[int]
     ) -> dict[int, Array]:
-        """Compute the steps of a group, and return the results of the recipe among their values.
+        """Compute the steps of a group, and return the values of the recipe's results by number.
 
-        The values are returned by number. `shared` has the arguments and constants, and
-        `results` has the numbers of the recipe's results. Values that no further step reads are
-        freed.
+        `shared` has the arguments and constants by number, and `results` has the numbers of the
+        recipe's results. Other values are freed as soon as no further step reads them.
         """
         values: dict[int, Array] = {}
         reader_counts = Counter[int]()
@@ -193,6 +194,7 @@ def _value(step: Step, operands: Sequence[Array], *, is_result: bool) -> Array:
     """Compute a step by numpy. A result of the recipe is a new array for a CPU device."""
     function = _BY_NUMPY[step.primitive].function
     if isinstance(function, np.ufunc):
+        # A ufunc writes a result directly to an array that the device uses without a copy.
         shape = broadcast_shapes(*(x.shape for x in operands))
         out = aligned(shape, operands[0].dtype) if is_result else None
         return function(*operands, out=out)
@@ -212,10 +214,10 @@ def _copied(x: Array) -> Array:
 
 
 def _for_device(x: Array) -> Array:
-    """Return an array with the items of x that a CPU device uses without a copy.
+    """Return x, or a copy of x that a CPU device uses without a further copy.
 
-    x is copied if it is not contiguous or not aligned. It is also copied if it is read-only,
-    since it may then be a view of a jax array, which a user may donate.
+    x is copied if it is not contiguous or not aligned. A read-only x is copied too, since it may
+    be a view of a jax array, which a user may donate.
     """
     is_aligned = x.ctypes.data % ALIGNMENT == 0
     is_usable = x.flags.c_contiguous and x.flags.writeable and is_aligned
@@ -299,7 +301,7 @@ class Computation(NamedTuple):
 
 
 def _broadcast(operands: Sequence[Array], shape: Sequence[int], axes: Sequence[int]) -> Array:
-    """Broadcast an array to a shape. `axes` has the axis of the shape for each of its axes."""
+    """Broadcast an array to a shape. Axis i of the array becomes the axis `axes[i]`."""
     (x,) = operands
     shape_with_ones = [1] * len(shape)
     for axis, extent in zip(axes, x.shape, strict=True):
@@ -380,7 +382,7 @@ def params_of_numpy(equation: Equation) -> tuple[Any, ...] | None:
         return None
     if not params.keys() >= {*computation.reads}:  # a later jax may name parameters otherwise
         return None
-    if name == "reshape" and params["dimensions"] is not None:
+    if name == "reshape" and params["dimensions"] is not None:  # the reshape reorders axes
         return None
     types = [v.aval for v in (*equation.invars, *equation.outvars)]
     if max(type.ndim for type in types) > MAX_RANK:
@@ -391,9 +393,9 @@ def params_of_numpy(equation: Equation) -> tuple[Any, ...] | None:
 
 
 def by_numpy(equation: Equation, operands: Sequence[Array]) -> Array | None:
-    """Compute an equation by numpy, or return None if numpy does not compute it.
+    """Compute an equation by numpy, or return None if numpy does not compute the equation.
 
-    Primitives that only move items take items of any dtype.
+    If the equation only moves items, the operands may have items of any dtype, such as objects.
     """
     params = params_of_numpy(equation)
     if params is None:

@@ -56,7 +56,9 @@ class Registry:
                 if _differ(infer_parameters[name], parameters[name]):
                     raise TypeError(f"rule of '{kind}': infer and lower have different defaults")
             if "**" in parameters:
+                # `lower` takes any name, so the rule also has the parameters of `infer`.
                 parameters = infer_parameters | parameters
+            # `work` may also read `result`, the type of the first result.
             work_reads = _reads(f"rule of '{kind}': work", work_parameters, [*parameters, "result"])
             infer_reads = _reads(f"rule of '{kind}': infer", infer_parameters, parameters)
             defaults: dict[str, Any] = {}
@@ -99,9 +101,8 @@ class Registry:
 def _parameters(function: Callable[..., object]) -> dict[str, Any]:
     """Map the names of a function's parameters, as the standard writes them, to their defaults.
 
-    A parameter `**name` is named `**` in the map. If it is annotated as `Unpack[...]` of a
-    TypedDict, and the annotation can be evaluated, the map has the keys of the TypedDict
-    instead.
+    A parameter `**name` has the key `**` in the map. If its annotation is `Unpack[...]` of a
+    TypedDict, and can be evaluated, the map has the keys of the TypedDict in place of `**`.
     """
     defaults: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():
@@ -115,10 +116,10 @@ def _parameters(function: Callable[..., object]) -> dict[str, Any]:
 
 
 def _keys(annotation: Any, function: Callable[..., object]) -> Iterable[str]:
-    """Return the keys of the TypedDict in an annotation `Unpack[...]`, or ["**"].
+    """Return the keys of the TypedDict in an annotation `Unpack[...]`.
 
-    ["**"] is returned if the annotation has no TypedDict, or cannot be evaluated in the
-    function's module.
+    If the annotation has no TypedDict, or cannot be evaluated in the function's module, ["**"]
+    is returned.
     """
     if "Unpack" not in str(annotation):
         return ["**"]
@@ -138,14 +139,14 @@ def _differ(default: object, other: object) -> bool:
     return default is not other and bool(np.any(default != other))
 
 
-def _reads(where: str, names: Collection[str], parameters: Collection[str]) -> frozenset[str]:
+def _reads(label: str, names: Collection[str], parameters: Collection[str]) -> frozenset[str]:
     """Return the parameters of a rule that one of its functions reads.
 
     `names` are the parameters of the function, and `parameters` are the parameters of the rule.
-    Raises TypeError, with a text that begins with `where`, if the rule lacks a parameter of the
-    function.
+    Raises TypeError if the rule lacks a parameter of the function. `label` names the function in
+    the error.
     """
     unknown = sorted(set(names) - set(parameters) - {"**"})
     if unknown and "**" not in parameters:
-        raise TypeError(f"{where} takes {', '.join(map(repr, unknown))}, lower does not")
+        raise TypeError(f"{label} takes {', '.join(map(repr, unknown))}, lower does not")
     return frozenset(parameters if "**" in names else names)

@@ -48,9 +48,9 @@ Rewrite = Equation | Atom | Computed | None  # a rule's result, see `rewritten`
 class Matcher:
     """The part of a program that a pass has rewritten so far.
 
-    The rules of the pass ask it about operands. `notes` maps variables to notes that a rule leaves
-    for the rules of later equations. `original` is the current equation, before its operands were
-    rewritten.
+    A rule gets the matcher, to look up how operands are computed. `notes` maps variables to notes
+    that a rule leaves for the rules of later equations. `original` is the current equation of the
+    program, with the operands that it had before the pass.
     """
 
     original: Equation
@@ -60,8 +60,10 @@ class Matcher:
         self.program = program
         self.notes: dict[Atom, Any] = {}
         self.makers: dict[Atom, Equation] = {}
+        # The variables that depend only on parameters and constants.
         self._early = {*jaxpr.constvars, *program.arguments[: program.parameters]}
         self._uses = Counter({v: program.uses[v] for v in program.arguments})
+        # Maps variables to the operands that replace them.
         self._equal: dict[Atom, Atom] = {}
         self._equations: list[Equation] = []
         self._constants = dict(zip(jaxpr.constvars, program.closed.consts, strict=True))
@@ -69,8 +71,7 @@ class Matcher:
     def maker(self, operand: Atom, *names: str) -> Equation | None:
         """Return the equation that computes an operand, or None for an argument or a literal.
 
-        If there are `names`, the equation must apply a primitive with one of these names. For
-        other primitives None is returned.
+        If there are `names`, None is also returned for an equation of another primitive.
         """
         if is_literal(operand):
             return None
@@ -80,16 +81,18 @@ class Matcher:
         return equation if primitive(equation) in names else None
 
     def number(self, operand: Atom) -> float | None:
-        """Return the number of which an operand consists, or None if its items are not known.
+        """Return the number that all items of an operand have, or None if it is not known.
 
-        The operand is a literal, a constant of one item, or a conversion or broadcast of these.
+        It is known for a literal, for a constant of one item, and for a conversion or broadcast of
+        such an operand.
         """
-        maker = self.maker(operand, "broadcast_in_dim", "convert_element_type")
-        while maker is not None:
+        names = "broadcast_in_dim", "convert_element_type"
+        while (maker := self.maker(operand, *names)) is not None:
             operand = maker.invars[0]
-            maker = self.maker(operand, "broadcast_in_dim", "convert_element_type")
         value: Any = operand.val if is_literal(operand) else self._constants.get(operand)
-        return np.asarray(value).item() if np.size(value) == 1 else None
+        if value is None or np.size(value) != 1:
+            return None
+        return np.asarray(value).item()
 
     def note(self, operand: Atom) -> Any:
         """Return the note that a rule has left on an operand, or None if there is none."""
@@ -100,7 +103,7 @@ class Matcher:
         return is_literal(operand) or operand in self._early
 
     def is_read_once(self, operand: Atom) -> bool:
-        """Tell whether a variable had exactly one reader in the program before the pass."""
+        """Tell whether an operand is a variable that had exactly one reader before the pass."""
         return not is_literal(operand) and self._uses[operand] == 1
 
     def trace(
@@ -110,8 +113,8 @@ class Matcher:
 
         The new equations come before the current equation or in its place. They get the name and
         place of the equation `at`, by default of the current equation. The operands are pytrees of
-        variables and literals. The result has the variables or literals of the function's results,
-        as a pytree.
+        variables and literals. The result is the function's result, as a pytree of variables and
+        literals.
         """
         operands = jax.tree.map(self.replacement, operands)
         equations, results, constants = jaxpr_evaluation.trace_at(
@@ -142,12 +145,13 @@ class Matcher:
         """Let all later equations, and the results, read an operand instead of a variable."""
         self._equal[variable] = operand
         if not is_literal(operand):
+            # The readers of the variable now read the operand.
             self._uses[operand] += self.program.uses[variable]
 
     def replace_variables(self, variables: Sequence[Variable], operands: Any) -> None:
         """Let later equations and the results read operands instead of variables.
 
-        `operands` is a pytree, and each of its leaves replaces one of the `variables`.
+        `operands` is a pytree. Its leaves replace the `variables`, in order.
         """
         for variable, operand in zip(variables, jax.tree.leaves(operands), strict=True):
             self.replace_variable(variable, operand)
@@ -184,9 +188,9 @@ class Rules:
         by_primitive: Mapping[str, Rule] | None = None,
         only: Callable[[Equation], bool] | None = None,
     ) -> None:
-        """Start with the rules in `by_primitive`, by the name of the primitive.
+        """Start with the rules in `by_primitive`, a map from names of primitives to rules.
 
-        `only` tells whether an equation may have a rule.
+        `only(equation)` tells whether an equation may have a rule.
         """
         self._by_primitive: dict[str, Rule] = {**(by_primitive or {})}
         self._only = only
@@ -204,16 +208,17 @@ class Rules:
 
     def rule_for(self, equation: Equation) -> Rule | None:
         """Return the rule for an equation, or None if no rule is for it."""
-        rule = self._by_primitive.get(equation.primitive.name) or self._general(equation)
-        if rule is None or (self._only is not None and not self._only(equation)):
+        rule = self._by_primitive.get(equation.primitive.name) or self._rule_by_fact(equation)
+        if rule is None:
             return None
-        return rule
+        is_allowed = self._only is None or self._only(equation)
+        return rule if is_allowed else None
 
-    def _general(self, equation: Equation) -> Rule | None:
+    def _rule_by_fact(self, equation: Equation) -> Rule | None:
         """Return the first rule for a field of `Facts` that is true for the equation, or None."""
-        properties = facts(equation)
+        fact = facts(equation)
         for field, rule in self._by_fact.items():
-            if getattr(properties, field):
+            if getattr(fact, field):
                 return rule
         return None
 
@@ -222,9 +227,14 @@ def rewritten(program: Program, rules: Rules | Mapping[str, Rule]) -> Program:
     """Replace equations of a program by the rewrites that rules return.
 
     A rule takes a Matcher, and an equation whose operands have been rewritten already. The rule
-    returns another equation with the results of this one, an operand that equals the result, a
-    `Computed` with a function to trace, or None to leave the equation unchanged. Equations that
-    nothing reads after the rewrites are left out.
+    returns one of these:
+
+    - an equation that computes the same results
+    - an operand that equals the result
+    - a `Computed` with a function to trace
+    - None, to leave the equation unchanged
+
+    Equations that nothing reads after the rewrites are left out.
     """
     if not isinstance(rules, Rules):
         rules = Rules(rules)
@@ -235,54 +245,51 @@ def rewritten(program: Program, rules: Rules | Mapping[str, Rule]) -> Program:
     for original in program.equations:
         if original.outvars and matcher.is_replaced(original.outvars[0]):
             continue  # an earlier rewrite computes its results
-        operands = list(map(matcher.replacement, original.invars))
         matcher.original = original
-        equation = original
-        if not all(map(is_, operands, original.invars)):
-            equation = original.replace(invars=operands)
+        operands = list(map(matcher.replacement, original.invars))
+        has_same_operands = all(map(is_, operands, original.invars))
+        equation = original if has_same_operands else original.replace(invars=operands)
         rule = rules.rule_for(equation)
         with located_at(equation):
             rewrite = None if rule is None else rule(matcher, equation)
+            is_changed = is_changed or rewrite is not None
             if rewrite is None:
                 matcher.add(equation, program.uses)
-                continue
-            is_changed = True
-            is_equation = hasattr(rewrite, "invars")
-            if is_equation:
-                matcher.add(rewrite, program.uses)
             elif isinstance(rewrite, Computed):
                 results = matcher.trace(rewrite.function, *rewrite.operands, at=rewrite.at)
                 matcher.replace_variables(rewrite.results or equation.outvars, results)
-            else:
+            elif hasattr(rewrite, "invars"):  # an equation
+                matcher.add(rewrite, program.uses)
+            else:  # an operand
                 matcher.replace_variables(equation.outvars, rewrite)
     return matcher.result() if is_changed else program
 
 
 def replaced(program: Program, functions: Sequence[Computed]) -> Program:
-    """Replace equations of a program by functions. Each function replaces its equation `at`.
+    """Replace equations of a program by functions: the equation `function.at` by each function.
 
-    A function may also compute the results of earlier equations, if no equation before `at`
-    reads these results. The new equations do not get the name of an operation.
+    A function may also compute the results of earlier equations, if no equation before
+    `function.at` reads these results. The new equations do not get the name of an operation.
     """
-    function_by_equation: dict[int, Computed] = {}
+    function_by_id: dict[int, Computed] = {}  # the functions by the id of the replaced equation
     primitives: set[str] = set()
     for function in functions:
         equation = function.at
         if equation is not None:
             unnamed = replace(function, at=jaxprs.unnamed(equation))
-            function_by_equation[id(equation)] = unnamed
+            function_by_id[id(equation)] = unnamed
             primitives.add(primitive(equation))
 
     def rule(matcher: Matcher, _: Equation) -> Computed | None:
-        return function_by_equation.get(id(matcher.original))
+        return function_by_id.get(id(matcher.original))
 
     return rewritten(program, dict.fromkeys(primitives, rule))
 
 
 def in_loops(run: Callable[[Program, T], Program]) -> Callable[[Program, T], Program]:
-    """Make a pass also rewrite the bodies of loops, each of them as a program.
+    """Return a pass that rewrites a program, and then the bodies of its loops as programs.
 
-    `run` is the function of the pass. The returned function takes its place.
+    `run` is the pass for one program or body.
     """
 
     @wraps(run)

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 # A prepared value has at most this number of items for each item of the largest parameter from
 # which it is computed. Larger values are broadcasts. To repeat a broadcast in each call is cheaper
 # than to read the result of the broadcast.
-_MOST_ITEMS_PER_ITEM = 4
+_MOST_ITEMS_PER_SOURCE_ITEM = 4
 # An item of a prepared value has at most this number of bits for each bit of an item of the
 # parameter. A value of more than `_LARGE_BYTES` bytes must stay below this limit. A language model
 # with 4-bit weights would need eight times the memory if the weights were stored in 32 bits.
-_MOST_BITS_PER_BIT = 4
+_MOST_BITS_PER_SOURCE_BIT = 4
 _LARGE_BYTES = 32 << 20
 # The results of these primitives may have the items of the operand in the same order, see
 # `_is_free`. To prepare such a result would store one more copy of a weight.
@@ -49,48 +49,66 @@ _FEWEST_NARROW_ITEMS = 2 << 10
 def split(program: Program, target: Target | None = None) -> Split:
     """Split a program into a preparation, which reads only parameters, and a call.
 
-    A value that depends only on parameters is prepared if `_is_worth_storing` is true for it,
-    unless the target's calls compute it themselves. Without a target, the split is the one for
-    an unknown platform.
+    A value that depends only on parameters is prepared if `_is_worth_storing` is true for the
+    value, unless the target's calls compute it themselves. Without a target, the split is for an
+    unknown platform.
     """
     platform = None if target is None else target.platform
     program = program.with_closed(jaxprs.inlined(program.closed))
-    closed = program.closed
-    parameters = program.arguments[: program.parameters]
     prepared, later = _prepared_and_later(program, target)
     if platform != "cpu":
         # TPUs and GPUs multiply by a transposed matrix without a copy. If a call reads a parameter
         # in any case, transpositions of this parameter are not prepared.
         roots_read = {*prepared} & {*_roots(program)}
         prepared, later = _prepared_and_later(program, target, roots_read)
-    narrow = _narrow(program, prepared)
-    stored = [narrow.get(v, v) for v in prepared]  # the variable that is stored for each value
-    indices = {v: i for i, v in enumerate(parameters)}
     drops_unit_axes = target is not None and target.drops_unit_axes
-    flat = _flat(prepared, parameters) if drops_unit_axes else frozenset[Variable]()
-    computed = [v for v in stored if v not in indices or v in flat]
-    early = list(filterfalse(program.is_late, program.equations))
-    first = program.with_closed(jaxprs.of_equations(closed, early, computed, arguments=parameters))
-    if any(v in flat or v in narrow for v in computed):
-        types = [_stored_type(v, is_flat=v in flat, is_narrow=v in narrow) for v in computed]
-        first = first.retraced(partial(_stored, first, types))
-    arguments = [*prepared, *program.arguments[len(parameters) :]]
-    call_jaxpr = jaxprs.of_equations(closed, later, program.results, _numbers(program), arguments)
+    first, sources = _first(program, prepared, drops_unit_axes=drops_unit_axes)
+    inputs = program.arguments[program.parameters :]
+    call_jaxpr = jaxprs.of_equations(
+        program.closed,
+        later,
+        program.results,
+        constants=_numbers(program),
+        arguments=[*prepared, *inputs],
+    )
     evaluate = primitives.as_call(call_jaxpr)
 
     def call(values: Sequence[Array], inputs: Sequence[Array]) -> list[Any]:
         return evaluate(*map(_as_read, values, prepared), *inputs)
 
-    recipe = cache(partial(recipe_of, first))
-    sources = tuple(None if v in flat else indices.get(v) for v in stored)
     return Split(
         sources=sources,
         first=first,
         call=call,
         platform=platform,
-        make_recipe=recipe,
+        make_recipe=cache(partial(recipe_of, first)),
         later=call_jaxpr,
     )
+
+
+def _first(
+    program: Program, prepared: Sequence[Variable], *, drops_unit_axes: bool
+) -> tuple[Program, tuple[int | None, ...]]:
+    """Return the program that computes prepared values from parameters, and `Split.sources`.
+
+    The program does not compute parameters that are stored as they are. If `drops_unit_axes` is
+    true, values are stored without their axes of extent 1.
+    """
+    parameters = program.arguments[: program.parameters]
+    narrow = _narrow(program, prepared)
+    stored = [narrow.get(v, v) for v in prepared]  # the variable that is stored for each value
+    indices = {v: i for i, v in enumerate(parameters)}
+    flat = _flat(prepared, parameters) if drops_unit_axes else frozenset[Variable]()
+    computed = [v for v in stored if v not in indices or v in flat]
+    early = list(filterfalse(program.is_late, program.equations))
+    closed = jaxprs.of_equations(program.closed, early, computed, arguments=parameters)
+    first = program.with_closed(closed)
+    has_other_types = any(v in flat or v in narrow for v in computed)
+    if has_other_types:
+        types = [_stored_type(v, is_flat=v in flat, is_narrow=v in narrow) for v in computed]
+        first = first.retraced(partial(_stored, first, types))
+    sources = tuple(None if v in flat else indices.get(v) for v in stored)
+    return first, sources
 
 
 def _as_read(x: Array, variable: Atom) -> Any:
@@ -104,14 +122,16 @@ def _as_read(x: Array, variable: Atom) -> Any:
 
 
 def _flat(prepared: Iterable[Variable], parameters: Collection[Variable]) -> frozenset[Variable]:
-    """Return the prepared variables that can be stored without their axes of extent 1.
+    """Return the prepared variables that are stored without their axes of extent 1.
 
-    Among the parameters, only vectors are stored in this way, because it takes a copy.
+    Of the parameters, only vectors are stored in this way, because larger parameters would be
+    copied.
     """
     flat: list[Variable] = []
     for v in prepared:
+        has_unit_axes = 1 in v.aval.shape
         is_vector = max(v.aval.shape, default=1) == _size(v)
-        if 1 in v.aval.shape and (is_vector or v not in parameters):
+        if has_unit_axes and (is_vector or v not in parameters):
             flat.append(v)
     return frozenset(flat)
 
@@ -133,12 +153,12 @@ def _prepared_and_later(
 ) -> tuple[list[Variable], list[Equation]]:
     """Return the variables to prepare, and the equations that a call evaluates.
 
-    `roots_read` has parameters that calls read too. Their transpositions are not prepared.
+    `roots_read` has parameters that calls read in any case. Their transpositions are not prepared.
     """
     sources = _sources(program)
     prepared: dict[Variable, None] = {}
     later: list[Equation] = []
-    needed = set(variables(program.results))
+    needed = set(variables(program.results))  # the variables that calls read
     is_left_by_target = None if target is None else target.is_in_call
 
     def is_in_call(equation: Equation) -> bool:
@@ -147,12 +167,14 @@ def _prepared_and_later(
             return True
         return is_left_by_target is not None and is_left_by_target(program, equation)
 
+    # From the last equation to the first: the readers of a variable come before its maker.
     for equation in reversed(program.equations):
         is_late = program.is_late(equation)
         results = [v for v in equation.outvars if v in needed]
         if not is_late and not is_in_call(equation):
             for v in results:
-                if _is_worth_storing(v, *sources[v]):
+                source_items, source_bits = sources[v]
+                if _is_worth_storing(v, source_items, source_bits):
                     prepared[v] = None
         are_all_prepared = all(v in prepared for v in results)
         if is_late or not are_all_prepared:
@@ -169,14 +191,16 @@ def _is_free(equation: Equation) -> bool:
     transposes = name == "reshape" and equation.params["dimensions"] is not None
     if name not in _FREE or transposes:
         return False
-    is_same_size = [*map(_size, equation.invars)] == [*map(_size, equation.outvars)]
-    return is_same_size and not any(map(is_literal, equation.invars))
+    if any(map(is_literal, equation.invars)):
+        return False
+    # A broadcast that repeats items has more items in its result.
+    return [*map(_size, equation.invars)] == [*map(_size, equation.outvars)]
 
 
 def _transposed_root(program: Program, equation: Equation) -> Atom | None:
     """Return the variable that an equation transposes, or None if it is no transposition.
 
-    Reshapes before the transposition are skipped, so that the variable may be a parameter.
+    If the operand is a reshape of a variable, this variable is returned. It may be a parameter.
     """
     if primitive(equation) != "transpose":
         return None
@@ -198,15 +222,15 @@ def _roots(program: Program) -> list[Variable]:
 def _numbers(program: Program) -> dict[Variable, Any]:
     """Map the constants of one item to their values.
 
-    They stay constants of the call. As arguments, a TPU would copy each of them to its vector
-    memory in every call.
+    These constants stay constants of the call. If they were arguments of the call, a TPU would
+    copy each of them to its vector memory in every call.
     """
     constants = zip(program.constants, program.closed.consts, strict=True)
     return {v: x for v, x in constants if _size(v) == 1 and not _is_key(x)}
 
 
 def _is_key(x: Any) -> bool:
-    """Tell whether an array has random keys, which are no constants of a program."""
+    """Tell whether an array has random keys, which cannot be constants of a program."""
     return jnp.issubdtype(x.dtype, jax.dtypes.extended)
 
 
@@ -216,17 +240,16 @@ def _sources(program: Program) -> dict[Variable, tuple[int, int]]:
     The size is a pair: the number of items, and the bits of an item. For a concatenation or
     stack, the number of items is the sum over the operands.
     """
+    no_parameter = 0, 1  # with 0 items nothing is worth storing
     sources: dict[Variable, tuple[int, int]] = {}
     for variable in _roots(program):
         sources[variable] = _size(variable), _bits(variable)
-    sources.update(
-        dict.fromkeys(_numbers(program), (0, 1))
-    )  # with 0 items nothing is worth storing
+    sources.update(dict.fromkeys(_numbers(program), no_parameter))
     for equation in filterfalse(program.is_late, program.equations):
-        of_operands = [sources[v] for v in variables(equation.invars)]
-        items, bits = max(of_operands, default=(0, 1))
+        operand_sources = [sources[v] for v in variables(equation.invars)]
+        items, bits = max(operand_sources, default=no_parameter)
         if primitive(equation) in ("concatenate", "stack"):
-            items = sum([operand_items for operand_items, _ in of_operands])
+            items = sum([operand_items for operand_items, _ in operand_sources])
         sources.update(dict.fromkeys(equation.outvars, (items, bits)))
     return sources
 
@@ -247,9 +270,10 @@ def _narrow(program: Program, prepared: Iterable[Variable]) -> dict[Variable, Va
     """
     if not _is_narrow(program):
         return {}
-    narrow = {
-        v: v for v in prepared if v.aval.dtype == jnp.float32 and _size(v) >= _FEWEST_NARROW_ITEMS
-    }
+    narrow: dict[Variable, Variable] = {}
+    for v in prepared:
+        if v.aval.dtype == jnp.float32 and _size(v) >= _FEWEST_NARROW_ITEMS:
+            narrow[v] = v
     for equation in program.equations:
         if primitive(equation) == "convert_element_type" and equation.outvars[0] in narrow:
             (source,) = equation.invars
@@ -266,18 +290,21 @@ def _stored(
     return [x.astype(type.dtype).reshape(type.shape) for x, type in results]
 
 
-def _is_worth_storing(variable: Atom, items: int, bits: int) -> bool:
-    """Tell whether to prepare a variable, and not to compute it in each call.
+def _is_worth_storing(variable: Atom, source_items: int, source_bits: int) -> bool:
+    """Tell whether to prepare a variable, and not to compute the variable in each call.
 
-    The largest parameter from which it is computed has `items` items of `bits` bits. The
-    variable must not be much larger than this parameter.
+    The largest parameter from which the variable is computed has `source_items` items of
+    `source_bits` bits. The variable must not be much larger than this parameter.
     """
     size = _size(variable)
-    bits_per_bit = _bits(variable) / bits
-    if size > _MOST_ITEMS_PER_ITEM * items or bits_per_bit > _MOST_BITS_PER_BIT:
+    bits_per_source_bit = _bits(variable) / source_bits
+    if size > _MOST_ITEMS_PER_SOURCE_ITEM * source_items:
         return False
-    nbytes = size * _bits(variable) // 8
-    return bits_per_bit < _MOST_BITS_PER_BIT or nbytes <= _LARGE_BYTES
+    if bits_per_source_bit > _MOST_BITS_PER_SOURCE_BIT:
+        return False
+    # A large variable must stay below the limit, another one may reach it.
+    is_large = size * _bits(variable) // 8 > _LARGE_BYTES
+    return bits_per_source_bit < _MOST_BITS_PER_SOURCE_BIT or not is_large
 
 
 def _bits(variable: Atom) -> int:
@@ -297,6 +324,7 @@ def _size(variable: Atom) -> int:
 def recipe_of(program: Program) -> Recipe:
     """Return a recipe of the results of a program. All results must be variables."""
     count = len(program.arguments)
+    # Maps variables to the numbers of their values, as `Recipe` numbers values.
     numbers = {variable: i for i, variable in enumerate(program.arguments)}
     steps: list[Step] = []
 
@@ -306,6 +334,7 @@ def recipe_of(program: Program) -> Recipe:
         return count + len(steps) - 1
 
     def number_of(operand: Atom) -> int:
+        """Return the number of an operand's value. A literal becomes a step."""
         if not is_literal(operand):
             return numbers[operand]
         value = np.asarray(operand.val, operand.aval.dtype)
@@ -317,8 +346,7 @@ def recipe_of(program: Program) -> Recipe:
     for equation in program.equations:
         operands = tuple(map(number_of, equation.invars))
         params = params_of_numpy(equation)
-        # Numpy does not compute a step that has no name of a primitive.
-        name = "" if params is None else primitive(equation)
+        name = "" if params is None else primitive(equation)  # "" is not computed by numpy
         text = _text_of_equation(equation)
         for index, variable in enumerate(equation.outvars):
             step = Step(f"{text} {index}", operands, primitive=name, params=params or ())
@@ -327,7 +355,7 @@ def recipe_of(program: Program) -> Recipe:
 
 
 def _text_of_equation(equation: Equation) -> str:
-    """Return a text that determines an equation's results, together with its operands."""
+    """Return a text that, together with the operands, determines an equation's results."""
     types = list(map(attrgetter("aval"), equation.invars))
     parts = primitive(equation), types, equation.params, repr(equation.ctx)
     # An equation may leave its precision to the settings of jax.
@@ -350,7 +378,8 @@ def _text(item: object) -> str:
             return _text(sorted((repr(key), _text(x)) for key, x in item.items()))
         case tuple() | list() if type(item) in (tuple, list):
             return f"({','.join(map(_text, item))})"
-        case _ if jaxprs.is_traced(item):  # `str` leaves constants out
+        case _ if jaxprs.is_traced(item):
+            # `str` leaves out the values of constants, and the settings of jax.
             constants = list(getattr(item, "consts", ()))
             return _text((str(item), constants, list(map(_text_of_equation, item.eqns))))
         case _:

@@ -26,9 +26,10 @@ from lowering.work import multiply_adds
 
 T = TypeVar("T")
 
-_MULTIPLY_ADDS = 32  # that take as long as folding one item
+_MULTIPLY_ADDS = 32  # this number of multiply-adds takes as long as folding one item
 CUT_BEFORE = "cut the network before it"  # a hint
-_ITEMS_OF_A_TRACE = 20_000  # whose folding takes as long as tracing a few operations of jax
+# To fold this number of items takes as long as to trace a few operations of jax.
+_ITEMS_OF_A_TRACE = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +38,16 @@ class Context:
 
     Args:
         precision: the precision of products, or None for jax's default.
-        fold: a function that is called with a number of items before that many items are
-            computed on the host.
+        fold: a function that is called before the host computes items, with the number of these
+            items.
         straight_through: whether the derivative of rounding is 1 instead of 0.
         refusal: a function that converts the error for a missing derivative to the error that
             is raised.
         operation: the operation whose rule gets this context. `trace` sets it.
-        dimensions: the dimensions of jax for the extents of lists. `trace` sets it if the graph has
-            lists.
-        symbols: the values of these extents, if lists are padded arrays in this trace. None if
-            lists are arrays with symbolic extents. `trace` sets it with `dimensions`.
+        dimensions: jax's symbolic dimensions for the extents of lists. `trace` sets them if the
+            graph has lists.
+        symbols: the values of the extents of lists, if lists are padded arrays in this trace. None
+            if lists are arrays with symbolic extents. `trace` sets them with `dimensions`.
     """
 
     precision: jax.lax.PrecisionLike = None
@@ -112,15 +113,12 @@ def trace(
         if parameter.value in needed:
             arrays[parameter.value] = parameters[parameter.label]
     for state in graph.states:
-        if not state.is_started:
+        if not state.is_started:  # otherwise the graph computes the state
             arrays[state.value] = states[state.label]
     edits = edits or {}
-    if graph.symbols and context.dimensions is None:
-        context = replace(context, dimensions=Dimensions(), symbols=SymbolValues())
-    elif context.symbols is not None:  # symbols of a body stay in the body
-        context = replace(context, symbols=context.symbols.inner())
     for value in arrays.keys() & edits.keys():
         arrays[value] = edits[value](arrays[value])
+    context = _with_symbols(context, graph)
     for operation in graph.operations:
         if needed.isdisjoint(operation.writes()):
             continue
@@ -138,8 +136,19 @@ def trace(
         for value, result in zip(operation.writes(), results, strict=True):
             arrays[value] = _edited(result, edits[value]) if value in edits else result
     if context.symbols is not None:
+        # A list with padding is returned as an array.
         return {value: getattr(x, "array", x) for value, x in arrays.items()}
     return arrays
+
+
+def _with_symbols(context: Context, graph: Graph) -> Context:
+    """Return the context with new dimensions and symbols, if the graph has lists."""
+    if graph.symbols and context.dimensions is None:
+        return replace(context, dimensions=Dimensions(), symbols=SymbolValues())
+    if context.symbols is not None:
+        # The graph is the body of an operation. The symbols of a body stay in the body.
+        return replace(context, symbols=context.symbols.inner())
+    return context
 
 
 def _edited(x: Any, edit: Callable[[Any], Any]) -> Any:
@@ -148,7 +157,7 @@ def _edited(x: Any, edit: Callable[[Any], Any]) -> Any:
 
 
 def _fault(operation: Operation, arrays: Mapping[Value, Any]) -> str:
-    """Return a fault of an operation's operands because of which it may have failed, or "".
+    """Return a fault of an operand that may be the reason why an operation failed, or "".
 
     For example, an empty tensor has no maximum, and jax supports few operations in dtypes with
     few bits.
@@ -163,7 +172,7 @@ def _fault(operation: Operation, arrays: Mapping[Value, Any]) -> str:
 
 
 def compute(operation: Operation, context: Context, values: Mapping[Value, Any]) -> list[Any]:
-    """Return the results of an operation, given the arrays of the values that it reads.
+    """Return the results of an operation. `values` has the arrays of the values that it reads.
 
     Raises InvalidComputation if the rule of the operation refuses the arrays, or returns other
     types than it inferred.
@@ -173,30 +182,26 @@ def compute(operation: Operation, context: Context, values: Mapping[Value, Any])
         return values[operand] if isinstance(operand, Value) else operand
 
     operands = {name: mapped(operand, read) for name, operand in operation.operands}
-
     if context.dimensions is not None:
         operation = _with_dimensions(operation, context.dimensions)
-
-    def results() -> list[Any]:
-        return _results(operation, context, operands)
-
     if context.symbols is not None and _has_lists(operation, operands):
         with jax.named_scope(operation.name):
             return _call_at(operation, lambda: _on_lists(operation, context, operands))
     is_constant = is_static(tuple(operands.values())) and not _is_staged(operation.attributes)
-    if is_constant:
-        item_count = 0
-        for value in (*operation.reads(), *operation.writes()):
-            item_count += volume(with_ones(value.type.shape))
-        context.fold(item_count + multiply_adds(operation) // _MULTIPLY_ADDS)
-        with jax.ensure_compile_time_eval():
-            return jax.tree.map(np.asarray, results())
-    with jax.named_scope(operation.name):
-        return _call_at(operation, results)
+    if not is_constant:
+        with jax.named_scope(operation.name):
+            return _call_at(operation, lambda: _results(operation, context, operands))
+    # Compute the results of a constant operation on the host.
+    item_count = 0
+    for value in (*operation.reads(), *operation.writes()):
+        item_count += volume(with_ones(value.type.shape))
+    context.fold(item_count + multiply_adds(operation) // _MULTIPLY_ADDS)
+    with jax.ensure_compile_time_eval():
+        return jax.tree.map(np.asarray, _results(operation, context, operands))
 
 
 def _results(operation: Operation, context: Context, operands: Mapping[str, Any]) -> list[Any]:
-    """Apply the rule of an operation, and return its results, checked and in one list."""
+    """Apply the rule of an operation, and return the checked results in one list."""
     returned = apply_rule(operation, context, operands)
     returned = returned if isinstance(returned, tuple) else (returned,)
     return list(_checked(operation, operation.results, returned, "results"))
@@ -205,17 +210,19 @@ def _results(operation: Operation, context: Context, operands: Mapping[str, Any]
 def _on_lists(operation: Operation, context: Context, operands: Mapping[str, Any]) -> list[Any]:
     """Compute an operation on lists, whose arrays have padding.
 
-    The rule is traced with symbolic extents, and what it traced is evaluated on the padded arrays.
-    Raises InvalidComputation if that is not possible.
+    The rule is traced with symbolic extents, and the traced equations are evaluated on the padded
+    arrays. Raises InvalidComputation if this is not possible.
     """
     from lowering.padding import NotPaddableError, on_padded
 
     assert context.symbols is not None
-    symbolic = replace(context, symbols=None)
+    symbolic_context = replace(context, symbols=None)
+
+    def on_symbolic(operands: Mapping[str, Any]) -> list[Any]:
+        return _results(operation, symbolic_context, operands)
+
     try:
-        return on_padded(
-            lambda operands: _results(operation, symbolic, operands), operands, context.symbols
-        )
+        return on_padded(on_symbolic, operands, context.symbols)
     except NotPaddableError as error:
         message = f"'{operation.kind}' cannot be computed for a list: {error}"
         raise InvalidComputation(message, operation, CUT_BEFORE) from error
@@ -257,13 +264,14 @@ def _has_lists(operation: Operation, operands: Mapping[str, Any]) -> bool:
 
 
 def _is_list(operand: Any) -> bool:
+    """Tell whether an operand is a list with padding, or has one in it."""
     if isinstance(operand, list | tuple):
         return any(map(_is_list, operand))  # pyright: ignore[reportUnknownArgumentType]
     return hasattr(operand, "array")
 
 
 def _is_staged(attribute: object) -> bool:
-    """Tell whether an attribute has a symbolic extent or a loop's graph, which must be traced."""
+    """Tell whether an attribute has a symbolic extent or a graph, and so cannot be folded."""
     if isinstance(attribute, tuple):
         return any(map(_is_staged, attribute))  # pyright: ignore[reportUnknownArgumentType]
     return is_symbolic(attribute) or isinstance(attribute, Graph)
@@ -288,10 +296,10 @@ def _checked(
 
 
 def _typed(operation: Operation, value: Value, array: Any) -> Any:
-    """Return an array that a rule returned, with the type that the rule inferred for it.
+    """Return an array that a rule returned, with the type that the rule inferred for `value`.
 
-    Python numbers, and arrays of a weak type, which come from literals, are converted. For
-    another type InvalidComputation is raised.
+    A Python number is converted, and so is an array of a weak type, which comes from literals.
+    Raises InvalidComputation for any other array that has another type.
     """
     inferred = value.type
     if isinstance(array, bool | int | float):
@@ -304,9 +312,8 @@ def _typed(operation: Operation, value: Value, array: Any) -> Any:
         for kind in (jnp.floating, jnp.integer):
             if jnp.issubdtype(array.dtype, kind) and jnp.issubdtype(dtype, kind):
                 array = jnp.asarray(array, dtype)
-    if array.dtype == dtype and array.shape == inferred.shape:
-        return array
-    if array.dtype != dtype or not _agree(array.shape, inferred.shape):
+    has_shape = array.shape == inferred.shape or _agree(array.shape, inferred.shape)
+    if array.dtype != dtype or not has_shape:
         returned = f"{array.dtype}{show(array.shape)}"
         raise _invalid(operation, f"{returned} for '{value.name}', it inferred {inferred}")
     return array
@@ -372,9 +379,9 @@ def _leave_out_packages() -> None:
 
 
 def _frame(span: Span, name: str) -> Callable[..., Any]:
-    """Return a function that calls its argument, and has its own name and place in tracebacks.
+    """Return the function `lambda run: run()`, with a name and a place in the document.
 
-    The function's name is `name`, and its place is `span`, in the document.
+    Tracebacks show `name` as the name of the function, and `span` as its place.
     """
     line, column = span.source.position(span.offset)
     first_column = column - 1
@@ -384,10 +391,18 @@ def _frame(span: Span, name: str) -> Callable[..., Any]:
         "end_lineno": line,
         "end_col_offset": first_column + span.length,
     }
-    # lambda run: run()
-    call = ast.Call(ast.Name("run", ast.Load(), **place), [], [], **place)
-    parameters = ast.arguments([], [ast.arg("run", **place)], None, [], [], None, [])
-    expression = ast.Expression(ast.Lambda(parameters, call, **place))
+    run = ast.Name("run", ast.Load(), **place)
+    call = ast.Call(func=run, args=[], keywords=[], **place)
+    parameters = ast.arguments(
+        posonlyargs=[],
+        args=[ast.arg("run", **place)],
+        vararg=None,
+        kwonlyargs=[],
+        kw_defaults=[],
+        kwarg=None,
+        defaults=[],
+    )
+    expression = ast.Expression(ast.Lambda(args=parameters, body=call, **place))
     function: Any = eval(compile(expression, span.source.name, "eval"), {})
     function.__code__ = function.__code__.replace(co_name=name, co_qualname=name)
     return function

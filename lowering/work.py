@@ -25,8 +25,8 @@ def multiply_adds(operation: Operation) -> int:
         arguments[name] = with_ones(attribute)
     arguments["result"] = mapped(operation.results[0], _type)
     reads_all = "**" in rule.work_reads
-    read = [name for name in arguments if reads_all or name in rule.work_reads]
-    return rule.work(**{python_name(name): arguments[name] for name in read})
+    names = [name for name in arguments if reads_all or name in rule.work_reads]
+    return rule.work(**{python_name(name): arguments[name] for name in names})
 
 
 def total(graph: Graph) -> int:
@@ -44,7 +44,7 @@ def is_mostly_bfloat16(graph: Graph, precision: lax.PrecisionLike) -> bool:
         return True
     narrow = list(filter(_is_narrow, graph.operations))
     if not narrow:
-        return False
+        return False  # the usual case, in which no work is counted
     narrow_work = sum(map(multiply_adds, narrow))
     return 2 * narrow_work > total(graph)
 

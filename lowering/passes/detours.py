@@ -44,7 +44,7 @@ def _direct(closed: ClosedJaxpr, done: dict[int, tuple[ClosedJaxpr, ClosedJaxpr]
 
 
 def _shapes(equation: Equation) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return the shape of an equation's operand and the shape of its result.
+    """Return the shapes of an equation's only operand and only result.
 
     Return None if there are several operands or results, or if an extent is symbolic.
     """
@@ -71,15 +71,19 @@ def _keeps_items(equation: Equation) -> bool:
         return False
     if name != "reduce_sum" and not facts(equation).shapes:
         return False
+    # A sum over axes of extent 1 has the items of its operand. A broadcast that repeats items, or a
+    # sum of several items, has another number of items.
     operand_shape, result_shape = shapes
-    return volume(operand_shape) == volume(result_shape) > 0
+    is_empty = volume(result_shape) == 0
+    return volume(operand_shape) == volume(result_shape) and not is_empty
 
 
 @_RULES("broadcast_in_dim", "reduce_sum", "reshape", "squeeze")
 def _reshaped(matcher: Matcher, equation: Equation) -> Rewrite:
-    """Merge a reshape into the reshape of its result, or remove both if they cancel out.
+    """Merge a reshape with an earlier reshape of its operand, or remove both if they cancel out.
 
-    A sum over axes of extent 1 becomes a reshape too.
+    A sum over axes of extent 1 becomes a reshape too. A broadcast reads the operand of an earlier
+    reshape.
     """
     if not _keeps_items(equation):
         is_broadcast = primitive(equation) == "broadcast_in_dim"
@@ -91,10 +95,12 @@ def _reshaped(matcher: Matcher, equation: Equation) -> Rewrite:
     if is_literal(source):
         return None
     shape = tuple(equation.outvars[0].aval.shape)
-    if tuple(source.aval.shape) == shape:
+    is_cancelled = tuple(source.aval.shape) == shape
+    if is_cancelled:
         return source
-    if not follows_reshape and primitive(equation) != "reduce_sum":
-        return None
+    is_sum = primitive(equation) == "reduce_sum"
+    if not follows_reshape and not is_sum:
+        return None  # a single reshape stays
     params = {"new_sizes": shape, "dimensions": None, "sharding": None}
     return equation.replace(primitive=lax.reshape_p, invars=[source], params=params)
 
@@ -111,14 +117,15 @@ def _broadcast(matcher: Matcher, equation: Equation) -> Rewrite:
     if shapes is None:
         return None
     source_shape, reshaped_shape = shapes
-    if [n for n in source_shape if n != 1] != [n for n in reshaped_shape if n != 1]:
+    long_extents = [extent for extent in source_shape if extent != 1]
+    if long_extents != [extent for extent in reshaped_shape if extent != 1]:
         return None
     result_axes = equation.params["broadcast_dimensions"]
     pairs = zip(result_axes, reshaped_shape, strict=True)
     long_result_axes = [axis for axis, extent in pairs if extent != 1]
-    # This list has the axis of the result for each axis of the source. An axis of extent 1 gets the
-    # axis of the result after the previous one. If the source has the extents (3, 1, 4), and the
-    # result has the extents 3 and 4 along the axes 1 and 3, the list is [1, 2, 3].
+    # `new_axes` has the axis of the result for each axis of the source. An axis of extent 1 gets
+    # the axis after the previous one. If the source has the extents (3, 1, 4), and the result has
+    # the extents 3 and 4 along the axes 1 and 3, `new_axes` is [1, 2, 3].
     new_axes: list[int] = []
     next_axis = 0
     for extent in source_shape:
@@ -141,7 +148,8 @@ def _chosen(matcher: Matcher, equation: Equation) -> Rewrite:
     The branch for the other platforms must return this operand without a computation.
     """
     platforms = equation.params.get("branches_platforms") or ()
-    if sorted(map(str, platforms)) != ["('cpu',)", "None"]:
+    # A branch has a tuple of platforms, or None if it is for all other platforms.
+    if len(platforms) != 2 or ("cpu",) not in platforms or None not in platforms:
         return None
     branch = Program(equation.params["branches"][platforms.index(None)])
     if branch.equations or len(branch.results) != 1:
@@ -149,8 +157,9 @@ def _chosen(matcher: Matcher, equation: Equation) -> Rewrite:
     (result,) = branch.results
     if result not in branch.arguments:
         return None
-    # The first operand of the equation is the index of the branch.
-    return equation.invars[1 + branch.arguments.index(result)]
+    # The first operand of the equation is the index of the branch, the others are its arguments.
+    index_of_argument = branch.arguments.index(result)
+    return equation.invars[1 + index_of_argument]
 
 
 @_RULES("convert_element_type")
@@ -170,8 +179,8 @@ def _converted(matcher: Matcher, equation: Equation) -> Rewrite:
         return None
     (source,) = earlier.invars
     is_widened = _widens(source.aval.dtype, operand.aval.dtype)
-    is_reversed = source.aval.dtype == result.aval.dtype
-    return source if is_widened and is_reversed else None
+    is_undone = source.aval.dtype == result.aval.dtype
+    return source if is_widened and is_undone else None
 
 
 def _widens(source: np.dtype[Any], result: np.dtype[Any]) -> bool:
@@ -183,7 +192,8 @@ def _widens(source: np.dtype[Any], result: np.dtype[Any]) -> bool:
 def _narrow(matcher: Matcher, equation: Equation) -> Rewrite:
     """Let a product or convolution read 16-bit operands instead of their conversions to float32.
 
-    XLA multiplies 16-bit operands in float32 in any case. Both operands must be converted.
+    XLA multiplies 16-bit operands in float32 in any case. Both operands must be converted. If
+    they are not, `equation` itself is returned, since `_product` may have changed it.
     """
     (result,) = equation.outvars
     sources: list[Atom] = []
@@ -195,9 +205,9 @@ def _narrow(matcher: Matcher, equation: Equation) -> Rewrite:
         sources.append(source)
     # Other precisions are algorithms, which ask for certain dtypes of operands.
     precision = equation.params["precision"]
-    is_plain_precision = precision is None or isinstance(precision, tuple | lax.Precision)
+    is_algorithm = precision is not None and not isinstance(precision, tuple | lax.Precision)
     dtypes = {source.aval.dtype for source in sources}
-    if len(dtypes) > 1 or not is_plain_precision:
+    if len(dtypes) > 1 or is_algorithm:
         return equation
     params = {**equation.params, "preferred_element_type": result.aval.dtype}
     return equation.replace(invars=sources, params=params)
@@ -212,13 +222,13 @@ def _product(matcher: Matcher, equation: Equation) -> Rewrite:
         transposition = matcher.maker(operand, "transpose")
         if transposition is None:
             continue
-        # `source_axes[axis]` is the axis of the source that becomes the axis `axis` of the operand.
+        # Axis i of the operand is axis `source_axes[i]` of the transposed source.
         source_axes = transposition.params["permutation"]
         numbered_axes = (*summed_axes[index], *batch_axes[index])
         free = [source for axis, source in enumerate(source_axes) if axis not in numbered_axes]
-        # The result has the free axes in the order of the operand, which must not change.
-        is_order_unchanged = free == sorted(free)
-        if is_order_unchanged:
+        # The result has the free axes in the operand's order, so the source must have this order.
+        has_same_order = free == sorted(free)
+        if has_same_order:
             operands[index] = transposition.invars[0]
             summed_axes[index] = tuple(source_axes[axis] for axis in summed_axes[index])
             batch_axes[index] = tuple(source_axes[axis] for axis in batch_axes[index])
@@ -238,8 +248,9 @@ def _transposed(matcher: Matcher, equation: Equation) -> Rewrite:
         return None
     first = earlier.params["permutation"]
     second = equation.params["permutation"]
-    are_inverse = [first[axis] for axis in second] == sorted(first)
-    if not are_inverse:
+    combined = [first[axis] for axis in second]
+    cancel_out = combined == sorted(first)
+    if not cancel_out:
         return None
     if conversion is None:
         return earlier.invars[0]

@@ -32,7 +32,7 @@ _BOUNDED_BY: dict[str, Any] = {"le": lax.max_p, "lt": lax.max_p, "ge": lax.min_p
 
 
 def run(program: Program, target: Target) -> Program:
-    """Join biases and ReLUs to convolutions in a program, its loops and its branches."""
+    """Join biases and ReLUs to convolutions in a program and in its loops."""
     return rewritten(program, _RULES).with_bodies(lambda inner: run(inner, target))
 
 
@@ -44,9 +44,11 @@ def _bounded(matcher: Matcher, equation: Equation) -> Rewrite:
     if comparison is None or len(cases) != 2:
         return None
     x, bound = cases  # the case of a false condition comes first
-    left, right = comparison.invars
+    compared, limit = comparison.invars
+    if compared is not x:
+        return None
     bound_number = matcher.number(bound)
-    if left is not x or bound_number is None or matcher.number(right) != bound_number:
+    if bound_number is None or matcher.number(limit) != bound_number:
         return None
     maximum_or_minimum = _BOUNDED_BY[primitive(comparison)]
     return equation.replace(primitive=maximum_or_minimum, invars=[x, bound], params={})
@@ -70,8 +72,8 @@ def _narrow(matcher: Matcher, equation: Equation) -> Rewrite:
     if not matcher.is_read_once(sums) or not matcher.is_read_once(operand):
         return None
     is_bias_known = all(map(matcher.is_known, biases))
-    is_mixed = any(v.aval.dtype != dtype for v in convolution.invars)
-    if not is_bias_known or is_mixed:
+    has_narrow_operands = all(v.aval.dtype == dtype for v in convolution.invars)
+    if not is_bias_known or not has_narrow_operands:
         return None
     params = convolution.params | {"preferred_element_type": dtype}
 

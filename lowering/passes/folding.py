@@ -23,12 +23,11 @@ from lowering.targets.target import Target
 
 @in_loops
 def run(program: Program, target: Target) -> Program:
-    """Fold scales after a convolution into its filter, and merge its offsets into one."""
+    """Fold scales after a convolution into the filter, and merge offsets after it into one."""
     has_levels = any(primitive(equation) == NOTE for equation in program.equations)
     if has_levels:
         # A filter that is rounded to few levels would not have these levels after the scale.
         return program
-
     return rewritten(program, {"add": _shifted, "sub": _shifted, "mul": _scaled, "div": _scaled})
 
 
@@ -40,18 +39,16 @@ def _convolution_and_offset(matcher: Matcher, operand: Atom) -> tuple[Equation, 
     """
     if not matcher.is_read_once(operand):
         return None
-    offset = None
+    result, offset = operand, None
     addition = matcher.maker(operand, "add")
-    if addition is None:
-        convolution = matcher.maker(operand, CONVOLUTION)
-    else:
-        summand, offset = addition.invars
-        if not matcher.is_read_once(summand):
+    if addition is not None:
+        result, offset = addition.invars
+        if not matcher.is_read_once(result):
             return None
-        convolution = matcher.maker(summand, CONVOLUTION)
-        if convolution is None or _factor(matcher, convolution, offset) is None:
-            return None
+    convolution = matcher.maker(result, CONVOLUTION)
     if convolution is None or convolution.params["batch_group_count"] != 1:
+        return None
+    if offset is not None and _factor(matcher, convolution, offset) is None:
         return None
     input, filter = convolution.invars
     if matcher.is_known(input) or not matcher.is_known(filter):
@@ -60,11 +57,10 @@ def _convolution_and_offset(matcher: Matcher, operand: Atom) -> tuple[Equation, 
 
 
 def _factor(matcher: Matcher, convolution: Equation, operand: Atom) -> Atom | None:
-    """Return the tensor whose broadcast is `operand`, if it is constant within each output channel.
+    """Return the tensor whose broadcast is `operand`, if it has one item for each output channel.
 
-    The tensor has one item for each output channel of the convolution, or a single item. Return
-    None if the operand has several items along other axes, or if it depends on more than
-    parameters.
+    The tensor may also have a single item for all channels. Return None if the operand differs
+    within an output channel, or if it does not depend only on parameters.
     """
     channel_axis = convolution.params["dimension_numbers"].out_spec[1]
     return _source(matcher, operand, channel_axis) if matcher.is_known(operand) else None
@@ -74,15 +70,16 @@ def _operands(matcher: Matcher, equation: Equation) -> tuple[Equation, Atom | No
     """Split an equation's operands: a convolution, the offset that is added to it, and a factor.
 
     One operand of the equation is the convolution, with or without an added offset. The offset is
-    None if nothing is added. The factor is the other operand of the equation, before it is
+    None if nothing is added. The factor is the other operand of the equation, before the factor is
     broadcast. Return None if neither operand is a convolution, or if the other operand differs
     within an output channel.
     """
     left, right = equation.invars
-    pairs = [(left, right)]
-    if primitive(equation) in ("add", "mul"):
-        pairs.append((right, left))
-    for shifted, other in pairs:
+    orders = [(left, right)]
+    is_commutative = primitive(equation) in ("add", "mul")
+    if is_commutative:
+        orders.append((right, left))
+    for shifted, other in orders:
         parts = _convolution_and_offset(matcher, shifted)
         if parts is None:
             continue
@@ -94,14 +91,14 @@ def _operands(matcher: Matcher, equation: Equation) -> tuple[Equation, Atom | No
 
 
 def _shifted(matcher: Matcher, equation: Equation) -> Computed | None:
-    """Merge an offset after a convolution with the offset that was added to it before."""
+    """Merge an offset after a convolution with an earlier offset. A difference becomes a sum."""
     operands = _operands(matcher, equation)
     if operands is None:
         return None
     convolution, offset, summand = operands
     is_subtraction = primitive(equation) == "sub"
     if offset is None and not is_subtraction:
-        return None
+        return None  # a single sum stays
     (result,) = convolution.outvars
     channel_axis = convolution.params["dimension_numbers"].out_spec[1]
 
@@ -149,7 +146,7 @@ def _scaled(matcher: Matcher, equation: Equation) -> Computed | None:
 
 
 def _offsets(matcher: Matcher, convolution: Equation, offset: Atom | None) -> list[Atom]:
-    """Return the tensor whose broadcast is `offset` in a list, or an empty list without offset."""
+    """Return a list of the tensor whose broadcast is `offset`. Without an offset it is empty."""
     if offset is None:
         return []
     source = _factor(matcher, convolution, offset)
@@ -174,7 +171,9 @@ def _along(items: Array, x: Array, axis: int) -> Array:
 def _source(matcher: Matcher, operand: Atom, axis: int) -> Atom | None:
     """Return a tensor whose broadcasts give `operand`, with several items only along `axis`.
 
-    `axis` is an axis of the operand. Return None if there is no such tensor.
+    `axis` is an axis of the operand. Return None if there is no such tensor. For example, the
+    operand is a broadcast of 64 items to (1, 64, 8, 8) along axis 1. For this axis the vector of 64
+    items is returned, and for another axis None.
     """
     if all(extent == 1 or i == axis for i, extent in enumerate(operand.aval.shape)):
         return operand
@@ -188,4 +187,5 @@ def _source(matcher: Matcher, operand: Atom, axis: int) -> Atom | None:
         return source
     if axis not in operand_axes:
         return None
+    # The source has several items along other axes, so it must be a broadcast too.
     return _source(matcher, source, operand_axes.index(axis))

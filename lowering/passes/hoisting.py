@@ -26,12 +26,14 @@ def run(program: Program, target: Target) -> Program:
 
 
 def _hoisted(body: Program, equation: Equation) -> Computed | None:
-    """Return a loop that computes values which all iterations share before the iterations.
+    """Return a loop that computes the values shared by all iterations before the iterations.
 
     Return None if there are no such values. `body` is the body of the loop in `equation`.
     """
-    if all(map(body.is_late, body.equations)):
+    has_no_shared_values = all(map(body.is_late, body.equations))
+    if has_no_shared_values:
         return None
+    # The parameters of the body are the constants of the loop.
     parts = split(body)
 
     def prepare_and_scan(*operands: Array) -> list[Array]:

@@ -12,11 +12,11 @@ from lowering.targets.target import Target
 
 @in_loops
 def run(program: Program, target: Target) -> Program:
-    """Replace calls of functions by their equations, and choices between platforms by one branch.
+    """Replace calls by the equations of the called functions, and choices by one branch.
 
-    A choice becomes the branch of the target's platform. If the target keeps derivatives, functions
-    with custom derivatives stay calls. If the target has kernels, barriers before products are
-    removed.
+    A choice between platforms becomes the branch of the target's platform. If the target keeps
+    derivatives, functions with custom derivatives stay calls. If the target has kernels, barriers
+    before products are removed.
     """
     closed = jaxprs.spliced(
         program.closed, target.platform, keeps_derivatives=target.keeps_derivatives

@@ -34,7 +34,7 @@ class _Slice(NamedTuple):
 
 
 class _SumOfSlice(NamedTuple):
-    """A sum of a slice and another operand, which is a slice or an early vector.
+    """A sum of a slice with a slice of another tensor, or with an early vector.
 
     An early vector is computed once, before all calls or before a loop.
     """
@@ -46,7 +46,7 @@ class _SumOfSlice(NamedTuple):
 
 @in_loops
 def run(program: Program, target: Target) -> Program:
-    """Add terms to a whole tensor before it is sliced, instead of to each of its slices.
+    """Add terms to a tensor before the tensor is sliced, instead of to each of the slices.
 
     This requires that all slices of the tensor are added to slices of one other tensor, or that
     all of them are added to vectors.
@@ -54,21 +54,22 @@ def run(program: Program, target: Target) -> Program:
     # A group has the sums of slices of one tensor with slices of one other tensor, or with vectors.
     groups: defaultdict[object, list[_SumOfSlice]] = defaultdict(list)
     for equation in program.equations:
-        sum = _sum(program, equation)
-        if sum is not None:
-            other_source = sum.other.source if isinstance(sum.other, _Slice) else None
+        slice_sum = _slice_sum(program, equation)
+        if slice_sum is not None:
+            other = slice_sum.other
+            other_source = other.source if isinstance(other, _Slice) else None
             dtype = equation.outvars[0].aval.dtype
-            groups[sum.slice.source, other_source, dtype].append(sum)
-    # The first equation of a group is replaced by a computation of all its sums.
-    group_by_first_equation: dict[int, list[_SumOfSlice]] = {}
+            groups[slice_sum.slice.source, other_source, dtype].append(slice_sum)
+    # The first equation of a group is replaced by a computation of all sums of the group.
+    group_by_first_id: dict[int, list[_SumOfSlice]] = {}  # by the id of the first equation
     for group in groups.values():
         if _cover(group):
-            group_by_first_equation[id(group[0].equation)] = group
-    if not group_by_first_equation:
+            group_by_first_id[id(group[0].equation)] = group
+    if not group_by_first_id:
         return program
 
     def join_sums(matcher: Matcher, equation: Equation) -> Computed | None:
-        group = group_by_first_equation.get(id(matcher.original))
+        group = group_by_first_id.get(id(matcher.original))
         return None if group is None else _joined(group)
 
     # Early equations are moved to the front, since all vectors must be computed before the first
@@ -76,8 +77,8 @@ def run(program: Program, target: Target) -> Program:
     return rewritten(program.early_first(), {"add": join_sums})
 
 
-def _sum(program: Program, equation: Equation) -> _SumOfSlice | None:
-    """Return the sum that an equation computes, or None if it adds no slice."""
+def _slice_sum(program: Program, equation: Equation) -> _SumOfSlice | None:
+    """Return the sum that an equation computes, or None if the equation adds no slice."""
     if primitive(equation) != "add":
         return None
     (result,) = equation.outvars
@@ -95,14 +96,18 @@ def _sum(program: Program, equation: Equation) -> _SumOfSlice | None:
     for slice, other in ((left_slice, right), (right_slice, left)):
         if slice is None or is_literal(other) or other not in program.early:
             continue
+        # The other operand must be a vector along the last axis, as long as the slice. All other
+        # axes of it must have extent 1.
         extent = slice.stop - slice.start
-        is_vector = math.prod(other.aval.shape) == extent == other.aval.shape[-1]
+        other_shape = other.aval.shape
+        is_vector = math.prod(other_shape) == extent and other_shape[-1] == extent
         if is_vector and result.aval.shape[-1] == extent:
             return _SumOfSlice(equation, slice, other)
     return None
 
 
 def _has_type_of(result: Atom, operand: Atom) -> bool:
+    """Tell whether an operand has the shape and the dtype of a result."""
     return operand.aval.shape == result.aval.shape and operand.aval.dtype == result.aval.dtype
 
 
@@ -112,6 +117,7 @@ def _slice(program: Program, operand: Atom) -> _Slice | None:
     After the slice, axes of extent 1 may have been added or removed, and the items may have
     been converted once.
     """
+    # Go back from the operand, through conversions and reshapes, to a slice.
     conversion_count = 0
     while not is_literal(operand):
         maker = program.makers.get(operand)
@@ -119,10 +125,12 @@ def _slice(program: Program, operand: Atom) -> _Slice | None:
             return None
         if primitive(maker) == "slice":
             return _along_last(maker) if conversion_count < 2 else None
-        if primitive(maker) == "convert_element_type":
-            conversion_count += 1
-        elif primitive(maker) == "transpose" or not facts(maker).shapes:
+        is_conversion = primitive(maker) == "convert_element_type"
+        is_reshape = facts(maker).shapes and primitive(maker) != "transpose"
+        if not is_conversion and not is_reshape:
             return None
+        if is_conversion:
+            conversion_count += 1
         source = maker.invars[0]
         if _long_extents(source) != _long_extents(operand):
             return None
@@ -136,9 +144,9 @@ def _long_extents(operand: Atom) -> list[int]:
 
 
 def _along_last(equation: Equation) -> _Slice | None:
-    """Return the slice that a slice equation computes, or None if it also cuts other axes.
+    """Return the slice along the last axis that a slice equation computes.
 
-    None is also returned for a slice with strides.
+    None is returned if the equation also cuts other axes, or has strides.
     """
     (source,) = equation.invars
     *other_starts, start = equation.params["start_indices"]
@@ -153,19 +161,19 @@ def _along_last(equation: Equation) -> _Slice | None:
 
 
 def _cover(sums: Sequence[_SumOfSlice]) -> bool:
-    """Tell whether the slices of the sums cover their source completely, without overlap."""
+    """Tell whether several sums have slices that cover the source completely, without overlap."""
     if len(sums) < 2:
         return False
-    previous_stop = 0
+    covered = 0  # the slices so far cover the items from 0 to `covered`
     for start, stop in sorted((sum.slice.start, sum.slice.stop) for sum in sums):
-        if start != previous_stop:
+        if start != covered:
             return False
-        previous_stop = stop
-    return previous_stop == sums[0].slice.source.aval.shape[-1]
+        covered = stop
+    return covered == sums[0].slice.source.aval.shape[-1]
 
 
 def _joined(sums: Sequence[_SumOfSlice]) -> Computed:
-    """Return a computation of the sum of whole tensors, sliced to the results of all the sums."""
+    """Return a computation that adds whole tensors, and then slices the results of all sums."""
     ordered = sorted(sums, key=lambda sum: sum.slice.start)
     first = ordered[0]
     if isinstance(first.other, _Slice):
@@ -179,9 +187,9 @@ def _joined(sums: Sequence[_SumOfSlice]) -> Computed:
         """Return the slices of x plus a summand: a tensor, or the vectors joined to one vector."""
         summand = summands[0]
         if len(summands) > 1:
-            shape = along(x.ndim - 1, x.ndim)
+            shape = along(x.ndim - 1, x.ndim)  # (1, ..., 1, -1)
             vectors = [jnp.reshape(vector, shape) for vector in summands]
-            summand = jnp.concatenate(vectors, -1)
+            summand = jnp.concatenate(vectors, axis=-1)
         total = x.astype(dtype) + summand.astype(dtype)
         parts: list[Array] = []
         for sum, result in zip(ordered, results, strict=True):

@@ -18,14 +18,14 @@ _RULES = Rules()
 
 
 def run(program: Program, target: Target) -> Program:
-    """Remove conversions from 32 to 16 bits and back from a program, its loops and branches.
+    """Remove conversions from 32 to 16 bits and back from a program and from its loops.
 
-    A program that has floating-point arguments of 32 bits is returned unchanged.
+    A program is returned unchanged if one of its floating-point arguments has not 16 bits.
     """
     dtypes = {v.aval.dtype for v in program.arguments}
     floating = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)]
-    are_narrow = all(dtype.itemsize == 2 for dtype in floating)  # 16 bits
-    return _removed(program) if are_narrow else program
+    have_16_bits = all(dtype.itemsize == 2 for dtype in floating)
+    return _removed(program) if have_16_bits else program
 
 
 def _removed(program: Program) -> Program:
@@ -35,7 +35,7 @@ def _removed(program: Program) -> Program:
 
 @_RULES("convert_element_type")
 def _wide(matcher: Matcher, equation: Equation) -> Rewrite:
-    """Return the float32 operand of an earlier conversion, if this one converts back to float32."""
+    """Replace a conversion to float32 by the float32 operand of an earlier conversion."""
     (operand,) = equation.invars
     (result,) = equation.outvars
     earlier = matcher.maker(operand, "convert_element_type")

@@ -36,7 +36,7 @@ def _sunk(matcher: Matcher, equation: Equation) -> Computed | None:
     """
     constants, start, stacks = jaxprs.scan_parts(equation, equation.invars)
     chains = [_chain(matcher, stack) for stack in stacks]
-    sources = list(dict.fromkeys(source for source, _ in chains))
+    sources = list(dict.fromkeys(source for source, _ in chains))  # each tensor once
     if len(sources) == len(stacks):
         return None
     body = jaxpr_evaluation.as_function(equation.params["jaxpr"])
@@ -71,20 +71,21 @@ def _chain(matcher: Matcher, operand: Atom) -> tuple[Atom, list[Equation]]:
 def _keeps_steps(equation: Equation) -> bool:
     """Tell whether an equation slices or reshapes its operand separately for each index of axis 0.
 
-    Then the part of the result at an index depends only on the operand's part at this index.
+    The part of the result at an index then depends only on the operand's part at this index.
     """
     if len(equation.invars) != 1 or is_literal(equation.invars[0]):
         return False
     before = tuple(equation.invars[0].aval.shape)
     after = tuple(equation.outvars[0].aval.shape)
-    if not before or before[:1] != after[:1]:
+    keeps_axis_0 = len(before) > 0 and before[:1] == after[:1]
+    if not keeps_axis_0:
         return False
     if primitive(equation) == "slice":
         strides = equation.params["strides"]
         return strides is None or strides[0] == 1
-    if not facts(equation).shapes or _reorders(equation):
-        return False
-    return volume(before) == volume(after)
+    is_reshape = facts(equation).shapes and not _reorders(equation)
+    # A broadcast that repeats items has more items in its result.
+    return is_reshape and volume(before) == volume(after)
 
 
 def _reorders(equation: Equation) -> bool:
@@ -97,8 +98,8 @@ def _reorders(equation: Equation) -> bool:
 def _item(item: Array, chain: Sequence[Equation]) -> Array:
     """Apply equations that slice or reshape a stack to one item of the stack.
 
-    The equations in `chain` keep axis 0, which the item lacks. `item` is an item of the tensor that
-    they slice, and the result is the item of their result at the same index.
+    `item` is the part of the stack at an index of axis 0, and so is the result. The item lacks axis
+    0, which the equations in `chain` keep.
     """
     for equation in chain:
         if primitive(equation) == "slice":

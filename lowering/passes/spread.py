@@ -1,10 +1,10 @@
 """Divides a program over a mesh, and keeps divided factors divided in all tensors.
 
 If a divided factor is not the first factor of its axis, the pass splits the axis before the factor:
-an axis of 3 * heads * items becomes two axes, of 3 and of heads * items. Then each axis is either
-sharded or not, and no array has to be gathered. The results of products with parameters get a
-sharding constraint. From these constraints XLA's partitioner derives the shardings of all other
-arrays.
+an axis of 3 * heads * items becomes two sub-axes, of 3 and of heads * items. Then each sub-axis is
+either sharded or not, and no array has to be gathered. The results of products with parameters get
+a sharding constraint. From these constraints XLA's partitioner derives the shardings of all other
+arrays. In this module a split array is an array with sub-axes in place of axes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -29,11 +29,14 @@ from lowering.program import Program
 from lowering.rewriting import Rules
 from lowering.targets.target import Target
 
+if TYPE_CHECKING:
+    from lowering.parallel import Divided
+
 _FREE = PartitionSpec.UNCONSTRAINED
 Names = Any  # an item of a PartitionSpec: a name, a tuple of names, None or UNCONSTRAINED
-# This type has a list for each axis of a variable: the extents of the axes into which it is split.
-Groups = list[list[int]]
-Results = Sequence[Array] | None  # None if a rule cannot evaluate operands with split axes
+# This type has a list for each axis of a variable: the extents of the sub-axes of the axis.
+SubExtents = list[list[int]]
+Results = Sequence[Array] | None  # None if a rule cannot evaluate an equation on split arrays
 
 
 def run(program: Program, target: Target) -> Program:
@@ -52,7 +55,25 @@ def run(program: Program, target: Target) -> Program:
             axis = walk.operand_axes(program.arguments[i])[division.axis]
             unite(axis, [Factor(division.before), Factor(_extent(axis) // division.before)])
     walk.follow_all()
-    # Collect the divided factors. XLA chooses the sharding along factors of the batch.
+    spread = _Spread(walk, _spec_items(program, walk, plan), plan.mesh)
+
+    def evaluate_divided(*arguments: Array) -> list[Array]:
+        arrays = list(arguments)
+        for i, division in parameter_divisions.items():
+            if division.follows:
+                variable = program.arguments[i]
+                all_axes = range(variable.aval.ndim)
+                arrays[i] = spread.sharded(variable, arrays[i], fixed=all_axes)
+        return spread.evaluated(arrays)
+
+    return program.retraced(evaluate_divided)
+
+
+def _spec_items(program: Program, walk: FactorWalk, plan: Divided) -> dict[Factor, Names]:
+    """Map the factors that are divided in all tensors to items of a PartitionSpec.
+
+    For a factor of the batch, XLA chooses the sharding.
+    """
     spec_items: dict[Factor, Names] = {}
     parameter_item = _spec_item(plan.parameters.names)
     for divided_arguments, item in ((plan.batch, _FREE), (plan.parameters, parameter_item)):
@@ -64,24 +85,14 @@ def run(program: Program, target: Target) -> Program:
                 continue
             if factor.extent % device_count == 0:
                 spec_items[factor] = item
-    spread = _Spread(walk, spec_items, plan.mesh)
-
-    def evaluate_divided(*arguments: Array) -> list[Array]:
-        arrays = list(arguments)
-        for i, division in parameter_divisions.items():
-            if division.follows:
-                variable = program.arguments[i]
-                all_axes = range(variable.aval.ndim)
-                arrays[i] = spread.sharded(variable, arrays[i], all_axes)
-        return spread.evaluated(arrays)
-
-    return program.retraced(evaluate_divided)
+    return spec_items
 
 
 def _spec_item(names: Sequence[str]) -> Names:
-    """Return the item of a PartitionSpec for an array axis that the mesh axes `names` divide.
+    """Return the item of a PartitionSpec for an axis of an array.
 
-    A single name is the item itself. Several names become a tuple.
+    The axes `names` of the mesh divide the axis of the array. A single name is the item itself.
+    Several names become a tuple.
     """
     return names[0] if len(names) == 1 else tuple(names)
 
@@ -89,7 +100,8 @@ def _spec_item(names: Sequence[str]) -> Names:
 def _factor_after(axis: list[Factor], before: int) -> Factor | None:
     """Return the factor of an axis that comes after factors with the product `before`.
 
-    Return None if no first factors of the axis have this product.
+    For an axis of the factors 3 * 8 * 64 and `before` 3 it is the factor 8. Return None if no
+    first factors of the axis have this product.
     """
     product = 1
     for factor in leaves(axis):
@@ -105,9 +117,9 @@ def _extent(factors: Iterable[Factor]) -> int:
 
 
 class _Spread:
-    """Evaluates a program on arrays whose axes are split before divided factors.
+    """Evaluates a program on split arrays, whose axes are split before divided factors.
 
-    `divided` maps each divided factor to its item of a PartitionSpec.
+    `divided` maps each divided factor to an item of a PartitionSpec.
     """
 
     def __init__(self, walk: FactorWalk, divided: Mapping[Factor, Names], mesh: Mesh) -> None:
@@ -116,48 +128,44 @@ class _Spread:
         self.mesh = mesh
 
     def evaluated(self, arguments: Sequence[Array]) -> list[Array]:
-        """Evaluate the program on arguments that may have split axes, and return its results.
-
-        The results do not have split axes.
-        """
+        """Evaluate the program on arguments that may be split, and return unsplit results."""
         program = self.walk.program
         results = program.evaluated(arguments, self._compute)
         return _unsplit(results, program.results)
 
-    def groups(self, operand: Atom) -> Groups:
-        """Return, for each axis of a variable, the extents of the axes into which it is split.
+    def sub_extents(self, operand: Atom) -> SubExtents:
+        """Return the extents of the sub-axes of each axis of a variable.
 
-        For an axis of 3 * heads * items, split before the heads, it is [3, heads * items].
+        For an axis of 3 * heads * items that is split before the heads, the extents are
+        [3, heads * items].
         """
-        return [list(map(_extent, axis)) for axis in self._split_axes(operand)]
+        return [list(map(_extent, sub_axes)) for sub_axes in self._sub_axes(operand)]
 
     def shape(self, operand: Atom) -> tuple[int, ...]:
         """Return the shape of a variable whose axes are split before divided factors."""
-        return tuple(itertools.chain.from_iterable(self.groups(operand)))
+        return tuple(itertools.chain.from_iterable(self.sub_extents(operand)))
 
-    def _split_axes(self, operand: Atom) -> Iterator[list[list[Factor]]]:
-        """Yield, for each axis of a variable, a list of the axes into which it is split.
-
-        Each axis into which it is split is a list of factors.
-        """
+    def _sub_axes(self, operand: Atom) -> Iterator[list[list[Factor]]]:
+        """Yield the sub-axes of each axis of a variable. A sub-axis is a list of factors."""
         for axis in self.walk.operand_axes(operand):
-            split_axes: list[list[Factor]] = [[]]
+            sub_axes: list[list[Factor]] = [[]]
             for factor in leaves(axis):
-                if factor in self.divided and split_axes[-1]:
-                    split_axes.append([])
-                split_axes[-1].append(factor)
-            yield split_axes
+                is_first = not sub_axes[-1]
+                if factor in self.divided and not is_first:
+                    sub_axes.append([])
+                sub_axes[-1].append(factor)
+            yield sub_axes
 
     def sharded(self, variable: Variable, x: Array, fixed: Collection[int]) -> Array:
-        """Split the axes of x, the value of `variable`, and constrain the sharding of x.
+        """Split x, the value of `variable`, and constrain the sharding of x.
 
-        The array is sharded along divided factors. `fixed` lists axes of the variable. Along other
-        factors of these axes the array is not sharded. XLA chooses the sharding along the remaining
-        axes.
+        The array is sharded along divided factors. Along other sub-axes of the axes `fixed` the
+        array is not sharded. XLA chooses the sharding along the sub-axes of the remaining axes.
         """
         items: list[Names] = []
-        for axis, split_axes in enumerate(self._split_axes(variable)):
-            for factors in split_axes:
+        for axis, sub_axes in enumerate(self._sub_axes(variable)):
+            for factors in sub_axes:
+                # Only the first factor of a sub-axis may be divided. An axis of extent 1 has none.
                 item = self.divided.get(factors[0]) if factors else None
                 if item is None and axis not in fixed:
                     item = _FREE
@@ -176,21 +184,33 @@ class _Spread:
         return [self.split(x, operand) for x, operand in zip(arrays, operands, strict=True)]
 
     def _compute(self, equation: Equation, operands: list[Array]) -> Sequence[Array]:
-        """Evaluate an equation on operands with split axes, and return its results with split axes.
+        """Evaluate an equation on split operands, and return split results.
 
-        If no rule can evaluate these operands, the equation is evaluated on operands without
-        split axes.
+        If no rule can evaluate the split operands, their sub-axes are joined to axes first.
         """
         arrays = self._all_split(operands, equation.invars)
-        first_result = equation.outvars[0] if equation.outvars else None
-        summed_axes = {} if first_result is None else self.walk.summed.get(first_result, {})
+        if not equation.outvars:
+            return self._computed(equation, arrays)
+        first_result = equation.outvars[0]
+        summed_axes = self.walk.summed.get(first_result, {})
         for i, axes in summed_axes.items():
             # Without this constraint, a matrix that is sharded only along its rows would shard the
             # tensors before the product too. Each mean over the last axis of such a tensor would be
             # a collective.
             operand = equation.invars[i]
             if not is_literal(operand):
-                arrays[i] = self.sharded(operand, arrays[i], axes)
+                arrays[i] = self.sharded(operand, arrays[i], fixed=axes)
+        results = self._computed(equation, arrays)
+        if first_result not in self.walk.columns:
+            return results
+        # This is the only result, of a product with a parameter. Other shardings follow from the
+        # constraint of this result.
+        (result,) = results
+        column_axes = self.walk.columns[first_result]
+        return [self.sharded(first_result, result, fixed=column_axes)]
+
+    def _computed(self, equation: Equation, arrays: Sequence[Array]) -> Sequence[Array]:
+        """Evaluate an equation on split operands, and return split results without constraints."""
         if primitive(equation) == SCAN:
             (body,) = self.walk.inner_walks[id(equation)]
             results = self._scanned(equation, body, arrays)
@@ -198,22 +218,16 @@ class _Spread:
             results = self._computed_by_rule(equation, arrays)
         else:
             results = jaxpr_evaluation.bind(equation, arrays)
-        results = self._all_split(results, equation.outvars)
-        if first_result is not None and first_result in self.walk.columns:
-            # This is the only result, of a product with a parameter. Other shardings follow from
-            # its constraint.
-            (result,) = results
-            return [self.sharded(first_result, result, self.walk.columns[first_result])]
-        return results
+        return self._all_split(results, equation.outvars)
 
     def _is_split(self, operand: Atom) -> bool:
         """Tell whether an axis of a variable is split."""
         return self.shape(operand) != getattr(operand.aval, "shape", ())
 
     def _computed_by_rule(self, equation: Equation, arrays: Sequence[Array]) -> Sequence[Array]:
-        """Evaluate an equation on operands with split axes, by the rule for its primitive.
+        """Evaluate an equation on split operands, by the rule for its primitive.
 
-        If no rule can evaluate it, the equation is evaluated on operands without split axes.
+        If no rule can evaluate the equation, it is evaluated on unsplit operands.
         """
         rule = _RULES.rule_for(equation)
         results: Results = rule(self, equation, arrays) if rule else None
@@ -224,18 +238,16 @@ class _Spread:
     def _scanned(
         self, equation: Equation, body: FactorWalk, arrays: Sequence[Array]
     ) -> list[Array]:
-        """Evaluate a scan, whose stacked values may have split axes.
-
-        The values that the scan carries have no split axes.
-        """
+        """Evaluate a scan. Its constants and stacks may be split, and its carry is not split."""
         inside = _Spread(body, self.divided, self.mesh)
         constants, start, stacks = jaxprs.scan_parts(equation, arrays)
-        _, carried_variables, _ = jaxprs.scan_parts(equation, equation.invars)
+        _, start_variables, _ = jaxprs.scan_parts(equation, equation.invars)
         _, _, item_variables = jaxprs.scan_parts(equation, body.program.arguments)
-        start = _unsplit(start, carried_variables)
+        start = _unsplit(start, start_variables)
+        # Split the items of each stack. Axis 0 counts the iterations, and is not split.
         length = equation.params["length"]
         pairs = zip(stacks, item_variables, strict=True)
-        stacks = [_shaped(x, (length, *inside.shape(variable))) for x, variable in pairs]
+        stacks = [_shaped(x, (length, *inside.shape(item))) for x, item in pairs]
         carried_count = len(start)
 
         def step(*operands: Array) -> Sequence[Array]:
@@ -255,18 +267,18 @@ def _shaped(x: Array, shape: Sequence[int]) -> Array:
 
 
 def _unsplit(arrays: Sequence[Array], operands: Sequence[Atom]) -> list[Array]:
-    """Reshape arrays to the shapes that their variables have without split axes."""
+    """Reshape split arrays to the shapes of their variables."""
     pairs = zip(arrays, operands, strict=True)
     return [_shaped(x, operand.aval.shape) for x, operand in pairs]
 
 
-def _new_axes(groups: Groups) -> list[list[int]]:
-    """Return, for each axis, the numbers of the axes into which it is split.
+def _numbers_of_sub_axes(sub_extents: SubExtents) -> list[list[int]]:
+    """Return the numbers of the sub-axes of each axis.
 
-    The groups [[3, 8], [5]] give [[0, 1], [2]].
+    For the extents [[3, 8], [5]] the result is [[0, 1], [2]].
     """
     numbers = itertools.count()
-    return [[next(numbers) for _ in axis] for axis in groups]
+    return [[next(numbers) for _ in extents] for extents in sub_extents]
 
 
 _RULES = Rules()
@@ -275,23 +287,23 @@ _RULES = Rules()
 @_RULES(PRODUCT, "transpose")
 @_RULES(removes=True, along=True, across=True, per_axis=True)
 def _renumbered(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Results:
-    """Evaluate an equation with its axes renumbered after the split.
+    """Evaluate an equation with the numbers of sub-axes in place of the numbers of axes.
 
-    Return None if operands split the axes that the equation links in different ways.
+    Return None if two operands have different sub-axes along a link of the equation.
     """
-    groups = list(map(spread.groups, equation.invars))
-    # A tuple of this set has, for one operand, the number of axes that each of its axes becomes.
-    axis_counts = {tuple(map(len, operand_groups)) for operand_groups in groups if operand_groups}
-    if len(axis_counts) > 1 and primitive(equation) != PRODUCT:
+    sub_extents = list(map(spread.sub_extents, equation.invars))
+    # The numbers of sub-axes of each axis, as a tuple for each operand that is not a scalar.
+    counts = {tuple(map(len, of_operand)) for of_operand in sub_extents if of_operand}
+    if len(counts) > 1 and primitive(equation) != PRODUCT:
         return None
     for link in (axes_of(equation) or UNLINKED).links:
-        # This list has, for each operand of the link, the extents into which its axes are split.
+        # For each operand of the link: the extents of the sub-axes of its linked axes.
         linked_extents: list[list[list[int]]] = []
         for index, linked_axes in link.operands.items():
-            linked_extents.append([groups[index][axis_number(axis)] for axis in linked_axes])
+            linked_extents.append([sub_extents[index][axis_number(axis)] for axis in linked_axes])
         if any(extents != linked_extents[0] for extents in linked_extents):
             return None
-    params = renumbered(equation, list(map(_new_axes, groups)))
+    params = renumbered(equation, list(map(_numbers_of_sub_axes, sub_extents)))
     if params is None:
         return None
     return jaxpr_evaluation.bind(equation, arrays, **params)
@@ -299,36 +311,34 @@ def _renumbered(spread: _Spread, equation: Equation, arrays: Sequence[Array]) ->
 
 @_RULES(by_item=True)
 def _by_item(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Results:
-    """Evaluate an equation that computes item by item, on operands with split axes.
+    """Evaluate an equation that computes item by item, on split operands.
 
-    An operand's axis of extent 1 becomes several axes of extent 1, as many as the axes into which
-    the axis of the result is split. Return None if an operand and the result split an axis in
-    different ways.
+    Return None if an operand and the result split an axis in different ways.
     """
-    result_groups = spread.groups(equation.outvars[0])
+    result_extents = spread.sub_extents(equation.outvars[0])
     operands: list[Array] = []
     for operand, x in zip(equation.invars, arrays, strict=True):
-        shape = _aligned_shape(spread.groups(operand), result_groups)
+        shape = _aligned_shape(spread.sub_extents(operand), result_extents)
         if shape is None:
             return None
         operands.append(_shaped(x, shape))
     return [equation.primitive.bind(*operands, **equation.params)]
 
 
-def _aligned_shape(groups: Groups, result_groups: Groups) -> list[int] | None:
-    """Return the shape of an operand with its axes split as in the result, or None if they differ.
+def _aligned_shape(operand_extents: SubExtents, result_extents: SubExtents) -> list[int] | None:
+    """Return the shape of an operand with the sub-axes of the result.
 
-    `groups` and `result_groups` have, for each axis of the operand and of the result, the extents
-    of the axes into which it is split. An axis of extent 1 becomes several axes of extent 1, as
-    many as the result has in place of this axis.
+    An axis of extent 1 becomes as many sub-axes of extent 1 as the result has for this axis.
+    Return None if another axis of the operand is not split as in the result. For example, the
+    extents [[1], [5]] of an operand and [[3, 8], [5]] of the result give the shape [1, 1, 5].
     """
-    if not groups:  # a scalar has no axes
+    if not operand_extents:  # a scalar has no axes
         return []
     shape: list[int] = []
-    for extents, result_extents in zip(groups, result_groups, strict=True):
+    for extents, extents_in_result in zip(operand_extents, result_extents, strict=True):
         if math.prod(extents) == 1:
-            shape += [1] * len(result_extents)
-        elif extents == result_extents:
+            shape += [1] * len(extents_in_result)
+        elif extents == extents_in_result:
             shape += extents
         else:
             return None
@@ -347,48 +357,49 @@ def _reshape(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Re
 
 @_RULES("broadcast_in_dim")
 def _broadcast(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Results:
-    """Broadcast an array with split axes.
+    """Broadcast a split array.
 
     Return None if the operand and the result split an axis in different ways.
     """
-    groups = spread.groups(equation.invars[0])
-    result_groups = spread.groups(equation.outvars[0])
+    operand_extents = spread.sub_extents(equation.invars[0])
+    result_extents = spread.sub_extents(equation.outvars[0])
     # Axes of extent 1 are left out before the broadcast.
-    long_axes = [axis for axis, extents in enumerate(groups) if math.prod(extents) > 1]
+    long_axes = [axis for axis, extents in enumerate(operand_extents) if math.prod(extents) > 1]
     result_axes = [equation.params["broadcast_dimensions"][axis] for axis in long_axes]
     long_shape: list[int] = []
     for axis, result_axis in zip(long_axes, result_axes, strict=True):
-        if groups[axis] != result_groups[result_axis]:
+        if operand_extents[axis] != result_extents[result_axis]:
             return None
-        long_shape += groups[axis]
+        long_shape += operand_extents[axis]
     x = _shaped(arrays[0], long_shape)
     shape = spread.shape(equation.outvars[0])
-    return [lax.broadcast_in_dim(x, shape, spanned(_new_axes(result_groups), result_axes))]
+    result_sub_axes = spanned(_numbers_of_sub_axes(result_extents), result_axes)
+    return [lax.broadcast_in_dim(x, shape, result_sub_axes)]
 
 
 @_RULES("slice", "split")
 def _slice(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Results:
-    """Slice an array by slicing, for each axis, the first of the axes into which it is split.
+    """Slice a split array along the first sub-axis of each sliced axis.
 
-    Return None if a slice would begin or end within an index of this first axis.
+    If an axis of 12 items is split into (3, 4), the slice from 4 to 12 becomes the slice from 1 to
+    3 of the sub-axis of 3. Return None if a slice would begin or end within an index of the first
+    sub-axis, as a slice from 2 to 12 would.
     """
-    groups = spread.groups(equation.invars[0])
+    operand_extents = spread.sub_extents(equation.invars[0])
     results: list[Array] = []
     for result, starts in zip(equation.outvars, cuts(equation), strict=True):
-        result_groups = spread.groups(result)
+        sizes = [math.prod(extents) for extents in spread.sub_extents(result)]
         x = arrays[0]
-        first_axis = 0  # the first of the axes into which an axis is split
-        for extents, result_extents, start in zip(groups, result_groups, starts, strict=True):
-            size = math.prod(result_extents)
+        sub_axis = 0  # the number of the axis's first sub-axis
+        for extents, size, start in zip(operand_extents, sizes, starts, strict=True):
             if size < math.prod(extents):
-                # There are `inner_size` items for each index of the first axis. If an axis of 12
-                # items is split into (3, 4), the slice from 4 to 12 becomes the slice from 1 to 3
-                # of the axis of 3.
+                # Each index of the first sub-axis has `inner_size` items.
                 inner_size = math.prod(extents[1:])
                 if start is None or start % inner_size or size % inner_size:
                     return None
                 first = start // inner_size
-                x = lax.slice_in_dim(x, first, first + size // inner_size, axis=first_axis)
-            first_axis += len(extents)
+                stop = (start + size) // inner_size
+                x = lax.slice_in_dim(x, first, stop, axis=sub_axis)
+            sub_axis += len(extents)
         results.append(spread.split(x, result))
     return results

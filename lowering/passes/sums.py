@@ -16,7 +16,7 @@ from jax import Array, lax
 
 from lowering import jaxpr_evaluation, jaxprs
 from lowering.facts import facts
-from lowering.jaxpr_types import Atom, Equation
+from lowering.jaxpr_types import Atom, ClosedJaxpr, Equation
 from lowering.jaxprs import PRODUCT, SCAN, is_literal, primitive
 from lowering.passes.siblings import is_layer, kind_of
 from lowering.program import Program
@@ -41,13 +41,14 @@ def run(program: Program, target: Target) -> Program:
     is_backward_loop = program.in_loop and program.role == "backward"
     if not is_backward_loop:
         return program
-    # Maps the id of a sum's last addition to the computation that replaces this addition.
-    computed_by_addition = {id(sum.last_addition): sum.computed() for sum in _sums(program)}
-    if not computed_by_addition:
+    # The last addition of each sum is replaced by a computation of the sum. This dict has the
+    # computations by the id of the addition.
+    computed_by_id = {id(sum.last_addition): sum.computed() for sum in _sums(program)}
+    if not computed_by_id:
         return program
 
     def rewrite_sum(matcher: Matcher, equation: Equation) -> Computed | None:
-        return computed_by_addition.get(id(matcher.original))
+        return computed_by_id.get(id(matcher.original))
 
     return rewritten(program, dict.fromkeys(_SUMS, rewrite_sum))
 
@@ -55,7 +56,7 @@ def run(program: Program, target: Target) -> Program:
 class _Total(NamedTuple):
     """A carried value of a loop, to which each iteration adds a product.
 
-    Nothing but the addition reads the value in the loop.
+    In the loop, only the addition reads the value.
 
     Args:
         number: the index of the value among the carried values.
@@ -73,30 +74,31 @@ class _Total(NamedTuple):
         `left` and `right` are the operands of the product in all iterations, stacked along axis 0.
         """
 
-        def behind_iterations(axes: Sequence[int]) -> tuple[int, ...]:
+        def in_stack(axes: Sequence[int]) -> tuple[int, ...]:
             return tuple(axis + 1 for axis in axes)
 
-        # Axis 0 of the stacked operands counts the iterations. It is summed too.
+        # Axis 0 of the stacked operands counts the iterations, and is summed too.
         summed_axes, batch_axes = self.product.params["dimension_numbers"]
-        stacked_summed_axes = [(0, *behind_iterations(axes)) for axes in summed_axes]
-        stacked_batch_axes = list(map(behind_iterations, batch_axes))
+        stacked_summed_axes = [(0, *in_stack(axes)) for axes in summed_axes]
+        stacked_batch_axes = list(map(in_stack, batch_axes))
         numbers: Any = stacked_summed_axes, stacked_batch_axes
         total = lax.dot_general(left, right, numbers, **kind_of(self.product))
         return initial + _applied(self.reshapes, total)
 
 
 def _applied(equations: Sequence[Equation], x: Array) -> Array:
-    """Evaluate equations with one operand one after the other, beginning with x."""
+    """Apply equations one after the other to x. Each of them has one operand and one result."""
     for equation in equations:
         (x,) = jaxpr_evaluation.bind(equation, [x])
     return x
 
 
 def _chain(program: Program, variable: Atom) -> tuple[Equation | None, list[Equation]]:
-    """Follow a variable back through reshapes.
+    """Follow a variable back through reshapes to the equation that computes it.
 
-    Return the equation whose reshaped result is `variable`, and the equations of the reshapes.
-    The equation is None if there is none, or if another equation reads its result too.
+    Return this equation, and the equations of the reshapes in order. The equation is None if the
+    variable is an argument or a literal before the reshapes, or if another equation reads one of
+    the values on the way.
     """
     reshapes: list[Equation] = []
     while True:
@@ -115,23 +117,24 @@ def _totals(body: Program, constant_count: int, carried_count: int) -> Iterator[
     """Yield the carried values of a scan's body to which each iteration adds a product.
 
     The first `constant_count` arguments of the body are constants of the scan. The next
-    `carried_count` arguments are its carried values.
+    `carried_count` arguments are carried values.
     """
     constants = set(body.arguments[:constant_count])
     starts = body.arguments[constant_count : constant_count + carried_count]
     ends = body.results[:carried_count]
     for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
         if is_literal(end) or body.uses[end] != 1 or body.uses.get(start) != 1:
-            continue
+            continue  # the loop reads the value or the sum elsewhere
         addition = body.makers.get(end)
         if addition is None or primitive(addition) not in _SUMS:
             continue
         terms = [operand for operand in addition.invars if operand is not start]
         if len(terms) != 1:
-            continue
+            continue  # nothing is added to the carried value
         product, reshapes = _chain(body, terms[0])
         if product is None or primitive(product) != PRODUCT:
             continue
+        # A constant of the scan is the same in all iterations, and is not stacked.
         reads_constant = any(is_literal(v) or v in constants for v in product.invars)
         if not reads_constant:
             yield _Total(index, product, reshapes)
@@ -148,52 +151,50 @@ def _without_totals(equation: Equation, body: Program) -> Computed | None:
     if not totals:
         return None
     total_numbers = {total.number for total in totals}
-    # The new scan still carries the carried values with these numbers.
+    # The new scan still carries the values with these numbers.
     remaining = [number for number in range(carried_count) if number not in total_numbers]
-    argument_variables = jaxprs.scan_parts(equation, body.arguments)
-    constant_variables, carried_variables, item_variables = argument_variables
+    _, _, item_variables = jaxprs.scan_parts(equation, body.arguments)
     product_operands: list[Atom] = []
     for total in totals:
         product_operands += total.product.invars
-    # The new scan stacks these variables: the operands of products that are no items of stacks
-    # already, each of them once.
+    # The new scan stacks the operands of the products, each of them once. Operands that are items
+    # of stacks are stacked already.
     factors = list(dict.fromkeys(v for v in product_operands if v not in item_variables))
-    remaining_arguments = [
-        *constant_variables,
-        *(carried_variables[number] for number in remaining),
-        *item_variables,
-    ]
-    # The results of an iteration are the remaining carried values, the outputs and the factors.
-    outputs_of_body = body.results[carried_count:]
-    new_results = [*(body.results[number] for number in remaining), *outputs_of_body, *factors]
-    new_body = jaxprs.of_equations(
-        body.closed, body.equations, new_results, arguments=remaining_arguments
-    )
-    evaluate = jaxpr_evaluation.as_function(new_body)
-    options = {name: equation.params[name] for name in ("length", "reverse", "unroll")}
+    evaluate = jaxpr_evaluation.as_function(_stacking_body(equation, body, remaining, factors))
+    output_count = len(body.results) - carried_count
 
     def scan_and_multiply(*operands: Array) -> list[Array]:
         constants, start, stacks = jaxprs.scan_parts(equation, operands)
-
-        def iterate(carry: list[Array], items: list[Array]) -> tuple[list[Array], list[Array]]:
-            results = evaluate(*constants, *carry, *items)
-            return results[: len(remaining)], results[len(remaining) :]
-
         remaining_start = [start[number] for number in remaining]
-        last, stacked = lax.scan(iterate, remaining_start, list(stacks), **options)
-        output_stacks = stacked[: len(outputs_of_body)]
-        factor_stacks = stacked[len(outputs_of_body) :]
+        results = jaxpr_evaluation.scanned(equation, evaluate, constants, remaining_start, stacks)
+        first_output = len(remaining)
+        first_factor = first_output + output_count
         stack_by_variable = dict[Atom, Array](zip(item_variables, stacks, strict=True))
-        stack_by_variable.update(zip(factors, factor_stacks, strict=True))
-        final_value_by_number = dict(zip(remaining, last, strict=True))
+        stack_by_variable.update(zip(factors, results[first_factor:], strict=True))
+        final_value_by_number = dict(zip(remaining, results[:first_output], strict=True))
         for total in totals:
             left, right = (stack_by_variable[operand] for operand in total.product.invars)
             initial = start[total.number]
             final_value_by_number[total.number] = total.final_value(initial, left, right)
         final_values = [final_value_by_number[number] for number in range(carried_count)]
-        return [*final_values, *output_stacks]
+        return [*final_values, *results[first_output:first_factor]]
 
     return Computed(scan_and_multiply, equation.invars)
+
+
+def _stacking_body(
+    equation: Equation, body: Program, remaining: Sequence[int], factors: Sequence[Atom]
+) -> ClosedJaxpr:
+    """Return the body of a scan with fewer carried values and with further outputs.
+
+    `remaining` has the numbers of the carried values that stay. The results of the returned body
+    are the remaining carried values, the outputs of the old body, and the variables `factors`.
+    """
+    constants, carried, items = jaxprs.scan_parts(equation, body.arguments)
+    outputs = body.results[len(carried) :]
+    arguments = [*constants, *(carried[number] for number in remaining), *items]
+    results = [*(body.results[number] for number in remaining), *outputs, *factors]
+    return jaxprs.of_equations(body.closed, body.equations, results, arguments=arguments)
 
 
 class _Sum(NamedTuple):
@@ -204,7 +205,7 @@ class _Sum(NamedTuple):
         products: the equations of the products.
         reshapes: the reshapes between a product and the additions, which are equal for all
             products.
-        terms: the other terms of the sum.
+        terms: the terms of the sum that are no such products.
     """
 
     last_addition: Equation
@@ -226,8 +227,8 @@ class _Sum(NamedTuple):
                 (input_axis,), (matrix_axis,) = axes
                 rows.append(jnp.moveaxis(x, input_axis, -1))
                 columns.append(matrix if matrix_axis == 0 else matrix.T)
-            joined_input = jnp.concatenate(rows, -1)
-            joined_matrix = jnp.concatenate(columns)
+            joined_input = jnp.concatenate(rows, axis=-1)
+            joined_matrix = jnp.concatenate(columns, axis=0)
             numbers = ((joined_input.ndim - 1,), (0,)), ((), ())
             options = kind_of(self.products[0])
             total = lax.dot_general(joined_input, joined_matrix, numbers, **options)
@@ -244,30 +245,39 @@ class _Sum(NamedTuple):
 def _sums(program: Program) -> Iterator[_Sum]:
     """Yield the sums that have several products with parameter matrices of equal kinds."""
     inner_additions: set[int] = set()  # ids of additions that are part of another sum
+    # From the last equation to the first: the last addition of a sum comes before the inner ones.
     for equation in reversed(program.equations):
-        if primitive(equation) not in _SUMS or id(equation) in inner_additions:
-            continue
-        products: list[Equation] = []
-        terms: list[Atom] = []
-        reshapes_of_products: list[list[Equation]] = []
-        # The products are joined only if they are of one kind, with equal parameters, types and
-        # reshapes.
-        kinds: set[str] = set()
-        pending = list(equation.invars)  # the terms that are not examined yet
-        while pending:
-            variable = pending.pop()
-            maker, reshapes = _chain(program, variable)
-            if maker is None:
-                terms.append(variable)
-            elif primitive(maker) in _SUMS and not reshapes:
-                inner_additions.add(id(maker))
-                pending += maker.invars
-            elif is_layer(maker, program.early):
-                products.append(maker)
-                reshapes_of_products.append(reshapes)
-                steps = [(reshape.primitive, reshape.params) for reshape in reshapes]
-                kinds.add(str((kind_of(maker), maker.outvars[0].aval, steps)))
-            else:
-                terms.append(variable)
-        if len(products) > 1 and len(kinds) == 1:
-            yield _Sum(equation, products, reshapes_of_products[0], terms)
+        if primitive(equation) in _SUMS and id(equation) not in inner_additions:
+            sum = _sum(program, equation, inner_additions)
+            if sum is not None:
+                yield sum
+
+
+def _sum(program: Program, last_addition: Equation, inner_additions: set[int]) -> _Sum | None:
+    """Return the sum of an addition, or None unless it has several products of one kind.
+
+    The ids of the other additions of the sum are added to `inner_additions`.
+    """
+    products: list[Equation] = []
+    terms: list[Atom] = []
+    reshapes_of_products: list[list[Equation]] = []
+    # Products are of one kind if they have equal parameters, types and reshapes.
+    kinds: set[str] = set()
+    pending = list(last_addition.invars)  # the terms that are not examined yet
+    while pending:
+        variable = pending.pop()
+        maker, reshapes = _chain(program, variable)
+        if maker is None:
+            terms.append(variable)
+        elif primitive(maker) in _SUMS and not reshapes:
+            inner_additions.add(id(maker))
+            pending += maker.invars
+        elif is_layer(maker, program.early):
+            products.append(maker)
+            reshapes_of_products.append(reshapes)
+            steps = [(reshape.primitive, reshape.params) for reshape in reshapes]
+            kinds.add(str((kind_of(maker), maker.outvars[0].aval, steps)))
+        else:
+            terms.append(variable)
+    are_joined = len(products) > 1 and len(kinds) == 1
+    return _Sum(last_addition, products, reshapes_of_products[0], terms) if are_joined else None

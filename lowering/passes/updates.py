@@ -31,14 +31,15 @@ _MOST_ITEMS = 4096  # Tensors with more items than this are not examined.
 _NUMBER_TYPES = (bool, int, float)
 
 
-class _SliceOfUpdates(NamedTuple):
-    """The slice of a tensor that a scatter overwrites, and its axes in the scatter's updates.
+class _OverwrittenSlice(NamedTuple):
+    """A slice of a tensor that a scatter overwrites.
+
+    Along each axis of the tensor, the slice has either one item or all items.
 
     Args:
-        coordinates: maps each axis of the tensor along which the slice has only one item to the
-            number of a coordinate. This coordinate, along the last axis of the indices, selects the
-            item. The slice covers all other axes completely.
-        axes: maps each axis of the tensor that the slice covers to an axis of the updates.
+        coordinates: the axes along which the slice has one item, mapped to the numbers of
+            coordinates. The last axis of the scatter's indices has the coordinates of an item.
+        axes: the axes along which the slice has all items, mapped to axes of the updates.
     """
 
     coordinates: Mapping[int, int]
@@ -53,59 +54,55 @@ def run(program: Program, target: Target) -> Program:
     """
     if not program.has_items:
         return program
-    slice_by_scatter: dict[int, _SliceOfUpdates] = {}
+    slice_by_id: dict[int, _OverwrittenSlice] = {}  # by the id of the scatter's equation
     items = _Items(program)
     for equation in program.equations:
         if primitive(equation) == "scatter":
-            overwritten_slice = _overwritten_slice(items, equation)
-            if overwritten_slice is not None:
-                slice_by_scatter[id(equation)] = overwritten_slice
-    if not slice_by_scatter:
+            overwritten = _overwritten_slice(items, equation)
+            if overwritten is not None:
+                slice_by_id[id(equation)] = overwritten
+    if not slice_by_id:
         return program
 
     def update_slice(matcher: Matcher, equation: Equation) -> Computed | None:
-        overwritten_slice = slice_by_scatter.get(id(matcher.original))
-        if overwritten_slice is None:
+        overwritten = slice_by_id.get(id(matcher.original))
+        if overwritten is None:
             return None
-        return Computed(partial(_updated, overwritten_slice), equation.invars)
+        return Computed(partial(_updated, overwritten), equation.invars)
 
     return rewritten(program, {"scatter": update_slice})
 
 
-def _updated(overwritten_slice: _SliceOfUpdates, x: Array, indices: Array, updates: Array) -> Array:
+def _updated(overwritten: _OverwrittenSlice, x: Array, indices: Array, updates: Array) -> Array:
     """Return x with `updates` written to a slice. A slice that is out of bounds is not written."""
-    # The coordinates along axes on which the slice has one item are equal for all indices.
+    # Along axes on which the slice has one item, all indices have the coordinate of the first.
     coordinates = indices.reshape(-1, indices.shape[-1])[0]
     starts = [jnp.zeros((), coordinates.dtype)] * x.ndim
     is_inside = jnp.array(True)
-    for axis, coordinate_number in overwritten_slice.coordinates.items():
+    for axis, coordinate_number in overwritten.coordinates.items():
         start = coordinates[coordinate_number]
         starts[axis] = start
         is_inside &= (start >= 0) & (start < x.shape[axis])
-    covered_axes = sorted(overwritten_slice.axes)
-    update_axes = [overwritten_slice.axes[axis] for axis in covered_axes]
+    covered_axes = sorted(overwritten.axes)
+    update_axes = [overwritten.axes[axis] for axis in covered_axes]
     # The other axes of the updates have extent 1.
     single_axes = [axis for axis in range(updates.ndim) if axis not in update_axes]
-    shape = [n if axis in covered_axes else 1 for axis, n in enumerate(x.shape)]
-    new_items = updates.transpose(*single_axes, *update_axes).reshape(shape)
-    old_items = lax.dynamic_slice(x, starts, shape)
+    slice_shape = [n if axis in covered_axes else 1 for axis, n in enumerate(x.shape)]
+    new_items = updates.transpose(*single_axes, *update_axes).reshape(slice_shape)
+    old_items = lax.dynamic_slice(x, starts, slice_shape)
     return lax.dynamic_update_slice(x, jnp.where(is_inside, new_items, old_items), starts)
 
 
-def _overwritten_slice(items: _Items, equation: Equation) -> _SliceOfUpdates | None:
-    """Return the slice that a scatter overwrites, or None if it does not overwrite one slice."""
+def _overwritten_slice(items: _Items, equation: Equation) -> _OverwrittenSlice | None:
+    """Return the slice that a scatter overwrites, or None if the scatter overwrites no slice."""
+    if not _is_simple(equation):
+        return None
     tensor, indices, updates = equation.invars
     numbers = equation.params["dimension_numbers"]
     tensor_shape = tensor.aval.shape
     update_shape = updates.aval.shape
     indexed_axes = numbers.scatter_dims_to_operand_dims
-    # Each coordinate selects a single index of its axis if the windows lack the indexed axes.
-    is_by_index = sorted(indexed_axes) == [*numbers.inserted_window_dims]
-    drops_outside = equation.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
-    if not is_by_index or not drops_outside:
-        return None
-    if numbers.operand_batching_dims or updates.aval.size == 0:
-        return None
+    # All coordinates, as an array of the shape of the indices.
     coordinates_of_items = items.items_of(indices)
     if coordinates_of_items is None:
         return None
@@ -122,41 +119,59 @@ def _overwritten_slice(items: _Items, equation: Equation) -> _SliceOfUpdates | N
         if is_constant:
             coordinate_numbers[axis] = number
             continue
-        # A coordinate that counts all indices of its axis covers this axis.
+        # If a coordinate counts from 0 to the end of its axis, the slice covers this axis.
         counted_axis = _counted(coordinate, tensor_shape[axis])
         if counted_axis is None or scatter_axes[counted_axis] in update_axes.values():
             return None
         update_axes[axis] = scatter_axes[counted_axis]
     extents = [tensor_shape[axis] for axis in update_axes]
     update_extents = [update_shape[axis] for axis in update_axes.values()]
+    # The updates must have each item of the slice, and have it once.
     if extents != update_extents or math.prod(extents) != updates.aval.size:
         return None
-    return _SliceOfUpdates(coordinate_numbers, update_axes)
+    return _OverwrittenSlice(coordinate_numbers, update_axes)
+
+
+def _is_simple(equation: Equation) -> bool:
+    """Tell whether a scatter has updates, no batch axes, and one index for each coordinate.
+
+    Updates that are out of bounds must be dropped.
+    """
+    numbers = equation.params["dimension_numbers"]
+    updates = equation.invars[2]
+    # If the windows lack the indexed axes, each coordinate selects a single index of its axis.
+    indexed_axes = numbers.scatter_dims_to_operand_dims
+    selects_single_indices = sorted(indexed_axes) == [*numbers.inserted_window_dims]
+    drops_outside = equation.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
+    if not selects_single_indices or not drops_outside:
+        return False
+    return not numbers.operand_batching_dims and updates.aval.size > 0
 
 
 def _counted(coordinate: NDArray[Any], extent: int) -> int | None:
     """Return the axis along which a coordinate counts from 0 to `extent` - 1, or None.
 
-    The coordinate must not change along other axes.
+    The coordinate must not change along other axes. For [[0, 0], [1, 1], [2, 2]] and the extent 3
+    the axis is 0.
     """
-    for axis, coordinate_extent in enumerate(coordinate.shape):
-        if coordinate_extent != extent:
+    for axis, length in enumerate(coordinate.shape):
+        if length != extent:
             continue
-        count = np.arange(extent).reshape(along(axis, coordinate.ndim))
-        if np.array_equal(coordinate, np.broadcast_to(count, coordinate.shape)):
+        counts = np.arange(extent).reshape(along(axis, coordinate.ndim))
+        if np.array_equal(coordinate, np.broadcast_to(counts, coordinate.shape)):
             return axis
     return None
 
 
 class _Item:
-    """Stands for an item that is no number. Items with equal computations are the same object."""
+    """Stands for an item that is computed from variables. Equal computations give one object."""
 
 
 class _Items:
     """Determines the items of small tensors of a program, where this is possible.
 
-    An item is a number, a variable that has only one item, or an `_Item` that is computed from
-    such items.
+    An item is a number, a variable with only one item, or an `_Item`. Two items are equal if they
+    certainly have the same value, whatever the arguments of the program are.
     """
 
     def __init__(self, program: Program) -> None:
@@ -173,7 +188,7 @@ class _Items:
     def items_of(self, operand: Atom) -> NDArray[Any] | None:
         """Return the items of a tensor as an array of objects, or None if they are unknown.
 
-        The items of tensors with more than `_MOST_ITEMS` items are not determined.
+        They are unknown for a tensor of more than `_MOST_ITEMS` items.
         """
         if is_literal(operand):
             return np.asarray(operand.val).astype(object)
@@ -193,7 +208,7 @@ class _Items:
                 if operand_items is not None:
                     operands.append(operand_items)
             all_are_determined = len(operands) == len(equation.invars)
-            items = self._results(equation, operands) if all_are_determined else None
+            items = self._items_of_result(equation, operands) if all_are_determined else None
             if items is not None:
                 return items
         if variable.aval.size != 1:
@@ -203,27 +218,31 @@ class _Items:
         items[...] = variable
         return items
 
-    def _results(self, equation: Equation, operands: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
-        """Return the items of an equation's result, computed from the items of its operands.
+    def _items_of_result(
+        self, equation: Equation, operands: Sequence[NDArray[Any]]
+    ) -> NDArray[Any] | None:
+        """Return the items of an equation's result, computed from the items of the operands.
 
         None is returned if the equation neither moves items nor computes item by item.
         """
         if not facts(equation).by_item:
-            is_moved = facts(equation).moves or primitive(equation) == "iota"
-            return by_numpy(equation, operands) if is_moved else None
+            # Numpy moves objects as it moves numbers.
+            moves_items = facts(equation).moves or primitive(equation) == "iota"
+            return by_numpy(equation, operands) if moves_items else None
         are_numbers = all(isinstance(item, _NUMBER_TYPES) for x in operands for item in x.flat)
         if are_numbers:
             dtypes = [v.aval.dtype for v in equation.invars]
             numbers = [x.astype(dtype) for x, dtype in zip(operands, dtypes, strict=True)]
             result = by_numpy(equation, numbers)
             return None if result is None else result.astype(object)
-        # Some items are no numbers. An item of the result is identified by its computation.
+        # Some items are no numbers. The items of the result are identified by their computations.
         (result,) = equation.outvars
         items = np.empty(result.aval.shape, object)
         for index in np.ndindex(items.shape):
             operand_items: list[object] = []
             for operand in operands:
-                operand_items.append(operand[index] if operand.ndim else operand[()])
+                is_scalar = operand.ndim == 0  # it is read for all items
+                operand_items.append(operand[()] if is_scalar else operand[index])
             key = primitive(equation), str(equation.params), *operand_items
             items[index] = self._computed.setdefault(key, _Item())
         return items

@@ -12,12 +12,13 @@ from lowering.targets.target import Target
 
 
 def _reverses(program: Program, equation: Equation) -> bool:
-    """Tell whether an equation reverses an array, or moves the items of a reversed array.
+    """Tell whether an equation reverses an array, or reshapes or transposes a reversed array.
 
     XLA computes a deconvolution by cuDNN's kernel only if it sees that the filter is reversed.
     Otherwise it writes the input with zeros between its items. In a U-Net with a batch of 8 in
     bfloat16 on an H100, instructions access 247 MB instead of 308 MB.
     """
+    # Go back through reshapes and transpositions.
     maker: Equation | None = equation
     while maker is not None and primitive(maker) != "rev":
         moves_items = facts(maker).shapes or primitive(maker) == "transpose"

@@ -46,8 +46,9 @@ class Target:
             threads.
         rates: the machine's rates, for choices of kernels; None for the current profile.
         is_in_call: a function that tells whether calls evaluate an equation that reads only
-            parameters, whose result is then not prepared once for all calls. It takes the program
-            and the equation. None stands for a function that is always false.
+            parameters. The result of such an equation is not prepared once for all calls. The
+            function takes the program and the equation. None stands for a function that is always
+            false.
         drops_unit_axes: whether prepared values are stored without their axes of extent 1.
     """
 

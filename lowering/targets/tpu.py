@@ -11,7 +11,7 @@ from lowering.targets.target import Target
 
 
 def _transposes_matrix(program: Program, equation: Equation) -> bool:
-    """Tell whether an equation transposes a matrix, whose other axes have extent 1.
+    """Tell whether an equation transposes a matrix. Further axes must have extent 1.
 
     The matrix unit of a TPU reads a matrix in either order. If the transposed matrix is stored,
     the compiler may transpose it back in each call. By the compiler's estimate, a call of BERT
@@ -20,7 +20,9 @@ def _transposes_matrix(program: Program, equation: Equation) -> bool:
     """
     if primitive(equation) != "transpose":
         return False
-    return sum(extent != 1 for extent in equation.outvars[0].aval.shape) == 2
+    shape = equation.outvars[0].aval.shape
+    long_axes = [axis for axis, extent in enumerate(shape) if extent != 1]
+    return len(long_axes) == 2
 
 
 # A TPU stores the last two axes of an array in tiles of 8 x 128 items, so that a vector of the
