@@ -14,6 +14,7 @@ from lowering.jaxprs import is_literal, primitive
 
 _MOST_CHARACTERS = 60  # A longer value of a parameter is cut to this number of characters.
 _PLACEMENT = re.compile("shardings?$|layouts$|^donated|mesh$")
+_FUNCTION = re.compile("(_fun|_thunk)$")
 # Parameters with these names are left out if all their entries are 1.
 _BY_ONE = re.compile("(strides|dilation|group_count)$")
 
@@ -92,8 +93,10 @@ def _params(equation: Equation) -> list[tuple[str, Any]]:
     pairs: list[tuple[str, Any]] = []
     for name, value in equation.params.items():
         is_placement = _PLACEMENT.search(name) is not None
-        is_function = id(value) in function_ids
-        if is_placement or is_function or value is None or value in ((), False):
+        is_function = id(value) in function_ids or _FUNCTION.search(name) is not None
+        # Some values cannot be compared with a tuple.
+        is_empty = isinstance(value, tuple) and not value
+        if is_placement or is_function or is_empty or value is None or value is False:
             continue
         # A stride, a dilation or a number of groups is neutral if it is 1.
         is_neutral = _BY_ONE.search(name) is not None and {*np.ravel(value)} == {1}
