@@ -55,7 +55,8 @@ def _input(
             is_selected = is_image if name is None else layer.name == name
             if is_selected:
                 return layer, port_reference, value
-    raise InvalidOperation(f"there is no input '{name}'")
+    missing = "there is no input with four axes" if name is None else f"there is no input '{name}'"
+    raise InvalidOperation(missing)
 
 
 def _processed(element: Element, x: Value, site: LayerSite) -> Value:

@@ -275,8 +275,8 @@ class FlatWriter:
         # parameter must be equal to the default.
         defaults = rules[kind].defaults if operation.rule is None else {}
         for name, value in arguments.items():
-            default = defaults.get(name, value)  # if there is no default, any value is allowed
-            if value != default:
+            # If there is no default, any value is allowed.
+            if name in defaults and value != defaults[name]:
                 self.refuse(f"'{name}' {value!r} of '{kind}' is not NNEF", operation)
         wrong_dtype = _wrong_dtype(declaration, arguments)
         if wrong_dtype:
