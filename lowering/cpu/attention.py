@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -53,19 +54,14 @@ def run(program: Program, target: Target) -> Program:
 
     The products stay unchanged if another equation reads a value that is computed between them.
     """
+    if program.role != "value":
+        return program  # the passes of derivatives stay unchanged
     equations = program.equations
-    products = [i for i, equation in enumerate(equations) if _is_batched(equation)]
-    if program.role != "value" or len(products) < 2:
-        return program
-    # Maps each variable to the equation that divides it by another variable.
-    division_of: dict[Atom, Equation] = {}
-    for equation in equations:
-        if primitive(equation) == "div" and not any(map(is_literal, equation.invars)):
-            dividend, _ = equation.invars
-            division_of[dividend] = equation
+    division_of = _divisions(equations)
+    product_indices = [i for i, equation in enumerate(equations) if _is_batched(equation)]
     attentions: list[Computed] = []
     previous_end = -1
-    for start, end in pairwise(products):
+    for start, end in pairwise(product_indices):
         if start == previous_end:
             continue  # this product is the end of the previous attention
         attention = _attention(program, equations[start : end + 1], division_of)
@@ -75,22 +71,47 @@ def run(program: Program, target: Target) -> Program:
     return replaced(program, attentions) if attentions else program
 
 
+def _divisions(equations: Iterable[Equation]) -> dict[Atom, Equation]:
+    """Map each variable that is divided by another variable to the equation that divides it."""
+    division_of: dict[Atom, Equation] = {}
+    for equation in equations:
+        if primitive(equation) == "div" and not any(map(is_literal, equation.invars)):
+            dividend, _ = equation.invars
+            division_of[dividend] = equation
+    return division_of
+
+
 def _is_batched(equation: Equation) -> bool:
-    """Tell whether an equation multiplies each item of a batch by a matrix of its own."""
+    """Tell whether an equation multiplies each item of a batch by a matrix of its own.
+
+    The matrices have the shape (*batch, n, m), and the left operand is (*batch, *rows, m).
+    Axes other than those of the batch may be in another order.
+    """
     if primitive(equation) != PRODUCT:
         return False
     (left_sums, _), (left_batch, right_batch) = equation.params["dimension_numbers"]
     batch_rank = len(left_batch)
     left_rank, right_rank = (len(v.aval.shape) for v in equation.invars)
-    is_batch_first = left_batch == right_batch == tuple(range(batch_rank))
+    has_batch_first = batch_rank > 0 and left_batch == right_batch == tuple(range(batch_rank))
     has_matrices = right_rank == batch_rank + 2 and left_rank >= right_rank
-    return batch_rank > 0 and is_batch_first and has_matrices and len(left_sums) == 1
+    sums_one_axis = len(left_sums) == 1
+    return has_batch_first and has_matrices and sums_one_axis
 
 
-def _attention(
+class _Matched(NamedTuple):
+    """The equations of an attention, and the variables that they compute and read."""
+
+    first: Equation  # the product that computes the scores
+    last: Equation  # the product with the values
+    end: Equation  # `last`, or a division of the result of `last`
+    dependent: Collection[Variable]  # the variables that depend on the scores
+    masks: Sequence[Variable]  # the other variables that equations between the products read
+
+
+def _matched(
     program: Program, equations: Sequence[Equation], division_of: Mapping[Atom, Equation]
-) -> Computed | None:
-    """Return the attention that some equations compute, or None if they compute no attention.
+) -> _Matched | None:
+    """Return the parts of an attention that some equations compute, or None for other equations.
 
     The first and the last of the `equations` are products. `division_of` maps variables to the
     equations that divide them. If the result of the last product is divided by a value of the
@@ -100,42 +121,52 @@ def _attention(
     (scores,) = first.outvars
     weights, values = last.invars
     (result,) = last.outvars
-    ((query_size_axis,), (key_size_axis,)), _ = first.params["dimension_numbers"]
-    ((weight_keys_axis,), (value_keys_axis,)), _ = last.params["dimension_numbers"]
-    if scores in program.early or scores.aval.shape[-1] < FEW:
+    key_count = scores.aval.shape[-1]
+    if scores in program.early or key_count < FEW:
+        return None  # the scores are computed only once, or are too few to fill vectors
+    dependent_equations, dependent = _dependent_on(scores, inner)
+    weights_depend = not is_literal(weights) and weights in dependent
+    values_depend = values in dependent
+    if not weights_depend or values_depend:
         return None
-    between, dependent = _dependent_on(scores, inner)
-    depends_by_weights = not is_literal(weights) and weights in dependent
-    if not depends_by_weights or values in dependent:
-        return None
+    ((weight_keys_axis,), _), _ = last.params["dimension_numbers"]
     sums_last_axis = weight_keys_axis == len(weights.aval.shape) - 1
-    has_softmax = any(primitive(equation) == "reduce_max" for equation in between)
+    # Softmax is recognised by its maximum.
+    has_softmax = any(primitive(equation) == "reduce_max" for equation in dependent_equations)
     if not sums_last_axis or not has_softmax:
         return None
     end = last
     division = division_of.get(result)
-    if division is not None and division.invars[1] in dependent and program.uses[result] == 1:
-        end = division
-        dependent.add(result)
-        between.append(end)
-    reads_inside = Counter(variables([weights]))
-    for equation in between:
+    if division is not None and program.uses[result] == 1:
+        _, divisor = division.invars
+        if divisor in dependent:
+            end = division
+            dependent.add(result)
+            dependent_equations.append(end)
+    reads_inside = Counter(variables([weights]))  # `last` reads the weights
+    for equation in dependent_equations:
         reads_inside.update(variables(equation.invars))
     if any(reads_inside[v] != program.uses[v] for v in dependent):
         return None  # an equation outside of the attention reads a dependent variable
     masks = [v for v in reads_inside if v not in dependent]
+    return _Matched(first, last, end, dependent, masks)
+
+
+def _attention(
+    program: Program, equations: Sequence[Equation], division_of: Mapping[Atom, Equation]
+) -> Computed | None:
+    """Return the attention that some equations compute, or None if they compute no attention.
+
+    The first and the last of the `equations` are products. `division_of` maps variables to the
+    equations that divide them.
+    """
+    matched = _matched(program, equations, division_of)
+    if matched is None:
+        return None
+    first, last, end, dependent, masks = matched
+    _, values = last.invars
     operands = [*first.invars, values, *masks]
-
-    def laid_out(queries: Array, keys: Array, values: Array, *masks: Array) -> list[Array]:
-        """Return the operands with their axes in the order that `ATTENTION` takes.
-
-        Queries and keys end in (time, size), and values end in (keys, size).
-        """
-        queries = jnp.moveaxis(queries, query_size_axis, -1)
-        keys = jnp.moveaxis(keys, key_size_axis, -1)
-        values = jnp.moveaxis(values, value_keys_axis, -2)
-        return [queries, keys, values, *masks]
-
+    laid_out = _layout(first, last)
     part = program.part([*dict.fromkeys(operands)], end.outvars)
     division_of_weights, divisor_broadcast = _division(program, last, dependent)
     evaluate = _function(
@@ -151,6 +182,7 @@ def _attention(
         jaxpr_evaluation.make_jaxpr(evaluate, *jax.eval_shape(laid_out, *types))
     )
     attended = part.with_closed(closed).pruned()
+    (scores,) = first.outvars
     has_few_queries = scores.aval.shape[-2] < FEW
     if has_few_queries and not _skips_keys(attended):
         return None  # an attention with few queries gains only if it skips keys
@@ -159,6 +191,25 @@ def _attention(
         return ATTENTION.bind(*laid_out(*operands), jaxpr=attended.closed)
 
     return Computed(attend, operands, end.outvars, at=end)
+
+
+def _layout(first: Equation, last: Equation) -> Callable[..., list[Array]]:
+    """Return a function that puts the axes of operands in the order that `ATTENTION` takes.
+
+    `first` and `last` are the products of an attention.
+    """
+    ((query_size_axis,), (key_size_axis,)), _ = first.params["dimension_numbers"]
+    (_, (value_keys_axis,)), _ = last.params["dimension_numbers"]
+
+    def laid_out(queries: Array, keys: Array, values: Array, *masks: Array) -> list[Array]:
+        return [
+            jnp.moveaxis(queries, query_size_axis, -1),  # (..., queries, size)
+            jnp.moveaxis(keys, key_size_axis, -1),  # (..., keys, size)
+            jnp.moveaxis(values, value_keys_axis, -2),  # (..., keys, size)
+            *masks,
+        ]
+
+    return laid_out
 
 
 def _skips_keys(attention: Program) -> bool:
@@ -200,19 +251,19 @@ def _function(
 ) -> Callable[..., list[Array]]:
     """Return the function of queries, keys, values and masks that computes an attention.
 
-    `part` is the attention as a program, and `first` and `last` are its products. If the
-    equation `division` divides the weights, by a divisor that the equation `broadcast`
-    broadcasts to all keys, the function divides the result instead of the weights.
+    `part` is the attention as a program, and `first` and `last` are its products. `division` is
+    the equation that divides the weights, and `broadcast` is the equation that broadcasts the
+    divisor to all keys. The function divides the result instead of the weights.
     """
 
     def evaluate(
         queries: Array, keys: Array, values: Array, *arrays_of_masks: Array
     ) -> list[Array]:
-        # The equation `broadcast` appends the divisor of the result. Without this equation the list
-        # stays empty.
+        # The divisor of the result. Without the equation `broadcast` the list stays empty.
         divisors: list[Array] = []
 
         def compute(equation: Equation, operands: list[Array]) -> Sequence[Array]:
+            """Return the results of an equation of `part`, from arrays of its operands."""
             if equation is first:
                 return [_product(equation, queries, keys, right_axis=-1)]
             if equation is last:
@@ -225,15 +276,16 @@ def _function(
                 undivided_weights, _ = operands
                 return [undivided_weights]
             if equation is broadcast:
-                # The result needs one divisor for each query, so that an axis of extent 1 replaces
-                # the keys.
+                # The result has one divisor for each query: (..., queries, 1).
+                (sums,) = operands
                 shape = (*equation.params["shape"][:-1], 1)
                 axes = equation.params["broadcast_dimensions"]
-                divisors.append(lax.broadcast_in_dim(operands[0], shape, axes))
+                divisors.append(lax.broadcast_in_dim(sums, shape, axes))
             return jaxpr_evaluation.bind(equation, operands)
 
-        arrays = dict(zip(masks, arrays_of_masks, strict=True))
-        return part.evaluated([arrays.get(v) for v in part.arguments], compute)
+        # Queries, keys and values are None here, since `compute` reads their arrays directly.
+        array_of = dict(zip(masks, arrays_of_masks, strict=True))
+        return part.evaluated([array_of.get(v) for v in part.arguments], compute)
 
     return evaluate
 
@@ -241,7 +293,8 @@ def _function(
 def _product(equation: Equation, left: Array, right: Array, *, right_axis: int) -> Array:
     """Multiply, and sum over the last axis of `left` and the axis `right_axis` of `right`.
 
-    `right_axis` is -1 or -2. If `left` has many rows, the rows are the last axis of the result in
+    `left` has the shape (*batch, *rows, size). `right_axis` is -1 or -2. The result has the shape
+    (*batch, *rows, items). If `left` has many rows, the rows are the last axis of the result in
     memory.
     """
     batch_rank = right.ndim - 2
@@ -249,12 +302,11 @@ def _product(equation: Equation, left: Array, right: Array, *, right_axis: int) 
     batch = tuple(range(batch_rank)), tuple(range(batch_rank))
     left_sums = (left.ndim - 1,)
     right_sums = (right.ndim + right_axis,)
-    has_few_rows = max(left.shape[batch_rank:-1]) < FEW
-    if has_few_rows:
+    extents_of_rows = left.shape[batch_rank:-1]
+    if max(extents_of_rows) < FEW:
         return lax.dot_general(left, right, ((left_sums, right_sums), batch), **kind)
-    # The exchanged operands give a result whose last axis are the rows of `left`.
     transposed = lax.dot_general(right, left, ((right_sums, left_sums), batch), **kind)
-    return jnp.moveaxis(transposed, batch_rank, -1)
+    return jnp.moveaxis(transposed, batch_rank, -1)  # from (*batch, items, *rows)
 
 
 def _division(
@@ -262,13 +314,13 @@ def _division(
 ) -> tuple[Equation, Equation] | tuple[None, None]:
     """Return the equation that divides the weights, and the equation that broadcasts its divisor.
 
-    The weights are the first operand of the equation `last`. The divisor is one of the variables
-    `dependent`, and is broadcast to all keys. If no equation divides the weights, or if the result
-    of `last` cannot be divided instead of the weights, (None, None) is returned.
+    The weights are the first operand of the equation `last`. The divisor must be one of the
+    variables `dependent`. If no equation divides the weights, (None, None) is returned. The same
+    is returned if the result of `last` cannot be divided instead of the weights.
     """
     weights = last.invars[0]
     makers = program.makers
-    # Go back from the weights to the result of the division, before it was converted.
+    # The weights may be converted to another dtype after the division.
     while primitive(makers[weights]) == "convert_element_type" and program.uses[weights] == 1:
         (weights,) = makers[weights].invars
     division = makers[weights]
@@ -280,11 +332,15 @@ def _division(
     broadcast = makers[divisor]
     if primitive(broadcast) != "broadcast_in_dim":
         return None, None
+    # The divisor must be equal for all keys.
     axes = broadcast.params["broadcast_dimensions"]
     extent_by_axis = dict(zip(axes, broadcast.invars[0].aval.shape, strict=True))
     key_axis = len(divisor.aval.shape) - 1
-    is_same_for_keys = extent_by_axis.get(key_axis, 1) == 1
-    is_wide = last.outvars[0].aval.dtype.itemsize >= 4  # 32 bits or more
-    if is_same_for_keys and is_wide:
-        return division, broadcast
-    return None, None
+    if extent_by_axis.get(key_axis, 1) > 1:
+        return None, None
+    # The undivided result may be larger by a factor of the number of keys, and 16 bits may not
+    # hold it.
+    result_bits = 8 * last.outvars[0].aval.dtype.itemsize
+    if result_bits < 32:
+        return None, None
+    return division, broadcast

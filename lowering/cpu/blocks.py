@@ -48,27 +48,36 @@ Evaluate = Callable[[Program, Sequence[View]], list[View]]
 
 
 class _Loop(NamedTuple):
-    """A loop over an axis of heads or of queries, in blocks of `size` of its `extent` items."""
+    """A loop over blocks of an axis, which is an axis of heads or of queries."""
 
     axes: Axes  # maps each variable that has the axis to the number of this axis
-    extent: int
-    size: int
+    extent: int  # the number of items along the axis
+    size: int  # the number of items in a block
 
 
 def attended(program: Program, views: Sequence[View], evaluate: Evaluate) -> View:
     """Return the result of an attention, from views of its queries, keys, values and masks.
 
-    `evaluate` evaluates a program on views. Blocks divide the queries. If the program runs on
-    one device, blocks divide the heads too. On several devices the heads may be sharded, so
-    that they are not divided.
+    `evaluate` evaluates a program on views. Large attentions are computed in blocks.
     """
     loops = _loops(program)
-    has_few_queries = program.arguments[0].aval.shape[-2] < FEW
+    queries, *_ = program.arguments
+    has_few_queries = queries.aval.shape[-2] < FEW
     may_skip_keys = program.is_alone and (loops or has_few_queries)
     hidden = hidden_keys(program) if may_skip_keys else None
     block = _Block(program, loops, hidden, evaluate)
-    if not loops:
-        return block.computed(views, block.visible_keys(views))
+    if loops:
+        return _in_blocks(block, views)
+    return block.result_of_visible_keys(views, block.key_count(views))
+
+
+def _in_blocks(block: _Block, views: Sequence[View]) -> View:
+    """Return the result of an attention, computed by a loop over its blocks.
+
+    `views` are views of all queries, keys, values and masks. `block` computes a single block.
+    """
+    program = block.program
+    loops = block.loops
 
     def block_views(starts: Array | NDArray[np.int32]) -> list[View]:
         """Return the views of the block that starts at `starts` along the axes of the loops."""
@@ -77,18 +86,16 @@ def attended(program: Program, views: Sequence[View], evaluate: Evaluate) -> Vie
             parts.append(_part(view, variable, zip(loops, starts, strict=True)))
         return parts
 
-    def visible_keys(starts: Array) -> Array | None:
-        return block.visible_keys(block_views(starts))
+    def key_count_of_block(starts: Array) -> Array | None:
+        return block.key_count(block_views(starts))
 
-    starts_by_loop: list[list[int]] = []
-    for loop in loops:
-        last_start = loop.extent - loop.size  # the last block may overlap the block before
-        starts_by_loop.append([*range(0, last_start, loop.size), last_start])
-    starts_of_blocks = np.array(list(itertools.product(*starts_by_loop)), np.int32)
+    starts_of_blocks = _starts_of_blocks(loops)
     # The numbers of visible keys are computed outside the loop. If the masks depend only on
     # parameters, these numbers are prepared.
-    key_counts = None if hidden is None else lax.map(visible_keys, starts_of_blocks)
-    example = jax.eval_shape(lambda: block.at_once(block_views(starts_of_blocks[0])))
+    has_masks = block.hidden is not None
+    key_counts = lax.map(key_count_of_block, starts_of_blocks) if has_masks else None
+    # The result of a block, without its items: only the dtype and the order of axes are used.
+    example = jax.eval_shape(lambda: block.result(block_views(starts_of_blocks[0])))
     (result,) = program.results
     loop_positions = [example.position(loop.axes[result]) for loop in loops]
 
@@ -97,10 +104,10 @@ def attended(program: Program, views: Sequence[View], evaluate: Evaluate) -> Vie
     ) -> tuple[Array, None]:
         """Write the result of one block into the array of all results."""
         starts, key_count = starts_and_count
-        corner: list[np.int32 | Array] = [np.int32(0)] * array.ndim
+        corner: list[np.int32 | Array] = [np.int32(0)] * array.ndim  # of the block in the array
         for position, start in zip(loop_positions, starts, strict=True):
             corner[position] = start
-        part = full_array(block.computed(block_views(starts), key_count))
+        part = full_array(block.result_of_visible_keys(block_views(starts), key_count))
         return lax.dynamic_update_slice(array, part, corner), None
 
     shape = tuple(result.aval.shape)
@@ -109,32 +116,52 @@ def attended(program: Program, views: Sequence[View], evaluate: Evaluate) -> Vie
     return View(array, example.order, shape)
 
 
+def _starts_of_blocks(loops: Sequence[_Loop]) -> NDArray[np.int32]:
+    """Return the start of each block along the axes of all loops: an array (blocks, loops).
+
+    For example, blocks of 4 among 10 items start at 0, 4 and 6.
+    """
+    starts_by_loop: list[list[int]] = []
+    for loop in loops:
+        last_start = loop.extent - loop.size  # the last block may overlap the block before
+        starts_by_loop.append([*range(0, last_start, loop.size), last_start])
+    return np.array(list(itertools.product(*starts_by_loop)), np.int32)
+
+
 def _loops(program: Program) -> list[_Loop]:
-    """Return the loops over blocks of an attention, or [] if all its scores fit the caches."""
+    """Return the loops over blocks of an attention, or [] if all its scores fit the caches.
+
+    Blocks divide the queries. If the program runs on one device, blocks divide the heads too.
+    """
     queries, keys, values, *_ = program.arguments
     shape = queries.aval.shape
     scores = program.equations[0].outvars[0].aval
     if scores.size * scores.dtype.itemsize <= _MOST_BYTES_AT_ONCE:
         return []
-    head_rank = len(keys.aval.shape) - 2 if program.is_alone else 0  # axes of heads with loops
-    row_items = math.prod((*shape[head_rank:-2], keys.aval.shape[-2]))
+    # Heads may be sharded over several devices, so that only a program on one device divides them.
+    divided_head_rank = len(keys.aval.shape) - 2 if program.is_alone else 0
+    # A row has the scores of one query, in one divided head and all heads that are not divided.
+    row_items = math.prod((*shape[divided_head_rank:-2], keys.aval.shape[-2]))
     row_bytes = row_items * scores.dtype.itemsize
-    rows = max(1, _MOST_BYTES_OF_BLOCK // row_bytes)  # the most rows of scores in a block
+    most_rows = max(1, _MOST_BYTES_OF_BLOCK // row_bytes)  # in a block
     # A candidate is a possible loop: the axis of the loop by operand, and the most items of a block
     # along this axis. The first candidate divides the queries, and the others divide the heads.
     candidates = [({queries: len(shape) - 2}, _MOST_QUERIES)]
-    for axis in reversed(range(head_rank)):
-        candidates.append((dict.fromkeys((queries, keys, values), axis), rows))
+    for axis in reversed(range(divided_head_rank)):
+        candidates.append((dict.fromkeys((queries, keys, values), axis), most_rows))
     loops: list[_Loop] = []
-    for seed, most in candidates:
+    # A block of 64 queries and 3 heads has 192 rows. Of at most 256 rows, a block of 64 queries
+    # leaves a factor of 4 for the heads.
+    rows_left = most_rows
+    for seed, most_items in candidates:
         extent = shape[seed[queries]]
-        block_count = ceil_div(extent, min(most, rows, extent))
+        block_count = ceil_div(extent, min(most_items, rows_left, extent))
         try:
             axes = batch_axes(program, seed, follow=program.arguments)
         except NotSeparableError:
             continue
         size = ceil_div(extent, block_count)
-        rows = max(1, rows // size)  # the rows that remain for the later loops
+        rows_left = max(1, rows_left // size)
         if block_count > 1:
             loops.append(_Loop(axes, extent, size))
     return loops
@@ -149,26 +176,29 @@ class _Block:
     hidden: Hidden | None
     evaluate: Evaluate
 
-    def at_once(self, views: Sequence[View], *first_keys: _Loop) -> View:
+    def result(self, views: Sequence[View], first_keys: _Loop | None = None) -> View:
         """Return the attention's result for a block, from views of the block's operands.
 
-        If a loop `first_keys` is given, its size is the number of keys to which the axis of
-        keys is cut.
+        If `first_keys` is not None, the views have only the first keys, and the size of
+        `first_keys` is their number.
         """
-        changes = [(loop.axes, loop.size) for loop in (*self.loops, *first_keys)]
+        loops = self.loops if first_keys is None else [*self.loops, first_keys]
+        changes = [(loop.axes, loop.size) for loop in loops]
         (view,) = self.evaluate(resized(self.program, *changes), views)
         return view
 
-    def computed(self, views: Sequence[View], count: Array | None) -> View:
-        """Return the attention's result for a block, computed from its first keys.
+    def result_of_visible_keys(self, views: Sequence[View], count: Array | None) -> View:
+        """Return the attention's result for a block, without the keys after the last visible key.
 
-        `count` is the number of keys up to the last visible one, or None to read all keys. The
-        number of keys that are read is `count`, rounded up to some quarters of all keys.
+        `count` is the number of keys up to the last visible key, or None to read all keys. The
+        result is computed from one, two, three or four quarters of the keys: the fewest quarters
+        that have `count` keys.
         """
         if self.hidden is None or count is None:
-            return self.at_once(views)
+            return self.result(views)
         axes = self.hidden.axes
-        extent = self.program.arguments[1].aval.shape[-2]
+        _, keys, *_ = self.program.arguments
+        extent = keys.aval.shape[-2]
         quarters = _QUARTERS if self.loops else _QUARTERS_OF_FEW
         sizes = [ceil_div(extent * i, 4) for i in quarters]
 
@@ -179,7 +209,7 @@ class _Block:
             def attend(views: Sequence[View]) -> View:
                 pairs = zip(views, self.program.arguments, strict=True)
                 parts = [_part(view, variable, [(first_keys, 0)]) for view, variable in pairs]
-                return self.at_once(parts, first_keys)
+                return self.result(parts, first_keys)
 
             return attend
 
@@ -188,7 +218,7 @@ class _Block:
         index = sum((count > size).astype(np.int32) for size in sizes[:-1])
         return lax.switch(index, list(map(branch, sizes)), views)
 
-    def visible_keys(self, views: Sequence[View]) -> Array | None:
+    def key_count(self, views: Sequence[View]) -> Array | None:
         """Return the number of keys up to the last key that a query sees, or None without masks.
 
         `views` are the views of the block's operands.
@@ -202,6 +232,7 @@ class _Block:
         masks_of_block = resized(masks, *((loop.axes, loop.size) for loop in self.loops))
         shape = masks_of_block.arguments[0].aval.shape
         rank = len(shape)
+        # An array of one 0, which the view repeats along all axes of the scores.
         zero = jnp.zeros((1,) * rank, scores.aval.dtype)
         zeros = View(zero, tuple(range(rank)), shape, is_early=True)
         (view,) = self.evaluate(masks_of_block, [zeros, *views])
@@ -228,6 +259,7 @@ def _part(view: View, variable: Variable, starts: Iterable[tuple[_Loop, Array | 
             continue
         shape[axis] = loop.size
         position = view.position(axis)
-        if array.shape[position] > 1:
+        repeats_an_item = array.shape[position] == 1
+        if not repeats_an_item:
             array = lax.dynamic_slice_in_dim(array, start, loop.size, position)
     return View(array, view.order, tuple(shape), view.is_early)

@@ -41,12 +41,13 @@ _PRODUCTS = (CONVOLUTION, PRODUCT)
 def run(program: Program, target: Target) -> Program:
     """Make loops that compute a few items of a batch at a time.
 
-    All inputs must have the batch, and no equation may mix its items. A program is divided into
-    stages, and each stage is a loop. If the last stage does not take the full batch at once,
-    its loop contains the loops of the earlier stages. The tensors between stages then have only
-    the items of one iteration.
+    All inputs must have the batch, and no equation may mix the items of the batch. A program is
+    divided into stages, and each stage is a loop. If even the last stage takes only a part of the
+    batch at a time, its loop contains the loops of the earlier stages. The tensors between stages
+    then have only the items of one iteration.
     """
-    inputs = program.arguments[program.parameters :]
+    parameter_count = program.parameters
+    inputs = program.arguments[parameter_count:]
     may_loop = program.role == "value" and program.is_alone
     if not may_loop or not _is_batch(inputs):
         return program
@@ -60,7 +61,7 @@ def run(program: Program, target: Target) -> Program:
     if len(stages) > 1:
         last_size, _ = stages[-1]
         if last_size < batch:
-            # One loop has all equations. The pass then divides the body of this loop into stages.
+            # One loop has all equations. `_loop` divides the body of this loop into stages.
             stages = [(last_size, equations)]
     loops: list[Computed] = []
     for size, stage in stages:
@@ -92,19 +93,20 @@ def _loop(
 
     `axes` maps each variable to the axis of its batch.
     """
-    ids = {id(equation) for equation in equations}
+    ids_inside = {id(equation) for equation in equations}
     computed: set[Atom] = set()
     read_inside: list[Variable] = []
     read_outside: list[Variable] = []
     for equation in program.equations:
-        if id(equation) in ids:
+        if id(equation) in ids_inside:
             computed.update(equation.outvars)
             read_inside += variables(equation.invars)
         elif _varies(program, equation):
             read_outside += variables(equation.invars)
     read_outside += variables(program.results)
-    available = {*program.known, *computed}  # without the inputs of the loop
-    inputs = [v for v in dict.fromkeys(read_inside) if v not in available]
+    # The loop computes all variables of its body that are not inputs.
+    computed_in_body = {*program.known, *computed}
+    inputs = [v for v in dict.fromkeys(read_inside) if v not in computed_in_body]
     results = [v for v in dict.fromkeys(read_outside) if v in computed]
     parameters = program.arguments[: program.parameters]
     # The loop also has equations that depend only on parameters, since their broadcasts may be as
@@ -118,11 +120,11 @@ def _loop(
         def compute_part(part: Sequence[Array]) -> list[Array]:
             return body(*parameter_arrays, *part)
 
-        pairs = zip(inputs, input_arrays, strict=True)
-        parts = [_divided(array, axes[variable], size) for variable, array in pairs]
+        input_pairs = zip(inputs, input_arrays, strict=True)
+        parts = [_divided(array, axes[variable], size) for variable, array in input_pairs]
         stacks = jax.lax.map(compute_part, parts)
-        pairs = zip(results, stacks, strict=True)
-        return [_joined(stack, axes[variable]) for variable, stack in pairs]
+        result_pairs = zip(results, stacks, strict=True)
+        return [_joined(stack, axes[variable]) for variable, stack in result_pairs]
 
     return Computed(loop, [*parameters, *inputs], results, at=equations[-1])
 
@@ -131,12 +133,13 @@ def _divided(x: Array, axis: int, size: int) -> Array:
     """Divide an axis into parts of `size` items, and stack the parts along a new axis 0."""
     before = x.shape[:axis]
     after = x.shape[axis + 1 :]
-    return jnp.moveaxis(x.reshape(*before, -1, size, *after), axis, 0)
+    parts = x.reshape(*before, -1, size, *after)  # (*before, parts, size, *after)
+    return jnp.moveaxis(parts, axis, 0)
 
 
 def _joined(x: Array, axis: int) -> Array:
     """Undo `_divided`: join the parts, which are stacked along axis 0, along `axis`."""
-    x = jnp.moveaxis(x, 0, axis)
+    x = jnp.moveaxis(x, 0, axis)  # (*before, parts, size, *after)
     before = x.shape[:axis]
     after = x.shape[axis + 2 :]
     return x.reshape(*before, -1, *after)
@@ -147,26 +150,19 @@ def _stages(
 ) -> list[tuple[int, Sequence[Equation]]]:
     """Divide equations into groups, and choose how many items each group computes at a time.
 
-    Returns pairs of this number and the group's equations. A group takes as many items as its
-    equations and all later equations allow.
+    Returns pairs of the number of items and the group's equations. A group takes as many items as
+    its equations and all later equations allow.
     """
     divisors = [n for n in range(1, batch + 1) if batch % n == 0]
-    traffic = [_traffic(equation, axes) for equation in equations]
-
-    def most_items(nbytes: int, limit: int) -> int:
-        """Return the largest divisor of the batch whose items need at most `limit` bytes.
-
-        The whole batch needs `nbytes`. If a single item needs more than the limit, the result
-        is 1.
-        """
-        return max((n for n in divisors if n * nbytes <= limit * batch), default=1)
-
-    least = most_items(max(traffic, default=0), _MOST_BYTES)
+    traffic = [_traffic(equation, axes) for equation in equations]  # in bytes of the full batch
+    # All equations allow this number of items, since the heaviest equation does.
+    allowed_by_all = _most_items(divisors, max(traffic, default=0), _MOST_BYTES)
     if not is_enabled("stages"):
-        return [(least, equations)]
-    allowed_alone = [
-        max(least, most_items(nbytes, _MOST_BYTES_OF_LIGHT_STAGE)) for nbytes in traffic
-    ]
+        return [(allowed_by_all, equations)]
+    allowed_alone: list[int] = []
+    for nbytes in traffic:
+        allowed_in_light_stage = _most_items(divisors, nbytes, _MOST_BYTES_OF_LIGHT_STAGE)
+        allowed_alone.append(max(allowed_by_all, allowed_in_light_stage))
     # An equation takes no more items than any later equation: (8, 4, 2, 4) becomes (2, 2, 2, 4).
     allowed = list(itertools.accumulate(reversed(allowed_alone), min))
     allowed.reverse()
@@ -176,18 +172,30 @@ def _stages(
         stop = start
         while stop < len(equations) and allowed[stop] <= allowed[start]:
             stop += 1
-        # Later equations allow more items. The group may have a few of them, so that it hands on
-        # fewer bytes.
+        # The equations from `stop` on allow more items. The group may take a few of these
+        # equations, so that it hands on fewer bytes.
         stop = _cheapest_end(equations, stop)
         group = equations[start:stop]
         has_products = any(primitive(equation) in _PRODUCTS for equation in group)
         if groups and not has_products:
+            # A stage without products is not worth the copies at its ends.
             size, previous = groups.pop()
             groups.append((size, [*previous, *group]))
         else:
             groups.append((allowed[start], group))
         start = stop
     return groups
+
+
+def _most_items(divisors: Sequence[int], nbytes: int, limit: int) -> int:
+    """Return the largest number n of items that need at most `limit` bytes.
+
+    n is one of the divisors of the batch. The last divisor is the batch itself, which needs
+    `nbytes`. If a single item needs more than the limit, the result is 1.
+    """
+    batch = divisors[-1]
+    # n items need n * nbytes / batch bytes.
+    return max((n for n in divisors if n * nbytes <= limit * batch), default=1)
 
 
 def _cheapest_end(equations: Sequence[Equation], start: int) -> int:
@@ -205,7 +213,10 @@ def _cheapest_end(equations: Sequence[Equation], start: int) -> int:
         """Return the bytes that are computed before `stop`, and are read later or are results."""
         nbytes = 0
         for variable, index in computed_at.items():
-            if index < stop <= last_read_at.get(variable, stop):
+            is_computed_before = index < stop
+            last_read = last_read_at.get(variable)  # None if no equation reads this result
+            is_read_later = last_read is None or last_read >= stop
+            if is_computed_before and is_read_later:
                 nbytes += _bytes(variable)
         return nbytes
 

@@ -73,10 +73,10 @@ class Codes:
         return x if self.start is None else x + self.start
 
     def changed(self, name: str, other: Array) -> Codes | None:
-        """Return the codes of x + other, x - other, x * other or x / other.
+        """Return the codes of x + other, x - other, x * other or x / other, for this tensor x.
 
-        x is this tensor. `name` is "add", "sub", "mul" or "div". None is returned if step or
-        start would have several items along more than one axis.
+        `name` is "add", "sub", "mul" or "div". None is returned if step or start would have
+        several items along more than one axis.
         """
         step, start = self.step, self.start
         if name in ("add", "sub"):
@@ -111,8 +111,7 @@ def of_levels(level: Array, step: Array, start: Array, levels: Levels) -> Codes:
     codes = materialised((level - np.float32(shift)).astype(_SUM).astype(BYTE))
     if zero_level is not None:
         return Codes(codes, step, zero=zero_level - shift)
-    # The codes are level - shift, and the item level * step + start is (level - shift) * step +
-    # (start + shift * step).
+    # The item is level * step + start = code * step + (shift * step + start).
     return Codes(codes, step, start=start + np.float32(shift) * step)
 
 
@@ -120,9 +119,9 @@ def of_bytes(x: Array) -> Codes:
     """Return an array of int8 or uint8 as codes with the step 1."""
     if x.dtype == BYTE:
         return Codes(x, np.float32(1))
-    # The exclusive or with 128 subtracts 128: the bits of 130 become the bits of 2, and the bits of
-    # 3 become the bits of -125.
-    codes = lax.bitcast_convert_type(x ^ np.uint8(_HIGHEST + 1), BYTE)
+    # The exclusive or with 128 subtracts 128, if the result is read as int8: the bits of 130 become
+    # the bits of 2, and the bits of 3 become the bits of -125.
+    codes = lax.bitcast_convert_type(x ^ np.uint8(128), BYTE)
     return Codes(codes, np.float32(1), zero=_LOWEST)
 
 
@@ -132,12 +131,12 @@ def moved(equation: Equation, x: Codes) -> Codes | None:
     The equation only moves items. None is returned if it might move the items of step or start
     in another way than the codes.
     """
-    has_scalars = np.ndim(x.step) == np.ndim(x.start) == 0
-    if primitive(equation) != "transpose" and not has_scalars:
+    are_scalars = np.ndim(x.step) == np.ndim(x.start) == 0
+    if primitive(equation) != "transpose" and not are_scalars:
         return None
 
     def move(array: Any) -> Any:
-        if np.ndim(array) == 0:
+        if np.ndim(array) == 0:  # a scalar, or None for a start
             return array
         (result,) = bind(equation, [array])
         return result
@@ -159,14 +158,13 @@ def product(left: Codes, right: Codes, params: Params) -> Array | None:
     `params` are the parameters of the `dot_general`. None is returned if the product has batch
     axes, if steps vary along a summed axis, or if the number of summed items is out of range.
     """
-    numbers = params["dimension_numbers"]
-    (left_sums, right_sums), batch = numbers
-    depth = math.prod(left.codes.shape[axis] for axis in left_sums)
+    (left_sums, right_sums), batch_axes = params["dimension_numbers"]
     left_varies = any(left.extents[axis] > 1 for axis in left_sums)
     right_varies = any(right.extents[axis] > 1 for axis in right_sums)
     if left_varies or right_varies:
         return None
-    if any(batch) or depth not in _DEPTHS:
+    depth = math.prod(left.codes.shape[axis] for axis in left_sums)
+    if any(batch_axes) or depth not in _DEPTHS:
         return None
     # The result has `left_rank` axes of the left operand, and then `right_rank` axes of the right
     # operand.
@@ -177,7 +175,8 @@ def product(left: Codes, right: Codes, params: Params) -> Array | None:
         """Return a left operand's step, start or sums, in a shape for the axes of the result."""
         if np.ndim(x) == 0:
             return x
-        if np.ndim(x) > left_rank:
+        has_summed_axes = np.ndim(x) > left_rank  # of extent 1: sums of codes do not have them
+        if has_summed_axes:
             x = jnp.squeeze(x, tuple(left_sums))
         return lax.expand_dims(x, range(left_rank, left_rank + right_rank))
 
@@ -185,7 +184,8 @@ def product(left: Codes, right: Codes, params: Params) -> Array | None:
         """Return a right operand's step, start or sums, in a shape for the axes of the result."""
         if np.ndim(x) == 0:
             return x
-        if np.ndim(x) > right_rank:
+        has_summed_axes = np.ndim(x) > right_rank
+        if has_summed_axes:
             x = jnp.squeeze(x, tuple(right_sums))
         return lax.expand_dims(x, range(left_rank))
 
@@ -193,16 +193,24 @@ def product(left: Codes, right: Codes, params: Params) -> Array | None:
         jnp.sum(left.codes, tuple(left_sums), dtype=_SUM),
         jnp.sum(right.codes, tuple(right_sums), dtype=_SUM),
     ]
-    kind: dict[str, Any] = {"preferred_element_type": _SUM}
-    is_row = left.codes.size == depth
-    is_matrix = right_rank == 1 and len(right_sums) == 1
-    if is_row and is_matrix:
-        matrix = jnp.moveaxis(right.codes, right_sums[0], 1)
-        total = row_twice(left.codes.reshape(-1), matrix, axis=1, params=kind)
-        total = total.reshape((1,) * left_rank + total.shape)
-    else:
-        total = lax.dot_general(left.codes, right.codes, numbers, **kind)
+    total = _product_of_codes(left.codes, right.codes, left_sums, right_sums)
     return _joined(total, (left, right), (along_left, along_right), code_sums, depth)
+
+
+def _product_of_codes(
+    left: Array, right: Array, left_sums: Sequence[int], right_sums: Sequence[int]
+) -> Array:
+    """Return the int32 sums of products of codes, over the axes `left_sums` and `right_sums`."""
+    kind: dict[str, Any] = {"preferred_element_type": _SUM}
+    is_row = left.size == math.prod(left.shape[axis] for axis in left_sums)
+    is_matrix = right.ndim == 2 and len(right_sums) == 1
+    if not is_row or not is_matrix:
+        numbers = (tuple(left_sums), tuple(right_sums)), ((), ())
+        return lax.dot_general(left, right, numbers, **kind)
+    matrix = jnp.moveaxis(right, right_sums[0], 1)  # (outputs, depth)
+    total = row_twice(left.reshape(-1), matrix, axis=1, params=kind)
+    ones = (1,) * (left.ndim - len(left_sums))
+    return total.reshape(*ones, -1)
 
 
 def convolution(x: Codes, filter: Codes, params: Params) -> Array | None:
@@ -211,30 +219,18 @@ def convolution(x: Codes, filter: Codes, params: Params) -> Array | None:
     `params` are the parameters of a `lax.conv_general_dilated`. None is returned if integers
     cannot compute the convolution.
     """
+    if not _is_convolution_of_codes(x, filter, params):
+        return None
     numbers = params["dimension_numbers"]
     padding = params["padding"]
     _, _, *spatial_axes = numbers.lhs_spec
     output_axis, *summed_axes = numbers.rhs_spec
-    channel_axis = numbers.out_spec[1]
+    _, result_channel_axis, *_ = numbers.out_spec
     filter_shape = filter.codes.shape
     output_count = filter_shape[output_axis]
-    has_groups = params["feature_group_count"] * params["batch_group_count"] > 1
-    is_dilated = any(dilation > 1 for dilation in params["lhs_dilation"])
-    if has_groups or is_dilated:
-        return None
     depth = math.prod(filter_shape[axis] for axis in summed_axes)
-    channel_count = filter_shape[summed_axes[0]]
-    if depth not in _DEPTHS or channel_count not in _DEPTHS:
-        return None
-    # An item of the padding is 0. If the input has a start, no code stands for 0.
-    is_padded = any(map(any, padding))
-    if is_padded and x.start is not None:
-        return None
-    input_step_varies = any(extent > 1 for extent in x.extents)
-    filter_step_varies = any(filter.extents[axis] > 1 for axis in summed_axes)
-    if input_step_varies or filter_step_varies:
-        return None
     codes = x.codes
+    is_padded = any(map(any, padding))
     if is_padded and x.zero:
         # The convolution would pad with the code 0, but `x.zero` is the code of the item 0.
         codes = _padded(x, spatial_axes, padding)
@@ -253,23 +249,44 @@ def convolution(x: Codes, filter: Codes, params: Params) -> Array | None:
         dimension_numbers=numbers,
         preferred_element_type=_SUM,
     )
-    result = lax.slice_in_dim(total, 0, output_count, axis=channel_axis)
+    result = lax.slice_in_dim(total, 0, output_count, axis=result_channel_axis)
     # Without the additional channel this array is empty, and `_joined` does not need it.
-    covered_sums = lax.slice_in_dim(total, output_count, None, axis=channel_axis)
+    covered_sums = lax.slice_in_dim(total, output_count, None, axis=result_channel_axis)
     filter_sums = jnp.sum(filter.codes, tuple(summed_axes), dtype=_SUM)
 
-    def along_channels(operand: Operand) -> Operand:
-        """Return an operand's step, start or sums, in a shape along the result's channels."""
-        shape = with_extent((1,) * codes.ndim, channel_axis, np.size(operand))
-        return jnp.reshape(operand, shape)
+    def along_channels(numbers: Operand) -> Operand:
+        """Return the filter's step, start or sums, in a shape along the result's channels."""
+        shape = with_extent((1,) * codes.ndim, result_channel_axis, np.size(numbers))
+        return jnp.reshape(numbers, shape)
 
-    def along_result(operand: Operand) -> Operand:
+    def along_result(numbers: Operand) -> Operand:
         """Return the input's step, start or sums, in a shape that broadcasts to the result."""
-        has_result_axes = np.ndim(operand) == codes.ndim
-        return operand if has_result_axes else along_channels(operand)
+        has_result_axes = np.ndim(numbers) == codes.ndim
+        return numbers if has_result_axes else along_channels(numbers)
 
     aligned = along_result, along_channels
     return _joined(result, (x, filter), aligned, [covered_sums, filter_sums], depth)
+
+
+def _is_convolution_of_codes(x: Codes, filter: Codes, params: Params) -> bool:
+    """Tell whether integers can compute a convolution with the parameters `params`."""
+    has_groups = params["feature_group_count"] * params["batch_group_count"] > 1
+    is_dilated = any(dilation > 1 for dilation in params["lhs_dilation"])
+    if has_groups or is_dilated:
+        return False
+    _, *summed_axes = params["dimension_numbers"].rhs_spec
+    summed_extents = [filter.codes.shape[axis] for axis in summed_axes]
+    depth = math.prod(summed_extents)
+    channel_count, *_ = summed_extents
+    if depth not in _DEPTHS or channel_count not in _DEPTHS:
+        return False
+    # An item of the padding is 0. If the input has a start, no code stands for 0.
+    is_padded = any(map(any, params["padding"]))
+    if is_padded and x.start is not None:
+        return False
+    input_step_varies = any(extent > 1 for extent in x.extents)
+    filter_step_varies = any(filter.extents[axis] > 1 for axis in summed_axes)
+    return not input_step_varies and not filter_step_varies
 
 
 def _padded(x: Codes, axes: Sequence[int], padding: Sequence[tuple[int, int]]) -> Array:
@@ -305,10 +322,9 @@ def _joined(
         code_sums: the sums of codes of the left and of the right operand.
         depth: the number of summed items.
     """
-    # The names are those of the formula at the top of this module, except that p and q stand for
-    # the sums of codes. The result is
-    # a * c * P + a * d * (p - n * y) + b * c * (q - n * z) + n * b * d,
-    # where P is total - z * p - y * (q - n * z).
+    # Here p and q are the sums of codes, and the other names are those of the formula. The result
+    # is a * c * P + a * d * (p - n * y) + b * c * (q - n * z) + n * b * d, where P is total - z * p
+    # - y * (q - n * z).
     left, right = operands
     along_left, along_right = aligned
     left_sums, right_sums = code_sums

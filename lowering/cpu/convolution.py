@@ -39,8 +39,8 @@ def convolution(x: Array, filter: Array, window: Window, *, varies: bool = False
     must lay it out.
     """
     name = kernel_for(x, filter, window, varies=varies)
-    is_faster_narrow = name in _NARROW and profile().multiplies_bfloat16
-    if x.dtype == jnp.bfloat16 and not is_faster_narrow:
+    multiplies_bfloat16 = name in _NARROW and profile().multiplies_bfloat16
+    if x.dtype == jnp.bfloat16 and not multiplies_bfloat16:
         # XLA's convolution is no faster in bfloat16, and there are more kernels for float32.
         wide_input = x.astype(jnp.float32)
         wide_filter = filter.astype(jnp.float32)
@@ -56,7 +56,7 @@ def kernel_for(x: Array, filter: Array, window: Window, *, varies: bool = False)
     `varies` tells whether the filter differs from call to call.
     """
     if not x.size:
-        return None
+        return None  # no kernel computes an empty result faster
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return "pointwise" if is_pointwise(filter, window) else None
     cell_count = math.prod(filter.shape[:-2])
@@ -65,7 +65,7 @@ def kernel_for(x: Array, filter: Array, window: Window, *, varies: bool = False)
     xla = "bordered" if is_bordered else None  # the name of the kernel by XLA's convolution
     is_strided = any(stride != 1 for stride in window.stride)
     if window.is_spread and is_strided:
-        return xla
+        return xla  # only XLA's convolution combines input dilation with a stride
     if window.is_spread and window.groups == 1:
         if is_tiled(filter, window):
             return "tiled"
@@ -81,6 +81,7 @@ def kernel_for(x: Array, filter: Array, window: Window, *, varies: bool = False)
     cost_of = {xla: costs.direct}
     if is_summed(x, filter, window):
         cost_of["summed"] = costs.summed
+    # The following kernels transform the filter, which is not worth it for few positions.
     keeps_filter = varies and has_few_positions(x, filter, window)
     if window.is_single(x) and not keeps_filter:
         if is_winograd(filter, window):
@@ -103,10 +104,11 @@ def direct(
 ) -> Array:
     """Convolve by XLA's own convolution.
 
-    `layouts` are the layouts of input, filter and result, with {} in place of the spatial axes:
-    "N{}C" has the batch first and the channels last.
+    `layouts` are the layouts of input, filter and result. In a layout {} stands for the spatial
+    axes. For example, "N{}C" has the batch first and the channels last.
     """
-    numbers: Any = tuple(layout.format("XYZUVW"[: x.ndim - 2]) for layout in layouts)
+    spatial = "XYZUVW"[: x.ndim - 2]  # one letter for each spatial axis: "N{}C" becomes "NXYC"
+    numbers: Any = tuple(layout.format(spatial) for layout in layouts)
     return lax.conv_general_dilated(
         left_operand(x, window.accumulator),
         filter,
@@ -141,17 +143,17 @@ def is_pointwise(filter: Array, window: Window) -> bool:
     return has_one_cell and has_one_group and not window.is_spread and not is_padded
 
 
-def pointwise(x: Array, matrix: Array, summed: int, window: Window) -> Array:
-    """Multiply the channels of each position by a matrix, and sum over its axis `summed`.
+def pointwise(x: Array, matrix: Array, window: Window, *, matrix_axis: int) -> Array:
+    """Multiply the channels of each position by a matrix, whose axis `matrix_axis` is summed.
 
     The input has the shape (batch, *input positions, channels). The result has the matrix's
     other axis in the place of the channels.
     """
     one_cell = (1,) * (x.ndim - 2)
-    ((_, covered),) = cells(x, one_cell, window)
+    ((_, covered),) = cells(x, one_cell, window)  # (batch, *positions, channels)
     *positions, depth = covered.shape
     rows = covered.reshape(-1, depth)
-    result = product(rows, 1, matrix, summed, window.kind)
+    result = product(rows, matrix, window.kind, x_axis=1, matrix_axis=matrix_axis)
     return result.reshape(*positions, -1)
 
 
@@ -162,26 +164,24 @@ def patches(x: Array, matrix: Array, size: Sequence[int], window: Window) -> Arr
     cells along each axis. The result has the shape (outputs, batch, *positions).
     """
     parts = [part for _, part in cells(x, size, window)]
-    *positions, depth = parts[0].shape
+    *batch_and_positions, depth = parts[0].shape
     # The items have the shape (channels, cells, batch * positions).
     items = jnp.stack([part.reshape(-1, depth).T for part in parts], axis=1)
     columns = items.reshape(depth * len(parts), -1)
-    result = product(columns, 0, matrix, 1, window.kind, columns_first=True)
+    result = product(columns, matrix, window.kind, x_axis=0, matrix_axis=1, columns_first=True)
     # Without the barrier XLA transposes an operand instead of the result, which may take four times
     # as long. A product of 98 rows and 1024x2048 items takes 12.9 ms without the barrier, and 3.3
     # ms with it.
-    return lax.optimization_barrier(result).reshape(len(matrix), *positions)
+    return lax.optimization_barrier(result).reshape(len(matrix), *batch_and_positions)
 
 
 def by_product(x: Array, filter: Array, window: Window) -> Array:
-    """Convolve with a window of one cell, by a product.
-
-    If the input is dilated, the result has zeros between the positions of its items.
-    """
+    """Convolve with a window of one cell, by a product."""
     matrix = filter.reshape(filter.shape[-2:])
-    result = pointwise(x, matrix, summed=0, window=window.bare)
+    result = pointwise(x, matrix, window.bare, matrix_axis=0)
     if not window.is_spread:
         return result
+    # If the input is dilated, the result has zeros at the positions between the input's items.
     return lax.pad(result, np.array(0, result.dtype), window.edges)
 
 
@@ -209,8 +209,8 @@ def summed(x: Array, filter: Array, window: Window) -> Array:
     terms: list[Array] = []
     for cell, part in cells(x, size, window):
         for channel in range(depth):
-            items = part[..., channel : channel + 1]
-            weights = filter[(*cell, channel)]
+            items = part[..., channel : channel + 1]  # (batch, *positions, 1)
+            weights = filter[(*cell, channel)]  # (outputs,)
             terms.append(items * weights.reshape(*ones, count))
     return materialised(functools.reduce(lax.add, terms))
 
@@ -224,19 +224,20 @@ def grouped(x: Array, filter: Array, window: Window) -> Array:
     joined_count = 1 if covers_few else joined_at_a_time(filter.shape[-2], window.groups)
     filter = joined(filter, window.groups, joined_count)
     groups = window.groups // joined_count
-    single = replace(window, groups=1)
-    # Give the groups an axis of their own before the channels.
+    window_of_group = replace(window, groups=1)
+    # Give the groups an axis of their own: (batch, *input positions, groups, channels of a group)
+    # and (*window, channels of a group, groups, outputs of a group).
     inputs = x.reshape(*x.shape[:-1], groups, -1)
     filters = filter.reshape(*filter.shape[:-1], groups, -1)
+
+    def convolve_group(input_and_filter: tuple[Array, Array]) -> Array:
+        return convolution(*input_and_filter, window_of_group)
+
     if groups <= UNROLLED_GROUPS:
         results_of_groups: list[Array] = []
         for i in range(groups):
-            results_of_groups.append(convolution(inputs[..., i, :], filters[..., i, :], single))
+            results_of_groups.append(convolve_group((inputs[..., i, :], filters[..., i, :])))
         return jnp.concatenate(results_of_groups, axis=-1)
-
-    def convolve_group(input_and_filter: tuple[Array, Array]) -> Array:
-        return convolution(*input_and_filter, single)
-
     stacks = jnp.moveaxis(inputs, -2, 0), jnp.moveaxis(filters, -2, 0)
     results = lax.map(convolve_group, stacks)  # (groups, batch, *positions, outputs of a group)
     return jnp.moveaxis(results, 0, -2).reshape(*results.shape[1:-1], filter.shape[-1])
@@ -260,10 +261,10 @@ def by_depthwise(x: Array, filter: Array, window: Window) -> Array:
 
 
 def sliced(x: Array, filter: Array, window: Window) -> Array:
-    """Convolve along three axes by a convolution along the last two of them.
+    """Convolve along three axes by a convolution along the last two axes.
 
-    The cells along the first axis become channels. XLA's convolution along three axes takes two
-    to thirteen times as long. The measured milliseconds:
+    The window's cells along the first axis become channels. XLA's convolution along three axes
+    takes two to thirteen times as long. The measured milliseconds:
 
         channels    positions   XLA  this kernel
         16 to 32     32x32x32    39          7
@@ -286,7 +287,8 @@ def sliced(x: Array, filter: Array, window: Window) -> Array:
         start = cell * dilation
         slices.append(lax.slice_in_dim(x, start, start + length, stride, axis=1))
     all_channels = first_size * depth
-    # The positions along the first axis become items of the batch.
+    # The positions along the first axis become items of the batch: (batch * first positions, *other
+    # input positions, channels).
     planes = jnp.concatenate(slices, axis=-1).reshape(-1, *x.shape[2:-1], all_channels)
     flat_filter = jnp.moveaxis(filter, 0, -3).reshape(*size, all_channels, count)
     result = convolution(planes, flat_filter, window.inner)
@@ -297,6 +299,7 @@ def is_tiled(filter: Array, window: Window) -> bool:
     """Tell whether a transposed convolution has windows that lie side by side, without overlap."""
     *size, _, _ = filter.shape
     for (before, after), cell_count in zip(window.padding, size, strict=True):
+        # A transposed convolution pads its input by 0 to k - 1 items, for windows of k cells.
         if not 0 <= before < cell_count or not 0 <= after < cell_count:
             return False
     are_side_by_side = tuple(size) == tuple(window.input_dilation)
@@ -310,8 +313,8 @@ def tiled(x: Array, filter: Array, window: Window) -> Array:
     batch, *extents, _ = x.shape
     rank = len(size)
     reversed_filter = lax.rev(filter, tuple(range(rank)))
-    matrix = jnp.moveaxis(reversed_filter, -2, 0).reshape(depth, -1)
-    result = product(x.reshape(-1, depth), 1, matrix, 0, window.kind)
+    matrix = jnp.moveaxis(reversed_filter, -2, 0).reshape(depth, -1)  # (channels, cells * outputs)
+    result = product(x.reshape(-1, depth), matrix, window.kind, x_axis=1, matrix_axis=0)
     result = result.reshape(batch, *extents, *size, count)
     # Put the axis of cells behind each axis of positions, and join the two axes. For images the
     # order (batch, rows, columns, cell rows, cell columns, outputs) becomes (batch, rows, cell
@@ -334,10 +337,9 @@ def tiled(x: Array, filter: Array, window: Window) -> Array:
 
 
 def has_few_positions(x: Array, filter: Array, window: Window) -> bool:
-    """Tell whether a convolution has at most as many positions as its filter's matrix is long.
+    """Tell whether a convolution has no more positions than outputs, or than items of a window.
 
-    The matrix has the shape (outputs, channels * cells), and its shorter side counts. If there
-    are few positions, a filter that differs from call to call is neither laid out nor
+    If there are few positions, a filter that differs from call to call is neither laid out nor
     transformed, since this would cost more than it gains. If all filters are laid out in each
     call, ResNet-50 with a batch of 1 takes 2.9 times as long as with prepared filters. If
     filters with few positions are not laid out, it takes 1.2 times as long. The measured
@@ -351,9 +353,9 @@ def has_few_positions(x: Array, filter: Array, window: Window) -> bool:
              128      28x28      1       1.0        1.6
     """
     *size, depth, outputs = filter.shape
-    shorter_side = min(outputs, depth * math.prod(size))
+    items_of_window = depth * math.prod(size)
     position_count = len(x) * math.prod(window.positions(x, size))
-    return at_least(shorter_side, position_count)
+    return at_least(min(outputs, items_of_window), position_count)
 
 
 _KERNELS: dict[str, Callable[[Array, Array, Window], Array]] = {

@@ -28,7 +28,9 @@ def convolution(program: Program, equation: Equation, input: View, filter: View)
     numbers = params["dimension_numbers"]
     shape = tuple(equation.outvars[0].aval.shape)
     window = Window(*map(params.__getitem__, WINDOW))
-    if program.role == "backward" or params["batch_group_count"] > 1:
+    may_be_gradient = program.role == "backward" or params["batch_group_count"] > 1
+    if may_be_gradient:
+        # In the gradient by a filter, the gradient of the result is in the place of the filter.
         gradient = filter_gradient(equation, input, filter, window, is_alone=program.is_alone)
         if gradient is not None:
             return gradient
@@ -46,24 +48,24 @@ def convolution(program: Program, equation: Equation, input: View, filter: View)
         x = unfused_in_rows(x)
     is_read_by_loops = window.groups > 1 or kernels.is_summed(x, weights, window)
     if is_read_by_loops and not is_early and weights.dtype == jnp.float32:
-        # The filter is small, but loops would scale it again for each item.
+        # Otherwise loops would compute the filter again for each item, for example its scaling.
         weights = materialised(weights)
-    is_grouped = window.groups > 1 and jnp.issubdtype(x.dtype, jnp.floating)
-    if is_grouped and program.role == "backward":
-        # The gradient with respect to the filter reads x too, so that x is computed once for both.
+    has_floating_groups = window.groups > 1 and is_floating(x)
+    if has_floating_groups and program.role == "backward":
+        # The gradient by the filter reads x too, so that x is computed once for both.
         x = materialised(x)
-    is_plain = window.groups == 1 and not window.is_spread
-    if is_plain and is_floating(x) and x.size:
+    may_be_by_matrix = window.groups == 1 and not window.is_spread and is_floating(x)
+    if may_be_by_matrix and x.size:
         view = _by_matrix(equation, filter, x, weights, window)
         if view is not None:
             return view
     array = kernels.convolution(x, weights, window, varies=not is_early)
-    if is_grouped and program.role == "forward":
+    if has_floating_groups and program.role == "forward":
         # The backward pass may read the result too, so that the result is computed once.
         array = materialised(array)
     if may_be_in_rows(program, array.shape):
-        # Loops over rows read the array next. With this call, decoders take 0.91 of the time that
-        # they take without it.
+        # Loops over rows may read the array next. Decoders take 0.91 of the time if XLA does not
+        # fuse these loops with the convolution.
         array = unfused(array)
     return View(array, result_order, shape)
 
@@ -84,6 +86,8 @@ def _by_matrix(
     position_count = math.prod(shape) // max(channel_count, 1)
     is_pointwise = kernels.is_pointwise(weights, window) and is_enabled("pointwise")
     matrix_order = filter_outputs, filter_inputs, *filter_cells
+    # Decide whether the matrix is the left operand, so that the channels are the result's first
+    # axis in memory.
     channels_first = False
     if filter.is_early and is_pointwise:
         channels_first = is_transposed_faster(position_count, x.shape[-1], channel_count)
@@ -94,8 +98,10 @@ def _by_matrix(
         array = kernels.patches(x, matrix, weights.shape[:-2], window)
         return View(array, (channel, batch, *spatial), shape)
     if is_pointwise and not filter.is_early:
+        # A filter that varies from call to call keeps the order of its two axes that are not cells.
         matrix_axes = [axis for axis in filter.order if axis not in filter_cells]
         matrix = full_array(filter).reshape([filter.shape[axis] for axis in matrix_axes])
-        array = kernels.pointwise(x, matrix, matrix_axes.index(filter_inputs), window)
+        matrix_axis = matrix_axes.index(filter_inputs)
+        array = kernels.pointwise(x, matrix, window, matrix_axis=matrix_axis)
         return View(array, (batch, *spatial, channel), shape)
     return None

@@ -53,6 +53,7 @@ def depthwise(x: Array, filter: Array, window: Window) -> Array:
     result_dtype = window.accumulator or x.dtype
     has_full_vectors = count > _VECTOR_CHANNELS and count % _VECTOR_CHANNELS == 0
     if max(size) > _MANY_CELLS and has_full_vectors:
+        # Each channel of the result gets a copy of its input channel.
         wide_input = _repeated(x, count).astype(sum_dtype)
         total = _by_vectors(wide_input, filter.astype(sum_dtype), window)
         return total.astype(result_dtype)
@@ -64,6 +65,7 @@ def depthwise(x: Array, filter: Array, window: Window) -> Array:
 
     total = reduce(add, terms())
     if math.prod(size) > _MANY_CELLS:
+        # Otherwise each loop that reads the sums might compute them again.
         total = materialised(total)
     return total.astype(result_dtype)
 
@@ -76,59 +78,67 @@ def _by_vectors(x: Array, filter: Array, window: Window) -> Array:
     *size, _, count = filter.shape
 
     def split_channels(array: Array) -> Array:
-        """Split the last axis into vectors of 16 channels, and move their number to axis 0."""
+        """Split the last axis into an axis of vectors, which becomes axis 0, and 16 channels."""
         vectors = array.reshape(*array.shape[:-1], -1, _VECTOR_CHANNELS)
         return jnp.moveaxis(vectors, -2, 0)
 
     def sums(inputs: Array, filters: Array) -> Array:
         """Return the sums of all vectors: (vectors, batch, *positions, 16)."""
-        vector_count, batch, *extents = inputs.shape
+        vector_count, batch, *positions_and_channels = inputs.shape
+        # The vectors count as items of the batch here.
+        joined_inputs = inputs.reshape(vector_count * batch, *positions_and_channels)
+        ones = (1,) * (len(size) + 1)  # for the batch and the positions
         terms: list[Array] = []
-        for cell, part in cells(inputs.reshape(-1, *extents), size, window.bare):
-            ones = (1,) * (len(size) + 1)
-            factor = filters[:, *cell].reshape(vector_count, *ones, _VECTOR_CHANNELS)
-            terms.append(part.reshape(vector_count, batch, *part.shape[1:]) * factor)
-        # An addition of a sum waits for the sum's previous addition. Two sums, of half of the terms
-        # each, are added up at the same time, and take half the time of one sum.
+        for cell, part in cells(joined_inputs, size, window.bare):
+            items = part.reshape(vector_count, batch, *part.shape[1:])
+            factors = filters[:, *cell].reshape(vector_count, *ones, _VECTOR_CHANNELS)
+            terms.append(items * factors)
+        # Each addition to a sum waits for the previous addition to it. The even and the odd terms
+        # have separate sums, which are computed at the same time, in half the time of one sum.
         return reduce(lax.add, terms[::2]) + reduce(lax.add, terms[1::2])
 
     x = padded(x, window)
     total = uninlined(sums)(split_channels(x), split_channels(filter))
-    total = jnp.moveaxis(total, 0, -2)
+    total = jnp.moveaxis(total, 0, -2)  # (batch, *positions, vectors, 16)
     return total.reshape(*total.shape[:-2], count)
 
 
 def _spread_out(x: Array, filter: Array, window: Window) -> Array:
     """Convolve a dilated input with a group for each channel.
 
-    For example, the derivative of a strided convolution by its input has a dilated input.
+    For example, the derivative of a strided convolution by its input has a dilated input. The
+    windows of the strided convolution lie over the result of this function, and the items of x
+    are their positions. Each item of x is multiplied by the cells of its window, and the products
+    are added to the items of the result that the cells cover.
     """
     *size, _, count = filter.shape
     sum_dtype = _accumulator(x, window)
     repeated = _repeated(x, count)
-    # The padding of the strided convolution that is differentiated.
-    original_padding: list[tuple[int, int]] = []
+    # The padding of the strided convolution: with windows of 3 cells, a padding of (2, 2) here was
+    # a padding of (0, 0) there.
+    strided_padding: list[tuple[int, int]] = []
     axes = zip(size, window.dilation, window.padding, strict=True)
     for cell_count, dilation, (before, after) in axes:
         reach = (cell_count - 1) * dilation  # from the first to the last cell of a window
-        original_padding.append((reach - before, reach - after))
-    original = replace(window, padding=original_padding, stride=window.input_dilation)
+        strided_padding.append((reach - before, reach - after))
+    strided = replace(window, padding=strided_padding, stride=window.input_dilation)
     positions = window.positions(repeated, size)
     result_shape = (repeated.shape[0], *positions, count)
-    windows = original.windows_over(size, result_shape, repeated.shape)
+    windows = strided.windows_over(size, upscaled=result_shape, downscaled=repeated.shape)
     reversed_filter = lax.rev(filter, tuple(range(len(size))))
 
     def term(cell: tuple[int, ...], part: Array) -> Array:
-        window_cell = cell[1:-1]  # without the batch and the channels
-        return part * _factors(reversed_filter, window_cell, sum_dtype)
+        _, *window_cell, _ = cell  # without the batch and the channels
+        return part * _factors(reversed_filter, tuple(window_cell), sum_dtype)
 
     total = scattered_sums([(repeated.astype(sum_dtype), 0)], windows, term)
     return total.astype(window.accumulator or x.dtype)
 
 
 def _factors(filter: Array, cell: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
-    """Return the items of the filter in one cell, in a shape that broadcasts to the result."""
-    return filter[cell].reshape(*(1,) * (filter.ndim - 1), -1).astype(dtype)
+    """Return the filter's items in one cell, in a shape that broadcasts to the result."""
+    ones = (1,) * (filter.ndim - 1)  # for the batch and the positions
+    return filter[cell].reshape(*ones, -1).astype(dtype)
 
 
 def _accumulator(x: Array, window: Window) -> np.dtype[np.generic]:
@@ -146,8 +156,8 @@ def filter_gradient(gradient: Array, x: Array, size: Sequence[int], window: Wind
     """Return the derivative of a depthwise convolution by its filter.
 
     The derivative has the shape (*window, 1, outputs). `gradient` is the derivative by the
-    convolution's result, and `x` is the convolution's input. A loop adds up parts of batch and
-    rows, and a product sums the items of a part.
+    convolution's result, and `x` is the convolution's input. Batch and rows are divided into
+    parts. A loop adds up the parts, and a product sums the items of the added parts.
     """
     count = gradient.shape[-1]
     sum_dtype = _accumulator(x, window)
@@ -156,10 +166,12 @@ def filter_gradient(gradient: Array, x: Array, size: Sequence[int], window: Wind
     gradient_parts = [gradient[box] for box in boxes]
     # The padding on the right must be at least as large as the padding on the left, since XLA
     # recognises the padded array only then.
-    symmetric_padding = [(before, max(before, after)) for before, after in window.padding]
-    symmetric = replace(window, padding=symmetric_padding)
-    windows = symmetric.windows_over(size, x.shape, (*gradient.shape[:-1], x.shape[-1]))
+    extended_padding = [(before, max(before, after)) for before, after in window.padding]
+    extended = replace(window, padding=extended_padding)
+    positions = (*gradient.shape[:-1], x.shape[-1])
+    windows = extended.windows_over(size, upscaled=x.shape, downscaled=positions)
     sums: list[Array] = []
+    # The items that one cell of the windows covers have the shape of the positions.
     for items in covered(x, windows):
         terms: list[Array] = []
         for box, gradient_part in zip(boxes, gradient_parts, strict=True):
@@ -183,15 +195,19 @@ def _boxes(extents: Sequence[int]) -> list[tuple[slice, ...]]:
     def divisors(extent: int) -> list[int]:
         return [n for n in range(1, extent + 1) if extent % n == 0]
 
-    def missing_and_boxes(counts: tuple[int, ...]) -> tuple[int, int]:
-        """Return how many boxes are missing to the least number, and the number of boxes."""
+    def preference(counts: tuple[int, ...]) -> tuple[int, int]:
+        """Return a key that is least for the fewest boxes from 16 on, or else for the most boxes.
+
+        For 8, 12, 16 and 24 boxes the keys are (8, 8), (4, 12), (0, 16) and (0, 24).
+        """
         box_count = math.prod(counts)
-        return max(_FEWEST_BOXES - box_count, 0), box_count
+        missing_count = max(_FEWEST_BOXES - box_count, 0)
+        return missing_count, box_count
 
     # A division has the number of parts along each axis.
     divisions = itertools.product(*map(divisors, extents))
     possible = [counts for counts in divisions if math.prod(counts) <= 2 * _FEWEST_BOXES]
-    best = min(possible, key=missing_and_boxes)
+    best = min(possible, key=preference)
     sizes = [extent // count for extent, count in zip(extents, best, strict=True)]
     boxes: list[tuple[slice, ...]] = []
     for box_index in np.ndindex(*best):

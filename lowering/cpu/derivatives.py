@@ -29,16 +29,17 @@ from lowering.jaxpr_types import Equation
 def filter_gradient(
     equation: Equation, input: View, gradient: View, window: Window, *, is_alone: bool
 ) -> View | None:
-    """Compute a convolution that is the gradient of another convolution by its filter.
+    """Compute the gradient of a convolution by its filter, or return None.
 
-    In a gradient by a filter, batch and channels are exchanged. The batch axis of its input is
-    the channel axis of the other convolution's input. The channel axis of its input is the batch
-    axis of the other convolution's input. `is_alone` tells whether the program runs on one
-    device. None is returned if the equation is not a gradient by a filter, or if XLA should
-    compute it.
+    The equation is a convolution too: it slides `gradient`, the gradient of the original
+    convolution's result, over the original `input`. Batch and channels are exchanged, so that the
+    batch axis in the equation's layout is the channel axis in the original layout. `is_alone`
+    tells whether the program runs on one device. None is returned if the equation is not a
+    gradient by a filter, or if XLA should compute it.
     """
     params = equation.params
     numbers = params["dimension_numbers"]
+    # These names are the equation's. The input's batch axis here was its channel axis originally.
     input_batch, input_channel, *input_spatial = numbers.lhs_spec
     gradient_outputs, gradient_inputs, *gradient_spatial = numbers.rhs_spec
     result_batch, result_channel, *result_spatial = numbers.out_spec
@@ -47,21 +48,21 @@ def filter_gradient(
     groups = params["batch_group_count"]
     is_early = input.is_early and gradient.is_early
     if groups == 1:
-        # The equation counts as a gradient by a filter if its window, the gradient of the result,
-        # has more cells than its own result has.
-        gradient_positions = math.prod(gradient.shape[axis] for axis in gradient_spatial)
-        is_gradient = gradient_positions > math.prod(size) and window.groups == 1
+        # A gradient by a filter is recognised by its large window: the window has more cells than
+        # the equation's result has positions.
+        window_cells = math.prod(gradient.shape[axis] for axis in gradient_spatial)
+        is_gradient = window_cells > math.prod(size) and window.groups == 1
         if not is_gradient or not is_enabled("gradients"):
             return None
     elif window.is_spread or 0 in input.shape or not is_enabled("gradients"):
-        # No kernel takes this equation. It is evaluated as it is.
+        # No other kernel takes an equation with groups of the batch, so that XLA computes it.
         (result,) = bind(equation, [tensor(input), tensor(gradient)])
         return plain(result, is_early)
     x = full_array(input, (input_channel, *input_spatial, input_batch))
     gradient_order = (gradient_inputs, *gradient_spatial, gradient_outputs)
     gradient_array = full_array(gradient, gradient_order)
-    # The strides of the gradient are the dilations of the convolution that is differentiated. The
-    # dilations of the gradient are the strides of that convolution.
+    # The strides of this equation are the dilations of the original convolution, and the dilations
+    # of this equation are the strides of the original convolution.
     original = replace(window, stride=window.dilation, dilation=window.stride, groups=groups)
     has_one_cell = math.prod(size) == 1 and not window.is_spread
     if groups > 1 and groups == x.shape[-1]:
@@ -69,7 +70,8 @@ def filter_gradient(
     elif groups > 1 or has_one_cell:
         result = _by_cells(gradient_array, x, size, original, is_alone=is_alone)
     else:
-        result = direct(x, gradient_array, window, ("C{}N", "I{}O", "{}NC"))
+        # The gradient has its outputs last, as a filter has. In x the batch comes last.
+        result = direct(x, gradient_array, window, layouts=("C{}N", "I{}O", "{}NC"))
     order = (*result_spatial, result_batch, result_channel)
     return View(result, order, shape, is_early)
 
@@ -77,10 +79,11 @@ def filter_gradient(
 def _by_cells(
     gradient: Array, x: Array, size: Sequence[int], window: Window, *, is_alone: bool
 ) -> Array:
-    """Return the gradient by a filter: for each cell, the product of two arrays over positions.
+    """Return the gradient by a filter, by a product for each cell of the filter.
 
-    The arrays are the gradient of the convolution's result, and the items of its input x that
-    the cell covers. The result has the shape (*window, channels / groups, outputs).
+    The product sums over batch and positions. Its operands are the items of x that the cell
+    covers, and the gradient of the convolution's result. x is the convolution's input. The result
+    has the shape (*window, channels / groups, outputs).
     """
     groups = window.groups
     count = gradient.shape[-1]
@@ -111,8 +114,8 @@ def _of_narrow_groups(gradient: Array, x: Array, size: Sequence[int], window: Wi
     """Return the gradient by a filter of a convolution with many narrow groups.
 
     The result has the shape (*window, channels / groups, outputs). `gradient` is the derivative
-    by the convolution's result, and x is its input. Several groups form a block that is
-    multiplied at once. Only the products within a group, which lie on the diagonal of the
+    by the convolution's result, and x is the convolution's input. Several groups form a block that
+    is multiplied at once. Only the products within a group, which lie on the diagonal of the
     block, are part of the result. A few items of the batch are multiplied at a time, so that
     the items that cells cover stay in the caches.
     """
@@ -121,8 +124,9 @@ def _of_narrow_groups(gradient: Array, x: Array, size: Sequence[int], window: Wi
     depth = x.shape[-1] // groups
     joined = fewest_wide(depth, groups)  # the number of groups in a block
     blocks = groups // joined
-    bytes_of_item = (x.size + gradient.size) * x.dtype.itemsize // x.shape[0]
-    batch = items_at_a_time(x.shape[0], bytes_of_item)
+    batch = x.shape[0]
+    bytes_of_item = (x.size + gradient.size) * x.dtype.itemsize // batch
+    items_per_step = items_at_a_time(batch, bytes_of_item)
 
     def block_gradient(x: Array, gradient: Array) -> list[Array]:
         """Return the products of one block of groups, for each cell."""
@@ -140,15 +144,28 @@ def _of_narrow_groups(gradient: Array, x: Array, size: Sequence[int], window: Wi
         return jnp.moveaxis(array.reshape(*array.shape[:-1], blocks, -1), -2, 0)
 
     def add_items(total: Array, items: Sequence[Array]) -> tuple[Array, None]:
+        """Add the products of a few items of the batch to the total."""
         products = jax.vmap(block_gradient)(*map(split_blocks, items))
         return total + jnp.stack(products), None
 
-    start = jnp.zeros((math.prod(size), blocks, depth * joined, count // blocks), x.dtype)
-    items = [array.reshape(-1, batch, *array.shape[1:]) for array in (x, gradient)]
-    total, _ = lax.scan(add_items, start, tuple(items))
-    # The axes are (cells, blocks, input groups, input channels, output groups, output channels).
-    pairs = total.reshape(*start.shape[:2], joined, depth, joined, count // groups)
+    cell_count = math.prod(size)
+    start = jnp.zeros((cell_count, blocks, depth * joined, count // blocks), x.dtype)
+    steps = [array.reshape(-1, items_per_step, *array.shape[1:]) for array in (x, gradient)]
+    total, _ = lax.scan(add_items, start, tuple(steps))
+    pairs = total.reshape(cell_count, blocks, joined, depth, joined, count // groups)
+    # The order (cells, blocks, input groups, input channels, output channels) becomes (cells, input
+    # channels, blocks, input groups, output channels).
+    return jnp.moveaxis(_within_groups(pairs), 3, 1).reshape(*size, depth, count)
+
+
+def _within_groups(pairs: Array) -> Array:
+    """Return the products within groups, from the products of all pairs of groups of a block.
+
+    `pairs` has the axes (cells, blocks, input groups, input channels, output groups, output
+    channels), and the result has no axis of output groups.
+    """
+    joined = pairs.shape[2]
     diagonal = np.eye(joined, dtype=bool).reshape(1, 1, joined, 1, joined, 1)
-    # Products of two different groups are replaced by 0, so that the sum has one product.
-    within = jnp.sum(jnp.where(diagonal, pairs, np.array(0, x.dtype)), axis=-2)
-    return jnp.moveaxis(within, 3, 1).reshape(*size, depth, count)
+    # Products of two different groups are replaced by 0, so that the sum over the output groups has
+    # one product.
+    return jnp.sum(jnp.where(diagonal, pairs, np.array(0, pairs.dtype)), axis=-2)

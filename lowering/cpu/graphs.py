@@ -19,8 +19,8 @@ _ROUNDING = frozenset(("min_max_linear_quantize", "zero_point_linear_quantize", 
 def in_integers(graph: Graph, gains: bool) -> frozenset[str]:
     """Return the names of a graph's operations that are computed in integers.
 
-    `gains` tells whether products of 8-bit integers are faster than products of real numbers. Only
-    then operations in real numbers are rewritten as sums of codes, and included.
+    Products of stored integers are always included. Products of real numbers are included if they
+    are rewritten as sums of integer codes. `gains` tells whether this is faster.
     """
     names = products_of_bytes(graph)
     return names | sums_of_codes(graph) if gains else names
@@ -49,10 +49,11 @@ def products_of_bytes(graph: Graph) -> frozenset[str]:
     for operation in graph.operations:
         if operation.kind not in ("quantized_conv", "quantized_einsum"):
             continue
-        factors = [value.type for value in operation.reads()][:2]
+        left, right = [value.type for value in operation.reads()][:2]
+        are_bytes = all(factor.dtype in ("int8", "uint8") for factor in (left, right))
+        # A convolution whose filter has one input channel does not multiply bytes.
         is_conv = operation.kind == "quantized_conv"
-        has_one_input_channel = is_conv and factors[-1].shape[1] == 1
-        are_bytes = all(factor.dtype in ("int8", "uint8") for factor in factors)
+        has_one_input_channel = is_conv and right.shape[1] == 1
         if are_bytes and not has_one_input_channel:
             names.add(operation.name)
     return frozenset(names)
@@ -60,6 +61,7 @@ def products_of_bytes(graph: Graph) -> frozenset[str]:
 
 def _names_of_products(graph: Graph) -> list[str]:
     """Trace a graph, and return the names of operations whose products can use integer codes."""
+    # Only a graph that rounds to levels needs these modules.
     from lowering import jaxpr_evaluation, jaxprs
     from lowering.cpu.integers import names_of_products
     from lowering.tracing import Context, trace

@@ -66,17 +66,22 @@ def is_by_depthwise(filter: Array, groups: int) -> bool:
     """
     *size, depth, count = filter.shape
     is_small = depth < _NARROWEST and math.prod(size) * depth <= _MOST_TERMS
-    return is_small and count <= 2 * depth * groups
+    input_count = depth * groups
+    return is_small and count <= 2 * input_count
 
 
 def joined_at_a_time(depth: int, groups: int) -> int:
-    """Return the number of groups to join to one group. A group has `depth` channels."""
+    """Return the number of groups to join to one group. A group has `depth` channels.
+
+    Groups of 16 to 32 channels are best. Among them the smallest groups are taken, unless there
+    would be too many of them to unroll.
+    """
     counts = [n for n in range(1, groups + 1) if groups % n == 0 and n * depth <= WIDEST]
     if not counts:
-        return 1
+        return 1  # the groups are wide already
     wide_counts = [count for count in counts if count * depth >= _WIDE]
     if not wide_counts:
-        wide_counts = [max(counts)]
+        return max(counts)
     # The counts ascend. The first one is taken that leaves few enough groups to unroll.
     for count in wide_counts:
         if groups // count <= UNROLLED_GROUPS:
@@ -85,17 +90,17 @@ def joined_at_a_time(depth: int, groups: int) -> int:
 
 
 def joined(filter: Array, groups: int, count: int) -> Array:
-    """Return a filter for `groups // count` groups that computes the convolution of `filter`.
+    """Return a filter of fewer groups that computes the convolution of `filter`.
 
-    `filter` has `groups` groups, and the shape (*window, channels of a group, outputs). The
-    returned filter has `count` times as many channels of a group, with zeros between the items of
-    different groups.
+    `filter` has `groups` groups, and the shape (*window, channels of a group, outputs). Each group
+    of the returned filter joins `count` groups. The joined group has `count` times as many
+    channels, with zeros between the items of different groups.
     """
     if count == 1:
         return filter
     *size, depth, outputs = filter.shape
     # The axes are (*window, input groups, channels, joined groups, output groups, outputs of a
-    # group). The axis of input groups is broadcast below.
+    # group). `where` broadcasts the axis of input groups to `count` items.
     parts = filter.reshape(*size, 1, depth, groups // count, count, outputs // groups)
     window_ones = (1,) * len(size)
     diagonal = np.eye(count, dtype=bool).reshape(*window_ones, count, 1, 1, count, 1)

@@ -37,8 +37,8 @@ def run(program: Program, target: Target) -> Program:
     may_use_codes = program.role == "value" and not program.in_loop
     if may_use_codes and profile().multiplies_bytes:
         program = rewritten(program, _RULES)
-    has_products = len(_names_of_products(program)) > 0
-    return rewritten(program, {NOTE: partial(_read, has_products)})
+    has_products_of_codes = len(_names_of_products(program)) > 0
+    return rewritten(program, {NOTE: partial(_read, has_products_of_codes)})
 
 
 def names_of_products(closed: ClosedJaxpr) -> list[str]:
@@ -56,21 +56,23 @@ def _names_of_products(program: Program) -> list[str]:
     return names
 
 
-def _read(has_products: bool, matcher: Matcher, equation: Equation) -> Any:
+def _read(has_products_of_codes: bool, matcher: Matcher, equation: Equation) -> Any:
     """Replace a note of levels by its tensor, or compute the tensor from its codes.
 
-    The tensor is computed from its codes of 8 bits if this saves reading numbers of 32 bits. This
-    is so if a product reads the codes. It is also so if the program has products of codes
-    (`has_products`), and several equations read the tensor.
+    The tensor is computed from its codes of 8 bits if they are in memory anyway, since a product
+    reads the codes. In a program with products of codes it is also computed from its codes if
+    several equations read it. Each of them then reads 8 bits for an item instead of 32 bits.
     """
     x, level, step, start = equation.invars
     (result,) = equation.outvars
     uses = matcher.program.uses
-    is_coded = level.aval.dtype == BYTE
+    has_codes = level.aval.dtype == BYTE
+    if not has_codes:
+        return x
     # The note reads the codes too. If there is another reader, it is a product.
     is_read_by_product = uses[level] > 1
-    is_read_repeatedly = has_products and uses[result] > 1
-    if not is_coded or not (is_read_by_product or is_read_repeatedly):
+    is_read_repeatedly = has_products_of_codes and uses[result] > 1
+    if not is_read_by_product and not is_read_repeatedly:
         return x
     zero = equation.params["levels"].zero
     coded = Codes(level, step, start=start) if zero is None else Codes(level, step, zero)
@@ -113,11 +115,13 @@ def _converted(matcher: Matcher, equation: Equation) -> None:
 def _moved(matcher: Matcher, equation: Equation) -> None:
     """Note the codes of the result of an equation that only moves items."""
     if len(equation.invars) != 1 or len(equation.outvars) != 1:
-        return
-    coded = matcher.note(equation.invars[0])
+        return  # for example, the operands of a concatenation may have different steps
+    (operand,) = equation.invars
+    (result,) = equation.outvars
+    coded = matcher.note(operand)
     if coded:
         moved = partial(codes.moved, equation)
-        matcher.notes[equation.outvars[0]] = matcher.trace(moved, coded)
+        matcher.notes[result] = matcher.trace(moved, coded)
 
 
 @_RULES("add", "sub", "mul", "div")
@@ -131,7 +135,7 @@ def _changed(matcher: Matcher, equation: Equation) -> None:
     left, right = equation.invars
     left_codes, right_codes = matcher.note(left), matcher.note(right)
     if left_codes and right_codes:
-        return
+        return  # the result has the codes of neither tensor
     if left_codes:
         coded, other = left_codes, right
     elif right_codes and name in ("add", "mul"):  # only here the operands may be exchanged
@@ -153,18 +157,19 @@ def _changed(matcher: Matcher, equation: Equation) -> None:
 def _product(matcher: Matcher, equation: Equation) -> Any:
     """Compute a float32 product or convolution in integers, from the codes of both operands."""
     operand_codes = [matcher.note(operand) for operand in equation.invars]
-    is_float = equation.outvars[0].aval.dtype == FLOAT
-    if not all(operand_codes) or not is_float:
+    (result,) = equation.outvars
+    if not all(operand_codes) or result.aval.dtype != FLOAT:
         return None
     kernel = codes.product if primitive(equation) == PRODUCT else codes.convolution
     return matcher.trace(partial(kernel, params=equation.params), *operand_codes)
 
 
 def _slim(matcher: Matcher, operand: Atom) -> tuple[Atom, tuple[int, ...]] | None:
-    """Return a tensor with several items along at most one axis, and a shape for it.
+    """Return a slim tensor that broadcasts to `operand` after a reshape, and the reshape's shape.
 
-    Reshaped to this shape, which has the operand's rank, the tensor broadcasts to `operand`.
-    None is returned if the operand has several items along more than one axis.
+    A slim tensor has several items along at most one axis. For example, if `operand` repeats a
+    vector of 8 items along the other axes, the vector and the shape (1, 8, 1) are returned. None
+    is returned if the operand is not slim, and does not repeat a slim tensor.
     """
     shape = operand.aval.shape
     if is_slim(shape):

@@ -74,7 +74,7 @@ def _known(extent: int) -> int:
 def direct(e: Extents) -> float:
     """Return the estimated seconds of XLA's own convolution.
 
-    XLA first gathers the items that windows cover.
+    XLA first gathers the items that windows cover. The factors are fitted to measured times.
     """
     covered_items = e.positions * e.cells * e.depth
     result_items = e.positions * e.results
@@ -87,8 +87,8 @@ def direct(e: Extents) -> float:
 def stacked(e: Extents) -> float:
     """Return the estimated seconds of the kernel `stacked`: one product, and sums over cells.
 
-    A twentieth is added: if this kernel and XLA's convolution take equally long on their own,
-    XLA's convolution is better in networks.
+    The factors are fitted to measured times. They include an additional twentieth: if this kernel
+    and XLA's convolution take equally long on their own, XLA's convolution is better in networks.
     """
     columns = e.cells * e.results
     multiply_adds = e.padded * max(e.depth, _FEWEST_CHANNELS) * _vectors(columns)
@@ -100,13 +100,14 @@ def stacked(e: Extents) -> float:
 def winograd(e: Extents) -> float:
     """Return the estimated seconds of the kernel `winograd`: 16 products, and their transforms.
 
-    An eighth is added, since many operations take long to compile. Transforms that leave the
-    caches cost more: 64 channels at 256x256 positions take 26 to 41 ms in networks, and 20 ms
-    by `direct`.
+    The factors are fitted to measured times. They include an additional eighth, since many
+    operations take long to compile. Transforms that leave the caches cost more: 64 channels at
+    256x256 positions take 26 to 41 ms in networks, and 20 ms by `direct`.
     """
     channels = e.depth + e.results
     rows = 16 * e.tiles  # the rows of the products
-    matrix_items = _read(e.matrix * 16 / 9, e.tiles)
+    transformed_matrix = e.matrix * 16 / 9  # 3x3 cells become 4x4 matrices
+    matrix_items = _read(transformed_matrix, e.tiles)
     moved_items = 8.0 * rows * channels + 6.2 * matrix_items
     multiply_adds = 0.56 * rows * e.depth * _vectors(e.results)
     seconds = _seconds(multiply_adds, moved_items, starts=28)
@@ -118,18 +119,19 @@ def winograd(e: Extents) -> float:
 def summed(e: Extents) -> float:
     """Return the estimated seconds of the kernel `summed`, which is one loop over all terms.
 
-    Output channels that do not fill a vector of 8 count twice.
+    Output channels that do not fill a vector of 8 count twice. The factors are fitted to measured
+    times.
     """
     remaining_channels = e.results % 8
-    channels = e.results - remaining_channels + 2 * remaining_channels
+    channels = e.results + remaining_channels
     moved_items = 0.55 * e.positions * e.cells * e.depth * channels
     return _seconds(multiply_adds=0, moved_items=moved_items, starts=2)
 
 
 def _read(matrix: float, rows: int) -> float:
-    """Return the number of a matrix's items that a product with `rows` rows reads to lay them out.
+    """Return the number of a matrix's items that a product of `rows` rows reads to lay them out.
 
-    `matrix` is the number of all items of the matrix.
+    `matrix` is the number of all items of the matrix. A product of few rows reads only a part.
     """
     return matrix * min(1.0, rows / _FEWEST_ROWS)
 
@@ -142,8 +144,8 @@ def _vectors(channels: int) -> int:
 def _seconds(multiply_adds: float, moved_items: float, starts: float) -> float:
     """Return the seconds that work takes at the rates of the machine.
 
-    The work is some multiply-adds, some items of 4 bytes that are moved, and some operations that
-    start.
+    `multiply_adds`, `moved_items` (of 4 bytes) and `starts` (of operations) are the amounts of
+    work.
     """
     costs = profile().costs
     moved_bytes = 4 * moved_items

@@ -42,9 +42,10 @@ def _sum(program: Program, equation: Equation, view: View) -> View | list[View] 
     view = in_any_loop(view)
     x = full_array(view)
     positions = tuple(sorted(map(view.position, axes)))
+    sums_last_axis = positions == (x.ndim - 1,)  # as in a layer norm
     if _is_by_channel(x, positions):
         array = sums_of_channels(x, leading=x.ndim - 1 - len(axes))
-    elif positions == (x.ndim - 1,) and is_by_lanes(x):  # as in a layer norm
+    elif sums_last_axis and is_by_lanes(x):
         array = sums_of_rows(x)
     else:
         return moved(program, equation, view)
@@ -66,12 +67,12 @@ _MOST_SUMS = 128
 
 
 def _is_by_channel(x: Array, positions: Sequence[int]) -> bool:
-    """Tell whether a sum leaves the last axis, and is faster by products with ones.
+    """Tell whether a sum over the axes `positions` of x is faster by products with ones.
 
-    The axes `positions` are summed, and must come just before the last axis. For example, a mean
-    over the positions of an image and the gradient of a bias are sums of this form.
+    These axes must come just before the last axis, which is not summed. For example, a mean over
+    the positions of an image and the gradient of a bias are sums of this form.
     """
-    leading = x.ndim - 1 - len(positions)
+    leading = x.ndim - 1 - len(positions)  # the number of axes before the summed axes
     are_before_last = tuple(positions) == tuple(range(leading, x.ndim - 1))
     if not positions or not are_before_last or x.dtype != jnp.float32:
         return False
@@ -90,6 +91,8 @@ def _product(program: Program, equation: Equation, left: View, right: View) -> V
     right_free = [axis for axis in right.order if axis not in (*right_sums, *right_batch)]
     sum_dtype = equation.params["preferred_element_type"]
     if sum_dtype is not None and sum_dtype != left.array.dtype:
+        # The operand is transposed before the barrier of `left_operand`, so that the product needs
+        # no transposition of the operand.
         order = (*left_batch, *left_free, *left_sums)
         array = left_operand(full_array(left, order), sum_dtype)
         left = View(array, order, left.shape, left.is_early)
@@ -101,11 +104,12 @@ def _product(program: Program, equation: Equation, left: View, right: View) -> V
         view = _matrix_gradient(equation, left, right)
     if view is not None:
         return view
+    # The parameters for operands in the order of the views. For a product they are never None.
     params = renumbered(equation, [new_axes_in(left.order), new_axes_in(right.order)])
     array = bind(equation, [full_array(left), full_array(right)], **(params or {}))
     # The result has the axes of the batch first, then the free axes of the left operand, and then
     # the free axes of the right operand. The free axes of the array are in the order of the views:
-    # if the left operand has the free axes 3 and 1 in memory, they are 1 and 0 among its free axes.
+    # if the left view has the free axes (3, 1), their order in the result is (1, 0).
     left_start = len(left_batch)
     right_start = left_start + len(left_free)
     order = list(range(left_start))
@@ -117,39 +121,16 @@ def _product(program: Program, equation: Equation, left: View, right: View) -> V
 def _layer(program: Program, equation: Equation, input: View, matrix: View) -> View:
     """Multiply an input by a matrix that depends only on parameters.
 
-    With some rows and many columns, the transposed product is computed. A matrix that varies
-    from call to call keeps its layout. A large matrix that programs for other shapes read keeps
-    its layout too, since another layout would be a copy. Only products of 32 to 48 rows by
-    1024x1024 items would gain from the copy: they would take 0.67 to 0.87 of the time.
-
-    In a loop the result is transposed back at once. The loop computes the transpose only if
-    nothing but slices reads the result. Otherwise XLA would undo the transposition, and an LSTM
-    of 32 rows would take 73 ms instead of 47 ms.
+    In a loop the result is transposed back at once if the transposed product is computed.
     """
     ((input_sum,), (matrix_sum,)), _ = equation.params["dimension_numbers"]
     matrix_free = 1 - matrix_sum  # the axis of the columns
-    (result,) = equation.outvars
     kind = kind_of(equation)
     axis = input.position(input_sum)
     x = full_array(input)
-    depth = x.shape[axis]
     width = matrix.shape[matrix_free]
-    rows = x.size // max(depth, 1)
-    # Programs for other shapes may read the same matrix.
-    is_shared = matrix.is_early and program.is_open and not program.in_loop
-    is_large = depth * width >= products.COPIED
-    is_copied = matrix.is_early and not (is_shared and is_large)
-    # Decide whether to compute the transposed product, whose first axis are the columns.
-    if program.in_loop and rows > 1:
-        is_only_sliced = program.readers(result) == {"slice"}
-        columns_first = is_only_sliced and is_transposed_faster(rows, depth, width)
-    elif is_copied:
-        narrow = is_narrow(x, kind["preferred_element_type"])
-        columns_first = is_floating(x) and is_transposed_faster(rows, depth, width, narrow=narrow)
-    else:  # the matrix keeps its layout, which decides
-        has_few_rows = matrix.is_early or at_least(min(depth, width), rows)
-        sums_last_axis = matrix.order[-1] == matrix_sum
-        columns_first = sums_last_axis and has_few_rows and is_enabled("turned")
+    is_copied = _is_copied(program, matrix)
+    columns_first = _puts_columns_first(program, equation, x, axis, matrix, is_copied=is_copied)
     order = matrix.order
     if is_copied:
         order = (matrix_free, matrix_sum) if columns_first else (matrix_sum, matrix_free)
@@ -160,16 +141,57 @@ def _layer(program: Program, equation: Equation, input: View, matrix: View) -> V
     elif keeps_layout and not columns_first and products.is_by_depth_parts(x, axis, width):
         array = products.row_by_depth_parts(x, axis, y, kind)
     else:
-        summed = order.index(matrix_sum)
-        array = products.product(x, axis, y, summed, kind, columns_first=columns_first)
-    # The columns are the last axis of the result. If the array is transposed, they are its first
-    # axis.
+        matrix_axis = order.index(matrix_sum)
+        array = products.product(
+            x, y, kind, x_axis=axis, matrix_axis=matrix_axis, columns_first=columns_first
+        )
+    # The columns are the last axis of the result, and the first axis of a transposed array.
     input_free = [axis for axis in input.order if axis != input_sum]
-    columns = len(input_free)
     free_ranks = ranks(input_free)
-    result_order = (columns, *free_ranks) if columns_first else (*free_ranks, columns)
+    column_axis = len(input_free)
+    result_order = (column_axis, *free_ranks) if columns_first else (*free_ranks, column_axis)
     view = view_of(equation, array, result_order)
     return plain(tensor(view)) if program.in_loop else view
+
+
+def _is_copied(program: Program, matrix: View) -> bool:
+    """Tell whether a layer may copy its matrix to another layout.
+
+    A matrix that varies from call to call keeps its layout. A large matrix that programs for other
+    shapes read keeps its layout too, since each other layout is one more copy in memory. Only
+    products of 32 to 48 rows by 1024x1024 items would gain from the copy: they would take 0.67 to
+    0.87 of the time.
+    """
+    may_be_shared = program.is_open and not program.in_loop  # with programs for other shapes
+    is_large = math.prod(matrix.shape) >= products.COPIED
+    return matrix.is_early and not (may_be_shared and is_large)
+
+
+def _puts_columns_first(
+    program: Program, equation: Equation, x: Array, axis: int, matrix: View, *, is_copied: bool
+) -> bool:
+    """Tell whether a layer computes the transposed product, whose first axis are the columns.
+
+    The layer multiplies the axis `axis` of x by the matrix. `is_copied` tells whether the matrix
+    may be copied to another layout. If it may not, its layout decides.
+
+    A loop computes the transposed product only if nothing but slices reads the result. Otherwise
+    XLA would undo the transposition, and an LSTM of 32 rows would take 73 ms instead of 47 ms.
+    """
+    (_, (matrix_sum,)), _ = equation.params["dimension_numbers"]
+    depth = x.shape[axis]
+    width = matrix.shape[1 - matrix_sum]
+    rows = x.size // max(depth, 1)
+    if program.in_loop and rows > 1:
+        (result,) = equation.outvars
+        is_only_sliced = program.readers(result) == {"slice"}
+        return is_only_sliced and is_transposed_faster(rows, depth, width)
+    if is_copied:
+        narrow = is_narrow(x, equation.params["preferred_element_type"])
+        return is_floating(x) and is_transposed_faster(rows, depth, width, narrow=narrow)
+    has_few_rows = matrix.is_early or at_least(min(depth, width), rows)
+    sums_last_axis = matrix.order[-1] == matrix_sum
+    return sums_last_axis and has_few_rows and is_enabled("turned")
 
 
 def _row(equation: Equation, left: View, right: View) -> View | None:
@@ -186,25 +208,27 @@ def _row(equation: Equation, left: View, right: View) -> View | None:
     columns = right.shape[1 - axis]
     is_row = math.prod(left.shape) == depth and is_floating(left.array)
     narrow = is_narrow(left.array, equation.params["preferred_element_type"])
-    if not is_row or not is_transposed_faster(1, depth, columns, narrow=narrow):
+    if not is_row or not is_transposed_faster(rows=1, depth=depth, columns=columns, narrow=narrow):
         return None
     row = full_array(left).reshape(-1)
     array = row_product(row, full_array(right), right.position(axis), kind_of(equation))
-    return plain(array.reshape(equation.outvars[0].aval.shape))
+    (result,) = equation.outvars
+    return plain(array.reshape(result.aval.shape))
 
 
 def _rows(equation: Equation, left: View, right: View) -> View | None:
-    """Multiply, for each batch item, one row by a matrix. Several batch axes become one axis.
+    """Multiply, for each batch item, one row by a matrix, or return None for other products.
 
-    None is returned for other products. With several batch axes XLA would transpose the
-    matrices. For 12 heads of 1024 keys this would take 2.5 ms instead of 0.13 ms.
+    Several batch axes become one axis. With several batch axes XLA would transpose the matrices:
+    for 12 heads of 1024 keys this would take 2.5 ms instead of 0.13 ms.
     """
     (left_sums, right_sums), (left_batch, right_batch) = equation.params["dimension_numbers"]
     batch_rank = len(left_batch)
     last = len(left.shape) - 1
     batch_axes = tuple(range(batch_rank))
-    is_batch_first = left_batch == right_batch == right.order[:batch_rank] == batch_axes
-    if batch_rank < 2 or not is_batch_first:
+    is_batch_first = left_batch == right_batch == batch_axes
+    is_batch_first_in_memory = right.order[:batch_rank] == batch_axes
+    if batch_rank < 2 or not is_batch_first or not is_batch_first_in_memory:
         return None
     has_one_row = left_sums == (last,) and math.prod(left.shape[batch_rank:last]) == 1
     has_matrices = len(right.shape) == batch_rank + 2
@@ -212,68 +236,71 @@ def _rows(equation: Equation, left: View, right: View) -> View | None:
         return None
     row = tensor(left)
     matrix = full_array(right)
-    items = math.prod(left.shape[:batch_rank])
+    item_count = math.prod(left.shape[:batch_rank])
     depth = row.shape[-1]
     # For two equal rows of bfloat16, XLA calls a library. For one row, it would compute a loop over
     # widened copies.
     narrow = is_narrow(left.array, equation.params["preferred_element_type"])
     row_count = 2 if narrow else 1
-    rows = jnp.broadcast_to(row.reshape(items, 1, depth), (items, row_count, depth))
-    matrices = matrix.reshape(items, *matrix.shape[batch_rank:])
-    # The batch axes of the matrices have become one axis.
+    rows = jnp.broadcast_to(row.reshape(item_count, 1, depth), (item_count, row_count, depth))
+    matrices = matrix.reshape(item_count, *matrix.shape[batch_rank:])
     (right_sum,) = right_sums
-    summed = right.position(right_sum) - batch_rank + 1
-    numbers = ((2,), (summed,)), ((0,), (0,))
+    # The batch axes of the matrices have become one axis.
+    summed_axis = right.position(right_sum) - batch_rank + 1
+    numbers = ((2,), (summed_axis,)), ((0,), (0,))
     products_of_rows = bind(equation, [rows, matrices], dimension_numbers=numbers)
     first_rows = products_of_rows[:, :1]
     return plain(first_rows.reshape(equation.outvars[0].aval.shape))
 
 
 def _matrix_gradient(equation: Equation, left: View, right: View) -> View | None:
-    """Multiply two operands, and sum over all axes except the last one of each in memory.
+    """Compute a product such as the gradient of a matrix, or return None for other products.
 
-    For example, the gradient of a matrix is computed in this way. None is returned for other
-    products. If several axes are summed, XLA transposes an operand in the loop that computes the
-    operand. For 25088 rows of 384 items, with the derivative of gelu, this takes 130 ms. With the
-    operands in their own layout it takes 20 ms.
+    In such a product only the last axis in memory of each operand is not summed. If several axes
+    are summed, XLA transposes an operand in the loop that computes the operand. For 25088 rows of
+    384 items, with the derivative of gelu, this takes 130 ms. With the operands in their own
+    layout it takes 20 ms.
     """
     (left_sums, right_sums), batch = equation.params["dimension_numbers"]
     precision = equation.params["precision"]
     (result,) = equation.outvars
-    leading = list(range(len(left.shape) - 1))
+    leading = list(range(len(left.shape) - 1))  # all positions but the last
     if any(batch) or not leading or len(right.shape) != len(left.shape):
         return None
     left_positions = list(map(left.position, left_sums))
     right_positions = list(map(right.position, right_sums))
-    are_leading_summed = left_positions == right_positions == leading
+    sums_leading_axes = left_positions == right_positions == leading
     is_float32 = left.array.dtype == result.aval.dtype == jnp.float32
-    if not are_leading_summed or not is_float32 or not result.aval.size:
+    if not sums_leading_axes or not is_float32 or not result.aval.size:
         return None
     if not is_enabled("gradients"):
         return None
-    x = full_array(left).reshape(-1, left.shape[left.order[-1]])
-    y = full_array(right).reshape(-1, right.shape[right.order[-1]])
-    return plain(over_rows(x, y, precision, is_alone=True))  # the caller has checked `is_alone`
+    left_columns = left.shape[left.order[-1]]
+    right_columns = right.shape[right.order[-1]]
+    x = full_array(left).reshape(-1, left_columns)
+    y = full_array(right).reshape(-1, right_columns)
+    return plain(over_rows(x, y, precision, is_alone=True))  # `_product` has checked `is_alone`
 
 
 @RULES("reduce_window_max", "reduce_window_sum")
-def _window(program: Program, equation: Equation, *views: View) -> View | list[View] | None:
+def _window(program: Program, equation: Equation, input: View) -> View | list[View] | None:
     """Compute maxima or sums over windows, by shifted tensors if the windows are small."""
-    input, *fills = views
-    operands = [in_any_loop(input), *fills]
-    view = window_reduction(equation, operands)
+    input = in_any_loop(input)
+    view = window_reduction(equation, input)
     if view is None:
-        return moved(program, equation, *operands)
+        return moved(program, equation, input)
     if not may_be_in_rows(program, view.array.shape):
         return view
-    # Loops over rows may read the result. XLA must not fuse them with the loops over windows.
+    # Loops over rows may read the result. XLA must not fuse these loops with those over windows.
     return replace(view, array=unfused(view.array))
 
 
 @RULES("select_and_scatter_add")
-def _maximum_gradient(program: Program, equation: Equation, *views: View) -> View | None:
+def _maximum_gradient(
+    program: Program, equation: Equation, source: View, operand: View
+) -> View | None:
     """Compute the derivative of maxima over windows, unless the windows are large."""
-    return maximum_gradient(equation, views)
+    return maximum_gradient(equation, source, operand)
 
 
 @RULES(CONVOLUTION)

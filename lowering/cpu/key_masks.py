@@ -18,20 +18,21 @@ from lowering.program import Program
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """The masks of an attention: the equations that compute the variable `masked` from `scores`.
+    """The masks of an attention, which hide keys from queries.
 
-    Masks are added to scores, or selected instead of scores. Therefore a masked score that is
-    -inf for a score of 0 is -inf for all finite scores. The weight of its key after softmax is
-    0, so that neither the key nor its value matters.
+    The equations of the masks compute the variable `masked` from the variable `scores`. They add
+    numbers to scores, or select numbers instead of scores. Therefore a masked score that is -inf
+    for a score of 0 is -inf for all finite scores. The weight of its key after softmax is 0, so
+    that neither the key nor the key's value matters.
     """
 
-    scores: Variable
-    masked: Variable
+    scores: Variable  # the scores before the masks
+    masked: Variable  # the scores after the masks
     axes: Axes  # maps each variable that has an axis of keys to this axis
 
 
 def hidden_keys(program: Program) -> Hidden | None:
-    """Return the masks of an attention that allow it to skip keys.
+    """Return the masks of an attention if it may skip the keys that they hide.
 
     None is returned if there are no masks, or if keys that the masks hide may change the
     result.
@@ -53,23 +54,25 @@ def _masks(program: Program) -> tuple[Variable, Variable] | None:
     """Return the scores before the masks, and the scores after the masks.
 
     Softmax takes the maximum of the scores after the masks. None is returned if there are no
-    masks.
+    masks, or if the equations up to the maximum are not a chain: each must read only the result of
+    the previous one, apart from variables that do not depend on the scores.
     """
     first, *later = program.equations
     (scores,) = first.outvars
-    masked = scores
+    masked = scores  # the result of the chain so far
     dependent = {scores}  # the variables that depend on the scores
     is_masked = False
     for equation in later:
         name = primitive(equation)
         dependent_operands = [v for v in variables(equation.invars) if v in dependent]
-        if dependent_operands != [masked]:
+        is_in_chain = dependent_operands == [masked]
+        if not is_in_chain:
             return None
         if name == "reduce_max":
             return (scores, masked) if is_masked else None
         (result,) = equation.outvars
-        is_selection = name == "select_n" and equation.invars[0] is not masked
-        if is_selection or name in ("add", "sub"):
+        selects_scores = name == "select_n" and equation.invars[0] is not masked
+        if selects_scores or name in ("add", "sub"):
             is_masked = True
         elif not _is_moving(equation):
             # After this equation a masked score need not be -inf. Only later masks count.
@@ -83,9 +86,8 @@ def _masks(program: Program) -> tuple[Variable, Variable] | None:
 def _is_moving(equation: Equation) -> bool:
     """Tell whether an equation only moves or casts the items of a single operand."""
     properties = facts(equation)
-    if properties.shapes:
-        return True
-    return properties.by_item and properties.moves and len(equation.invars) == 1
+    is_unary_copy = properties.by_item and properties.moves and len(equation.invars) == 1
+    return properties.shapes or is_unary_copy
 
 
 def _is_neutral(program: Program, masked: Variable, axes: Axes) -> bool:
@@ -94,6 +96,9 @@ def _is_neutral(program: Program, masked: Variable, axes: Axes) -> bool:
     `axes` maps each variable that has an axis of keys to this axis. `masked` is the variable of
     the masked scores.
     """
+    # Without an axis of keys in the masked scores no key can be cut off.
+    if masked not in axes:
+        return False
     # Maps each variable to the item that it has at a hidden key. The item is -inf or 0, or None if
     # it may be another number.
     item_of: dict[Variable, float | None] = {masked: -math.inf}
@@ -101,7 +106,8 @@ def _is_neutral(program: Program, masked: Variable, axes: Axes) -> bool:
         (result,) = equation.outvars
         operand_items = [None if is_literal(v) else item_of.get(v) for v in equation.invars]
         if result in axes:
-            item_of.setdefault(result, _item(equation, operand_items))
+            if result is not masked:  # the masked scores are -inf by definition
+                item_of[result] = _item(equation, operand_items)
             continue
         reads_keys = any(v in axes for v in variables(equation.invars))
         if not reads_keys:
@@ -112,14 +118,14 @@ def _is_neutral(program: Program, masked: Variable, axes: Axes) -> bool:
         is_neutral_sum = name in ("reduce_sum", PRODUCT) and 0 in operand_items
         if not is_neutral_maximum and not is_neutral_sum:
             return False
-    return masked in axes
+    return True
 
 
 def _item(equation: Equation, operands: list[float | None]) -> float | None:
-    """Return the item that an equation computes from items -inf or 0 of its operands.
+    """Return the item -inf or 0 that an equation computes, or None for any other item.
 
-    `operands` has -inf or 0 for each operand with such an item, and None for any other operand.
-    None is returned if the result may be another number.
+    `operands` has the operands' items: -inf, 0, or None for any other item. For example, -inf
+    plus any other item is -inf, and exp(-inf) is 0.
     """
     match primitive(equation), operands:
         case _, [item] if _is_moving(equation):

@@ -15,12 +15,22 @@ from lowering.contexts import is_enabled
 from lowering.cpu.blocks import attended
 from lowering.cpu.kernel_rules import RULES
 from lowering.cpu.memory import materialised, uninlined
-from lowering.cpu.pending_view import View, arranged, full_array, item_of, plain, stack_of, tensor
+from lowering.cpu.pending_view import (
+    Order,
+    View,
+    arranged,
+    full_array,
+    item_of,
+    plain,
+    stack_of,
+    tensor,
+)
 from lowering.cpu.rereads import reread
 from lowering.cpu.view_rules import stays
 from lowering.facts import facts
 from lowering.jaxpr_types import Atom, Equation, Variable
 from lowering.jaxprs import SCAN, is_literal, primitive
+from lowering.prepare import Split
 from lowering.program import Program
 from lowering.split import split
 from lowering.targets.target import Target
@@ -36,54 +46,51 @@ def run(program: Program, target: Target) -> Program:
         return program
 
     def evaluate(*arguments: Array) -> list[Array]:
-        orders = _orders(program) if program.role == "backward" else {}
-        views: list[View] = []
-        for i, (variable, array) in enumerate(zip(program.arguments, arguments, strict=True)):
-            is_parameter = i < program.parameters
-            view = plain(array, is_parameter and program.prepares)
-            if variable in orders:
-                order = orders[variable]
-                view = replace(view, array=arranged(view, order), order=order)
-            views.append(view)
+        views = _argument_views(program, arguments)
         return [tensor(view) for view in evaluated(program, views, reread(program))]
 
     return program.retraced(evaluate)
 
 
-def _orders(program: Program) -> dict[Variable, tuple[int, ...]]:
+def _argument_views(program: Program, arrays: Sequence[Array]) -> list[View]:
+    """Return views of a program's arguments.
+
+    In a backward pass the views have the orders of axes of the forward pass.
+    """
+    order_of = _orders(program) if program.role == "backward" else {}
+    parameter_count = program.parameters
+    views: list[View] = []
+    for i, (variable, array) in enumerate(zip(program.arguments, arrays, strict=True)):
+        is_parameter = i < parameter_count
+        view = plain(array, is_early=is_parameter and program.prepares)
+        if variable in order_of:
+            order = order_of[variable]
+            view = replace(view, array=arranged(view, order), order=order)
+        views.append(view)
+    return views
+
+
+def _orders(program: Program) -> dict[Variable, Order]:
     """Map variables of a backward pass to the orders of axes that they have in the forward pass.
 
     Convolutions compute with channels last, so that their images have this order. An equation
     that keeps axes hands the order on to all its variables. If a backward pass takes its
     arguments in the order of the forward pass, XLA drops the transpositions of both passes.
     """
-    orders: dict[Variable, tuple[int, ...]] = {}
     # An equation that keeps axes makes a group of all its variables. This map has, for each
     # variable, the groups of which the variable is a member.
     groups_of: dict[Variable, list[Sequence[Variable]]] = defaultdict(list)
-    pending: list[tuple[Atom, tuple[int, ...]]] = []  # variables with their orders
+    pending: list[tuple[Atom, Order]] = []  # variables with their orders
     for equation in program.equations:
         if primitive(equation) == jaxprs.CONVOLUTION:
-            numbers = equation.params["dimension_numbers"]
-            batch_axis, channel_axis, *spatial = numbers.lhs_spec
-            # In the gradient by a filter, batch and channels change places, and the gradient of
-            # the result is in the place of the filter. This gradient is recognised by its channel
-            # axis, which comes before the batch axis.
-            is_filter_gradient = batch_axis > channel_axis
-            if is_filter_gradient:
-                order = (channel_axis, *spatial, batch_axis)
-                second_image = equation.invars[1]
-            else:
-                order = (batch_axis, *spatial, channel_axis)
-                second_image = equation.outvars[0]
-            pending.append((equation.invars[0], order))
-            pending.append((second_image, order))
+            pending += _orders_of_images(equation)
         elif facts(equation).keeps_axes:
             variables = jaxprs.variables([*equation.invars, *equation.outvars])
             group = [v for v in variables if len(v.aval.shape) > 2]
             for variable in group:
                 groups_of[variable].append(group)
     # Hand the orders on from variable to variable.
+    orders: dict[Variable, Order] = {}
     while pending:
         variable, order = pending.pop()
         if is_literal(variable) or variable in orders:
@@ -92,6 +99,25 @@ def _orders(program: Program) -> dict[Variable, tuple[int, ...]]:
         for group in groups_of[variable]:
             pending += [(member, order) for member in group]
     return orders
+
+
+def _orders_of_images(convolution: Equation) -> list[tuple[Atom, Order]]:
+    """Return the two images of a convolution, with their orders of axes.
+
+    The order has the channels last. The images are the input and the result. In the gradient by a
+    filter they are the input and the gradient of the result, which is in the place of the filter.
+    """
+    input, filter = convolution.invars
+    (result,) = convolution.outvars
+    batch_axis, channel_axis, *spatial = convolution.params["dimension_numbers"].lhs_spec
+    # In the gradient by a filter, batch and channels change places. This gradient is recognised by
+    # its channel axis, which comes before the batch axis.
+    is_filter_gradient = batch_axis > channel_axis
+    if is_filter_gradient:
+        order = (channel_axis, *spatial, batch_axis)
+        return [(input, order), (filter, order)]
+    order = (batch_axis, *spatial, channel_axis)
+    return [(input, order), (result, order)]
 
 
 def evaluated(
@@ -108,10 +134,12 @@ def evaluated(
         results = None if rule is None else rule(program, equation, *views)
         if results is None:
             # Without a kernel, the equation is evaluated on tensors in their own layout.
-            return list(map(plain, jaxpr_evaluation.bind(equation, list(map(tensor, views)))))
+            tensors = list(map(tensor, views))
+            return list(map(plain, jaxpr_evaluation.bind(equation, tensors)))
         return results if isinstance(results, list) else [results]
 
     def compute(equation: Equation, views: list[View]) -> Sequence[View]:
+        """Return views of an equation's results, and store the results that are in `stored`."""
         is_early = all(view.is_early for view in views)
         results: list[View] = []
         for variable, view in zip(equation.outvars, results_by_rule(equation, views), strict=True):
@@ -148,39 +176,17 @@ def _scan(program: Program, equation: Equation, *views: View) -> list[View] | No
     if recurs and not is_enabled("scan"):
         return None
     body = replace(program.body(equation), prepares=program.prepares or recurs, in_loop=recurs)
-
-    def laid_out(view: View, *first_axes: int) -> View:
-        """Return a view with all items in its array, and with `first_axes` in front.
-
-        If iterations hand on a state, the other axes are in order too.
-        """
-        axes = sorted(view.order) if recurs else view.order
-        order = (*first_axes, *(axis for axis in axes if axis not in first_axes))
-        return View(full_array(view, order), order, view.shape)
-
-    def step(
-        constants: list[Array], carry: list[Array], items: list[View]
-    ) -> tuple[list[Array], list[View]]:
-        """Evaluate the body, and return the new carry and views of the items of results."""
-        constant_views = [plain(constant, body.prepares) for constant in constants]
-        arguments = [*constant_views, *map(plain, carry), *items]
-        results = evaluated(body, arguments, reread(body))
-        new_carry = list(map(tensor, results[:carried_count]))
-        return new_carry, list(map(laid_out, results[carried_count:]))
-
     constants = list(map(tensor, constant_views))
     start = list(map(tensor, start_views))
     # The axis of the iterations comes first.
-    stacks = [laid_out(view, 0) for view in stack_views]
+    stacks = [_laid_out(view, first_axes=(0,), in_order=recurs) for view in stack_views]
     items = [item_of(stack) for stack in stacks]
-    closed, (_, item_views) = jaxpr_evaluation.make_jaxpr_and_types(step, constants, start, items)
-    # `parts.prepare` computes the values that all iterations share.
-    parts = split(body.with_closed(closed))
+    parts, result_items = _body_parts(body, constants, start, items, in_order=recurs)
     prepared = parts.prepare(constants)
     options = {name: equation.params[name] for name in ("length", "reverse", "unroll")}
-    # This list tells for each stack whether an iteration first reads the stack's item into memory.
+    # For each stack, whether an iteration first reads the stack's item into memory.
     are_read_first = [False] * len(stacks)
-    if recurs and options["length"]:
+    if recurs and options["length"]:  # without iterations a stack has no item to read
         are_read_first = _are_sliced(body, len(stacks))
     # None stands for a stack whose items `iterate` reads itself.
     scanned: list[Array | None] = []
@@ -190,6 +196,7 @@ def _scan(program: Program, equation: Equation, *views: View) -> list[View] | No
     def iterate(
         carry: list[Array], index_and_items: tuple[Any, list[Array | None]]
     ) -> tuple[list[Array], list[Array]]:
+        """Compute an iteration, and return the new carry and the items of stacked results."""
         index, items = index_and_items
         arguments = [*carry]
         for stack, item in zip(stacks, items, strict=True):
@@ -199,16 +206,59 @@ def _scan(program: Program, equation: Equation, *views: View) -> list[View] | No
 
     index = jnp.arange(options["length"]) if any(are_read_first) else None
     last, arrays = lax.scan(iterate, start, (index, scanned), **options)
-    return [*map(plain, last), *map(stack_of, item_views, arrays)]
+    return [*map(plain, last), *map(stack_of, result_items, arrays)]
+
+
+def _laid_out(view: View, *, first_axes: Sequence[int] = (), in_order: bool) -> View:
+    """Return a view with all items in its array, and with `first_axes` in front.
+
+    If `in_order` is true, the other axes are in ascending order. Otherwise they stay in the order
+    of the view.
+    """
+    axes = sorted(view.order) if in_order else view.order
+    order = (*first_axes, *(axis for axis in axes if axis not in first_axes))
+    return View(full_array(view, order), order, view.shape)
+
+
+def _body_parts(
+    body: Program,
+    constants: list[Array],
+    start: list[Array],
+    items: list[View],
+    *,
+    in_order: bool,
+) -> tuple[Split, list[View]]:
+    """Choose kernels and layouts for the body of a scan, and split the body.
+
+    The preparation of the returned split computes the values that all iterations share, and the
+    call of the split computes an iteration. The returned list has a view for each stacked result:
+    the view of the item that an iteration computes. If `in_order` is true, the axes of these items
+    are in ascending order.
+    """
+    carried_count = len(start)
+
+    def step(
+        constants: list[Array], carry: list[Array], items: list[View]
+    ) -> tuple[list[Array], list[View]]:
+        """Evaluate the body, and return the new carry and views of the items of results."""
+        constant_views = [plain(constant, body.prepares) for constant in constants]
+        arguments = [*constant_views, *map(plain, carry), *items]
+        results = evaluated(body, arguments, reread(body))
+        new_carry = list(map(tensor, results[:carried_count]))
+        return new_carry, [_laid_out(view, in_order=in_order) for view in results[carried_count:]]
+
+    closed, (_, result_items) = jaxpr_evaluation.make_jaxpr_and_types(step, constants, start, items)
+    return split(body.with_closed(closed)), result_items
 
 
 def _are_sliced(body: Program, count: int) -> list[bool]:
-    """Tell for each of the last `count` arguments whether the body slices it, or a sum with it.
+    """Tell, for each of the last `count` arguments, whether the body slices it.
 
+    A slice of a value that is computed from the argument item by item, such as a sum, counts too.
     XLA computes a sliced value by a function that looks up the number of the iteration for each
-    item, and LLVM does not vectorise this function. The figures are for 128 iterations of an
-    LSTM of 256 units, with 8 rows and one stack for all gates. An iteration takes 79 us. If it
-    first reads the item of the stack into memory, it takes 36 us.
+    item, and LLVM does not vectorise this function. In a loop of 128 iterations of an LSTM of 256
+    units, with 8 rows and one stack for all gates, an iteration takes 79 us. If it first reads the
+    item of the stack into memory, it takes 36 us.
     """
     if not is_enabled("items"):
         return [False] * count

@@ -23,8 +23,8 @@ def materialised(x: Array) -> Array:
     """Return x / 1, so that XLA computes x once for all loops that read it.
 
     XLA computes the results of a loop again in each loop that reads them, nine times for a
-    window of nine cells. But XLA computes quotients only once. Only its code generator sees that
-    the divisor is 1.
+    window of nine cells. But XLA computes quotients only once, since divisions count as expensive.
+    The divisor is an expression, and only XLA's code generator sees that its value is 1.
     """
     if not is_enabled("in_memory"):
         return x
@@ -39,7 +39,7 @@ def materialised(x: Array) -> Array:
 
 
 def uninlined(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a function that calls `function` by a call that XLA does not inline.
+    """Return a function that computes the same as `function`, but that XLA does not inline.
 
     XLA does not fuse the function with kernels that read its results. The arguments and results
     of the function are in memory, in the order of their axes. XLA therefore reorders the loops
@@ -47,12 +47,12 @@ def uninlined(function: Callable[P, R]) -> Callable[P, R]:
     """
 
     @wraps(function)
-    def without_attribute(*args: P.args, **kwargs: P.kwargs) -> R:
+    def with_inlined_calls(*args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function, and let XLA inline the calls in it."""
         with set_xla_metadata(**{jaxprs.INLINED: None}):
             return function(*args, **kwargs)
 
-    jitted = jax.jit(without_attribute)
+    jitted = jax.jit(with_inlined_calls)
 
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         with set_xla_metadata(**{jaxprs.INLINED: "false"}):
@@ -62,11 +62,12 @@ def uninlined(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def unfused(x: Array) -> Array:
-    """Return x, and keep XLA from fusing loops that compute x with loops that read it.
+    """Return x, and keep XLA from fusing loops that compute x with loops that read x.
 
-    The loops that compute the array then go over its own axes, even if a product reads it in
-    another shape. Nothing is copied.
+    The loops that compute x then go over the axes of x, even if a product reads x in another
+    shape. Nothing is copied.
     """
     if not is_enabled("in_memory"):
         return x
-    return uninlined(lambda x: lax.reshape(x, x.shape))(x)
+    unchanged = uninlined(lambda x: lax.reshape(x, x.shape))
+    return unchanged(x)

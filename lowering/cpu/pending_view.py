@@ -24,17 +24,16 @@ Order = tuple[int, ...]
 class View:
     """A tensor that is held as an array whose axes have another order. A view is a pytree.
 
-    Axis j of the array is axis `order[j]` of the tensor. If the array has extent 1 along an
-    axis and the tensor, of the shape `shape`, has more items, the tensor repeats the item.
-    `is_early` tells whether the tensor is computed before all calls or before a loop. `in_rows`
-    tells whether the array is computed by loops over rows of narrow channels.
+    Axis j of the array is axis `order[j]` of the tensor: an array (rows, columns, channels) with
+    the order (1, 2, 0) holds a tensor (channels, rows, columns). If the array has extent 1 along
+    an axis and the tensor has more items, the tensor repeats the item.
     """
 
     array: Array
     order: Order
-    shape: tuple[int, ...]
-    is_early: bool = False
-    in_rows: bool = False
+    shape: tuple[int, ...]  # of the tensor
+    is_early: bool = False  # whether the tensor is computed before all calls or before a loop
+    in_rows: bool = False  # whether loops over rows of narrow channels compute the array
 
     @property
     def is_plain(self) -> bool:
@@ -63,7 +62,7 @@ def stack_of(item: View, arrays: Array) -> View:
 
 
 def item_of(stack: View) -> View:
-    """Return the view of the tensor at one index of axis 0 of a stack.
+    """Return the view of one tensor of a stack along axis 0.
 
     Instead of an array, the view has the type of the tensor's array. Axis 0 must be the first
     axis of the stack's array.
@@ -84,14 +83,16 @@ def arranged(view: View, order: Order) -> Array:
     shape = jnp.shape(view.array)
     is_vector = sum(extent != 1 for extent in shape) < 2
     if is_vector:
+        # The items stay in their order, so that a reshape is enough.
         return lax.reshape(view.array, [shape[position] for position in positions])
     return lax.transpose(view.array, positions)
 
 
 def full_array(view: View, order: Order | None = None) -> Array:
-    """Return the array with its axes in `order`, and with repeated items written out.
+    """Return the array of a view with repeated items written out.
 
-    `order` is an order of the tensor's axes. By default the array's axes stay in their order.
+    The axes of the array are put in `order`, an order of the tensor's axes. By default the array's
+    axes stay in their order.
     """
     if order is None:
         order = view.order
@@ -118,10 +119,10 @@ def common_order(views: Sequence[View]) -> Order:
 
 
 def _larger(first: View, second: View) -> View:
-    """Return the one of two views whose array has more items.
+    """Return the view with more items in its array.
 
-    If the arrays have equally many items, return a view whose axes are not in order. If there is
-    no such view, return the first.
+    If the arrays have equally many items, a view whose axes are not in order is preferred, and
+    then the first view.
     """
     first_size = jnp.size(first.array)
     second_size = jnp.size(second.array)

@@ -20,19 +20,18 @@ Cell = tuple[int, ...]
 
 
 def covered(x: Array, windows: Windows) -> Iterator[Array]:
-    """Yield, for each cell of the windows, the items that it covers at all their positions.
+    """Yield the items that each cell of the windows covers at all positions of the windows.
 
-    The items are slices of phases, which are kept in memory. A phase has the items of x that
-    are a stride apart.
+    The items are slices of phases, which are kept in memory. A phase has the items of the padded x
+    that are a stride apart.
     """
     padded = extend(x, windows.padding, "constant")
     phases: dict[Cell, Array] = {}
     for cell in np.ndindex(*windows.size):
-        # An offset is the index of the first item of the phase, along each axis.
+        # With the stride 2 and 4 positions, cell 3 covers the items 3, 5, 7 and 9 of the input.
+        # They are the items 1 to 4 of the phase of the items 1, 3, 5 and so on: the offset of the
+        # phase is 1, the start is 1 and the stop is 5.
         offsets: list[int] = []
-        # The cell covers the items of the phase from a start to a stop, along each axis. With the
-        # stride 2 and 4 positions, cell 3 covers the items 3, 5, 7 and 9 of the input. They are the
-        # items 1 to 4 of the phase with the offset 1, so that the start is 1 and the stop is 5.
         starts: list[int] = []
         stops: list[int] = []
         for axis, cell_index in enumerate(cell):
@@ -52,61 +51,82 @@ def scattered_sums(
 ) -> Array:
     """Return, for each item of the input, the sum of terms of all windows that cover the item.
 
-    A window gives an item the term of the cell that lies on the item. `arrays` has pairs: an
-    array with an item for each position of the windows, and a number that fills the array
-    outside of these positions. `term(cell, *slices)` returns the terms of a cell at some
-    positions, from slices of the arrays at these positions. The term of the filling numbers
-    must be 0.
+    A window gives an item the term of the cell that lies on the item. For example, windows of 3
+    cells with the stride 2 at the positions 0 and 1 cover 5 items. The sums are t(0, 0), t(1, 0),
+    t(2, 0) + t(0, 1), t(1, 1) and t(2, 1), where t(c, p) is the term of cell c at position p.
+
+    Args:
+        arrays: pairs of an array with an item for each position of the windows, and a number that
+            fills the array outside of these positions.
+        windows: the windows. Their up-scaled shape is the shape of the input.
+        term: a function `term(cell, *slices)` that returns the terms of a cell at some positions,
+            from slices of the arrays at these positions. The term of the filling numbers must be 0.
     """
-    size, stride, dilation = windows.size, windows.stride, windows.dilation
-    axes = range(len(size))
-    first_paddings = [before for before, _ in windows.padding]
-    # A length is the number of items of a phase along an axis. The phase has items of the padded
-    # input up to the input's last item.
     lengths: list[int] = []
-    # A front is the number of positions that are added before the first position, along an axis. A
-    # window that covers an item begins at most this number of positions before the item.
     fronts: list[int] = []
     edges: list[tuple[int, int]] = []
-    for axis in axes:
-        length = ceil_div(windows.upscaled[axis] + first_paddings[axis], stride[axis])
-        front = (size[axis] - 1) * dilation[axis] // stride[axis]
+    for axis, (before, _) in enumerate(windows.padding):
+        stride = windows.stride[axis]
+        # The number of items of a phase. The phase has items of the padded input up to the input's
+        # last item.
+        length = ceil_div(before + windows.upscaled[axis], stride)
+        # The number of positions that are added before position 0. Windows at these positions would
+        # cover the first items by their last cells.
+        front = (windows.size[axis] - 1) * windows.dilation[axis] // stride
         back = max(length - windows.downscaled[axis], 0)
         lengths.append(length)
         fronts.append(front)
         edges.append((front, back))
     extended = [extend(array, tuple(edges), "constant", fill) for array, fill in arrays]
-
-    def sums_of_phase(offsets: Cell) -> Array | None:
-        """Return the sums of one phase of the input, or None if no cell covers its items.
-
-        The items of the phase are at `offsets` from multiples of the stride.
-        """
-        total: Array | None = None
-        for cell in np.ndindex(*size):
-            # A distance leads from the phase's first item to the cell of the window at position 0,
-            # along an axis.
-            distances = [cell[axis] * dilation[axis] - offsets[axis] for axis in axes]
-            if any(distances[axis] % stride[axis] for axis in axes):
-                continue  # the cell covers items of another phase
-            starts = [fronts[axis] - distances[axis] // stride[axis] for axis in axes]
-            stops = [starts[axis] + lengths[axis] for axis in axes]
-            slices = [lax.slice(array, starts, stops) for array in extended]
-            terms = term(cell, *slices)
-            total = terms if total is None else total + terms
-        return total
-
-    sums = [sums_of_phase(offsets) for offsets in np.ndindex(*stride)]
+    sums: list[Array | None] = []
+    for offsets in np.ndindex(*windows.stride):
+        sums.append(_sums_of_phase(offsets, extended, windows, fronts, lengths, term))
     example = next(total for total in sums if total is not None)
     phases = [jnp.zeros_like(example) if total is None else total for total in sums]
-    result = _interleaved(phases, stride)
+    result = _interleaved(phases, windows.stride)
     # Cut off the padding, and add zeros after the last covered item. A negative number cuts items.
     cuts: list[tuple[int, int, int]] = []
-    for axis in axes:
-        before = first_paddings[axis]
+    for axis, (before, _) in enumerate(windows.padding):
         end = before + windows.upscaled[axis]
         cuts.append((-before, end - result.shape[axis], 0))
     return lax.pad(result, np.array(0, result.dtype), cuts)
+
+
+def _sums_of_phase(
+    offsets: Cell,
+    arrays: Sequence[Array],
+    windows: Windows,
+    fronts: Sequence[int],
+    lengths: Sequence[int],
+    term: Callable[..., Array],
+) -> Array | None:
+    """Return the sums of one phase of the input, or None if no cell covers its items.
+
+    Args:
+        offsets: the index of the phase's first item, along each axis.
+        arrays: arrays with an item for each position of the windows, with additional positions
+            before position 0.
+        windows: the windows.
+        fronts: the number of additional positions before position 0, along each axis.
+        lengths: the number of items of the phase, along each axis.
+        term: see `scattered_sums`.
+    """
+    axes = range(len(offsets))
+    total: Array | None = None
+    for cell in np.ndindex(*windows.size):
+        # The cell of the window at position 0 lies this number of items after the phase's first
+        # item, along each axis.
+        distances = [cell[axis] * windows.dilation[axis] - offsets[axis] for axis in axes]
+        if any(distances[axis] % windows.stride[axis] for axis in axes):
+            continue  # the cell covers items of another phase
+        # The window whose cell lies on the phase's first item is at the position -distance /
+        # stride.
+        starts = [fronts[axis] - distances[axis] // windows.stride[axis] for axis in axes]
+        stops = [starts[axis] + lengths[axis] for axis in axes]
+        slices = [lax.slice(array, starts, stops) for array in arrays]
+        terms = term(cell, *slices)
+        total = terms if total is None else total + terms
+    return total
 
 
 def _interleaved(phases: list[Array], stride: Sequence[int]) -> Array:

@@ -97,10 +97,12 @@ def row_product(row: Array, matrix: Array, axis: int, params: Params) -> Array:
     """
     if is_narrow(row, params["preferred_element_type"]):
         return row_twice(row, matrix, axis, params)
-    if axis == 1 and matrix.shape[0] % _STREAMED_PARTS == 0:
+    has_equal_parts = matrix.shape[0] % _STREAMED_PARTS == 0
+    if axis == 1 and has_equal_parts:
         # After the barrier the matrix depends on the row too, so that no copy of the matrix is
         # prepared before calls.
         row, matrix = lax.optimization_barrier((row, matrix))
+        # The parts divide the columns.
         matrices = matrix.reshape(_STREAMED_PARTS, -1, row.size)
         rows = jnp.broadcast_to(row, (_STREAMED_PARTS, row.size))
         numbers = ((2,), (1,)), ((0,), (0,))
@@ -112,14 +114,15 @@ def row_product(row: Array, matrix: Array, axis: int, params: Params) -> Array:
 def row_twice(row: Array, matrix: Array, axis: int, params: Params) -> Array:
     """Multiply a row of 8 or 16 bits by a matrix, whose axis `axis` is summed, as two equal rows.
 
-    XLA computes one row by a loop in 32 bits, but two rows by a library. For a matrix of
-    1280x1000 items of 8 bits, one row takes 0.54 ms and two rows take 0.05 ms. For a matrix of
-    768x2304 items of bfloat16, one row takes 1.8 ms and two rows take 0.18 ms.
+    The result is a vector: one of the two equal results. XLA computes one row by a loop in 32
+    bits, but two rows by a library. For a matrix of 1280x1000 items of 8 bits, one row takes 0.54
+    ms and two rows take 0.05 ms. For a matrix of 768x2304 items of bfloat16, one row takes 1.8 ms
+    and two rows take 0.18 ms.
     """
     sum_dtype = params["preferred_element_type"]
     two_rows = jnp.broadcast_to(row, (2, row.size))
     # The matrix keeps its layout: it is the right operand if its first axis is summed, and
-    # otherwise the left operand. One of the two equal results is returned.
+    # otherwise the left operand.
     if axis == 0:
         numbers = ((1,), (0,)), ((), ())
         left = left_operand(two_rows, sum_dtype)
@@ -132,7 +135,7 @@ def row_twice(row: Array, matrix: Array, axis: int, params: Params) -> Array:
 
 
 def is_floating(x: Array) -> bool:
-    """Tell whether x has floating-point numbers. Products of integers are computed as written."""
+    """Tell whether x has floating-point numbers."""
     return jnp.issubdtype(x.dtype, jnp.floating)
 
 
@@ -142,25 +145,32 @@ def is_narrow(x: Array, sum_dtype: np.dtype[np.generic] | None) -> bool:
 
 
 def product(
-    x: Array, axis: int, matrix: Array, summed: int, params: Params, *, columns_first: bool = False
+    x: Array,
+    matrix: Array,
+    params: Params,
+    *,
+    x_axis: int,
+    matrix_axis: int,
+    columns_first: bool = False,
 ) -> Array:
-    """Multiply x by a matrix, and sum over `axis` of x and the axis `summed` of the matrix.
+    """Multiply x by a matrix, and sum over the axis `x_axis` of x and `matrix_axis` of the matrix.
 
-    The matrix's other axis is the first axis of the result if `columns_first` is true, and
-    otherwise the last one.
+    `params` has the precision and the dtype of sums. The other axis of the matrix, which has the
+    columns, is the first axis of the result if `columns_first` is true, and otherwise the last.
     """
     sum_dtype = params["preferred_element_type"]
     if columns_first:
-        is_row = x.size == x.shape[axis]
+        is_row = x.size == x.shape[x_axis]
         if is_row:
-            row = row_product(x.reshape(-1), matrix, summed, params)
-            return row.reshape(along(0, x.ndim))
-        numbers = ((summed,), (axis,)), ((), ())
+            columns = row_product(x.reshape(-1), matrix, matrix_axis, params)
+            return columns.reshape(along(0, x.ndim))  # (columns, 1, ..., 1)
+        numbers = ((matrix_axis,), (x_axis,)), ((), ())
         return lax.dot_general(left_operand(matrix, sum_dtype), x, numbers, **params)
     if sum_dtype is not None and sum_dtype != x.dtype:
-        x = left_operand(jnp.moveaxis(x, axis, -1), sum_dtype)
-        axis = x.ndim - 1
-    numbers = ((axis,), (summed,)), ((), ())
+        # x is transposed before the barrier, so that the product needs no transposition of x.
+        x = left_operand(jnp.moveaxis(x, x_axis, -1), sum_dtype)
+        x_axis = x.ndim - 1
+    numbers = ((x_axis,), (matrix_axis,)), ((), ())
     return lax.dot_general(x, matrix, numbers, **params)
 
 
@@ -199,7 +209,11 @@ def row_by_depth_parts(x: Array, axis: int, matrix: Array, params: Params) -> Ar
 
 
 def _with_columns(row: Array, x: Array, axis: int) -> Array:
-    """Reshape a product with x: the axes of x without `axis`, and then the columns."""
+    """Reshape the product of x with a matrix, in which the axis `axis` of x was summed.
+
+    The result has the other axes of x, and then the columns: for x of the shape (1, depth, 1) and
+    the axis 1, the shape is (1, 1, columns).
+    """
     remaining = [extent for i, extent in enumerate(x.shape) if i != axis]
     return row.reshape(*remaining, -1)
 
@@ -225,7 +239,8 @@ def row_by_column_parts(x: Array, axis: int, matrix: Array, params: Params) -> A
     parts divide its columns.
     """
     depth, columns = matrix.shape
-    parts = jnp.swapaxes(matrix.reshape(depth, _COLUMN_PARTS, columns // _COLUMN_PARTS), 0, 1)
+    split_matrix = matrix.reshape(depth, _COLUMN_PARTS, columns // _COLUMN_PARTS)
+    parts = jnp.swapaxes(split_matrix, 0, 1)  # (parts, depth, columns of a part)
     row = left_operand(x.reshape(1, 1, depth), params["preferred_element_type"])
     rows = jnp.broadcast_to(row, (_COLUMN_PARTS, 1, depth))
     numbers = ((2,), (1,)), ((0,), (0,))
@@ -265,8 +280,10 @@ def over_rows(x: Array, y: Array, precision: lax.PrecisionLike = None, *, is_alo
     rows, x_columns = x.shape
     _, y_columns = y.shape
     divisors = [divisor for divisor in _DIVISORS if rows % divisor == 0]
-    if not is_alone or not divisors or not at_least(rows, _FEWEST_ROWS):
-        return lax.dot_general(x, y, (((0,), (0,)), ((), ())), precision=precision)
+    is_divided = is_alone and bool(divisors) and at_least(rows, _FEWEST_ROWS)
+    if not is_divided:
+        numbers = ((0,), (0,)), ((), ())
+        return lax.dot_general(x, y, numbers, precision=precision)
     part_count = divisors[0]
     y_is_narrower = at_least(x_columns, y_columns + 1)
     is_small = at_least(_MOST_ITEMS_TO_TRANSPOSE, x_columns * y_columns)
@@ -300,8 +317,9 @@ def sums_of_channels(x: Array, leading: int = 0) -> Array:
     """
     leading_shape = x.shape[:leading]
     channels = x.shape[-1]
-    rows = x.reshape(math.prod(leading_shape), -1, channels)
-    ones = jnp.ones((rows.shape[0], 2, rows.shape[1]), x.dtype)
+    matrices = x.reshape(math.prod(leading_shape), -1, channels)
+    matrix_count, row_count, _ = matrices.shape
+    ones = jnp.ones((matrix_count, 2, row_count), x.dtype)
     numbers = ((2,), (1,)), ((0,), (0,))
-    sums = lax.dot_general(ones, rows, numbers, precision="highest")
+    sums = lax.dot_general(ones, matrices, numbers, precision="highest")  # (matrices, 2, channels)
     return sums[:, 0].reshape(*leading_shape, channels)

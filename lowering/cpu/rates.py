@@ -62,12 +62,13 @@ def measured(threads: int) -> MachineProfile:
         _product(jnp.int8, BYTES, sum_dtype=jnp.int32),
     )
     product, bfloat16, int8 = rounded(products)
-    row, row_pairs = rounded(_rates(_row(1), _row(2)))
-    loop, wide_loop = rounded(_rates(_loop("256"), _loop("512")))
+    row, row_pairs = rounded(_rates(_row(parts=1), _row(parts=2)))
+    loop, wide_loop = rounded(_rates(_loop(width="256"), _loop(width="512")))
     cached = _nearest(*_rates(_sum(items=1 << 18, steps=_STEPS)))  # 1 MB, which fits the caches
     memory = _nearest(*_rates(_sum(items=1 << 23, steps=2)))  # 32 MB
-    starts = _nearest(*_rates(_starts()))
-    costs = Costs(product=product, cached=cached, memory=memory, start=_nearest(1 / starts))
+    starts_per_second = _nearest(*_rates(_starts()))
+    start = _nearest(1 / starts_per_second)
+    costs = Costs(product=product, cached=cached, memory=memory, start=start)
     return MachineProfile(
         threads=threads,
         bfloat16=bfloat16,
@@ -81,7 +82,10 @@ def measured(threads: int) -> MachineProfile:
 
 
 def _rates(*trials: _Trial) -> list[float]:
-    """Return the rate of each trial, in units of work per second."""
+    """Return the rate of each trial, in units of work per second.
+
+    The shortest call of a trial counts.
+    """
     with ThreadPoolExecutor(len(trials)) as pool:
         compiled_trials = list(pool.map(_compiled, trials))
     shortest = [math.inf] * len(trials)  # the seconds of the shortest call of each trial
@@ -99,15 +103,22 @@ def _rates(*trials: _Trial) -> list[float]:
 
 
 def _compiled(trial: _Trial) -> Callable[[], Any]:
-    """Compile a trial and call it once. Return a function that calls it and awaits the result."""
+    """Compile a trial and call it once, and return a function that calls it again.
+
+    Each call waits until the result is computed.
+    """
     jitted = jax.jit(trial.function, compiler_options=trial.options)
     compiled = jitted.lower(*trial.arrays).compile()
-    jax.block_until_ready(compiled(*trial.arrays))
-    return lambda: jax.block_until_ready(compiled(*trial.arrays))
+
+    def call() -> Any:
+        return jax.block_until_ready(compiled(*trial.arrays))
+
+    call()
+    return call
 
 
 def _nearest(rate: float) -> float:
-    """Return a rate, rounded to a power of `_STEP`, with three digits."""
+    """Return the power of `_STEP` that is nearest to a rate, with three digits."""
     exponent = round(math.log(rate, _STEP))
     return float(f"{_STEP**exponent:.3g}")
 
@@ -115,9 +126,8 @@ def _nearest(rate: float) -> float:
 def rounded(rates: Sequence[float]) -> list[float]:
     """Round rates so that rates which are close to each other become equal.
 
-    The first rate becomes the nearest power of `_STEP`. Each other rate becomes the rounded first
-    rate times a power of `_STEP`. This power is the nearest to the quotient of the other rate and
-    the first rate.
+    The first rate is rounded to a power of `_STEP`, and the ratio of each other rate to the first
+    rate is rounded to a power of `_STEP`. For example, the ratios 1.08 and 1.7 become 1 and 1.68.
     """
     first, *other_rates = rates
     rounded_first = _nearest(first)
@@ -168,17 +178,19 @@ def _row(parts: int) -> _Trial:
     parts.
     """
     extent = 512
-    numbers = ((2,), (1,)), ((0,), (0,))
 
     def product(row: Array, matrices: Array) -> Array:
         if parts == 1:
             return lax.dot(row, matrices[0], precision=_PLAIN)
         rows = jnp.broadcast_to(row[None], (parts, 1, extent))
+        numbers = ((2,), (1,)), ((0,), (0,))
         return lax.dot_general(rows, matrices, numbers, _PLAIN).reshape(1, extent)
 
     def run_steps(row: Array, matrices: Array) -> Array:
-        # The factor keeps the numbers from overflowing.
-        return lax.fori_loop(0, _STEPS, lambda _, row: product(row, matrices) * 0.01, row)
+        def step(_: Array, row: Array) -> Array:
+            return product(row, matrices) * 0.01  # the factor keeps the numbers from overflowing
+
+        return lax.fori_loop(0, _STEPS, step, row)
 
     arrays = _items(1, extent), _items(parts, extent, extent // parts)
     return _Trial(run_steps, arrays, _STEPS * extent**2)
@@ -192,6 +204,7 @@ def _loop(width: str) -> _Trial:
     extent, channels = 14, 64
 
     def step(x: Array, filter: Array) -> Array:
+        """Convolve x by a 3x3 filter with a group for each channel."""
         padded = jnp.pad(x, ((1, 1), (1, 1), (0, 0)))
         total = jnp.zeros_like(x)
         for row, column in np.ndindex(3, 3):

@@ -30,7 +30,7 @@ _FEWEST_ITEMS = 64 << 10  # An array with fewer items is not summed by parts.
 def is_by_lanes(x: Array) -> bool:
     """Tell whether `sums_of_rows` is faster for x than a reduction over the last axis.
 
-    Rows must be long enough, and the array large enough.
+    Rows must be long enough to be divided into equal parts, and the array large enough.
     """
     if x.dtype != jnp.float32 or x.ndim < 2 or not is_enabled("lanes"):
         return False
@@ -41,7 +41,10 @@ def is_by_lanes(x: Array) -> bool:
 
 
 def sums_of_rows(x: Array) -> Array:
-    """Sum over the last axis: first add up equal parts of each row, then the items of this sum."""
+    """Sum over the last axis: add up equal parts of each row, and then the items of this sum.
+
+    A row of 96 items, for example, is divided into three parts of 32 items.
+    """
     length = x.shape[-1]
     lanes = _lanes(length)
     starts = range(0, length, lanes)
@@ -53,9 +56,10 @@ def sums_of_rows(x: Array) -> Array:
 def _lanes(length: int) -> int:
     """Return the number of items in a part of a row of `length` items.
 
-    Return 0 if parts of this number would not be equal, so that the row is not divided.
+    The number is 32, 64, 128 and so on, so that there are at most 24 parts. If it does not divide
+    the row, 0 is returned.
     """
     lanes = _FEWEST_LANES
     while length > lanes * _MOST_PARTS:
         lanes *= 2
-    return 0 if length % lanes else lanes
+    return lanes if length % lanes == 0 else 0

@@ -23,16 +23,17 @@ _FEWEST_ITEMS = 16 << 10
 def reread(program: Program) -> set[Variable]:
     """Return variables that XLA should compute only once for several readers.
 
-    The variables are results of elementwise operations that a product and other equations read.
-    XLA would compute a variable again for each reader that needs another shape: rows for a
-    product, or halves of the rows for the gradient of a matrix. Products and sums are readers.
-    There are further readers:
+    The variables are results of elementwise operations. XLA would compute such a variable again
+    for each reader that needs another shape: rows for a product, or halves of the rows for the
+    gradient of a matrix. A variable is returned if it has several readers, and one of them is a
+    product. These readers count:
 
-    - In a forward pass convolutions are readers, and so is the backward pass, which reads results.
-      A training step of DenseNet-121 takes 0.96 of the time.
-    - In a program of values elementwise operations are readers. For example, an addition to a layer
-      norm that a product reads would compute the norm again. The encoder takes 0.96 (batch 1) and
-      0.88 (batch 8) of the time, and Swin-T takes 0.97.
+    - In all programs products and sums count.
+    - In a forward pass convolutions count as products, and the backward pass counts as a reader of
+      each result. A training step of DenseNet-121 takes 0.96 of the time.
+    - In a program of values elementwise operations count. For example, an addition to a layer norm
+      that a product reads would compute the norm again. The encoder takes 0.96 (batch 1) and 0.88
+      (batch 8) of the time, and Swin-T takes 0.97.
     """
     if not is_enabled("in_memory"):
         return set()
@@ -43,6 +44,8 @@ def reread(program: Program) -> set[Variable]:
         kernels.add(CONVOLUTION)
     chosen: set[Variable] = set()
     read_by_kernels: set[Variable] = set()
+    # The last equation comes first, so that the readers of a variable are counted before the
+    # equation that computes the variable.
     for equation in reversed(program.equations):
         name = primitive(equation)
         operands = variables(equation.invars)

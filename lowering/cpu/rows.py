@@ -42,19 +42,20 @@ def positions_in_row(shape: tuple[int, ...]) -> int:
     if len(shape) < 3 or any(map(is_symbolic, shape)) or not is_enabled("rows"):
         return 0
     *_, positions, channels = shape
-    if channels == 0 or channels > _MOST_ROW_ITEMS or math.prod(shape) < _FEWEST_ITEMS:
-        return 0
+    if math.prod(shape) < _FEWEST_ITEMS:
+        return 0  # this is also the case if there are no channels
     fills_vectors = channels >= _FEWEST_WIDE_CHANNELS and channels % _VECTOR_CHANNELS == 0
     if fills_vectors:
         return 0
-    counts = [count for count in range(1, positions + 1) if positions % count == 0]
-    count = max([count for count in counts if count * channels <= _MOST_ROW_ITEMS], default=0)
+    # The largest divisor of the positions is taken whose row is not too long.
+    divisors = [count for count in range(1, positions + 1) if positions % count == 0]
+    count = max([n for n in divisors if n * channels <= _MOST_ROW_ITEMS], default=0)
     has_enough_items = count * channels >= _FEWEST_ROW_ITEMS
     return count if count > 1 and has_enough_items else 0
 
 
 def may_be_in_rows(program: Program, shape: tuple[int, ...]) -> bool:
-    """Tell whether an array can be computed by loops over rows, and rows are faster.
+    """Tell whether loops over rows may compute an array, and are faster.
 
     The array has the shape (batch, *positions, channels). A row has the channels of several
     positions.
@@ -63,10 +64,9 @@ def may_be_in_rows(program: Program, shape: tuple[int, ...]) -> bool:
 
 
 def in_rows(x: Array, count: int) -> Array:
-    """Join the channels of `count` positions to one axis.
+    """Join the channels of each `count` positions to one axis.
 
-    `x` has the shape (batch, *positions, channels). The result has count * channels items along
-    the last axis, and fewer positions along the axis before it.
+    For a count of 4, the shape (batch, rows, 8, 24) of x becomes (batch, rows, 2, 96).
     """
     *outer, positions, channels = x.shape
     return x.reshape(*outer, positions // count, count * channels)
@@ -100,8 +100,9 @@ def is_faster_in_rows(x: Array, filter: Array, window: Window) -> bool:
         return False
     *size, depth, count = filter.shape
     *_, width = window.positions(x, size)
+    row_items = width * count
     factor_bytes = filter.size * filter.dtype.itemsize * width
-    if width * count < _FEWEST_ROW_ITEMS or factor_bytes > _MOST_FACTOR_BYTES:
+    if row_items < _FEWEST_ROW_ITEMS or factor_bytes > _MOST_FACTOR_BYTES:
         return False
     is_depthwise = depth == 1 and count == window.groups == x.shape[-1]
     has_adjacent_windows = window.stride[-1] == 1 and not window.is_spread
@@ -119,9 +120,10 @@ def depthwise_rows(x: Array, filter: Array, window: Window) -> Array:
     *outer_positions, width = result_positions
     *outer_padding, (left, right) = window.padding
     # A row has the channels of all positions along the last spatial axis.
+    flat_rows = x.reshape(*x.shape[:-2], -1)
     edges = ((0, 0), *outer_padding, (left * channels, right * channels))
-    rows = unfused(extend(x.reshape(*x.shape[:-2], -1), edges, "constant"))
-    factors = repeated(filter.reshape(*size, channels), width)
+    rows = unfused(extend(flat_rows, edges, "constant"))
+    factors = repeated(filter.reshape(*size, channels), width)  # (*window, width * channels)
     ones = (1,) * len(size)
     outer_strides = window.stride[:-1]
     terms: list[Array] = []

@@ -27,17 +27,16 @@ WINDOW = (
 class Window:
     """How a convolution moves its filter over an input, and how it computes products.
 
-    The sequences have an item for each spatial axis. `accumulator` is the dtype of sums, or
-    None for the dtype of the operands.
+    The sequences have an item for each spatial axis.
     """
 
     stride: Sequence[int]
     padding: Sequence[tuple[int, int]]
     input_dilation: Sequence[int]
-    dilation: Sequence[int]
+    dilation: Sequence[int]  # of the filter
     groups: int
     precision: lax.PrecisionLike
-    accumulator: np.dtype[np.generic] | None
+    accumulator: np.dtype[np.generic] | None  # the dtype of sums, or None for that of operands
 
     @property
     def is_spread(self) -> bool:
@@ -55,11 +54,16 @@ class Window:
 
     @property
     def edges(self) -> Sequence[tuple[int, int, int]]:
-        """Return the argument of `lax.pad` that dilates and pads an input, for all its axes."""
-        edges = [(0, 0, 0)]
+        """Return the argument of `lax.pad` that dilates and pads an input, for all its axes.
+
+        An axis has the numbers of zeros before the input, after it, and between two of its items.
+        """
+        unchanged = (0, 0, 0)
+        edges: list[tuple[int, int, int]] = [unchanged]  # for the batch
         for (before, after), dilation in zip(self.padding, self.input_dilation, strict=True):
             edges.append((before, after, dilation - 1))
-        return (*edges, (0, 0, 0))
+        edges.append(unchanged)  # for the channels
+        return edges
 
     @property
     def bare(self) -> Window:
@@ -87,13 +91,15 @@ class Window:
         x has the shape (batch, *input positions, channels). `size` is the number of the window's
         cells along each axis.
         """
+        _, *input_extents, _ = x.shape
         positions: list[int] = []
         for axis, cell_count in enumerate(size):
-            before, after, inner_zeros = self.edges[axis + 1]
-            # This is the extent of the dilated and padded input. For 3 items with one zero between
-            # each two, and a padding of (1, 1), it is 1 + 5 + 1.
-            extent = before + (x.shape[axis + 1] - 1) * (inner_zeros + 1) + 1 + after
-            span = (cell_count - 1) * self.dilation[axis] + 1
+            before, after = self.padding[axis]
+            # The extent of the dilated and padded input: 3 items with one zero between each two,
+            # and a padding of (1, 1), have the extent 1 + 5 + 1.
+            dilated_extent = (input_extents[axis] - 1) * self.input_dilation[axis] + 1
+            extent = before + dilated_extent + after
+            span = (cell_count - 1) * self.dilation[axis] + 1  # from the first to the last cell
             positions.append((extent - span) // self.stride[axis] + 1)
         return positions
 
@@ -129,14 +135,16 @@ def cells(
     if counts is None:
         counts = window.positions(x, size)
     extended = padded(x, window)
-    # Without the barrier XLA reads a cell that needs no zeros from the input, and keeps the input
-    # in memory beside the padded array. EfficientNet-B0 takes 8.9 ms with the barrier and 10.2 ms
-    # without it. MobileNetV2 takes 5.1 ms with the barrier and 5.6 ms without it.
     if extended is not x:
+        # Without the barrier XLA reads a cell that needs no zeros from the input, and keeps the
+        # input in memory beside the padded array. EfficientNet-B0 takes 8.9 ms with the barrier and
+        # 10.2 ms without it. MobileNetV2 takes 5.1 ms with the barrier and 5.6 ms without it.
         x = lax.optimization_barrier(extended)
     batch, *_, channels = x.shape
-    if x.shape == (batch, *counts, channels):  # the window has one cell
-        yield (0,) * len(size), x
+    if x.shape == (batch, *counts, channels):
+        # The window has one cell, which covers all items. No slice is needed.
+        only_cell = (0,) * len(size)
+        yield only_cell, x
         return
     strides = (1, *window.stride, 1)
     for cell in np.ndindex(*size):

@@ -28,13 +28,13 @@ def fits(x: Array, filter: Array, window: Window) -> bool:
     The stride must be 1, and the products of all cells must stay in the caches.
     """
     *size, _, count = filter.shape
-    batch, *positions, _ = x.shape
-    padded_positions: list[int] = []
-    for extent, (before, after) in zip(positions, window.padding, strict=True):
-        padded_positions.append(before + extent + after)
-    items = math.prod((batch, *padded_positions, *size, count))
+    batch, *extents, _ = x.shape
+    padded_extents: list[int] = []
+    for extent, (before, after) in zip(extents, window.padding, strict=True):
+        padded_extents.append(before + extent + after)
+    product_items = math.prod((batch, *padded_extents, *size, count))
     itemsize = np.dtype(window.accumulator or x.dtype).itemsize
-    is_small = items * itemsize <= _MOST_BYTES
+    is_small = product_items * itemsize <= _MOST_BYTES
     return is_small and all(stride == 1 for stride in window.stride)
 
 
@@ -45,7 +45,7 @@ def stacked(x: Array, filter: Array, window: Window) -> Array:
     """
     *size, depth, count = filter.shape
     x = padded(x, window)
-    matrix = jnp.moveaxis(filter, -2, 0).reshape(depth, -1)
+    matrix = jnp.moveaxis(filter, -2, 0).reshape(depth, -1)  # (channels, cells * outputs)
     products = _product(x, matrix, window)
 
     def terms() -> Iterator[Array]:
@@ -93,5 +93,5 @@ def narrow(x: Array, filter: Array, window: Window) -> Array:
 def _product(x: Array, matrix: Array, window: Window) -> Array:
     """Multiply the channels of each position by a matrix (channels, outputs)."""
     *positions, depth = x.shape
-    result = product(x.reshape(-1, depth), 1, matrix, 0, window.kind)
+    result = product(x.reshape(-1, depth), matrix, window.kind, x_axis=1, matrix_axis=0)
     return result.reshape(*positions, -1)

@@ -47,10 +47,12 @@ def _elementwise(program: Program, equation: Equation, *views: View) -> View:
     """
     order = common_order(views)
     arrays = _in_order(views, order)
-    if primitive(equation) in ("add_any", "select_n", "clamp"):
+    takes_one_shape = primitive(equation) in ("add_any", "select_n", "clamp")
+    if takes_one_shape:
         arrays = _in_one_shape(arrays)
     are_early = [view.is_early for view in views]
     shape = max(map(jnp.shape, arrays), key=math.prod)
+    # Convolutions put the channels last, which transposes the order of most networks.
     is_transposed = order != tuple(sorted(order))
     if is_transposed and not all(are_early) and may_be_in_rows(program, shape):
         result = _by_rows(equation, arrays, are_early, shape)
@@ -82,9 +84,10 @@ def _in_one_shape(arrays: Sequence[Array]) -> list[Array]:
 
 
 def in_any_loop(view: View) -> View:
-    """Return a view whose array may be read by a loop that does not go over rows.
+    """Return a view for a loop that does not go over rows.
 
-    If loops over rows compute the array, XLA is kept from fusing the reading loop with them.
+    If loops over rows compute the array of the view, XLA is kept from fusing these loops with the
+    loop that reads the array.
     """
     if not view.in_rows:
         return view
@@ -108,10 +111,11 @@ def _by_rows(
         if array.shape == shape:
             operands.append(in_rows(array, count))
             continue
+        # Other operands, such as a bias, must have one position: (batch or 1, 1, 1, channels or 1).
         extents = zip(array.shape, shape, strict=True)
         is_broadcast = all(extent in (1, result_extent) for extent, result_extent in extents)
-        is_same_at_all_positions = math.prod(array.shape[1:-1]) == 1
-        if not is_broadcast or not is_same_at_all_positions:
+        has_one_position = math.prod(array.shape[1:-1]) == 1
+        if not is_broadcast or not has_one_position:
             return None
         has_channels = array.shape[-1] == shape[-1]
         row = repeated(array, count) if has_channels else array
@@ -123,6 +127,7 @@ def _by_rows(
 def _transpose(program: Program, equation: Equation, view: View) -> View:
     """Change the order of axes of the view. The array stays unchanged."""
     permutation = equation.params["permutation"]
+    # Axis i of the result is axis permutation[i] of the operand.
     order = tuple(permutation.index(axis) for axis in view.order)
     return view_of(equation, view.array, order)
 
@@ -132,8 +137,8 @@ def _broadcast_in_dim(
     program: Program, equation: Equation, view: View, *extents: View
 ) -> View | None:
     """Add axes of extent 1 to the array, along which the view repeats the items."""
-    if extents:  # under jax.export the result may have symbolic extents
-        return None
+    if extents:
+        return None  # under jax.export the operands `extents` are symbolic extents of the result
     rank = len(equation.params["shape"])
     axes = equation.params["broadcast_dimensions"]
     added = tuple(axis for axis in range(rank) if axis not in axes)
@@ -155,8 +160,8 @@ def moved(program: Program, equation: Equation, *views: View) -> list[View] | No
     """
     order = common_order(views)
     properties = facts(equation)
-    have_one_rank = all(len(view.order) in (0, len(order)) for view in views)
-    if not have_one_rank:
+    are_of_one_rank = all(len(view.order) in (0, len(order)) for view in views)  # or scalars
+    if not are_of_one_rank:
         return None
     params = renumbered(equation, [new_axes_in(order) if view.order else () for view in views])
     if params is None:
@@ -177,9 +182,10 @@ def moved(program: Program, equation: Equation, *views: View) -> list[View] | No
 
 
 def new_axes_in(order: Order) -> list[tuple[int]]:
-    """Return, for each axis from 0 on, a tuple with its position in `order`.
+    """Return, for each axis from 0 on, a tuple with the position of the axis in `order`.
 
-    (2, 0, 1) gives [(1,), (2,), (0,)].
+    (2, 0, 1) gives [(1,), (2,), (0,)]. `renumbered` takes tuples, since an axis may become several
+    axes.
     """
     return [(order.index(axis),) for axis in range(len(order))]
 
@@ -193,11 +199,17 @@ def ranks(axes: Iterable[int]) -> Order:
 
 @RULES("reshape")
 def _reshape(program: Program, equation: Equation, view: View, *extents: View) -> View | None:
-    """Reshape the array in its order of axes, if each axis or run of axes becomes a run of axes."""
+    """Reshape the array in its own order of axes if possible, and otherwise reshape the tensor.
+
+    It is possible if each axis or run of axes becomes a run of axes, as in the reshape of (2, 3, 8)
+    to (6, 2, 4).
+    """
     shape = tuple(equation.params["new_sizes"])
-    if extents or equation.params["dimensions"] is not None:
+    has_symbolic_extents = len(extents) > 0
+    transposes_too = equation.params["dimensions"] is not None
+    if has_symbolic_extents or transposes_too:
         return None
-    # A group has old axes, and the new axes that replace them.
+    # A group has old axes, and the new axes that replace the old axes.
     groups = None if view.is_plain else runs_of(view.shape, shape)
     if groups is None:
         return plain(lax.reshape(tensor(view), shape))

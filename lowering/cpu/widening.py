@@ -42,27 +42,23 @@ _NARROW = (np.dtype(jnp.bfloat16), np.dtype(np.float16))
 def run(program: Program, target: Target) -> Program:
     """Compute numbers of 16 bits in 32 bits. Arguments and results keep their dtypes.
 
-    A program rounds to 16 bits on purpose if one of its floating-point arguments (for a
-    backward pass: one of its floating-point results) has 32 bits. In a program that rounds on
-    purpose, only products with a precision of bfloat16 are rewritten, and roundings are added
-    where XLA would leave them out. Convolutions of a backward pass are computed in 32 bits, for
-    which there are kernels.
+    A program rounds to 16 bits on purpose if one of its floating-point arguments has 32 bits. In
+    such a program only products with a precision of bfloat16 are rewritten, and roundings are
+    added where XLA would leave them out. For a backward pass, the floating-point results count
+    instead of the arguments.
     """
     is_backward = program.role == "backward"
     ends = program.results if is_backward else program.arguments
     floating = [v for v in ends if jnp.issubdtype(v.aval.dtype, jnp.floating)]
     all_narrow = len(floating) > 0 and all(map(_is_narrow, floating))
-    # A program that rounds to 16 bits on purpose keeps its roundings. Only its products are
-    # rewritten.
-    rules = _RULES if all_narrow else Rules({PRODUCT: _product}, only=is_of_bfloat16)
+    rounds_on_purpose = not all_narrow
+    rules = Rules({PRODUCT: _product}, only=is_of_bfloat16) if rounds_on_purpose else _RULES
 
     def widened(program: Program) -> Program:
         return rewritten(program, rules).with_bodies(widened)
 
     program = widened(program)
-    if all_narrow or is_backward:
-        return program
-    return _rounded(program)
+    return _rounded(program) if rounds_on_purpose and not is_backward else program
 
 
 def _rounded(program: Program) -> Program:
@@ -98,9 +94,8 @@ _FROM_BFLOAT16 = Rules(
 def _is_computed(matcher: Matcher, operand: Atom) -> bool:
     """Tell whether an operand is computed, and may not have been rounded to bfloat16 yet.
 
-    Arguments and constants are not computed. Equations that only move items are skipped. If the
-    operand is then the result of a conversion, it needs no rounding if `reduce_precision` has
-    rounded it before the conversion.
+    Arguments and constants are not computed. A result of `reduce_precision` is rounded already,
+    even if it was converted or moved since.
     """
     maker = matcher.maker(operand)
     while maker and _only_moves(maker):
@@ -110,7 +105,8 @@ def _is_computed(matcher: Matcher, operand: Atom) -> bool:
         (converted_operand,) = maker.invars
         is_rounded = matcher.maker(converted_operand, "reduce_precision") is not None
         return not is_rounded
-    return maker is not None
+    is_argument_or_constant = maker is None
+    return not is_argument_or_constant
 
 
 def _only_moves(equation: Equation) -> bool:
@@ -135,15 +131,16 @@ def _computes_narrow(equation: Equation) -> bool:
     """
     if primitive(equation) == PRODUCT:
         return any(map(_is_narrow, equation.outvars))
-    if facts(equation).moves or primitive(equation) in ("iota", "scatter"):
+    only_writes = primitive(equation) in ("iota", "scatter")
+    if facts(equation).moves or only_writes:
         return False
     return any(map(_is_narrow, (*equation.invars, *equation.outvars)))
 
 
 def _is_narrow(x: Atom | Array) -> bool:
     """Tell whether a variable, a literal or an array has a dtype of 16 bits."""
-    type_with_dtype = getattr(x, "aval", x)
-    return getattr(type_with_dtype, "dtype", None) in _NARROW
+    type_or_array = getattr(x, "aval", x)
+    return getattr(type_or_array, "dtype", None) in _NARROW
 
 
 def is_of_bfloat16(equation: Equation) -> bool:
@@ -167,10 +164,11 @@ def _source(matcher: Matcher, operand: Atom) -> Atom:
     """
     if not _is_narrow(operand):
         return operand
-    maker = matcher.maker(operand, "convert_element_type")
-    if maker is None or maker.invars[0].aval.dtype != _WIDE:
+    conversion = matcher.maker(operand, "convert_element_type")
+    if conversion is None:
         return operand
-    return maker.invars[0]
+    (converted_operand,) = conversion.invars
+    return converted_operand if converted_operand.aval.dtype == _WIDE else operand
 
 
 def _wide(x: Array) -> Array:
@@ -220,18 +218,20 @@ def _moved(matcher: Matcher, equation: Equation) -> Any:
     operand that was not converted has several items of 16 bits.
     """
     sources = [_source(matcher, operand) for operand in equation.invars]
-    narrow = [source for source in sources if _is_narrow(source)]
-    has_many_items = any(math.prod(source.aval.shape) > 1 for source in narrow)
-    if has_many_items or len(narrow) == len(sources):
+    unconverted = [source for source in sources if _is_narrow(source)]
+    has_many_items = any(math.prod(source.aval.shape) > 1 for source in unconverted)
+    none_converted = len(unconverted) == len(sources)
+    if has_many_items or none_converted:
         return None
     return _in_32_bits(matcher, equation)
 
 
 @_RULES("convert_element_type")
 def _converted(matcher: Matcher, equation: Equation) -> Any:
-    """Convert the 32-bit variable from which an operand was converted, instead of the operand.
+    """Convert the 32-bit source of an operand instead of the operand.
 
-    A conversion from a dtype other than float32 to 16 bits is made by way of float32.
+    A conversion to 16 bits from a dtype other than float32, such as an integer, becomes a
+    conversion to float32 and then to 16 bits.
     """
     (operand,) = equation.invars
     (result,) = equation.outvars
@@ -244,6 +244,7 @@ def _converted(matcher: Matcher, equation: Equation) -> Any:
     if source.aval.dtype == result.aval.dtype:
         return source
     if _is_narrow(result) and source.aval.dtype != _WIDE:
+        # `_computed` converts the result of the function from float32 to 16 bits.
         return _computed(matcher, equation, lambda x: [jnp.asarray(x, _WIDE)])
     if source is operand:
         return None
@@ -252,15 +253,19 @@ def _converted(matcher: Matcher, equation: Equation) -> Any:
 
 @_RULES(PRODUCT, CONVOLUTION)
 def _product(matcher: Matcher, equation: Equation) -> Any:
-    """Multiply in bfloat16 if the product asks for it and it is faster, otherwise in 32 bits."""
+    """Multiply in bfloat16 if the product allows it and it is faster, otherwise in 32 bits.
+
+    A product allows it by its precision, or by operands of bfloat16. Convolutions of a backward
+    pass are computed in 32 bits, for which there are kernels.
+    """
     has_narrow_precision = is_of_bfloat16(equation)
     precision = None if has_narrow_precision else equation.params["precision"]
     params = {"preferred_element_type": _WIDE, "precision": precision}
-    are_operands_narrow = all(v.aval.dtype == jnp.bfloat16 for v in equation.invars)
-    is_asked = has_narrow_precision or are_operands_narrow
+    has_narrow_operands = all(v.aval.dtype == jnp.bfloat16 for v in equation.invars)
+    may_be_narrow = has_narrow_precision or has_narrow_operands
     has_wide_kernel = primitive(equation) == CONVOLUTION and matcher.program.role == "backward"
     is_faster = _depth(equation) >= DEPTH and not has_wide_kernel
-    if not is_asked or not is_faster or not profile().multiplies_bfloat16:
+    if not may_be_narrow or not is_faster or not profile().multiplies_bfloat16:
         return _in_32_bits(matcher, equation, **params)
 
     def multiply_narrow(*operands: Array) -> list[Array]:
@@ -271,14 +276,14 @@ def _product(matcher: Matcher, equation: Equation) -> Any:
 
 
 def _depth(equation: Equation) -> int:
-    """Return the number of products of which each item of a product's result is the sum.
+    """Return the number of terms of each sum in a product, or in one cell of a convolution.
 
-    For a convolution this is the number for one cell of the filter.
+    For a convolution this is the number of the filter's input channels.
     """
     numbers = equation.params["dimension_numbers"]
     left, right = equation.invars
     if primitive(equation) == CONVOLUTION:
-        input_channel_axis = numbers.rhs_spec[1]
+        _, input_channel_axis, *_ = numbers.rhs_spec
         return right.aval.shape[input_channel_axis]
     (left_sums, _), _ = numbers
     return math.prod(left.aval.shape[axis] for axis in left_sums)
@@ -290,6 +295,7 @@ def _loop(matcher: Matcher, equation: Equation) -> Any:
     body = matcher.program.body(equation)
 
     def step(*operands: Array) -> list[Array]:
+        """Convert the operands to the dtypes of the body, and its results to 32 bits."""
         pairs = zip(operands, body.arguments, strict=True)
         arguments = [jnp.asarray(operand, variable.aval.dtype) for operand, variable in pairs]
         return list(map(_wide, body(*arguments)))

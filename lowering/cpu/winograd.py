@@ -57,14 +57,15 @@ def winograd(x: Array, filter: Array, window: Window) -> Array:
     """
     x = padded(x, window)
     batch, rows, columns, depth = x.shape
-    # `height` and `width` are numbers of tiles. The last tile may reach beyond the input.
+    # `height` and `width` are numbers of tiles. The last tile may reach beyond the input: 5 tiles
+    # cover 2 * 5 + 2 rows, and are needed for 11 or 12 rows.
     height, width = (rows - 1) // 2, (columns - 1) // 2
     rows_beyond = 2 * height + 2 - rows
     columns_beyond = 2 * width + 2 - columns
     x = extend(x, ((0, 0), (0, rows_beyond), (0, columns_beyond), (0, 0)), "constant")
-    transformed = _filter_transform(filter)
+    transformed_filter = _filter_transform(filter)
     outputs = filter.shape[3]
-    # This is the number of items of all transformed tiles and of all products. They are float32.
+    # All transformed tiles and all products have this number of float32 items.
     items = 16 * batch * height * width * (depth + outputs)
     nbytes = 4 * items
     block_count = min(height, ceil_div(nbytes, _MOST_BYTES_OF_BLOCK))
@@ -75,25 +76,26 @@ def winograd(x: Array, filter: Array, window: Window) -> Array:
     for start, end in itertools.pairwise(bounds):
         # Tiles are two rows apart and have four rows, so that neighbours share two rows.
         block_rows = x[:, 2 * start : 2 * end + 2]
-        blocks.append(_block(block_rows, transformed, window.precision))
+        blocks.append(_block(block_rows, transformed_filter, window.precision))
     result = jnp.concatenate(blocks, axis=1) if block_count > 1 else blocks[0]
     # Cut off the positions of tiles that reach beyond the input.
     return result[:, : rows - 2, : columns - 2]
 
 
-def _block(x: Array, transformed: Sequence[Array], precision: lax.PrecisionLike) -> Array:
+def _block(x: Array, transformed_filter: Sequence[Array], precision: lax.PrecisionLike) -> Array:
     """Return the convolution for some rows of tiles. A tile has 4x4 inputs and gives 2x2 outputs.
 
-    `transformed` is the result of `_filter_transform`, and x has the rows of the input that the
+    `transformed_filter` is the result of `_filter_transform`. x has the rows of the input that the
     tiles cover.
     """
     batch, rows, columns, _ = x.shape
-    height = rows // 2 - 1
+    height = rows // 2 - 1  # the numbers of tiles along both axes
     width = columns // 2 - 1
     numbers = ((1,), (0,)), ((), ())
+    transformed_input = _input_transform(x, height, width)
     products: list[Array] = []
-    for tile, matrix in zip(_input_transform(x, height, width), transformed, strict=True):
-        product = lax.dot_general(tile, matrix, numbers, precision=precision)
+    for tiles, matrix in zip(transformed_input, transformed_filter, strict=True):
+        product = lax.dot_general(tiles, matrix, numbers, precision=precision)
         products.append(product.reshape(batch, height, width, -1))
     return _output_transform(products)
 
@@ -107,7 +109,7 @@ def _filter_transform(filter: Array) -> list[Array]:
     half = np.array(0.5, filter.dtype)
 
     def transform(a: Array, b: Array, c: Array) -> tuple[Array, ...]:
-        """Return G (a, b, c)."""
+        """Return G (a, b, c) = (a, (a + b + c) / 2, (a - b + c) / 2, c)."""
         outer = add(a, c)
         return a, mul(add(outer, b), half), mul(sub(outer, b), half), c
 
@@ -125,25 +127,25 @@ def _input_transform(x: Array, height: int, width: int) -> list[Array]:
     """
     batch, _, _, depth = x.shape
 
-    def rows(first: int) -> Array:
-        """Return the row `first` of all tiles. Tiles are two rows apart."""
-        return lax.slice_in_dim(x, first, first + 2 * height - 1, 2, axis=1)
+    def row_of_tiles(i: int) -> Array:
+        """Return row i of all tiles. Tiles are two rows apart."""
+        return lax.slice_in_dim(x, i, i + 2 * height - 1, stride=2, axis=1)
 
-    def columns(x: Array, first: int) -> Array:
-        """Return the column `first` of all tiles. Tiles are two columns apart."""
-        return lax.slice_in_dim(x, first, first + 2 * width - 1, 2, axis=2)
+    def column_of_tiles(rows: Array, j: int) -> Array:
+        """Return column j of all tiles, from a row of all tiles. Tiles are two columns apart."""
+        return lax.slice_in_dim(rows, j, j + 2 * width - 1, stride=2, axis=2)
 
     def transform(a: Array, b: Array, c: Array, d: Array) -> tuple[Array, ...]:
         """Return B^T (a, b, c, d)."""
         return sub(a, c), add(b, c), sub(c, b), sub(b, d)
 
-    transformed_rows = transform(*(rows(i) for i in range(4)))
+    transformed_rows = transform(*(row_of_tiles(i) for i in range(4)))
     if transformed_rows[0].nbytes > _MOST_BYTES_UNSTORED:
         transformed_rows = map(materialised, transformed_rows)
     matrices: list[Array] = []
-    for row in transformed_rows:
-        for tiles in transform(*(columns(row, j) for j in range(4))):
-            matrices.append(tiles.reshape(batch * height * width, depth))
+    for rows in transformed_rows:
+        for items in transform(*(column_of_tiles(rows, j) for j in range(4))):
+            matrices.append(items.reshape(batch * height * width, depth))
     return matrices
 
 
@@ -163,7 +165,8 @@ def _output_transform(products: Sequence[Array]) -> Array:
     # product belongs to one column.
     transformed_columns = [transform(*products[column::4]) for column in range(4)]
     batch, height, width, count = products[0].shape
-    rows: list[Array] = []  # (batch, height, width, 2, outputs)
+    rows: list[Array] = []  # two arrays (batch, height, width, 2, outputs)
     for row in zip(*transformed_columns, strict=True):
         rows.append(jnp.stack(transform(*row), axis=3))
-    return jnp.stack(rows, axis=2).reshape(batch, 2 * height, 2 * width, count)
+    result = jnp.stack(rows, axis=2)  # (batch, height, 2, width, 2, outputs)
+    return result.reshape(batch, 2 * height, 2 * width, count)

@@ -91,7 +91,7 @@ def compiler_options(
     if in_bytes:
         return _widest(BYTES)
     if multiply_adds < _FEWEST_MULTIPLY_ADDS and not bfloat16:
-        return _widest({})
+        return _widest({})  # without an option XLA uses YNNPACK, which starts faster
     options = BFLOAT16 if bfloat16 and profile().multiplies_bfloat16 else CPU
     if bfloat16 and options is CPU:
         # Eigen reads widened weights. With this schedule each weight is widened just before it is
@@ -108,7 +108,9 @@ def of_program(program: Program, call: ClosedJaxpr, is_alone: bool) -> dict[str,
     `is_alone` tells whether the call is compiled on its own. Otherwise it is compiled with
     other functions, which may compute in 16 bits.
     """
-    narrow_work = total_work = 0  # multiply-adds
+    # These numbers count the multiply-adds of the program as it was before the passes.
+    narrow_work = 0
+    total_work = 0
     for equation, times in jaxprs.repeated(program.closed.jaxpr):
         if primitive(equation) not in _PRODUCTS:
             continue
@@ -117,8 +119,8 @@ def of_program(program: Program, call: ClosedJaxpr, is_alone: bool) -> dict[str,
         operand_dtypes = [v.aval.dtype for v in equation.invars]
         if jnp.bfloat16 in operand_dtypes or is_of_bfloat16(equation):
             narrow_work += multiply_adds
-    is_narrow = 2 * narrow_work > total_work
-    # Unlike the work, the following facts are those of the call, since passes have changed dtypes.
+    is_mostly_narrow = 2 * narrow_work > total_work
+    # The following facts are those of the call, since passes have changed dtypes.
     in_bytes = False
     writes_bfloat16 = False
     for equation in jaxprs.innermost(call.jaxpr):
@@ -128,8 +130,11 @@ def of_program(program: Program, call: ClosedJaxpr, is_alone: bool) -> dict[str,
         elif name.startswith(("scatter", "dynamic_update")):
             (result,) = equation.outvars
             writes_bfloat16 = writes_bfloat16 or result.aval.dtype == jnp.bfloat16
-    in_place = is_alone and is_narrow and writes_bfloat16 and not computes_narrow(call.jaxpr)
-    return compiler_options(total_work, bfloat16=is_narrow, in_bytes=in_bytes, in_place=in_place)
+    may_write_in_place = is_alone and is_mostly_narrow and writes_bfloat16
+    in_place = may_write_in_place and not computes_narrow(call.jaxpr)
+    return compiler_options(
+        total_work, bfloat16=is_mostly_narrow, in_bytes=in_bytes, in_place=in_place
+    )
 
 
 def _multiply_adds(equation: Equation) -> int:
@@ -137,8 +142,9 @@ def _multiply_adds(equation: Equation) -> int:
     left, right = (v.aval for v in equation.invars)
     (result,) = equation.outvars
     numbers = equation.params["dimension_numbers"]
+    # The depth is the number of multiply-adds for each item of the result.
     if primitive(equation) == CONVOLUTION:
-        output_axis = numbers.rhs_spec[0]
+        output_axis, *_ = numbers.rhs_spec
         depth = math.prod(right.shape) // max(right.shape[output_axis], 1)
     else:
         (left_sums, _), _ = numbers

@@ -22,12 +22,10 @@ _NAME = re.compile(r"[0-9a-f]{64}\.(?:xla|bin)|machine-[0-9a-f]{16}\.json")
 
 
 class CachedFile(NamedTuple):
-    """A file of a cache folder: when it was last used, how large it is, and where it is."""
+    """A file of a cache folder."""
 
-    # The entry was last read or written at this time, in seconds since 1970.
-    used: float
-    # The file has this many bytes.
-    size: int
+    used: float  # the time when the file was last read or written, in seconds since 1970
+    size: int  # the number of bytes
     path: str
 
 
@@ -47,7 +45,7 @@ def prepare(folder: str) -> str:
     Returns the reason why the folder cannot be a cache, or "" if it can be a cache.
     """
     try:
-        if os.path.isabs(folder):
+        if os.path.isabs(folder):  # `reason_unusable` refuses other paths
             os.makedirs(folder, mode=0o700, exist_ok=True)
     except (OSError, ValueError) as error:
         return str(getattr(error, "strerror", None) or error)
@@ -96,7 +94,7 @@ def trim(folder: str, most: int) -> list[CachedFile]:
     """Remove the least recently used files of a cache, until at most `most` bytes are left.
 
     Returns the removed files. A file that cannot be removed, such as an open file on Windows,
-    stays in the folder, and its size still counts.
+    stays in the folder, and the size of the file still counts.
     """
     files = entries(folder)
     total = sum(entry.size for entry in files)

@@ -35,7 +35,7 @@ _IRRELEVANT = re.compile("cache|cross_host|default_device|dump|_log|platform|tra
 def key_of(graph: Graph, device: Device, *conditions: object) -> str:
     """Return the cache key of an executable for a graph on a device.
 
-    `conditions` are all other objects on which the executable depends. They are compared by
+    `conditions` are all other objects on which the executable depends. They enter the key by
     their repr. The key depends on the graph instead of the document, because the structure of a
     graph may depend on data too.
     """
@@ -93,18 +93,19 @@ def _environment() -> Iterator[str]:
     """Yield texts for the compiler, the installed packages and jax's settings."""
     yield from compiler_versions()
     yield from _installation()
-    for name, value in sorted(jax.config.values.items()):
+    for name, process_value in sorted(jax.config.values.items()):
         if not _IRRELEVANT.search(name):
             # A setting may have another value in this thread, which is the attribute of
             # `jax.config`. Some settings have no attribute.
-            yield f"{name}={getattr(jax.config, name, value)!r}"
+            value = getattr(jax.config, name, process_value)
+            yield f"{name}={value!r}"
 
 
 def content_of(network: Network, unread: Mapping[str, ArrayLike]) -> tuple[object, ...]:
-    """Return a digest of a network and its unread arrays, followed by objects without a digest.
+    """Return a tuple by which networks are compared: equal tuples mean equal results.
 
-    Objects without a digest are, for example, the functions of a user's rules. If two networks
-    have equal tuples, they compute the same results.
+    The first item is a digest of the network and of its unread arrays. The further items are
+    objects without a digest, for example the functions of a user's rules.
     """
     reading = network.options
     shapes = sorted((name, *shape) for name, shape in reading.input_shapes.items())
@@ -115,12 +116,7 @@ def content_of(network: Network, unread: Mapping[str, ArrayLike]) -> tuple[objec
     settings = reading.expand, reading.real, reading.rounds, limits, shapes, values, extents
     texts = [repr(settings), repr(sorted(network.pairs.items())), *described(network.graph)]
     for label in sorted(unread):
-        array = unread[label]
-        if isinstance(array, jax.ShapeDtypeStruct):
-            texts += label, repr(array)
-        else:
-            x = np.asarray(array)
-            texts += label, f"{x.dtype}{x.shape}", hashlib.sha256(x.tobytes()).hexdigest()
+        texts += label, *_texts_of_array(unread[label])
     objects: list[object] = []
     for item in network.frontend.content():
         if isinstance(item, str | bytes):
@@ -133,6 +129,14 @@ def content_of(network: Network, unread: Mapping[str, ArrayLike]) -> tuple[objec
         rule = reading.rules[name]
         objects += name, rule.infer, rule.lower, rule.work
     return hashlib.sha256("\0".join(texts).encode()).hexdigest(), *objects
+
+
+def _texts_of_array(array: ArrayLike) -> tuple[str, ...]:
+    """Return the type and a digest of the items of an array, or only the repr of a type."""
+    if isinstance(array, jax.ShapeDtypeStruct):
+        return (repr(array),)
+    x = np.asarray(array)
+    return f"{x.dtype}{x.shape}", hashlib.sha256(x.tobytes()).hexdigest()
 
 
 def compiler_versions() -> tuple[str, ...]:

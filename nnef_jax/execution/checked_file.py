@@ -72,8 +72,8 @@ def read_checked(path: str, *, mapped: bool) -> memoryview | None:
     """
     try:
         with protected_files.without_noting(), files.open_regular(path, ArchiveError) as file:
-            content_size = max(0, os.fstat(file.fileno()).st_size - HEADER)
-            expected_start = _start(content_size)
+            file_size = os.fstat(file.fileno()).st_size
+            expected_start = _start(max(0, file_size - HEADER))
             if file.read(len(expected_start)) != expected_start:
                 # Another program wrote the file, or the file is incomplete.
                 return None
@@ -82,8 +82,8 @@ def read_checked(path: str, *, mapped: bool) -> memoryview | None:
     except (OSError, ValueError):
         # There is no file. `open_regular` raises ArchiveError, a ValueError, for a device.
         return None
-    content = data[HEADER:]
     stored_digest = data[len(expected_start) : HEADER].tobytes()
+    content = data[HEADER:]
     if stored_digest != _digest(path, expected_start, [content]):
         return None
     return content
@@ -162,9 +162,8 @@ def _chunks(parts: Iterable[bytes | memoryview]) -> Iterator[list[memoryview]]:
 
     A piece is a part, or a section of a part.
     """
-    pieces: list[memoryview] = []
-    # The chunk to which `pieces` belong has room for this many further bytes.
-    free_bytes = _CHUNK
+    pieces: list[memoryview] = []  # of the current chunk
+    free_bytes = _CHUNK  # the bytes that the current chunk lacks
     for part in parts:
         remainder = memoryview(part)
         while remainder:

@@ -32,9 +32,9 @@ def remarks(definition: Definition, graph: Graph) -> list[str]:
     whether weights are converted to float32 in each call.
     """
     target = definition.target(default_platform())
-    integer_operations = target.in_integers
+    names_in_integers = target.in_integers
     rates = target.rates
-    if integer_operations is None or rates is None:
+    if names_in_integers is None or rates is None:
         return []
     remark = "products of {} are computed in float32, which this machine's profile says is as fast"
     lines: list[str] = []
@@ -43,10 +43,11 @@ def remarks(definition: Definition, graph: Graph) -> list[str]:
         if definition.options.precision is None:
             lines.append("weights are stored in bfloat16, and widened in each call")
     if not rates.multiplies_bytes:
-        # The second argument tells whether the machine multiplies bytes fast.
-        if_fast = integer_operations(graph, True)
-        if_slow = integer_operations(graph, False)
-        if if_fast > if_slow:
+        # The second argument tells whether the machine multiplies bytes fast. If it did, more
+        # operations might be computed in integers.
+        names_if_fast = names_in_integers(graph, True)
+        names_if_slow = names_in_integers(graph, False)
+        if names_if_fast > names_if_slow:
             lines.append(remark.format("8 bits"))
     return lines
 

@@ -128,13 +128,14 @@ class Definition:
             stored: whether to leave the parameters on their devices, instead of putting them on
                 the mesh.
 
-        Prepared values are dropped if `all` or `stored` is true. Raises InputError if the
-        parameters do not fit the graph.
+        If `params` are prepared, the result is prepared too, unless `all` or `stored` is true.
+        Raises InputError if the parameters do not fit the graph.
         """
         if isinstance(params, Prepared):
             raw_params = params.checked_for(self).params
             bound = bind_variables("params", raw_params, self.parameters, self.needed_labels)
-            return bound if all or stored else params.with_params(bound)
+            drops_prepared_values = all or stored
+            return bound if drops_prepared_values else params.with_params(bound)
         bound = bind_variables("params", params, self.parameters, self.needed_labels)
         if not stored and self.layout:
             bound = self.layout.put_params(bound)
@@ -180,13 +181,7 @@ class Definition:
         """Run one cycle, and return the outputs, the next state, and the captured tensors."""
         graph, results = self._graph_and_results(inputs, probe, state)
         if probe.capture:
-            labels = self._labels_read(graph, results)
-            missing = [label for label in labels if label not in params]
-            if missing:
-                names = ", ".join(map(repr, missing))
-                message = f"captures need {names}, which params does not have"
-                hint = "after load(..., unused=True) model.params has all parameters of the graph"
-                raise InputError(message, hint=hint)
+            self._require_params(params, graph, results)
         arrays = self.tensors(graph, params, state, inputs, results, probe.edited(graph))
         captures: dict[str, Any] = {}
         for name, value in probe.captured(graph).items():
@@ -197,14 +192,24 @@ class Definition:
         next_state = {state.label: jnp.asarray(arrays[state.update]) for state in graph.states}
         return outputs, next_state, captures
 
+    def _require_params(self, params: Arrays, graph: Graph, results: list[Value]) -> None:
+        """Raise InputError if `params` lacks a parameter on which captured tensors depend."""
+        labels = self._labels_read(graph, results)
+        missing = [label for label in labels if label not in params]
+        if missing:
+            names = ", ".join(map(repr, missing))
+            message = f"captures need {names}, which params does not have"
+            hint = "after load(..., unused=True) model.params has all parameters of the graph"
+            raise InputError(message, hint=hint)
+
     def scanned_cycles(
         self, params: Arrays, state: Arrays, inputs: Inputs, probe: Probe
     ) -> Results:
         """Run a cycle for each index of the inputs' first axis, by `lax.scan`.
 
         A cycle takes the state that the previous cycle returned. Returns the outputs, the last
-        state and the captured tensors. The first axis of each output and captured tensor is
-        that of the cycles.
+        state and the captured tensors. Outputs and captured tensors have a new first axis, the
+        axis of the cycles.
         """
         self._require_constant_shapes(state, inputs)
 
@@ -253,10 +258,9 @@ class Definition:
     def computed_initial_states(
         self, params: Arrays, state: Arrays, graph: Graph, inputs: Arrays
     ) -> dict[str, Any]:
-        """Compute the initial values of state variables that depend on inputs of the first cycle.
+        """Compute the initial values that depend on inputs of the first cycle, by label.
 
-        The result has these initial values by label. `inputs` has by name the inputs on which
-        they depend.
+        `inputs` has the inputs on which initial values of state variables depend, by name.
         """
         initial_values = {
             variable.label: variable.initial
@@ -268,7 +272,7 @@ class Definition:
         return {label: jnp.asarray(arrays[value]) for label, value in initial_values.items()}
 
     def tensors(self, graph: Graph, *arguments: Any) -> dict[Value, Any]:
-        """Compute tensors of a graph by `lowering.trace`, to which `arguments` are passed.
+        """Compute tensors of a graph by `lowering.trace`. The further arguments are passed to it.
 
         If this fails, the error names a line of the document.
         """
@@ -289,10 +293,10 @@ class Definition:
     def _graph_and_results(
         self, inputs: Inputs, probe: Probe, state: Arrays
     ) -> tuple[Graph, list[Value]]:
-        """Return the graph for the shapes of inputs and state, and its tensors to compute.
+        """Return the graph for the shapes of inputs and state, and the tensors to compute.
 
-        The tensors are the outputs and the next states, unless the probe leaves them out, and
-        the captured tensors.
+        The tensors are the outputs, the next states and the captured tensors. The probe may leave
+        the outputs and the next states out.
         """
         graph = self.specialised(state, inputs)
         tensors: list[Value] = []
@@ -321,20 +325,21 @@ class Definition:
     ) -> Results:
         """Compute `function` within a trace of jax, whose platform may not be known yet.
 
-        `function` is a method of this object, such as `cycle`. If passes are in use, it becomes
-        one primitive. jax lowers the primitive when the platform is known, and the passes
+        `function` is a method of this object, such as `cycle`. If passes are in use, the function
+        becomes one primitive. jax lowers the primitive when the platform is known, and the passes
         rewrite it then.
         """
         raw_params = params
         preparation = None
         if isinstance(params, Prepared):
             raw_params = params.params
-            has_probe = probe.edits or probe.capture
-            if not has_probe:
+            # Values are prepared for the network without edits and captures.
+            has_edits_or_captures = probe.edits or probe.capture
+            if not has_edits_or_captures:
                 preparation = params.values.get(function.__name__)
         arguments = raw_params, self.state_of(state), list(map(jnp.asarray, inputs)), probe
-        # The passes for CPUs choose kernels by these rates. The rates are those measured on the
-        # host if the host's CPU is jax's default device.
+        # The passes for CPUs choose kernels by these rates. If the host's CPU is jax's default
+        # device, the rates are those of the host.
         rates = host_profile.rates(self.network.graph, self.options, default_platform())
         about = self.about._replace(rates=rates)
 
@@ -366,9 +371,10 @@ class Definition:
         return bool(self.optimize) and platform == "cpu"
 
     def target(self, platform: str, devices: int = 1) -> Target:
-        """Return the target for which calls are lowered: passes, platform, number of devices.
+        """Return the target for which calls are lowered.
 
-        If the network is not optimised, the target has no passes.
+        `devices` is the number of devices. If the network is not optimised, the target has no
+        passes.
         """
         from lowering import target_of
 

@@ -101,7 +101,8 @@ class DiskCache:
             # below.
             with suppress(Exception):
                 # One thread loads the code, which takes 0.1 s for ResNet-50. At the same time this
-                # thread computes the digest of the parameters, which also takes 0.1 s.
+                # thread prepares the values, so that they are in the cache of prepared values when
+                # the caller asks for them. The digest of the parameters takes 0.1 s too.
                 with ThreadPoolExecutor(1) as pool:
                     loading = pool.submit(load_call)
                     values_of(preparation)
@@ -136,13 +137,13 @@ class DiskCache:
                 missing.append(i)
             else:
                 read_arrays[i] = array
-        computed = parts.computed(missing, parameters) if missing else []
+        computed_values = parts.computed(missing, parameters) if missing else []
         # Within a trace, jax would return tracers. In this context it returns arrays.
         with jax.ensure_compile_time_eval():
             values: dict[int, jax.Array] = jax.device_put(read_arrays)
         for i in read_arrays:
             _mark_used(paths[i])
-        for i, value in zip(missing, computed, strict=True):
+        for i, value in zip(missing, computed_values, strict=True):
             values[i] = value
             self._keep(partial(checked_file.write_array, paths[i], np.asarray(value)))
         return [values[i] for i in chosen]
@@ -154,8 +155,8 @@ class DiskCache:
         read_indices = recipe.reads(chosen)
         read_parameters = [np.asarray(parameters[i]) for i in read_indices]
         read_digests = checked_file.digests_of(read_parameters)
-        # The recipe takes a digest for each parameter. Only the parameters that it reads need one,
-        # and all others have an empty text.
+        # `recipe.digests` takes a digest for each parameter. Parameters that the recipe does not
+        # read have an empty digest.
         parameter_digests = [""] * len(parameters)
         for i, digest in zip(read_indices, read_digests, strict=True):
             parameter_digests[i] = digest
@@ -191,7 +192,7 @@ def _mark_used(path: str) -> None:
 
 
 def _reason(error: Exception) -> object:
-    """Return an error's text without the path of a file, or the error if it has no such text.
+    """Return the `strerror` of an error, which lacks the path of the file, or else the error.
 
     The path may belong to a temporary file, which users do not know.
     """
@@ -219,8 +220,8 @@ def _folder(directory: str | os.PathLike[str]) -> str:
 class _StoredPreparation:
     """The part of a split that prepares parameters, as it is stored in a file.
 
-    `load` returns an executable that computes the values, and is called at its first use. If
-    `load` is None, numpy computes the values.
+    The fields `sources` and `recipe` are those of the split. `load` loads the executable that
+    computes the values. If `load` is None, numpy computes the values.
     """
 
     sources: Sequence[int | None]
@@ -247,9 +248,9 @@ def _write(
     none.
     """
     preparation = None
-    value_count = split.sources.count(None)
-    if value_count and not split.is_by_numpy(parameters):
-        preparation = _serialized(split.compiled(range(value_count), parameters))
+    computed_count = split.sources.count(None)  # the other prepared values are parameters
+    if computed_count and not split.is_by_numpy(parameters):
+        preparation = _serialized(split.compiled(range(computed_count), parameters))
     content = pickle.dumps((split.sources, split.recipe, preparation, _serialized(call)))
     checked_file.write_checked(path, [content])
 
@@ -275,13 +276,14 @@ def _read(
         return None
     try:
         sources, recipe, preparation, call = pickle.loads(content)
-        # The prepared values are a list, with an item for each source that is None.
+        # The executable returns the computed values as a list. Their sources are None.
         values_tree = jax.tree.structure([0] * sources.count(None))
     except Exception:
         # Another program may have written the file. For its bytes, pickle may raise any exception.
         return None
     load_preparation = None
     if preparation is not None:
+        # The executable is loaded at its first use, and cached.
         load_preparation = cache(partial(_loaded, preparation, values_tree, device))
     load_call = partial(_loaded, call, tree, device)
     return _StoredPreparation(sources, recipe, load_preparation), load_call

@@ -53,9 +53,10 @@ class Entry:
 
     @property
     def time_axes(self) -> int:
-        """Return how many axes an input of the call has before the axes of the network's input.
+        """Return the number of leading axes of the inputs that count cycles.
 
-        The number is 1 for "map" and "scan", and otherwise 0.
+        The number is 1 for "map" and "scan", whose inputs have one axis more than the network's
+        inputs. Otherwise it is 0.
         """
         return 1 if self.name in ("map", "scan") else 0
 
@@ -63,10 +64,9 @@ class Entry:
     def donated(self) -> tuple[int, ...]:
         """Return the positions of arguments whose memory the results may use.
 
-        A step may write the next state into the memory of the passed state, which follows the
-        prepared values and the inputs.
+        A step may write the next state into the memory of the passed state.
         """
-        position_of_state = 2
+        position_of_state = 2  # after the prepared values and the inputs
         donates_state = self.name == "step" and self.definition.options.donate_state
         return (position_of_state,) if donates_state else ()
 
@@ -101,9 +101,9 @@ class Entry:
     ) -> Any:
         """Return a jitted function of parameters, state, inputs and a probe.
 
-        `options` are the compiler's options. The network runs on `params_of(parameters)`
-        instead of the passed parameters. If the jitted function is called within a caller's
-        trace, parameters whose values are known are prepared for the trace's platform.
+        `options` are the compiler's options. The network runs on `params_of(parameters)`. If the
+        jitted function is called within a caller's trace, parameters that are not tracers are
+        prepared for the trace's platform.
         """
         definition = self.definition
         compute = partial(definition.compute_in_trace, self.function)
@@ -161,11 +161,17 @@ class Entry:
         return self.definition.specialised(state, inputs, time_axes=self.time_axes)
 
     def lowered(self, arguments: Lists) -> tuple[Entry, Lists]:
-        """Return the call that passes rewrite, with its arguments: this one."""
+        """Return the call that passes rewrite, and its arguments.
+
+        The passes rewrite this call. For a routine they rewrite one of its steps.
+        """
         return self, arguments
 
     def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function to compile, made from the call that passes have rewritten."""
+        """Return the function to compile, made from the call that passes have rewritten.
+
+        The function is the call itself. For a routine it is a function that repeats the call.
+        """
         return call
 
     def tree(self, graph: Graph, arguments: Lists) -> Any:
@@ -173,7 +179,7 @@ class Entry:
 
         `graph` must be the network's graph for the shapes of the call.
         """
-        # The numbers stand for the arrays, of which the structure does not depend.
+        # A number stands for each array, since any leaf gives the same structure.
         outputs = [0] * len(graph.outputs)
         next_state = {state.label: 0 for state in graph.states}
         return jax.tree.structure(self.result((outputs, next_state, {})))
@@ -181,13 +187,13 @@ class Entry:
     def result(self, results: Results, probe: Probe = NOTHING) -> Any:
         """Pack the results of a call into the object that a user gets.
 
-        It is a tuple of the outputs, the next state and the captured tensors. The next state is
-        left out if the call takes no state, and the captured tensors if the user asked for
-        none. If only the outputs are left, they are returned without a tuple.
+        The object is a tuple of the outputs, the next state and the captured tensors. The next
+        state is left out if the call takes no state, and the captured tensors if the user asked
+        for none. If only the outputs are left, they are returned without a tuple.
         """
         outputs, next_state, captures = results
         if not probe.results:
-            return captures
+            return captures  # the user asked only for captured tensors
         parts: list[Any] = [results_of(self.definition.network.graph)(outputs)]
         if self.takes_state:
             parts.append(next_state)
@@ -208,23 +214,24 @@ def results_of(graph: Graph) -> Callable[..., Any]:
     for i, value in enumerate(graph.outputs):
         # If a tensor is an output twice, its name stands for the first of the two outputs.
         indices.setdefault(value, i)
-    aliases: dict[str, int] = {}
+    index_by_name: dict[str, int] = {}
     for alias, value in graph.aliases.items():
         if value in indices:
-            aliases[alias] = indices[value]
+            index_by_name[alias] = indices[value]
     for value, i in indices.items():
-        aliases[value.name] = i
-    other_names = sorted(aliases.keys() - set(names))
-    alias_indices = tuple((name, aliases[name]) for name in other_names)
+        index_by_name[value.name] = i
+    # The names of the outputs are fields of the namedtuple. All other names are aliases.
+    aliases = sorted(index_by_name.keys() - set(names))
+    alias_indices = tuple((alias, index_by_name[alias]) for alias in aliases)
     return _namedtuple(names, alias_indices)._make
 
 
 @cache
 def _namedtuple(names: tuple[str, ...], aliases: tuple[tuple[str, int], ...]) -> Any:
-    """Return a class of namedtuples with the fields `names`. Its instances can be pickled.
+    """Return a class of namedtuples with the fields `names`, whose instances can be pickled.
 
-    A member of an instance can also be taken by its name or an alias, as in `outputs["y"]`.
-    `aliases` has pairs of an alias and the index of its member.
+    A field can also be read by a name or an alias in brackets, as in `outputs["y"]`. `aliases` has
+    pairs of an alias and the index of a field.
     """
     cls: Any = namedtuple("Outputs", names, rename=True)  # pyright: ignore[reportUntypedNamedTuple]
     indices = dict(aliases)

@@ -50,8 +50,7 @@ class Store:
     """The compiled and jitted functions of a network, for one set of options.
 
     Args:
-        compiled: the executables. The key of an executable has the entry, the place and the
-            shapes.
+        compiled: the executables, by entry, place and shapes.
         functions: functions that are jitted for any parameters, by entry. This cache also has
             the compiler options, by platform.
     """
@@ -66,6 +65,7 @@ class Store:
 
 
 def _copy_values(source: Once, target: Once) -> None:
+    """Add the values of one cache to another cache."""
     # Other threads may add values during the loop, so the loop runs over a copy.
     items = [*source.values.items()]
     for key, value in items:
@@ -82,9 +82,10 @@ class Executables:
     loaded from the folder `cache_dir` of the options.
 
     The option `max_executables` bounds the number of executables in memory. If there are more,
-    the least recently used ones are dropped. To jax this object is the static part of a model:
-    two objects are equal if their definitions are equal. A pickle of this object has no
-    executables.
+    the least recently used ones are dropped.
+
+    To jax this object is the static part of a model: two objects are equal if their definitions
+    are equal. A pickle of this object has no executables.
     """
 
     def __init__(self, definition: Definition, stores: Stores | None = None) -> None:
@@ -118,9 +119,9 @@ class Executables:
         """
         other = Executables(definition, self._stores)
         options = definition.options
-        resized = replace(self.definition.options, max_executables=options.max_executables)
-        differs_only_in_size = resized == options
-        if differs_only_in_size and other._store is not self._store:
+        resized_options = replace(self.definition.options, max_executables=options.max_executables)
+        differ_at_most_in_size = resized_options == options
+        if differ_at_most_in_size and other._store is not self._store:
             other._store.copy_from(self._store)
         return other
 
@@ -178,14 +179,7 @@ class Executables:
             if not definition.has_kernels(platform):
                 return {}
             try:
-                graph = definition.network.example()
-                variables = *graph.parameters, *graph.states
-                types = {variable.label: array_type(variable.value) for variable in variables}
-                labels = (*definition.labels, *definition.states)
-                arrays = {label: types[label] for label in labels}
-                inputs = [array_type(value) for value in graph.inputs]
-                entry = Entry(definition, "outputs")
-                split, _call = self.lower(entry, arrays, (inputs,), platform)
+                split = self._split_of_example(platform)
             except NnefError:
                 # The network has no example of its open extents.
                 return {}
@@ -197,11 +191,24 @@ class Executables:
             options = self._store.functions.get(("options", platform), make_options)
         return options | (layout.compiler_options if layout else {})
 
+    def _split_of_example(self, platform: str) -> Split:
+        """Lower the kind of call `outputs` for the shapes of the network's example."""
+        definition = self.definition
+        graph = definition.network.example()
+        variables = *graph.parameters, *graph.states
+        types = {variable.label: array_type(variable.value) for variable in variables}
+        labels = (*definition.labels, *definition.states)
+        arrays = {label: types[label] for label in labels}
+        inputs = [array_type(value) for value in graph.inputs]
+        entry = Entry(definition, "outputs")
+        split, _call = self.lower(entry, arrays, (inputs,), platform)
+        return split
+
     def jitted_routine(self, entry: RoutineEntry) -> Any:
         """Return a jitted function of parameters and the arguments of a routine.
 
-        It is for arrays that are divided over a mesh or lie on several devices, and for settings
-        of jax under which a network is not optimised.
+        The function is for arrays that are divided over a mesh or lie on several devices, and for
+        settings of jax under which a network is not optimised.
         """
 
         def make_function() -> Any:
@@ -212,6 +219,7 @@ class Executables:
         return self._store.functions.get((entry.name, debugs_or_disables_jit()), make_function)
 
     def _run_step(self, entry: Entry, params: Any, state: Any, inputs: Any) -> Any:
+        """Run a step by its jitted function, without edits and captures."""
         return self.jitted(entry)(params, state, inputs, NOTHING)
 
     def get(
@@ -238,11 +246,10 @@ class Executables:
             key: the entry, the place and the shapes.
             keeps_values: whether prepared values are stored on disk.
         """
-        # The cache of prepared values has only weak references to them. This list keeps the values
-        # alive until the executable is bound to them.
+        # The cache of prepared values has only weak references to the values. This list keeps the
+        # values alive until the executable is bound to them.
         live_values: list[Any] = []
         parameters = [*arrays.values()]
-
         disk = self._disk_for(place)
 
         def values_of(parts: Preparing) -> tuple[jax.Array, ...]:
@@ -259,10 +266,10 @@ class Executables:
             split_and_jit = partial(self._split_and_jit, entry, arrays, arguments, place)
             if disk is not None:
                 graph = entry.specialised(arrays, arguments)
-                name = self._key(entry, graph, arrays, arguments, place)
+                disk_key = self._key(entry, graph, arrays, arguments, place)
                 tree = entry.tree(graph, arguments)
                 return disk.get(
-                    name, place.device, parameters, arguments, tree, split_and_jit, values_of
+                    disk_key, place.device, parameters, arguments, tree, split_and_jit, values_of
                 )
             parts, run = split_and_jit()
             if not is_traced():
@@ -291,15 +298,16 @@ class Executables:
         platform: str,
         devices: int = 1,
     ) -> tuple[Split, Callable[..., Any]]:
-        """Lower a kind of call for devices of a platform. Return its split and a function.
+        """Lower a kind of call for devices of a platform. Return a split, and the call.
 
-        The function computes the call from prepared values and `arguments`. Arrays and
-        arguments may be types. Nothing is compiled, so the host needs no device of the
-        platform.
+        The returned call is a function of prepared values and `arguments`. Arrays and arguments
+        may be types. Nothing is compiled, so the host needs no device of the platform.
+        `devices` is the number of devices.
         """
         definition = self.definition
-        run_on_lists = entry.of_lists([*arrays])
+        labels = [*arrays]
         parameters = [*arrays.values()]
+        run_on_lists = entry.of_lists(labels)
         traced: Any = jax.make_jaxpr(run_on_lists, return_shape=True)(parameters, *arguments)
         closed_jaxpr, result_types = traced
 
@@ -330,10 +338,10 @@ class Executables:
         arguments: Sequence[Any],
         place: Placement,
     ) -> tuple[Split, jax.stages.Wrapped]:
-        """Lower a kind of call. Return its split, and the call as a jitted function.
+        """Lower a kind of call. Return the split, and the call as a jitted function.
 
-        The function has suitable compiler options. With the option `autotune` they are found by
-        trial.
+        The function has compiler options that suit the call. With the option `autotune` the
+        compiler options are chosen by trial.
         """
         definition = self.definition
         platform = place.device.platform
@@ -367,9 +375,10 @@ class Executables:
         *,
         measures: bool = True,
     ) -> str:
-        """Return the cache key of an executable.
+        """Return the key of an executable in the cache on disk.
 
-        `measures` tells whether the host may be measured, since its rates are part of the key.
+        The choices that passes make by the host's rates are part of the key. `measures` tells
+        whether the host may be measured.
         """
         definition = self.definition
         device = place.device
@@ -389,7 +398,6 @@ def _by_trial(
     call: Callable[..., object], arguments: Sequence[object], candidates: Sequence[dict[str, str]]
 ) -> dict[str, str]:
     """Time a call with each set of compiler options in `candidates`, and return the fastest set."""
-
     compiled_calls: list[Callable[[], object]] = []
     for options in candidates:
         jitted: Any = jax.jit(call, compiler_options=options)
@@ -419,11 +427,11 @@ def fastest(runs: Sequence[Callable[[], object]]) -> int:
 
 
 def _in_trace_only(run: Callable[..., object], name: str) -> Callable[..., object]:
-    """Return a function that calls `run`, but raises RuntimeError outside of a trace.
+    """Return a function named `name` that calls `run`, but raises RuntimeError outside of a trace.
 
-    The returned function is named `name`. When jax searches for a NaN, and under
-    `jax.disable_jit`, jax runs the primitives of a jitted function one by one. In these cases
-    the network must run as it is written, because only then its operations have names.
+    When jax searches for a NaN, and under `jax.disable_jit`, jax runs the primitives of a jitted
+    function one by one. In these cases the network must run as it is written, because only then
+    the network's operations have names.
     """
 
     def in_trace(*arguments: object) -> object:

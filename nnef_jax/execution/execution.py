@@ -56,10 +56,10 @@ class Execution:
         self.types: Callable[..., list[Any]] = definition.types
         self.check_params: Callable[..., Any] = definition.check_params
         self.check_state: Callable[..., dict[str, Any]] = definition.check_state
-        # functions for use in a caller's trace, by entry and by `debugs_or_disables_jit`
+        # Functions for use in a caller's trace, by entry and by `debugs_or_disables_jit`.
         self._in_trace = Once()
-        # Bound executables. Each is stored under two keys: (entry, place, shapes), and the types of
-        # its inputs.
+        # Bound executables. Each has a key (entry, place, types of arguments). An executable of the
+        # kind `outputs` has a second key, which `_key_of_types` computes faster.
         self._recent = Once(definition.options.max_executables)
 
     @property
@@ -174,7 +174,7 @@ class Execution:
         call takes long.
         """
         if default_platform() != "cpu":
-            return self
+            return self  # only CPUs have kernels, whose compilation takes long
         entry = self.outputs
         place = self.arrays.place(inputs)
         if place is not None:
@@ -199,8 +199,10 @@ class Execution:
         try:
             key = _key_of_types(inputs)
             executable = recent.get(key)
-            # Each executable has two keys. If there are only two keys, there is no order to update.
-            if executable is not None and len(recent) > 2:
+            # Each executable has two keys. If there are only two keys, there is one executable, and
+            # no order of last use to update.
+            has_several_executables = len(recent) > 2
+            if executable is not None and has_several_executables:
                 recent.move_to_end(key)
             return executable
         except (AttributeError, TypeError, KeyError):
@@ -254,6 +256,7 @@ class Execution:
             return self._run_jitted(entry, params, state, inputs)
         executable = self._executable(entry, arguments, place)
         if not entry.takes_state:
+            # The next call with these types gets the executable from `executable_for`.
             are_arrays = all(isinstance(x, jax.Array) or type(x) is np.ndarray for x in arrays)
             if are_arrays:
                 self._recent.keep(_key_of_types(arrays), executable)
@@ -281,9 +284,9 @@ class Execution:
         return self._executable(entry, arguments, place)(*arguments)
 
     def _is_in_callers_trace(self) -> bool:
-        """Tell whether jax is tracing a function of the caller, and no array is a tracer.
+        """Tell whether jax is tracing a function of the caller, with the arrays as constants.
 
-        The arrays are those of the model. They are constants in the caller's function.
+        The arrays are those of the model. None of them is a tracer.
         """
         return is_traced() and not self.arrays.are_traced
 
@@ -295,7 +298,7 @@ class Execution:
         params_for_traced_calls = self.arrays.params_for_traced_calls
 
         def make_jitted() -> Any:
-            # The passed parameters, which are None, are not used.
+            # The call below passes None, which `params_of` replaces by the model's parameters.
             return entry.jitted(params_of=lambda _: params_for_traced_calls())
 
         run = self._in_trace.get((entry.name, debugs_or_disables_jit()), make_jitted)
@@ -322,11 +325,11 @@ class Execution:
     def program(
         self, entry: Entry, inputs: Inputs, platform: str, state_rows: int = 0
     ) -> tuple[Any, tuple[Any, ...]]:
-        """Return the function that a call runs on devices of a platform, and its arguments' types.
+        """Return the function that a call runs on devices of a platform, and types of arguments.
 
         The host needs no device of the platform, because the model's arrays and `inputs` may be
-        types. On a mesh the types have shardings. The function may be jitted or exported. The state
-        has `state_rows` items of the batch, or if this is 0 as many as the model's state.
+        types. On a mesh the returned types have shardings. The function may be jitted or exported.
+        The state has `state_rows` items of the batch, or if this is 0 as many as the model's state.
         """
         params, state = self.arrays.types()
         layout = self.definition.layout
@@ -339,7 +342,8 @@ class Execution:
                 state[label] = type.update(sharding=sharding)
         if layout:
             inputs = layout.typed(self.network.graph.inputs, inputs, entry.time_axes)
-        if layout is None or layout.place is not None:
+        may_prepare = layout is None or layout.place is not None
+        if may_prepare:
             arrays = params if entry.takes_state else params | state
             arguments = entry.arguments(state, inputs)
             devices = layout.mesh.size if layout else 1
@@ -349,15 +353,12 @@ class Execution:
                 replicated = layout.place.where
                 value_types = [type.update(sharding=replicated) for type in value_types]
             return call, (value_types, *arguments)
-        prepared = params
-        if layout.divisions:
-            shardings = layout.divided_shardings()
-            divided_params = {label: params[label] for label in shardings}
-            divided_types: dict[str, Any] = jax.eval_shape(layout.with_axes, divided_params)
-            for label, sharding in shardings.items():
-                divided_types[label] = divided_types[label].update(sharding=sharding)
-            prepared = Prepared(params, divided_types, self.definition)
-        return partial(_without_probe, entry.jitted()), (prepared, state, list(inputs))
+        # Nothing is prepared, since parameters are sharded or the mesh has Explicit axes. But
+        # tensor parallelism may divide parameters.
+        params_and_divided: Params = params
+        if layout and layout.divisions:
+            params_and_divided = Prepared(params, layout.divided_types(params), self.definition)
+        return partial(_without_probe, entry.jitted()), (params_and_divided, state, list(inputs))
 
     def _place(self, arrays: Inputs) -> Placement | None:
         """Return the device or sharding on which jax computes a call, or None if jax decides.
@@ -378,9 +379,10 @@ class Execution:
         executable = self._recent.values.get(key)
         if executable is None:
             arrays = self._arrays_read(entry, place)
-            is_from_file = not self.arrays.from_user
+            # Values that are prepared from a user's parameters are not stored on disk.
+            are_from_file = not self.arrays.from_user
             executable = self.executables.get(
-                entry, arrays, arguments, place, key, keeps_values=is_from_file
+                entry, arrays, arguments, place, key, keeps_values=are_from_file
             )
         return self._recent.keep(key, executable)
 
@@ -439,13 +441,15 @@ class Execution:
             culprits = not_finite(input=by_name, state=state_before, params=unprepared)
             for name in culprits:
                 error.add_note(f"{name} has one before the network runs")
-            if entry.time_axes and not culprits:
-                with jax.disable_jit():  # Otherwise jax does not look for the NaN inside a scan.
+            has_loop = entry.time_axes > 0
+            if has_loop and not culprits:
+                # Without jit jax looks for the NaN inside the loop too, and raises a better error.
+                with jax.disable_jit():
                     self.executables.jitted(entry)(*arguments)
             raise
 
     def prepare(self, params: ByLabel, inputs: Inputs, state: ByLabel | None = None) -> Prepared:
-        """Return parameters together with the values that a cycle computes from them.
+        """Return parameters together with the values that a cycle computes only from parameters.
 
         The cycle has inputs with the types of `inputs`. `state` is the state before the cycle,
         by default the initial state.

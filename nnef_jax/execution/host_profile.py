@@ -58,11 +58,13 @@ def rates(
 ) -> MachineProfile:
     """Return the rates of a machine, by which passes choose layouts and kernels.
 
-    If a context has set rates (`held_profile`), these are returned. Otherwise the host's own
-    rates are returned for the platform "cpu", and the rates that the package ships for other
-    platforms. The host's rates are read from the folder `cache_dir` of the options, by default
-    from the user's cache folder. If the folder has no rates of the host, the host is measured,
-    provided that the graph is large and `measures` is true.
+    If a context has set rates (`held_profile`), they are returned. Otherwise the host's rates are
+    returned for the platform "cpu", and the rates that the package ships for other platforms.
+
+    The host's rates are read from the folder `cache_dir` of the options, by default from the
+    user's cache folder. If the folder has no rates of the host, the host is measured, provided
+    that the graph is large and `measures` is true. Otherwise the rates that the package ships are
+    returned.
     """
     held = held_profile()
     if held:
@@ -174,8 +176,8 @@ def _host_identity() -> tuple[str, ...]:
 def threads() -> int:
     """Return the number of threads that can run at the same time.
 
-    The process may use a number of cores, and may have a quota of processor time, which is
-    counted in cores. The result is the smaller of the two numbers.
+    This is the smaller of two numbers: the cores that the process may use, and the quota of
+    processor time, counted in cores.
     """
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
@@ -196,9 +198,10 @@ def quota(root: str = "/sys/fs/cgroup") -> int:
         with suppress(OSError, ValueError, ArithmeticError):
             texts = [Path(root, name).read_text("ascii") for name in names]
             # The text "150000 100000" allows 150000 us of processor time in each period of 100000
-            # us, which are 1.5 cores. Without a limit the first word is -1 in version 1, and "max"
-            # in version 2. `int` raises ValueError for "max".
+            # us, which are 1.5 cores.
             allowed, period = map(int, " ".join(texts).split())
+            # Without a limit the first word is -1 in version 1. In version 2 it is "max", for which
+            # `int` raises ValueError.
             if allowed > 0:
                 return math.ceil(allowed / period)
     return _NO_QUOTA

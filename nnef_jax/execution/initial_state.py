@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from lowering.graph import Graph
 from nnef_jax.errors import InputError
 from nnef_jax.execution.definition import Inputs
 from nnef_jax.execution.execution import Execution
@@ -16,9 +17,9 @@ from nnef_jax.execution.execution import Execution
 def first_state(execution: Execution, inputs: Callable[[], Inputs]) -> dict[str, jax.Array]:
     """Return the state before the first cycle, by label.
 
-    The function `inputs` returns the inputs of the first cycle, as arrays or types. It is
-    called only if an initial value is computed from inputs. Raises InputError if it returns
-    a type for an input whose values are needed.
+    The function `inputs` returns the inputs of the first cycle, as arrays or types. The function
+    is called only if an initial value is computed from inputs. Raises InputError for an input
+    whose values are needed, but of which there is only a type.
     """
     stored = dict(execution.arrays.initial_state())
     network = execution.network
@@ -29,18 +30,27 @@ def first_state(execution: Execution, inputs: Callable[[], Inputs]) -> dict[str,
         return stored
     input_arrays = inputs()
     graph = network.specialise([x.shape for x in input_arrays])
-    initial_values = [state.initial for state in graph.states if state.initial is not None]
-    needed = graph.dependencies(initial_values)
-    needed_inputs: dict[str, Any] = {}
-    for value, x in zip(graph.inputs, input_arrays, strict=True):
-        if value in needed:
-            needed_inputs[value.name] = x
-    for name, x in needed_inputs.items():
-        if isinstance(x, jax.ShapeDtypeStruct):
-            message = f"the initial state is computed from input '{name}'"
-            hint = "give the inputs of the first cycle: model.init_state(x)"
-            raise InputError(message, hint=hint)
+    needed_inputs = _needed_inputs(graph, input_arrays)
     params = execution.arrays.parameters()
     computed = execution.executables.computed_initial_states(params, stored, graph, needed_inputs)
     states = {**stored, **computed}
     return {state.label: states[state.label] for state in graph.states}
+
+
+def _needed_inputs(graph: Graph, inputs: Inputs) -> dict[str, Any]:
+    """Return the inputs from which initial values are computed, by name.
+
+    Raises InputError if there is only the type of such an input.
+    """
+    initial_values = [state.initial for state in graph.states if state.initial is not None]
+    needed = graph.dependencies(initial_values)
+    arrays: dict[str, Any] = {}
+    for value, x in zip(graph.inputs, inputs, strict=True):
+        if value not in needed:
+            continue
+        if isinstance(x, jax.ShapeDtypeStruct):
+            message = f"the initial state is computed from input '{value.name}'"
+            hint = "give the inputs of the first cycle: model.init_state(x)"
+            raise InputError(message, hint=hint)
+        arrays[value.name] = x
+    return arrays

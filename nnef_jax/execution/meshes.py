@@ -78,9 +78,9 @@ class Layout:
         return None if prepares_nothing else Placement(replicated, is_committed=True)
 
     def extent(self, shapes: Sequence[Sequence[int]], time_axes: int = 0) -> int | None:
-        """Return the extent of the batch from the shapes of a call's inputs.
+        """Return the extent of the batch, from the shapes of a call's inputs.
 
-        It is None if no input has the batch axis. The first `time_axes` axes of the shapes
+        None is returned if no input has the batch axis. The first `time_axes` axes of the shapes
         count time steps.
         """
         batch_axis = self.axis + time_axes
@@ -92,9 +92,10 @@ class Layout:
     def sharding_for(
         self, extent: int | None, shape: Sequence[int], time_axes: int = 0
     ) -> NamedSharding:
-        """Return the sharding of an input or output of a call whose batch has the extent `extent`.
+        """Return the sharding of an input or output of the shape `shape`.
 
-        `shape` is the shape of the array. Its first `time_axes` axes count time steps.
+        The array is sharded along its batch axis, if it has `extent` items along this axis, as many
+        as the call's batch. The first `time_axes` axes of the array count time steps.
         """
         batch_axis = self.axis + time_axes
         has_batch = len(shape) > batch_axis and shape[batch_axis] == extent
@@ -105,18 +106,19 @@ class Layout:
         return NamedSharding(self.mesh, spec)
 
     def of_state(self, label: str, extent: int | None, shape: Sequence[int]) -> NamedSharding:
-        """Return the sharding of a state in a call whose batch has the extent `extent`.
+        """Return the sharding of the state with a label, which has the shape `shape`.
 
-        `shape` is the shape of the state.
+        `extent` is the extent of the call's batch.
         """
         batch_sharding = self.sharding_for(extent, shape)
         state_spec = self._specs.get(label)
         if state_spec is None:
             return batch_sharding
-        # If both specs divide an axis, the entry of the state's own spec is taken. A spec may have
-        # fewer entries than the array has axes, so the spec of the batch is first filled with None.
+        # A spec may have fewer entries than the array has axes, so the spec of the batch is filled
+        # with None.
         missing_axes = len(shape) - len(batch_sharding.spec)
         names_by_axis = [*batch_sharding.spec, *[None] * missing_axes]
+        # If both specs divide an axis, the entry of the state's spec is taken.
         for axis, names in enumerate(state_spec):
             if names is not None:
                 names_by_axis[axis] = names
@@ -154,7 +156,7 @@ class Layout:
                 hint = "jax.device_put(x, NamedSharding(model's mesh, ...)) moves it"
                 raise InputError(f"{message}, and they are not the model's devices", hint=hint)
             if not self._has_hosts:
-                return jax.device_put(x, sharding)
+                return jax.device_put(x, sharding)  # all devices are on this host
         # jax asks for one shard after the other, and only for shards of this host's devices.
         array = np.asarray(x)
         return jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
@@ -167,11 +169,9 @@ class Layout:
         return arrays
 
     def divided(self, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """Reshape parameters by `with_axes`, and shard them along the divided factor.
+        """Reshape parameters by `with_axes`, and shard them along the divided factor, by label.
 
-        The result has by label only the parameters in which other factors precede the divided
-        factor of an axis. It leaves out parameters that are also sharded along the batch's
-        axes, since each call gathers and reshapes them.
+        Only the parameters of `divided_shardings` are reshaped and returned.
         """
         shardings: dict[str, NamedSharding] = {}
         for label, sharding in self.divided_shardings().items():
@@ -183,12 +183,15 @@ class Layout:
         return jax.jit(self.with_axes, out_shardings=shardings)(params_to_reshape)
 
     def divided_shardings(self) -> dict[str, NamedSharding]:
-        """Return the shardings of the parameters that `with_axes` reshapes, by label."""
+        """Return the shardings of the parameters that `with_axes` reshapes, by label.
+
+        A parameter is reshaped if other factors of its divided axis precede the divided factor.
+        Otherwise the stored parameter is divided already. A parameter that is also sharded along
+        the batch's axes is left out, since each call gathers and reshapes the parameter.
+        """
         shardings: dict[str, NamedSharding] = {}
         for label, division in self.divisions:
             spec = self._specs.get(label, PartitionSpec())
-            # If no factor precedes the divided factor, the stored parameter is divided already. If
-            # the parameter is sharded along the batch's axes, each call gathers and reshapes it.
             has_factor_before = division.before > 1
             is_gathered = has_names(spec, self.batch)
             if has_factor_before and not is_gathered:
@@ -198,11 +201,21 @@ class Layout:
                 shardings[label] = NamedSharding(self.mesh, divided_spec)
         return shardings
 
-    def with_axes(self, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """Reshape parameters: the divided axis becomes two axes, of which the second is divided.
+    def divided_types(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the types of the result of `divided`, from the types of parameters."""
+        shardings = self.divided_shardings()
+        params_to_reshape = {label: params[label] for label in shardings}
+        types: dict[str, Any] = jax.eval_shape(self.with_axes, params_to_reshape)
+        for label, sharding in shardings.items():
+            types[label] = types[label].update(sharding=sharding)
+        return types
 
-        The first of the two axes has the extent of the factors before the divided factor. If
-        the product of these factors is 3, an axis of extent 12 becomes axes of extents 3 and 4.
+    def with_axes(self, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """Reshape parameters, so that the divided axis becomes two axes.
+
+        The first of the two axes has the extent of the factors before the divided factor. The
+        second axis is divided. If the product of the factors before is 3, an axis of extent 12
+        becomes axes of extents 3 and 4.
         """
         arrays: dict[str, jax.Array] = {}
         for label, x in params.items():
@@ -216,8 +229,7 @@ class Layout:
     def division(self, label: str, is_reshaped: bool) -> Division | None:
         """Return how the parameter with a label is divided, or None if it is not divided.
 
-        `is_reshaped` tells whether the division is for the array that `with_axes` makes of the
-        parameter, instead of for the parameter itself.
+        `is_reshaped` tells whether `with_axes` has reshaped the parameter.
         """
         division = self._divisions.get(label)
         if division is None or not is_reshaped:
@@ -257,6 +269,7 @@ class Layout:
         """
         declared = network.graph.inputs
         if self._has_hosts:
+            # Each host passes a part of the batch, whose extent is not the declared one.
             inputs_of_host = tuple(map(self._with_open_batch, declared))
             network = replace(network, graph=replace(network.graph, inputs=inputs_of_host))
         arrays = bind_inputs(network, args, kwargs, leading=time_axes)
@@ -275,9 +288,9 @@ class Layout:
     def _with_open_batch(self, value: Value) -> Value:
         """Return an input of the graph with an unknown extent of its batch axis."""
         shape = list(value.type.shape)
-        if len(shape) <= self.axis:
+        has_batch_axis = len(shape) > self.axis
+        if not has_batch_axis:
             return value
-        # Each host passes a part of the batch, whose extent is not the declared one.
         shape[self.axis] = UNKNOWN
         return replace(value, type=replace(value.type, shape=tuple(shape)))
 
@@ -308,31 +321,41 @@ class Layout:
         if isinstance(x, jax.Array) and self._holds(x):
             return x
         if isinstance(x, Tracer):
-            is_in_shard_map = bool(jax.sharding.get_abstract_mesh().manual_axes)
-            if is_in_shard_map or not sharding.spec:
-                return x
-            self._require_divides(name, extent, self.parts)
-            if self._is_explicit:
-                # The sharding that the caller chose is a part of the tracer's type.
-                return x
-            names_by_axis: list[Any] = [_FREE] * x.ndim
-            for axis, names in enumerate(sharding.spec):
-                if names is not None:
-                    names_by_axis[axis] = names
-            spec = PartitionSpec(*names_by_axis)
-            return with_sharding_constraint(x, NamedSharding(self.mesh, spec))
+            return self._constrained(name, x, extent, sharding)
         if not self._has_hosts:
             if sharding.spec:
                 self._require_divides(name, extent, self.parts)
             return self.put(f"input '{name}'", x, sharding)
         if sharding.spec:
-            # If the batch had one item for each shard, this map would have the index of each item
-            # that is on this host. The number of these items is the number of shards on this host.
-            shape = (1,) * (self.axis + time_axes) + (self.parts,)
-            indices = sharding.addressable_devices_indices_map(shape)
-            shards = set(map(str, indices.values()))
-            self._require_divides(name, extent, len(shards))
+            self._require_divides(name, extent, self._shards_on_host(sharding, time_axes))
         return jax.make_array_from_process_local_data(sharding, np.asarray(x))
+
+    def _shards_on_host(self, sharding: NamedSharding, time_axes: int) -> int:
+        """Return the number of shards of the batch that are on devices of this host."""
+        # If the batch had one item for each shard, this map would have the index of each item that
+        # is on this host. Several devices may have the same item.
+        shape = (1,) * (self.axis + time_axes) + (self.parts,)
+        indices = sharding.addressable_devices_indices_map(shape)
+        return len(set(map(str, indices.values())))
+
+    def _constrained(self, name: str, x: Any, extent: int | None, sharding: NamedSharding) -> Any:
+        """Constrain the batch axis of a tracer to a sharding. Other axes stay free.
+
+        Raises InputError if the batch, which has `extent` items, cannot be divided into equal
+        parts.
+        """
+        is_in_shard_map = bool(jax.sharding.get_abstract_mesh().manual_axes)
+        if is_in_shard_map or not sharding.spec:
+            return x  # the tracer is one shard, or has no batch
+        self._require_divides(name, extent, self.parts)
+        if self._is_explicit:
+            return x  # the sharding that the caller chose is a part of the tracer's type
+        names_by_axis: list[Any] = [_FREE] * x.ndim
+        for axis, names in enumerate(sharding.spec):
+            if names is not None:
+                names_by_axis[axis] = names
+        spec = PartitionSpec(*names_by_axis)
+        return with_sharding_constraint(x, NamedSharding(self.mesh, spec))
 
     @cached_property
     def is_attached(self) -> bool:
@@ -402,11 +425,10 @@ class Layout:
         return dict(self.specs)
 
     def gathered(self, params: Params) -> Params:
-        """Add constraints that gather parameters along the batch's axes before they are used.
+        """Gather parameters that are sharded along the batch's axes, before they are used.
 
-        Fully sharded parameters are sharded along these axes. Without the constraints, XLA's
-        partitioner might divide the computation along these axes too. The constraints hold for
-        derivatives as well: derivatives by a parameter are sharded like the parameter.
+        Without the constraints of this function, XLA's partitioner might divide the computation
+        along these axes too. Derivatives by a parameter are sharded like the parameter.
         """
         if isinstance(params, Prepared):
             return replace(params, params=self.gathered(params.params))
@@ -414,8 +436,8 @@ class Layout:
         for label, x in params.items():
             spec = self.of_parameter(label).spec
             gathered_spec = PartitionSpec(*[_without(names, self.batch) for names in spec])
-            # A constraint also holds for the derivative. With this first constraint, the derivative
-            # by the parameter is sharded like the parameter.
+            # A constraint also holds for the derivative by the parameter, which this first
+            # constraint shards like the parameter.
             x = with_sharding_constraint(x, NamedSharding(self.in_use(), spec))
             if gathered_spec != spec:
                 # The second constraint gathers the parameter for the computation.
@@ -430,7 +452,10 @@ def has_names(spec: PartitionSpec, names: Sequence[str]) -> bool:
 
 
 def _without(names: _Names, removed: Sequence[str]) -> _Names:
-    """Return a member of a PartitionSpec without the names of some mesh axes."""
+    """Return a member of a PartitionSpec without the names of some mesh axes.
+
+    If "x" is removed, the member ("x", "y") becomes "y", and the member "x" becomes None.
+    """
     all_names: tuple[Any, ...] = names if isinstance(names, tuple) else (names,)
     remaining = tuple(name for name in all_names if name not in removed)
     if not remaining:

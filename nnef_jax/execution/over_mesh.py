@@ -42,7 +42,7 @@ def over_mesh(
     effective_layout = layout or _layout_of_types(arguments, time_axes)
     is_in_shard_map = bool(jax.sharding.get_abstract_mesh().manual_axes)
     if effective_layout is None or is_in_shard_map:
-        return compute(*arguments)
+        return compute(*arguments)  # there is no mesh, or the arguments are shards already
     mesh = effective_layout.mesh
     extent = effective_layout.extent([x.shape for x in inputs], time_axes)
 
@@ -51,59 +51,61 @@ def over_mesh(
         params = layout.gathered(params) if layout else params
         return _gathered_or_divided(compute, effective_layout, time_axes, params, *arguments)
 
-    def shardings_of(tree: object) -> Any:
-        """Return the shardings along the batch of a tree of outputs or captured tensors."""
-
-        def sharding(x: Any) -> NamedSharding:
-            return effective_layout.sharding_for(extent, x.shape, time_axes)
-
-        return jax.tree.map(sharding, tree)
-
-    def state_shardings_of(states: Mapping[str, Any]) -> dict[str, NamedSharding]:
-        shardings: dict[str, NamedSharding] = {}
-        for label, x in states.items():
-            shardings[label] = effective_layout.of_state(label, extent, x.shape)
-        return shardings
-
-    if AxisType.Explicit not in mesh.axis_types:
+    has_explicit_axes = AxisType.Explicit in mesh.axis_types
+    if not has_explicit_axes:
         results = compute_with_layout(*arguments)
-        outputs, next_state, captures = results
-        shardings = (
-            shardings_of(outputs),
-            state_shardings_of(next_state),
-            shardings_of(captures),
-        )
+        shardings = _result_shardings(effective_layout, extent, time_axes, results)
         return with_sharding_constraint(results, shardings)
     on_auto_axes: Any = partial(auto_axes, compute_with_layout, axes=mesh.explicit_axes)
     # The first evaluation only finds the types of the results, which determine the shardings.
     replicated = NamedSharding(mesh, PartitionSpec())
     result_types = jax.eval_shape(on_auto_axes(out_sharding=replicated), *arguments)
-    outputs, next_state, captures = result_types
-    state_shardings = state_shardings_of(next_state)
+    shardings = _result_shardings(effective_layout, extent, time_axes, result_types)
+    _, state_shardings, _ = shardings
     # A state that the call passes keeps its sharding. `state` lacks the states whose initial value
     # is computed, and these are sharded along the batch.
     for label, x in state.items():
-        if label in next_state:
+        if label in state_shardings:
             state_shardings[label] = NamedSharding(mesh, jax.typeof(x).sharding.spec)
-    shardings = shardings_of(outputs), state_shardings, shardings_of(captures)
     return on_auto_axes(out_sharding=shardings)(*arguments)
+
+
+def _result_shardings(
+    layout: Layout, extent: int | None, time_axes: int, results: Any
+) -> tuple[Any, dict[str, NamedSharding], Any]:
+    """Return the shardings of the outputs, the next state and the captured tensors.
+
+    `results` has these results, as arrays or types. `extent` is the extent of the batch. The
+    first `time_axes` axes of outputs and captured tensors count time steps.
+    """
+
+    def sharding(x: Any) -> NamedSharding:
+        return layout.sharding_for(extent, x.shape, time_axes)
+
+    outputs, next_state, captures = results
+    state_shardings: dict[str, NamedSharding] = {}
+    for label, x in next_state.items():
+        state_shardings[label] = layout.of_state(label, extent, x.shape)
+    return jax.tree.map(sharding, outputs), state_shardings, jax.tree.map(sharding, captures)
 
 
 def _layout_of_types(arguments: tuple[Any, ...], time_axes: int) -> Layout | None:
     """Return the layout in the types of a call's arguments, or None if no mesh axis is Explicit.
 
-    An array's type has a mesh with Explicit axes if the caller made such a mesh.
+    An array's type has a mesh with Explicit axes if the caller made such a mesh. The batch is
+    sharded like the first axis after the time axes of the first input that has such an axis.
     """
     mesh = explicit_mesh(arguments)
     if mesh is None:
         return None
+    without_batch = Layout(mesh)
     _params, _state, inputs, _probe = arguments
     inputs_with_batch = [x for x in inputs if x.ndim > time_axes]
     if not inputs_with_batch:
-        return Layout(mesh)
+        return without_batch
     batch_names = jax.typeof(inputs_with_batch[0]).sharding.spec[time_axes]
     if not batch_names:
-        return Layout(mesh)
+        return without_batch
     if not isinstance(batch_names, tuple):
         batch_names = (batch_names,)
     return Layout(mesh, batch_names)
@@ -112,7 +114,7 @@ def _layout_of_types(arguments: tuple[Any, ...], time_axes: int) -> Layout | Non
 def _gathered_or_divided(
     compute: Compute, layout: Layout, time_axes: int, params: Params, *arguments: Any
 ) -> Any:
-    """Call `compute` with divided parameters, if the layout divides parameters.
+    """Call `compute`, with divided parameters if the layout divides parameters.
 
     `params` are gathered along the batch's axes already. `arguments` are the state, the inputs and
     the probe.
@@ -145,11 +147,12 @@ def _divided(
     """Call `compute` with parameters that are divided along factors, for tensor parallelism.
 
     The pass `spread` keeps the divided factors divided in all tensors of the network.
-    `prepared` has the parameters that are divided already, by label.
+    `prepared` has the parameters that `Layout.divided` has reshaped and divided, by label.
     """
     from lowering import Along, Divided, Division, differentiable, mesh_target, traced
 
     def compute_reshaped(arrays: Mapping[str, jax.Array], *arguments: Any) -> Any:
+        """Call `compute` with all parameters in their original shapes."""
         original = {label: x.reshape(params[label].shape) for label, x in arrays.items()}
         return compute(original, *arguments)
 
@@ -159,24 +162,24 @@ def _divided(
         # Extents of the program are symbols and not numbers, so they cannot be divided.
         return compute(params, state, inputs, probe)
     # jax sorts the keys of dicts. So the program takes the operands sorted by label, then the
-    # states sorted by label, and then the inputs.
-    divisions_of_params: dict[int, Division] = {}
+    # states sorted by label, and then the inputs. Divisions are by index of the argument.
+    factor_divisions: dict[int, Division] = {}
     for index, label in enumerate([*sorted(operands), *sorted(state)]):
         division = layout.division(label, is_reshaped=label in prepared)
         if division:
-            divisions_of_params[index] = division
+            factor_divisions[index] = division
     extent = layout.extent([x.shape for x in inputs], time_axes)
-    batch_divisions: dict[int, Division] = {}
     first_state = len(operands)
     first_input = first_state + len(state)
+    batch_divisions: dict[int, Division] = {}
     for index in range(first_state, len(arrays)):
-        leading_axes = time_axes if index >= first_input else 0
+        is_input = index >= first_input
+        leading_axes = time_axes if is_input else 0
         spec = layout.sharding_for(extent, arrays[index].shape, leading_axes).spec
         if spec:
-            # The batch is the last entry of the spec.
-            batch_axis = len(spec) - 1
+            batch_axis = len(spec) - 1  # the last entry of the spec is that of the batch
             batch_divisions[index] = Division(batch_axis)
-    along_params = Along(layout.along, divisions_of_params)
+    along_params = Along(layout.along, factor_divisions)
     along_batch = Along(layout.batch, batch_divisions)
     divided = Divided(layout.in_use(), along_params, along_batch)
     target = mesh_target(platform_of(layout.mesh), divided)

@@ -17,8 +17,8 @@ Device = Any  # This is a jax.Device. Type checkers do not accept this class as 
 class Placement(NamedTuple):
     """The device or sharding of a computation.
 
-    `is_committed` tells whether the arguments of the computation are committed to this device or
-    sharding, as jax's `device_put` commits arrays. The results are then committed to it too.
+    If it is committed, the arguments of the computation are committed to this device or sharding,
+    as jax's `device_put` commits arrays. The results are then committed too.
     """
 
     where: Device | Sharding
@@ -60,15 +60,17 @@ def default_platform() -> str:
 
 
 def place_of(arrays: Sequence[object]) -> Placement:
-    """Return the device or sharding on which jax computes with arrays. None of them is traced.
+    """Return the device or sharding on which jax computes with arrays, which are not traced.
 
-    A sharding is that of values replicated over the mesh.
+    The first committed array determines the place. For an array on a mesh, the place is the
+    sharding that replicates values over the mesh.
     """
     for array in arrays:
         if isinstance(array, jax.Array) and array.committed:
             where = array.device
             if isinstance(where, NamedSharding):
-                where = NamedSharding(where.mesh, PartitionSpec())
+                replicated = PartitionSpec()
+                where = NamedSharding(where.mesh, replicated)
             return Placement(where, is_committed=True)
     return Placement(default_device(), is_committed=False)
 

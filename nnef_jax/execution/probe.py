@@ -30,7 +30,7 @@ Edits = Mapping[str, Edit | ArrayLike]
 )
 @dataclass(frozen=True)
 class Probe:
-    """Says which tensors inside the network one run edits, and which it returns.
+    """The edits and captures of one run: tensors inside the network to replace and to return.
 
     To jax a probe is a pytree of `arrays`. The edits are static: two probes are equal only if
     they have the same function objects.
@@ -39,8 +39,8 @@ class Probe:
         edits: pairs of a name or pattern, and a function of the tensor. Instead of the function
             a pair has None if `arrays` has a replacement of the tensor.
         arrays: replacements of tensors, by name or pattern.
-        capture: names or patterns of tensors to return, after the edits. If it is None, a call
-            returns no dict of captures.
+        capture: names or patterns of tensors to return, after the edits. If `capture` is None, a
+            call returns no dict of captures.
         results: whether the network's results are returned too.
     """
 
@@ -93,17 +93,17 @@ class Probe:
         """
         if not self.edits:
             return {}
-        edits: dict[Value, _MatchedEdit] = {}
+        edit_of: dict[Value, _MatchedEdit] = {}
         for pattern, edit in self.edits:
             function = edit or partial(_replacement, self.arrays[pattern])
             is_exact = pattern in graph.values
             for name in _matches(graph, pattern):
                 value = graph.values[name]
-                earlier = edits.get(value)
+                earlier = edit_of.get(value)
                 has_precedence = earlier is None or (is_exact and not earlier.is_exact)
                 if has_precedence:
-                    edits[value] = _MatchedEdit(is_exact, name, function)
-        return {value: _checked(edit.name, edit.function) for value, edit in edits.items()}
+                    edit_of[value] = _MatchedEdit(is_exact, name, function)
+        return {value: _checked(edit.name, edit.function) for value, edit in edit_of.items()}
 
 
 NOTHING = Probe()
@@ -126,13 +126,10 @@ def _array_of(name: str, replacement: Any) -> Any:
 
 
 class _MatchedEdit(NamedTuple):
-    """An edit that matches a tensor.
+    """An edit that matches a tensor."""
 
-    `is_exact` tells whether the user passed the name of the tensor instead of a pattern.
-    """
-
-    is_exact: bool
-    name: str
+    is_exact: bool  # whether the user passed the name of the tensor instead of a pattern
+    name: str  # of the tensor
     function: Edit
 
 
@@ -175,7 +172,7 @@ def _replacement(array: ArrayLike, _: jax.Array) -> ArrayLike:
 def _checked(name: str, edit: Edit) -> Edit:
     """Return a function that calls `edit` on an array, and checks the type of the result.
 
-    The function raises InputError if the result does not have the shape and dtype of the array.
+    The function raises InputError if shape or dtype of the result differ from those of the array.
     `name` is the name of the tensor, for errors.
     """
 

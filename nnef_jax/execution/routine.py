@@ -39,7 +39,10 @@ class Routine(Protocol):
 
     @property
     def run(self) -> Callable[..., Any]:
-        """Return the function: of a `Step`, and of the arguments. It returns a pytree."""
+        """Return the function to compile, which takes a `Step` and the arguments.
+
+        The function returns a pytree.
+        """
         ...
 
     @property
@@ -90,7 +93,10 @@ class RoutineEntry:
         return Entry(self.definition, "step")
 
     def lowered(self, arguments: Sequence[Any]) -> tuple[Entry, Lists]:
-        """Return the call that passes rewrite, a step, with the types of its lists."""
+        """Return the call that passes rewrite, and the types of its arguments.
+
+        The call is a step. `arguments` are those of the routine.
+        """
         state, inputs = self.routine.step_arguments(*arguments)
         values = self.definition.network.graph.inputs
         types = [
@@ -100,7 +106,7 @@ class RoutineEntry:
         return self.step, self.step.arguments(state, types)
 
     def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the routine as a function of prepared values and its arguments.
+        """Return the routine as a function of prepared values and the routine's arguments.
 
         `call` is a step as a function of prepared values, the list of inputs and the list of
         states.
@@ -115,9 +121,10 @@ class RoutineEntry:
         return run_routine
 
     def in_trace(self, run_step: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the routine as a function of parameters and its arguments, for a caller's trace.
+        """Return the routine as a function of parameters and the routine's arguments.
 
-        `run_step` is a jitted step, a function of parameters, state and inputs.
+        The function is for a caller's trace. `run_step` is a jitted step, a function of
+        parameters, state and inputs.
         """
 
         def run_routine(params: Any, *arguments: Any) -> Any:
@@ -130,6 +137,7 @@ class RoutineEntry:
         return run_routine
 
     def _converted(self, inputs: Sequence[Any]) -> list[Any]:
+        """Convert the inputs of a step to the dtypes of the graph's inputs."""
         values = self.definition.network.graph.inputs
         return [jnp.asarray(x, v.type.dtype) for x, v in zip(inputs, values, strict=True)]
 

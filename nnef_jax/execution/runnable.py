@@ -75,12 +75,11 @@ class Runnable:
                 try:
                     return executable(list(map(copied, inputs)))
                 except Exception:
-                    # The executable may fail because jax traces or looks for NaNs. In these cases
-                    # the error is dropped, and the general call below is made. Within a trace the
-                    # general call succeeds. If there is a NaN, the error of the general call names
-                    # the operation that computes it.
-                    general_call_may_succeed = debugs_or_disables_jit() or is_traced()
-                    if not general_call_may_succeed:
+                    # Within a trace the executable fails, but the general call below succeeds. If
+                    # jax looks for NaNs, the error of the general call names the operation that
+                    # computes the NaN. In these cases this error is dropped.
+                    is_general_call_better = debugs_or_disables_jit() or is_traced()
+                    if not is_general_call_better:
                         raise
         return execution.call(args, kwargs, probe=Probe.of(edit, capture))
 
@@ -310,8 +309,8 @@ class Runnable:
         state = self._execution.check_state(state)
         layout = self._execution.definition.layout
         if layout:
-            input_shapes = [x.shape[entry.time_axes :] for x in inputs]
-            state = layout.put_state(state, input_shapes)
+            shapes_of_one_cycle = [x.shape[entry.time_axes :] for x in inputs]
+            state = layout.put_state(state, shapes_of_one_cycle)
         if params is not None:
             params = self._execution.check_params(params, all=bool(probe.capture))
         return self._execution.run(entry, state, inputs, params, probe)

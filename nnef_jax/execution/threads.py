@@ -28,10 +28,10 @@ class Once:
     nothing is cached, and the waiting threads try again, one after the other.
 
     A thread that is making a value never waits. If it asks for a second value that another
-    thread is making, it makes the second value too. This rule excludes deadlocks between
-    threads, and a deadlock of a thread with itself. A thread that Python did not start never
-    waits either, since it may run a callback of the very computation for which the making
-    thread waits. A forked process does not wait for threads of its parent.
+    thread is making, it makes the second value too. Otherwise two threads might wait for each
+    other, and a thread for itself. A thread that Python did not start never waits either. It may
+    run a callback of a computation for which the making thread waits. A forked process does not
+    wait for threads of its parent.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -46,9 +46,10 @@ class Once:
         if value is not _ABSENT:
             return self.keep(key, value)
         if _thread.is_making or _is_foreign():
-            return self.keep(key, make())
+            return self.keep(key, make())  # without waiting
         lock_key = os.getpid(), key
         with self._locks.setdefault(lock_key, threading.Lock()):
+            # Another thread may have made the value while this thread waited for the lock.
             value = self.values.get(key, _ABSENT)
             if value is _ABSENT:
                 _thread.is_making = True
