@@ -131,6 +131,23 @@ class Entry:
             return (list(inputs),)
         return list(inputs), [state[label] for label in self.labels]
 
+    def state_types(self, state: Arrays, rows: int, inputs: Inputs) -> dict[str, Any]:
+        """Return the types of a state with `rows` items of the batch, by label.
+
+        `state` has a state of another number of items, or its types. On a mesh the types have the
+        shardings for a call with `inputs`.
+        """
+        layout = self.definition.layout
+        types: dict[str, Any] = {}
+        for label, x in state.items():
+            shape = (rows, *x.shape[1:])
+            sharding = None
+            if layout:
+                extent = layout.extent([x.shape for x in inputs], self.time_axes)
+                sharding = layout.of_state(label, extent, shape)
+            types[label] = jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
+        return types
+
     def of_lists(self, labels: Sequence[str]) -> Callable[..., Any]:
         """Return a function that computes a call from lists of arrays.
 

@@ -334,12 +334,7 @@ class Execution:
         params, state = self.arrays.types()
         layout = self.definition.layout
         if state_rows:
-            state = {label: _with_rows(type, state_rows) for label, type in state.items()}
-        if layout and state_rows:
-            extent = layout.extent([x.shape for x in inputs], entry.time_axes)
-            for label, type in state.items():
-                sharding = layout.of_state(label, extent, type.shape)
-                state[label] = type.update(sharding=sharding)
+            state = entry.state_types(state, state_rows, inputs)
         if layout:
             inputs = layout.typed(self.network.graph.inputs, inputs, entry.time_axes)
         may_prepare = layout is None or layout.place is not None
@@ -429,9 +424,12 @@ class Execution:
         arguments = params, state_before, inputs, probe
         run = self.executables.jitted(entry)
         run_on_mesh = self.executables.jitted_for_mesh(entry)
-        # `is_traced` adds an equation to a trace, so it is called only if the two functions differ.
-        if run_on_mesh is not run and not is_traced():
-            run = run_on_mesh
+        if run_on_mesh is not run:
+            # A function with options of the compiler cannot be in a trace, or be differentiated.
+            # `is_traced` adds an equation to a trace, so it is called only here.
+            has_tracers = any(isinstance(x, Tracer) for x in jax.tree.leaves(arguments))
+            if not has_tracers and not is_traced():
+                run = run_on_mesh
         try:
             return run(*arguments)
         except FloatingPointError as error:
@@ -476,11 +474,6 @@ class Execution:
                 platform, function, params, state, function_inputs
             )
         return Prepared(params, values, definition)
-
-
-def _with_rows(type: Any, rows: int) -> Any:
-    """Return the type of a state with `rows` items of the batch."""
-    return jax.ShapeDtypeStruct((rows, *type.shape[1:]), type.dtype)
 
 
 def _without_probe(run: Callable[..., Any], *arguments: Any) -> Any:

@@ -162,6 +162,18 @@ def test_a_part_stays_on_the_mesh(digits: nnef_jax.Model, mesh: Mesh) -> None:
     assert_close(features, digits.intermediates(IMAGES, names=["pool"])["pool"])
 
 
+def test_gradients_of_fully_sharded_parameters(digits: nnef_jax.Model, auto: Mesh) -> None:
+    """The gradient needs no jit, and is sharded as the parameters are."""
+    sharded = digits.shard(auto, batch="data", params="data")
+    gradient = jax.grad(lambda params: jnp.square(sharded.apply(params, IMAGES)).sum())(
+        sharded.params
+    )
+    wanted = jax.grad(lambda params: jnp.square(digits.apply(params, IMAGES)).sum())(digits.params)
+    assert_close(gradient, wanted)
+    for label, x in sharded.params.items():
+        assert gradient[label].sharding.is_equivalent_to(x.sharding, x.ndim)
+
+
 def test_traced_inputs_are_divided(digits: nnef_jax.Model, auto: Mesh) -> None:
     sharded = digits.shard(auto, batch="data")
 
@@ -174,6 +186,7 @@ def test_traced_inputs_are_divided(digits: nnef_jax.Model, auto: Mesh) -> None:
     assert "all-reduce" in moved
     wanted = jax.grad(lambda p: jnp.square(digits.apply(p, IMAGES)).sum(axis=1).mean())
     assert_close(found, jax.jit(wanted)(digits.params))
+    assert_close(gradient(sharded.params, IMAGES), jax.jit(wanted)(digits.params))  # without jit
     stacked, probabilities = IMAGES.reshape(2, 4, 1, 8, 8), digits(IMAGES)
     assert_close(jax.vmap(sharded)(stacked), np.reshape(probabilities, (2, 4, 10)))
     mapped = jax.shard_map(sharded.apply, mesh=auto, in_specs=(P(), P("data")), out_specs=P("data"))
