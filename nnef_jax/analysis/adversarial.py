@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from nnef_jax.analysis.argument_checks import require_bounds, require_count, require_key
 from nnef_jax.analysis.attack import Attack, AttackOptions, Bounds, Norm
-from nnef_jax.analysis.attribution import sizes_of
+from nnef_jax.analysis.attribution import require_lengths
 from nnef_jax.analysis.question import Question, Target, ask
 from nnef_jax.calls.arguments import Input, Params, has_values
 from nnef_jax.errors import InputError
@@ -69,9 +69,10 @@ class Adversarial(Result):
 
     def table(self) -> Table:
         """Return a table with a row for each item: classes, success, distance and margin."""
-        columns = {"found": self.found, self.norm: self.distance, "margin": self.margin}
+        columns: dict[str, Array] = {}
         if self.before is not None and self.after is not None:
-            columns = {"before": self.before, "after": self.after, **columns}
+            columns |= {"before": self.before, "after": self.after}
+        columns |= {"found": self.found, self.norm: self.distance, "margin": self.margin}
         arrays = [np.asarray(column) for column in columns.values()]
         items = range(len(self.found))
         rows = zip(items, *arrays, strict=True)
@@ -92,23 +93,27 @@ class Adversarial(Result):
 
         x = np.asarray(self.x[:items], np.float64)
         original = np.asarray(self.original[:items], np.float64)
+        # The originals and the attacked tensors have a common scale of colours, which includes 0.
         values = np.stack([x, original])
         low = float(np.min(values, initial=0))
         high = float(np.max(values, initial=0))
-        before = [""] * len(x)
-        after = [""] * len(x)
-        if self.before is not None and self.after is not None:
-            before = [str(class_) for class_ in np.asarray(self.before[:items])]
-            after = [str(class_) for class_ in np.asarray(self.after[:items])]
-        for index, succeeded in enumerate(np.asarray(self.found[:items])):
-            if not succeeded:
-                after[index] += " (not found)"
-        norm = _NORMS[self.norm]
-        lengths = [f"{norm} {distance:.3g}" for distance in np.asarray(self.distance[:items])]
         originals = [picture(item, low, high) for item in original]
         changes = [signed(change) for change in x - original]
         attacked = [picture(item, low, high) for item in x]
-        return montage(ax, [originals, changes, attacked], [before, lengths, after])
+
+        classes_before = [""] * len(x)
+        classes_after = [""] * len(x)
+        if self.before is not None and self.after is not None:
+            classes_before = [str(class_) for class_ in np.asarray(self.before[:items])]
+            classes_after = [str(class_) for class_ in np.asarray(self.after[:items])]
+        for item, succeeded in enumerate(np.asarray(self.found[:items])):
+            if not succeeded:
+                classes_after[item] += " (not found)"
+        norm = _NORMS[self.norm]
+        distances = [f"{norm} {distance:.3g}" for distance in np.asarray(self.distance[:items])]
+        pictures = [originals, changes, attacked]
+        titles = [classes_before, distances, classes_after]
+        return montage(ax, pictures, titles)
 
 
 def fgsm(
@@ -134,17 +139,17 @@ def fgsm(
         target: the class from which the attack leads away: an integer, or an integer for each item.
             By default the target is the class with the highest score. The target may also be a
             function that returns scores [batch] from the outputs. The attack then lowers these
-            scores, and succeeds if they are below 0.
+            scores, and succeeds for an item if its score is below 0.
         targeted: whether the attack leads towards the target. If the target is a function, a
-            targeted attack raises its scores, and succeeds if they are above 0.
+            targeted attack raises its scores, and succeeds for an item if its score is above 0.
         bounds: the least and the largest value of an entry.
 
     All other arguments, and the errors, are as in `saliency`.
     """
     options: AttackOptions = {"target": target, "output": output, "wrt": wrt, "params": params}
     options |= {"targeted": targeted, "bounds": bounds}
-    attack = _attack("fgsm", model, inputs, "linf", options)
-    return _fgsm(attack, sizes_of(attack.question, "epsilon", epsilon))
+    attack = _attack("fgsm", model, inputs, norm="linf", options=options)
+    return _fgsm(attack, require_lengths(attack.question, "epsilon", epsilon))
 
 
 @jax.jit
@@ -152,7 +157,7 @@ def _fgsm(attack: Attack, epsilon: Array) -> Adversarial:
     """Attack by a single step of the length `epsilon`."""
     attack = attack.with_original()
     gradient, _ = attack.gradient(attack.original)
-    step_length = attack.sizes(epsilon)
+    step_length = attack.number_by_item(epsilon)
     attacked = attack.after_step(attack.original, gradient, step_length)
     return _result(attack, "FGSM", attacked)
 
@@ -177,7 +182,7 @@ def pgd(
         epsilon: the largest distance between result and original: a number, or a number for each
             item.
         norm: the norm of distances: "linf" or "l2".
-        steps: the number of steps, for each of which a gradient is computed.
+        steps: the number of steps. Each step computes a gradient.
         step_size: the length of a step in units of the input: a number, or a number for each item.
             By default it is 2.5 epsilon / steps, as in the paper.
         key: a key of `jax.random`. With a key the attack starts at a random point within epsilon;
@@ -190,10 +195,10 @@ def pgd(
     if key is not None:
         require_key(key)
     attack = _attack("pgd", model, inputs, norm, options)
-    distances = sizes_of(attack.question, "epsilon", epsilon)
+    distances = require_lengths(attack.question, "epsilon", epsilon)
     if step_size is None:
         step_size = _PATH_IN_EPSILONS / steps * distances
-    step_lengths = sizes_of(attack.question, "step_size", step_size)
+    step_lengths = require_lengths(attack.question, "step_size", step_size)
     return _pgd(attack, distances, step_lengths, key, steps)
 
 
@@ -203,10 +208,10 @@ def _pgd(
 ) -> Adversarial:
     """Attack by projected gradient descent within the distance `epsilon`."""
     attack = attack.with_original()
-    distance = attack.sizes(epsilon)
-    step_length = attack.sizes(step_size)
-    start = attack.original if key is None else attack.random(key, distance)
-    attacked = attack.after_descent(start, distance, step_length, steps)
+    radius = attack.number_by_item(epsilon)
+    step_length = attack.number_by_item(step_size)
+    start = attack.original if key is None else attack.random_point(key, radius)
+    attacked = attack.after_descent(start, radius, step_length, steps)
     return _result(attack, "PGD", attacked)
 
 
@@ -222,9 +227,10 @@ def smallest_perturbation(
 
     Each step goes just beyond the nearest plane on which two scores are equal to first order
     (DeepFool, Moosavi-Dezfooli et al. 2015, arXiv:1511.04599). If the answer has changed already,
-    the next step ends half way between such a point and the point of the plane that is nearest to
-    the original, as in the fast adaptive boundary attack (Croce and Hein 2019, arXiv:1907.02044).
-    Finally a bisection between the best point and the original finds where the answer changes.
+    the step ends in the middle between two points of the plane: the point nearest to the current
+    point, and the point nearest to the original. This is the step of the fast adaptive boundary
+    attack (Croce and Hein 2019, arXiv:1907.02044). Finally a bisection between the best point and
+    the original finds where the answer changes.
 
     The resulting distance is an upper bound of the distance to the decision boundary, since
     gradients may miss a nearer point. If no step changes the answer, the result is the original,
@@ -235,9 +241,8 @@ def smallest_perturbation(
     Args:
         norm: the norm of distances: "l2" or "linf".
         steps: the number of steps.
-        classes: the number of other classes that a step considers; they are the classes with the
-            highest scores. For each of these classes, a step computes the plane on which the score
-            of the class equals the score of the original class.
+        classes: the number of planes that a step compares. There is a plane for each other class,
+            in the order of falling scores.
         options: `target`, `targeted`, `bounds`, `output`, `wrt` and `params`, as in `fgsm`.
 
     Raises the errors of `fgsm`.
@@ -252,13 +257,14 @@ def smallest_perturbation(
 def _smallest(attack: Attack, steps: int, classes: int) -> Adversarial:
     """Search the smallest change by steps to planes, and then by a bisection."""
     attack = attack.with_original()
-    nearest = attack.nearest(steps, classes)
+    nearest = attack.nearest_success(steps, classes)
     _, succeeds = attack.margins_and_success(nearest)
-    at_boundary = attack.drawn_back(nearest, _HALVINGS)
+    at_boundary = attack.boundary_point(nearest, _HALVINGS)
     # For an item for which the attack did not succeed, `nearest` is the original.
     attacked = jnp.where(attack.broadcast_items(succeeds), at_boundary, nearest)
     result = _result(attack, "smallest perturbation", attacked)
     distance = jnp.where(succeeds, result.distance, inf)
+    # At the boundary a rounding error can hide the success, so `found` is the success at `nearest`.
     return replace(result, found=succeeds, distance=distance)
 
 
@@ -266,15 +272,14 @@ def _result(attack: Attack, method: str, attacked: Array) -> Adversarial:
     """Return the result of an attack that ends at the tensor `attacked`."""
     question = attack.question
     margin, succeeds = attack.margins_and_success(attacked)
-    # The distances are [batch, 1, ...] until the result is made.
-    distance = attack.length(attacked - attack.original)
+    distance = attack.length(attacked - attack.original)  # [batch, 1, ...]
 
     def classes_at(x: Array) -> Array | None:
         """Return the class of each item of a tensor, or None if the target is a function."""
-        if question.score is not None:
+        if question.score_function is not None:
             return None
-        outputs, _ = question.run(x)
-        return question.entries(outputs).argmax(1).astype(jnp.int32)
+        outputs, _captured = question.run(x)
+        return question.class_scores(outputs).argmax(1).astype(jnp.int32)
 
     return Adversarial(
         x=attacked,
@@ -294,7 +299,10 @@ def _result(attack: Attack, method: str, attacked: Array) -> Adversarial:
 def _attack(
     function: str, model: Model, inputs: tuple[Input, ...], norm: Norm, options: AttackOptions
 ) -> Attack:
-    """Check the arguments of the attack named `function`, and return it before its first step."""
+    """Check the arguments of an attack, and return the attack before its first step.
+
+    `function` is the name of the attack, for errors.
+    """
     require_choice("norm", norm, ("linf", "l2"))
     keywords: dict[str, Any] = {**options}
     targeted = keywords.pop("targeted", False)
@@ -304,25 +312,26 @@ def _attack(
         raise InputError("a targeted attack needs a target", hint="give classes by target=")
     question = ask(function, model, inputs, keywords)
     question.require_derivative()
-    if question.score is None and question.count < 2:
+    has_classes = question.score_function is None
+    if has_classes and question.class_count < 2:
         message = f"'{question.output}' has one score, there is no other class to lead to"
         hint = "give a function as target that returns a margin: target=lambda y: y[:, 0]"
         raise InputError(message, hint=hint)
     if bounds is not None:
-        _require_input_within(question, *require_bounds(bounds))
+        low, high = require_bounds(bounds)
+        _require_input_within(question, low, high)
     return Attack(question, bounds, targeted, norm)
 
 
 def _require_input_within(question: Question, low: float, high: float) -> None:
-    """Raise InputError if the attacked tensor is an input with a value outside the bounds.
-
-    A traced input, and a tensor inside the network, are not checked.
-    """
-    if question.position is None:
-        return
-    x = question.inputs[question.position]
+    """Raise InputError if the attacked tensor is an input with a value outside the bounds."""
+    position = question.input_position
+    if position is None:
+        return  # The tensor is inside the network, and a check would need a run.
+    x = question.inputs[position]
     if not has_values(x):
-        return
+        return  # A traced input has no values to check.
+    # The initial value is within the bounds, so an empty tensor passes.
     smallest = float(np.min(x, initial=low))
     largest = float(np.max(x, initial=low))
     if smallest < low or largest > high:

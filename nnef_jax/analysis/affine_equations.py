@@ -6,12 +6,23 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from jax import Array
 
 from lowering import jaxprs
 from lowering.facts import facts
 from lowering.jaxprs import Equation, primitive
-from nnef_jax.analysis.intervals import Bounded, Interval, epsilon, size, value_of, varies
+from nnef_jax.analysis.intervals import (
+    Bounded,
+    Interval,
+    apply,
+    epsilon,
+    largest_magnitude,
+    value_of,
+    varies,
+)
+from nnef_jax.analysis.relaxations import BackwardStep
 
 _MORE_THAN_OPERANDS = 99  # No equation has so many operands.
 SUMS = {"reduce_sum", "cumsum", "reduce_window_sum", "scatter-add"}
@@ -25,15 +36,19 @@ def is_affine(equation: Equation, operands: Sequence[Bounded]) -> bool:
     """
     name = primitive(equation)
     varying = varying_operands(operands)
-    are_floats = epsilon(equation.outvars[0].aval) and all(epsilon(x.low) for x in varying.values())
-    if not are_floats:
+    # `epsilon` is 0 for a dtype that is not floating-point.
+    has_float_result = epsilon(equation.outvars[0].aval) > 0
+    has_float_operands = all(epsilon(x.low) > 0 for x in varying.values())
+    if not (has_float_result and has_float_operands):
         return False
     if name == "mul" or name in PRODUCTS:
         return len(varying) == 1
     if name == "div":
-        return list(varying) == [0]
-    if has_indices(equation, varying):
+        is_dividend_alone = list(varying) == [0]
+        return is_dividend_alone
+    if has_varying_index(equation, varying):
         return False
+    # The primitive "levels" only marks its operand, and returns it.
     is_elementwise_sum = name in ("add", "add_any", "sub", "neg", "levels")
     is_sum = is_elementwise_sum or name in SUMS
     return is_sum or facts(equation).moves
@@ -44,82 +59,144 @@ def varying_operands(operands: Sequence[Bounded]) -> dict[int, Interval]:
     return {position: x for position, x in enumerate(operands) if varies(x)}
 
 
-def _indices(name: str) -> range:
-    """Return the positions of a primitive's operands that select or index, such as 1 for "gather".
+def _index_positions(name: str) -> range:
+    """Return the positions of the operands by which a primitive selects or indexes.
 
-    The rules for bounds require that the operands at these positions are arrays.
+    For example, the operand of "gather" at position 1 has the indices. The rules for bounds require
+    that the operands at these positions are arrays.
     """
     positions = {
         "gather": range(1, 2),
         "scatter": range(1, 2),
         "scatter-add": range(1, 2),
-        "select_n": range(1),
+        "select_n": range(0, 1),
         "dynamic_slice": range(1, _MORE_THAN_OPERANDS),
         "dynamic_update_slice": range(2, _MORE_THAN_OPERANDS),
     }
     return positions.get(name, range(0))
 
 
-def has_indices(equation: Equation, varying: Iterable[int]) -> bool:
-    """Tell whether one of an equation's operands at the positions `varying` selects or indexes."""
-    index_positions = _indices(primitive(equation))
+def has_varying_index(equation: Equation, varying: Iterable[int]) -> bool:
+    """Tell whether an equation selects or indexes by an operand at one of the positions `varying`.
+
+    The operands at these positions are intervals.
+    """
+    index_positions = _index_positions(primitive(equation))
     return any(position in index_positions for position in varying)
 
 
 def term_counts(equation: Equation) -> tuple[int, int]:
     """Return the numbers of terms in the sums of an affine equation and of its transpose.
 
-    An item of the result is a sum of as many terms as the first number. An item of the transpose is
-    a sum of as many terms as the second number. For a product of [2, 3] and [3, 5] they are 3 and
-    5. The rounding error of a sum is proportional to its number of terms.
+    An item of the result is a sum of at most as many terms as the first number. An item of the
+    transpose is a sum of at most as many terms as the second number. For a product of [2, 3] and
+    [3, 5] the numbers are 3 and 5. The rounding error of a sum is proportional to its number of
+    terms.
     """
     name = primitive(equation)
-    params = equation.params
+    if name == jaxprs.PRODUCT:
+        return _term_counts_of_product(equation)
+    if name == jaxprs.CONVOLUTION:
+        return _term_counts_of_convolution(equation)
     sizes = [math.prod(variable.aval.shape) for variable in equation.invars]
     first_size = max(1, sizes[0])
-    if name == jaxprs.PRODUCT:
-        (summed_axes, _), (batch_axes, _) = params["dimension_numbers"]
-        shape = equation.invars[0].aval.shape
-        count = math.prod(shape[axis] for axis in summed_axes)
-        # The transpose sums over the axes that only one of the two operands has. There are
-        # `shared_size` items along the axes that both operands have.
-        shared_size = math.prod(shape[axis] for axis in batch_axes) * count
-        size_x, size_y = sizes
-        transpose_count = max(size_x, size_y) // max(1, shared_size)
-        return count, transpose_count
-    if name == jaxprs.CONVOLUTION:
-        out_axis, in_axis, *_ = params["dimension_numbers"].rhs_spec
-        _input, filter = equation.invars
-        filter_shape = filter.aval.shape
-        filter_size = math.prod(filter_shape)
-        # The sum runs over all axes of the filter but the axis of output channels. The sum of the
-        # transpose runs over all axes but the axis of input channels.
-        count = filter_size // max(1, filter_shape[out_axis])
-        transpose_count = filter_size // max(1, filter_shape[in_axis])
-        return count, transpose_count
-    if name in ("reduce_window_sum", "reduce_sum", "cumsum", "scatter-add"):
-        window = params.get("window_dimensions")
+    if name in SUMS:
+        window = equation.params.get("window_dimensions")
         # Without a window, a sum may have all items of the operand as terms, or all items that a
         # scatter adds.
         count = math.prod(window) if window else max(first_size, sizes[-1])
         return count, count
     result_size = max(1, math.prod(equation.outvars[0].aval.shape))
     if name in ("gather", "tile"):
-        # An item may be copied to all items of the result, which the transpose adds up.
+        # An item may be copied to all items of the result. The transpose adds up the copies.
         return 1, result_size
     # The first operand may be broadcast. The transpose adds up the copies of an item.
-    return 1, max(1, result_size // first_size)
+    copies = max(1, result_size // first_size)
+    return 1, copies
+
+
+def _term_counts_of_product(equation: Equation) -> tuple[int, int]:
+    """Return the numbers of terms in the sums of a product and of its transpose.
+
+    For operands of [2, 3] and [3, 5] the numbers are 3 and 5: the larger operand has 15 items, and
+    15 / 3 = 5 of them are at each position of the common axis.
+    """
+    (summed_axes, _), (batch_axes, _) = equation.params["dimension_numbers"]
+    x, y = equation.invars
+    shape = x.aval.shape
+    count = math.prod(shape[axis] for axis in summed_axes)
+    batch_size = math.prod(shape[axis] for axis in batch_axes)
+    # The transpose sums over the axes of only one operand. Both operands have the other axes.
+    common_size = batch_size * count
+    larger_size = max(math.prod(x.aval.shape), math.prod(y.aval.shape))
+    transpose_count = larger_size // max(1, common_size)
+    return count, transpose_count
+
+
+def _term_counts_of_convolution(equation: Equation) -> tuple[int, int]:
+    """Return the numbers of terms in the sums of a convolution and of its transpose.
+
+    A sum runs over all axes of the filter but the axis of output channels. A sum of the transpose
+    runs over all axes but the axis of input channels.
+    """
+    out_axis, in_axis, *_ = equation.params["dimension_numbers"].rhs_spec
+    _input, filter = equation.invars
+    filter_shape = filter.aval.shape
+    filter_size = math.prod(filter_shape)
+    count = filter_size // max(1, filter_shape[out_axis])
+    transpose_count = filter_size // max(1, filter_shape[in_axis])
+    return count, transpose_count
 
 
 def magnitude(equation: Equation, operands: Sequence[Bounded]) -> Array:
-    """Return the sum of the magnitudes of the terms, for each item of an affine result."""
+    """Return the sum of the magnitudes of the terms, for each item of an affine result.
+
+    For example, the sum is |x| + |y| for x - y.
+    """
     name = primitive(equation)
-    index_positions = _indices(name)
-    sizes: list[Any] = []
+    index_positions = _index_positions(name)
+    magnitudes: list[Any] = []
     for position, x in enumerate(operands):
-        sizes.append(x if position in index_positions else size(x))
+        # An operand that selects or indexes is no term, and stays as it is.
+        magnitudes.append(x if position in index_positions else largest_magnitude(x))
     if name in ("add", "add_any", "sub"):
-        return sizes[0] + sizes[1]
+        return magnitudes[0] + magnitudes[1]
     if name == "neg":
-        return sizes[0]
-    return value_of(equation, *sizes)
+        return magnitudes[0]
+    return value_of(equation, *magnitudes)
+
+
+def affine_step(
+    equation: Equation, operands: Sequence[Bounded], results: Sequence[Interval]
+) -> BackwardStep:
+    """Return the step of the backward pass for an affine equation.
+
+    The results are a linear function of the operands that vary, plus constants. The constants are
+    moved down and up by the rounding error. `results` are the intervals of the results.
+    """
+    varying = varying_operands(operands)
+    zeros = [jnp.zeros_like(x.low) for x in varying.values()]
+
+    def affine_function(*arrays: Array) -> list[Array]:
+        """Return the results of the equation for other values of the varying operands."""
+        values: list[Any] = [*operands]
+        for position, array in zip(varying, arrays, strict=True):
+            values[position] = array
+        return apply(equation, values)
+
+    constants, transpose = jax.vjp(affine_function, *zeros)
+    term_count, transpose_term_count = term_counts(equation)
+    relative_error = (term_count + transpose_term_count + 2) / 2 * epsilon(constants[0])
+    if len(results) == 1:
+        magnitudes = [magnitude(equation, operands)]
+    else:
+        magnitudes = list(map(largest_magnitude, results))
+    lows: list[Array] = []
+    highs: list[Array] = []
+    for constant, sum_of_magnitudes in zip(constants, magnitudes, strict=True):
+        # The error covers the rounding of the sums in the equation, and in its transpose.
+        error = relative_error * sum_of_magnitudes
+        lows.append(constant - error)
+        highs.append(constant + error)
+    variables = [equation.invars[position] for position in varying]
+    return BackwardStep(variables, pulls=(transpose,), low=lows, high=highs)

@@ -14,7 +14,7 @@ from nnef_jax.analysis.question import Question, QuestionOptions
 Norm = Literal["linf", "l2"]
 Bounds = tuple[float, float]
 
-_NEWTON_STEPS = 12  # This is the number of Newton's steps. Most tensors need 3 steps.
+_NEWTON_STEPS = 12  # Most tensors need 3 steps of Newton's method.
 # Two scores count as equal if they differ by at most 16 units in the last place.
 _ROUNDING_ULPS = 16
 _OVERSHOOT_SHARE = 0.05  # A step goes 5 % farther than to the plane.
@@ -42,11 +42,14 @@ class _Plane(NamedTuple):
 
 
 class _Verdict(NamedTuple):
-    """Margins [batch], whether the attack succeeds, bool [batch], and a mask of the other classes.
+    """The success of an attack at a point, for each item.
 
-    The attack succeeds for an item if its margin is below 0 by more than the rounding error of
-    equal scores. The mask, bool [batch, class], is True except at the class of each item. It is
-    None if the target is a function.
+    Args:
+        margin: the score of the item's class minus the highest other score, [batch], with opposite
+            sign in a targeted attack. If the target is a function, the margin is its score.
+        succeeds: whether the attack succeeds, bool [batch].
+        is_other: the mask of the classes that are not the item's class, bool [batch, class]; None
+            if the target is a function.
     """
 
     margin: Array
@@ -82,7 +85,7 @@ class Attack:
         assert self.start is not None
         return self.start
 
-    def sizes(self, numbers: Array) -> Array:
+    def number_by_item(self, numbers: Array) -> Array:
         """Return a number for each item, [batch, 1, ...], from a number or an array [batch]."""
         batch = self.original.shape[:1]
         items = jnp.broadcast_to(jnp.asarray(numbers, self.original.dtype), batch)
@@ -95,7 +98,7 @@ class Attack:
     def length(self, change: Array) -> Array:
         """Return the norm of the change of each item, [batch, 1, ...].
 
-        It is the largest magnitude of an entry for the norm "linf", and the L2 norm for "l2".
+        The norm "linf" is the largest magnitude of an entry, and "l2" is the L2 norm.
         """
         if self.norm == "linf":
             return jnp.abs(change).max(tuple(range(1, change.ndim)), keepdims=True, initial=0)
@@ -103,50 +106,56 @@ class Attack:
 
     def margins_and_success(self, x: Array) -> tuple[Array, Array]:
         """Return the margins at a point, [batch], and whether the attack succeeds, bool [batch]."""
-        outputs, _ = self.question.run(x)
+        outputs, _captured = self.question.run(x)
         verdict = self._judged(outputs)
         return verdict.margin, verdict.succeeds
 
     def gradient(self, x: Array) -> tuple[Array, tuple[Array, Array]]:
         """Return the direction in which the attack should move `x`, and `margins_and_success(x)`.
 
-        The direction is the gradient of the log-odds of the other classes against the item's class,
-        with opposite sign in a targeted attack. This gradient is parallel to the gradient of the
-        cross-entropy, but it does not vanish where the network is certain.
+        The direction is the gradient of an objective, which the attack raises. The objective is
+        the log-odds of the other classes against the item's class: log(sum of exp(other score)) -
+        score. In a targeted attack, the objective has the opposite sign. Its gradient is parallel
+        to the gradient of the cross-entropy, but does not vanish where the network is certain.
+
+        If the target is a function, the objective is the margin with opposite sign.
         """
 
-        def log_odds(x: Array) -> tuple[Array, tuple[Array, Array]]:
-            outputs, _ = self.question.run(x)
+        def objective(x: Array) -> tuple[Array, tuple[Array, Array]]:
+            outputs, _captured = self.question.run(x)
             margin, succeeds, is_other = self._judged(outputs)
-            if is_other is None:  # The target is a function, which returns the margin.
+            if is_other is None:  # The target is a function.
                 return -margin.sum(), (margin, succeeds)
-            entries = self.question.entries(outputs)
-            others_together = jax.nn.logsumexp(entries, axis=1, where=is_other)
-            odds_by_item = others_together - self.question.scores(outputs)
-            return self._sign * odds_by_item.sum(), (margin, succeeds)
+            class_scores = self.question.class_scores(outputs)
+            other_score = jax.nn.logsumexp(class_scores, axis=1, where=is_other)
+            log_odds = other_score - self.question.scores(outputs)
+            return self._sign * log_odds.sum(), (margin, succeeds)
 
-        return jax.grad(log_odds, has_aux=True)(x)
+        return jax.grad(objective, has_aux=True)(x)
 
     @property
     def _sign(self) -> int:
+        """Return the sign of the margin, which is reversed in a targeted attack."""
         return -1 if self.targeted else 1
 
     def _judged(self, outputs: Any) -> _Verdict:
         """Return the margins for the outputs of a network, and whether the attack succeeds."""
         question = self.question
         scores = question.scores(outputs)
-        if question.score is not None:
+        if question.score_function is not None:
             margin = self._sign * scores
             return _Verdict(margin, succeeds=margin < 0, is_other=None)
-        entries = question.entries(outputs)
+        class_scores = question.class_scores(outputs)
         item_classes = question.classes
         assert item_classes is not None
-        class_indices = jnp.arange(entries.shape[1])
-        is_other = class_indices[None] != item_classes[:, None]
-        highest_other = jnp.where(is_other, entries, -jnp.inf).max(1)
+        class_indices = jnp.arange(class_scores.shape[1])
+        is_other = class_indices[None] != item_classes[:, None]  # [batch, class]
+        highest_other = jnp.where(is_other, class_scores, -jnp.inf).max(1)
         margin = self._sign * (scores - highest_other)
-        rounding = _ROUNDING_ULPS * float(jnp.finfo(entries.dtype).eps) * jnp.abs(scores)
-        return _Verdict(margin, succeeds=margin < -rounding, is_other=is_other)
+        # Scores that differ only by a rounding error count as equal, and not as a success.
+        epsilon = float(jnp.finfo(class_scores.dtype).eps)
+        rounding_error = _ROUNDING_ULPS * epsilon * jnp.abs(scores)
+        return _Verdict(margin, succeeds=margin < -rounding_error, is_other=is_other)
 
     def after_step(self, x: Array, gradient: Array, length: Array) -> Array:
         """Return `x` after a step of the given length in the direction of steepest ascent.
@@ -155,41 +164,49 @@ class Attack:
         for "l2". The result is clipped to the bounds.
         """
         if self.norm == "linf":
-            step = jnp.sign(gradient)
+            direction = jnp.sign(gradient)
         else:
-            norm = self.length(gradient)
-            step = gradient / jnp.where(norm > 0, norm, 1)
-        return self._within(x + length * step)
+            gradient_length = self.length(gradient)
+            # A gradient of length 0 gives a step of length 0.
+            direction = gradient / jnp.where(gradient_length > 0, gradient_length, 1)
+        return self._within(x + length * direction)
 
-    def projected(self, x: Array, size: Array) -> Array:
-        """Move a point to within a distance `size` of the original, and within bounds."""
+    def projected(self, x: Array, radius: Array) -> Array:
+        """Return the point nearest to `x` in the ball around the original, clipped to bounds.
+
+        `radius` is the radius of the ball. For the norm "linf", the ball is a cube.
+        """
         change = x - self.original
         if self.norm == "linf":
-            return self._within(self.original + jnp.clip(change, -size, size))
-        norm = self.length(change)
-        shrinking = size / jnp.where(norm > 0, norm, 1)
-        factor = jnp.where(norm > size, shrinking, 1)
+            return self._within(self.original + jnp.clip(change, -radius, radius))
+        distance = self.length(change)
+        shrinking = radius / jnp.where(distance > 0, distance, 1)
+        factor = jnp.where(distance > radius, shrinking, 1)
         return self._within(self.original + change * factor)
 
-    def random(self, key: Array, size: Array) -> Array:
-        """Return a random point, uniformly distributed within a distance `size` of the original."""
+    def random_point(self, key: Array, radius: Array) -> Array:
+        """Return a random point, uniformly distributed in a ball around the original.
+
+        For the norm "linf", the ball is a cube. The point is clipped to the bounds.
+        """
         x = self.original
         if self.norm == "linf":
-            return self._within(x + size * jax.random.uniform(key, x.shape, x.dtype, -1, 1))
+            share_by_entry = jax.random.uniform(key, x.shape, x.dtype, minval=-1, maxval=1)
+            return self._within(x + radius * share_by_entry)
         direction_key, radius_key = jax.random.split(key)
         direction = jax.random.normal(direction_key, x.shape, x.dtype)
+        # The share of the ball's volume within a distance d is (d / radius) ** dimensions. It is
+        # uniform for a point that is uniform in the ball.
         dimensions = max(1, x[:1].size)
-        # The volume of a ball with the radius r is proportional to r ** dimensions. To be uniform
-        # in the ball, a random point therefore needs this power of a uniform random number.
-        volume = jax.random.uniform(radius_key, size.shape, x.dtype)
-        radius = volume ** (1 / dimensions)
-        return self._within(x + size * radius * direction / self.length(direction))
+        volume_share = jax.random.uniform(radius_key, radius.shape, x.dtype)
+        radius_share = volume_share ** (1 / dimensions)
+        return self._within(x + radius * radius_share * direction / self.length(direction))
 
-    def after_descent(self, x: Array, size: Array, step_size: Array, steps: int) -> Array:
+    def after_descent(self, x: Array, radius: Array, step_length: Array, steps: int) -> Array:
         """Return the point with the smallest margin during projected gradient descent from `x`.
 
-        The point is chosen for each item separately. All points of the descent are within a
-        distance `size` of the original.
+        The point is chosen for each item separately. All points after a step are within the
+        distance `radius` of the original.
         """
 
         def move(state: tuple[Array, ...], _: None) -> tuple[tuple[Array, ...], None]:
@@ -197,32 +214,33 @@ class Attack:
             x, best, best_margin = state
             gradient, (margin, _succeeds) = self.gradient(x)
             best, best_margin = self._better(x, margin, best, best_margin)
-            moved = self.after_step(x, gradient, step_size)
-            return (self.projected(moved, size), best, best_margin), None
+            moved = self.after_step(x, gradient, step_length)
+            return (self.projected(moved, radius), best, best_margin), None
 
-        start = x, x, jnp.full(x.shape[:1], jnp.inf)
-        (last, best, best_margin), _ = lax.scan(move, start, length=steps)
-        margin, _ = self.margins_and_success(last)
+        infinite_margins = jnp.full(x.shape[:1], jnp.inf)
+        initial_state = (x, x, infinite_margins)
+        (last, best, best_margin), _ = lax.scan(move, initial_state, length=steps)
+        # `move` compares a point before it makes the next step. The last point is compared here.
+        margin, _succeeds = self.margins_and_success(last)
         best, _ = self._better(last, margin, best, best_margin)
         return best
 
     def _better(
         self, x: Array, margin: Array, best: Array, best_margin: Array
     ) -> tuple[Array, Array]:
-        """Return the better of the points `x` and `best` for each item, and its margin.
+        """Return the better of two points for each item, and the margin of the better point.
 
-        The better point of an item is the point with the smaller margin.
+        The better of the points `x` and `best` is the point with the smaller margin.
         """
-        margin = margin.astype(best_margin.dtype)
+        margin = margin.astype(best_margin.dtype)  # The state of a loop must keep its dtype.
         is_better = self.broadcast_items(margin < best_margin)
         return jnp.where(is_better, x, best), jnp.minimum(margin, best_margin)
 
-    def nearest(self, steps: int, classes: int) -> Array:
-        """Return the point nearest to the original at which the attack succeeds, or the original.
+    def nearest_success(self, steps: int, classes: int) -> Array:
+        """Return the point nearest to the original at which the attack succeeds.
 
-        A plane consists of the points at which the margin over another class is 0 to first order. A
-        step goes just beyond the nearest plane. If the attack has succeeded already, the step ends
-        half way between this point and the point of the plane that is nearest to the original.
+        The result is the original if the attack succeeds at no point. Each step moves to the
+        nearest plane on which the margin over another class is 0 to first order.
 
         Args:
             steps: the number of steps.
@@ -230,73 +248,93 @@ class Attack:
         """
         original = self.original
 
-        def better(x: Array, succeeds: Array, best: Array, least: Array) -> tuple[Array, Array]:
-            """Return `x` and its distance where it is the nearest success, else `best`, `least`."""
+        def nearer(
+            x: Array, succeeds: Array, best: Array, best_distance: Array
+        ) -> tuple[Array, Array]:
+            """Return the nearer success of the points `x` and `best`, and its distance.
+
+            `succeeds` tells whether the attack succeeds at `x`. It succeeds at `best`, except if
+            `best_distance` is infinite.
+            """
             distance = self.length(x - original)
-            is_better = self.broadcast_items(succeeds) & (distance < least)
-            return jnp.where(is_better, x, best), jnp.where(is_better, distance, least)
+            is_nearer = self.broadcast_items(succeeds) & (distance < best_distance)
+            return jnp.where(is_nearer, x, best), jnp.where(is_nearer, distance, best_distance)
 
         def move(state: tuple[Array, ...], _: None) -> tuple[tuple[Array, ...], None]:
             """Compare the current point with the best point, and make a step."""
-            x, best, least_distance = state
-            margin, normal, succeeds = self._nearest_plane(x, classes)
-            best, least_distance = better(x, succeeds, best, least_distance)
-            margin_to_lose = margin + _OVERSHOOT_SHARE * jnp.abs(margin)
-            from_x = self._nearest_on_plane(x, margin_to_lose, normal)
-            axes = tuple(range(1, x.ndim))
-            # The plane is given by the margin at `x`. To first order, the margin at the original is
-            # larger by `additional_margin`.
-            additional_margin = (normal * (original - x)).sum(axes, keepdims=True)
-            margin_at_original = margin_to_lose + additional_margin
-            from_original = self._nearest_on_plane(original, margin_at_original, normal)
-            half_way = (from_x + from_original) / 2
-            x = jnp.where(self.broadcast_items(succeeds), half_way, from_x)
-            return (x, best, least_distance), None
+            x, best, best_distance = state
+            plane = self._nearest_plane(x, classes)
+            best, best_distance = nearer(x, plane.succeeds, best, best_distance)
+            return (self._moved_to_plane(x, plane), best, best_distance), None
 
-        start = original, original, jnp.full_like(self.length(original), jnp.inf)
-        (last, best, least_distance), _ = lax.scan(move, start, length=steps)
-        _, succeeds = self.margins_and_success(last)
-        best, _ = better(last, succeeds, best, least_distance)
+        infinite_distances = jnp.full_like(self.length(original), jnp.inf)
+        initial_state = (original, original, infinite_distances)
+        (last, best, best_distance), _ = lax.scan(move, initial_state, length=steps)
+        # `move` compares a point before it makes the next step. The last point is compared here.
+        _margin, succeeds = self.margins_and_success(last)
+        best, _ = nearer(last, succeeds, best, best_distance)
         return best
+
+    def _moved_to_plane(self, x: Array, plane: _Plane) -> Array:
+        """Return the point to which a step moves `x`.
+
+        The step ends just beyond the plane, at the point nearest to `x`. If the attack succeeds at
+        `x` already, the step ends in the middle between two points just beyond the plane: the point
+        nearest to `x`, and the point nearest to the original.
+        """
+        # A plane on which the margin is lower by `overshoot` is just beyond the plane.
+        overshoot = _OVERSHOOT_SHARE * jnp.abs(plane.margin)
+        margin = plane.margin + overshoot
+        nearest_to_x = self._nearest_on_plane(x, margin, plane.normal)
+        # To first order, margin at original = margin at x + normal * (original - x).
+        axes = tuple(range(1, x.ndim))
+        difference = (plane.normal * (self.original - x)).sum(axes, keepdims=True)
+        margin_at_original = margin + difference
+        nearest_to_original = self._nearest_on_plane(
+            self.original, margin_at_original, plane.normal
+        )
+        middle = (nearest_to_x + nearest_to_original) / 2
+        return jnp.where(self.broadcast_items(plane.succeeds), middle, nearest_to_x)
 
     def _nearest_plane(self, x: Array, classes: int) -> _Plane:
         """Return the plane nearest to `x` on which the margin over another class is 0.
 
-        There is a plane for each of the `classes` other classes with the highest scores.
+        Only the planes of the `classes` other classes with the highest scores are compared.
         """
         question = self.question
 
         def margins_at(x: Array) -> tuple[Array, Array]:
             """Return the margins over other classes, [batch, class], and whether `x` succeeds."""
-            outputs, _ = question.run(x)
+            outputs, _captured = question.run(x)
             margin, succeeds, is_other = self._judged(outputs)
             if is_other is None or self.targeted:
+                # There is a single margin: of the function, or over the highest other score.
                 return margin[:, None], succeeds
-            other_entries = jnp.where(is_other, question.entries(outputs), -jnp.inf)
-            _batch, class_count = other_entries.shape
-            count = min(classes, class_count - 1)
-            highest, _ = lax.top_k(other_entries, count)
+            other_scores = jnp.where(is_other, question.class_scores(outputs), -jnp.inf)
+            _batch, class_count = other_scores.shape
+            compared_count = min(classes, class_count - 1)
+            highest, _ = lax.top_k(other_scores, compared_count)
             return question.scores(outputs)[:, None] - highest, succeeds
 
-        class_margins, pull, succeeds = jax.vjp(margins_at, x, has_aux=True)
+        class_margins, pull_back, succeeds = jax.vjp(margins_at, x, has_aux=True)
 
         def normal_of(unit: Array) -> Array:
             """Return the gradient of the margin over the class at which the unit vector is 1."""
-            (gradient,) = pull(jnp.broadcast_to(unit, class_margins.shape))
+            (gradient,) = pull_back(jnp.broadcast_to(unit, class_margins.shape))
             return gradient
 
         class_count = class_margins.shape[1]
-        units = jnp.eye(class_count, dtype=class_margins.dtype)[:, None]
-        # The gradients are computed class by class, so the arrays below are (class, batch, ...).
-        normals = jax.vmap(normal_of)(units)
-        margins = jax.vmap(self.broadcast_items)(class_margins.T).astype(x.dtype)
+        units = jnp.eye(class_count, dtype=class_margins.dtype)[:, None]  # [class, 1, class]
+        normals = jax.vmap(normal_of)(units)  # [class, batch, ...]
+        margins = jax.vmap(self.broadcast_items)(class_margins.T)  # [class, batch, 1, ...]
+        margins = margins.astype(x.dtype)
+        # A margin that does not depend on `x` has a normal of length 0, and no plane.
         lengths = jax.vmap(self._dual_norm)(normals)
         distances = jnp.abs(margins) / jnp.where(lengths > 0, lengths, 1)
-        nearest = jnp.where(lengths > 0, distances, jnp.inf).argmin(0)[None]
-        # For each item, the plane of the nearest class is taken. The first axis then has extent 1.
-        nearest_margin = jnp.take_along_axis(margins, nearest, 0)
-        nearest_normal = jnp.take_along_axis(normals, nearest, 0)
-        return _Plane(nearest_margin[0], nearest_normal[0], succeeds)
+        nearest = jnp.where(lengths > 0, distances, jnp.inf).argmin(0)[None]  # [1, batch, 1, ...]
+        nearest_margin = jnp.take_along_axis(margins, nearest, axis=0)[0]
+        nearest_normal = jnp.take_along_axis(normals, nearest, axis=0)[0]
+        return _Plane(nearest_margin, nearest_normal, succeeds)
 
     def _dual_norm(self, normal: Array) -> Array:
         """Return the dual norm of each item of a gradient, [batch, 1, ...].
@@ -309,11 +347,14 @@ class Attack:
         return _euclidean(normal)
 
     def _nearest_on_plane(self, x: Array, margin: Array, normal: Array) -> Array:
-        """Return the point within bounds, nearest to `x`, where a linear margin is 0.
+        """Return the point nearest to `x` at which a linear margin is 0, within bounds.
 
-        `margin` is the margin at `x`, and `normal` is its gradient. The result is clip(x - t *
-        direction) for some number t. The decrease of the margin is a concave, piecewise linear
-        function of t, so Newton's method approaches the solution from below.
+        `margin` is the margin at `x`, and `normal` is its gradient. The point is
+
+            clip(x - t * direction)
+
+        for a number t. Newton's method solves for t. The decrease of the margin is a concave,
+        piecewise linear function of t, so Newton's method approaches the solution from below.
         """
         axes = tuple(range(1, x.ndim))
         direction = jnp.sign(normal) if self.norm == "linf" else normal
@@ -333,10 +374,11 @@ class Attack:
 
         # Without bounds the margin is linear in t, and a single step gives the solution.
         steps = 1 if self.bounds is None else _NEWTON_STEPS
-        solution = lax.fori_loop(0, steps, newton_step, 0 * margin)
+        zero = 0 * margin
+        solution = lax.fori_loop(0, steps, newton_step, zero)
         return point_at(solution)
 
-    def drawn_back(self, x: Array, rounds: int) -> Array:
+    def boundary_point(self, x: Array, rounds: int) -> Array:
         """Return the point between the original and `x` where the attack just succeeds.
 
         Args:
@@ -346,7 +388,10 @@ class Attack:
         change = x - self.original
 
         def halve(bracket: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], None]:
-            """Halve the interval of shares. The attack succeeds at `high`, and fails at `low`."""
+            """Halve an interval of shares of the change.
+
+            The attack succeeds at the share `high`, and fails at the share `low`.
+            """
             low, high = bracket
             middle = (low + high) / 2
             point = self.original + middle * change
@@ -358,8 +403,8 @@ class Attack:
 
         zero = self.broadcast_items(jnp.zeros(x.shape[:1], x.dtype))
         one = zero + 1
-        (_, share), _ = lax.scan(halve, (zero, one), length=rounds)
-        return self.original + share * change
+        (_low, successful_share), _ = lax.scan(halve, (zero, one), length=rounds)
+        return self.original + successful_share * change
 
     def _within(self, x: Array) -> Array:
         """Clip a tensor to the bounds, if there are any."""

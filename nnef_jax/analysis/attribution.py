@@ -56,27 +56,27 @@ class Attribution(Result):
         largest: list[float | None] = []
         positions: list[str] = []
         for item_values in values:
-            if item_values.size:
-                flat_index = np.abs(item_values).argmax()
-                index = np.unravel_index(flat_index, item_values.shape)
-                largest.append(item_values[index])
-                positions.append(show([int(i) for i in index]))
-            else:
+            if not item_values.size:
                 # An empty item has no largest value.
                 largest.append(None)
                 positions.append(show([]))
-        sums = [item_values.sum() for item_values in values]
+                continue
+            flat_index = np.abs(item_values).argmax()
+            index = np.unravel_index(flat_index, item_values.shape)
+            largest.append(item_values[index])
+            positions.append(show([int(i) for i in index]))
+        item_sums = [item_values.sum() for item_values in values]
         columns: dict[str, Any] = {"item": range(len(values))}
         if self.classes is not None:
             columns["class"] = self.classes
-        columns |= {"score": self.scores, "sum": sums, "largest": largest, "at": positions}
+        columns |= {"score": self.scores, "sum": item_sums, "largest": largest, "at": positions}
         if self.gap is not None:
             columns["gap"] = self.gap
         title = f"{self.method} of {self.of} for {self.output}"
         return table_of(title, [*columns], zip(*columns.values(), strict=True))
 
     def plot(self, ax: Axes | None = None, *, items: int = 16) -> Axes:
-        """Draw the attributions of the first items over these items.
+        """Draw the attributions of the first items as heat maps over the tensor `x`.
 
         Positive values are red and negative values are blue, with a separate scale for each item.
         The values of all channels are added up. Return the axes of matplotlib.
@@ -132,7 +132,7 @@ class Line(NamedTuple):
 def line_from(question: Question, baseline: Array) -> Line:
     """Return the line from a baseline to the tensor `wrt` of a question."""
     x = question.value()
-    return Line(x, question.with_classes(x), question.start(baseline))
+    return Line(x, question.with_classes(x), question.value_at_baseline(baseline))
 
 
 METHODS = ("riemann_left", "riemann_middle", "riemann_right", "riemann_trapezoid", "gausslegendre")
@@ -150,8 +150,9 @@ def quadrature(method: str, steps: int, x: Array) -> tuple[Array, Array]:
         points = np.arange(1, steps + 1) / steps
     elif method == "riemann_trapezoid":
         points = np.linspace(0, 1, steps)
-        weights = np.full(steps, 1 / max(1, steps - 1))
-        weights[[0, -1]] /= 2
+        intervals = max(1, steps - 1)
+        weights = np.full(steps, 1 / intervals)
+        weights[[0, -1]] /= 2  # Each end belongs to one interval, and other points to two.
     elif method == "gausslegendre":
         # numpy's rule is for the interval from -1 to 1. The lines below move its points to the
         # interval from 0 to 1, which is half as long.
@@ -160,7 +161,8 @@ def quadrature(method: str, steps: int, x: Array) -> tuple[Array, Array]:
         weights = weights / 2
     else:  # "riemann_middle"
         points = (np.arange(steps) + 0.5) / steps
-    return jnp.asarray(points, x.dtype), jnp.asarray(weights, zeros(x).dtype)
+    weight_dtype = zeros(x).dtype
+    return jnp.asarray(points, x.dtype), jnp.asarray(weights, weight_dtype)
 
 
 def require_method(method: object) -> None:
@@ -170,7 +172,10 @@ def require_method(method: object) -> None:
 
 
 def zeros(x: Array) -> Array:
-    """Return zeros in the shape of a tensor, of at least 32 bits, as the start of a sum."""
+    """Return zeros in the shape of a tensor, at which a sum starts.
+
+    The zeros have at least 32 bits, so that a sum of 16-bit terms loses little precision.
+    """
     dtype = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
     return jnp.zeros(x.shape, dtype)
 
@@ -181,7 +186,10 @@ def sums(values: Array) -> Array:
 
 
 def array_of(name: str, value: object) -> Any:
-    """Return an argument as an array of numbers. Raises InputError if it is not numeric."""
+    """Return the argument `name` as an array of numbers.
+
+    Raises InputError if the argument is not numeric.
+    """
     message = f"{name} must be a number or an array"
     array = value if isinstance(value, jax.Array) else numpy_of(value, InputError, message)
     is_integer = array.dtype.kind in "iu"
@@ -190,16 +198,18 @@ def array_of(name: str, value: object) -> Any:
     raise InputError(f"{message}, it is {shown(value)}")
 
 
-def sizes_of(question: Question, name: str, value: object) -> Any:
-    """Return an argument that is a length, or an array of lengths [batch], after checking it.
+def require_lengths(question: Question, name: str, value: object) -> Any:
+    """Return an argument that must be a length, or an array of lengths [batch].
 
-    Raises InputError for another shape, and ValueError for a length that is negative or infinite.
+    `name` is the name of the argument, for errors. Raises InputError for an array of another shape,
+    and ValueError for a length that is negative or infinite.
     """
     sizes = array_of(name, value)
     if sizes.shape not in ((), (question.batch,)):
         message = f"{name} is {show(sizes.shape)}, '{question.wrt}' has {question.batch} items"
         raise InputError(message, hint="give a number, or one for each item")
     if not isinstance(sizes, Tracer):
+        # The initial value 0 is a valid length, so an empty array passes.
         numbers = np.asarray(sizes)
         require_real(name, float(np.min(numbers, initial=0)))
         require_real(name, float(np.max(numbers, initial=0)))

@@ -35,8 +35,9 @@ _CALLS = {
 def call_for(name: str, functions: Iterable[str]) -> str:
     """Return the call in this package that replaces a class or function of captum.
 
-    The result is "" if there is no such call. `functions` are the names of this package's
-    functions. Most names differ only in spelling: `LayerDeepLift` is `deep_lift(..., wrt=)`.
+    The result is "" if there is no such call. Most names differ only in spelling and in a prefix:
+    `LayerDeepLift` is `deep_lift(..., wrt=)`. `functions` are the names of this package's
+    functions.
     """
     if name in _CALLS:
         return _CALLS[name]

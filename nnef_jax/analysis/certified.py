@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from lowering import described, jaxpr_evaluation, jaxprs
 from nnef_jax.analysis.argument_checks import require_bounds
 from nnef_jax.analysis.attack import Bounds as Ends
-from nnef_jax.analysis.attribution import sizes_of
+from nnef_jax.analysis.attribution import require_lengths
 from nnef_jax.analysis.intervals import Interval, NoBounds, interval
 from nnef_jax.analysis.linear_bounds import Walk
 from nnef_jax.analysis.question import Question, QuestionOptions, ask
@@ -38,8 +38,8 @@ class Bounds(Result):
         lower: the lower bound of each entry of the output, [batch, ...]; a tuple if there are
             several outputs.
         upper: the upper bound of each entry of the output, in the form of `lower`.
-        margins: lower bounds of the score of the class minus each other score, [batch, class]; 0
-            for the class itself. If the target is a function, they are lower bounds of its score,
+        margins: lower bounds of the score of the class minus each score, [batch, class]; 0 for the
+            class itself. If the target is a function, the margins are lower bounds of its score,
             [batch].
         classes: the class of each item, int32 [batch]; None if the target is a function.
         method: the name of the method.
@@ -105,14 +105,14 @@ def bounds(
         method: "interval" propagates intervals (Gowal et al. 2018, arXiv:1810.12715), and takes
             about as long as two calls. "crown" makes a backward pass to the input for each entry of
             the outputs, and of the operands of nonlinear operations (Zhang et al. 2018,
-            arXiv:1811.00866). It gives the tightest bounds, and suits small networks. "crown-ibp"
-            makes backward passes only for the outputs, and propagates intervals inside (Zhang et
-            al. 2019, arXiv:1906.06316). It suits training.
+            arXiv:1811.00866). "crown" gives the tightest bounds, and suits small networks.
+            "crown-ibp" makes backward passes only for the outputs, and propagates intervals inside
+            (Zhang et al. 2019, arXiv:1906.06316). "crown-ibp" suits training.
         bounds: the least and the largest value of an entry.
 
     All other arguments, and the errors, are as in `saliency`. The margins of the result are
-    computed for the class `target`. If `target` is a function, they are its scores. Items of a
-    batch must not depend on one another. Raises UnsupportedError for an operation without a rule,
+    computed for the class `target`. If `target` is a function, the margins are its scores. Items of
+    a batch must not depend on one another. Raises UnsupportedError for an operation without a rule,
     and for a network that computes in 16 bits.
     """
     require_choice("method", method, ("interval", "crown-ibp", "crown"))
@@ -122,8 +122,9 @@ def bounds(
     if dtype not in ("float32", "float64"):
         message = f"'{question.wrt}' is of {dtype}, bounds are computed in 32 bits"
         raise UnsupportedError(message, hint="load(..., dtype='float32')")
+    distances = require_lengths(question, "epsilon", epsilon)
     try:
-        return _bounds(question, sizes_of(question, "epsilon", epsilon), ends, method=method)
+        return _bounds(question, distances, ends, method=method)
     except NoBounds as error:
         raise _located(question, error) from None
 
@@ -136,7 +137,7 @@ def _bounds(question: Question, epsilon: Array, ends: Ends | None, *, method: Me
     """
     x = question.value()
     question = question.with_classes(x)
-    # The bounds are of the operations as the document has them, and not of optimised ones.
+    # The bounds hold for the operations of the document, so the operations are not optimised.
     question = replace(question, model=question.model.with_options(optimize=False))
     changed = _changed_inputs(x, epsilon, ends)
     batched_indices: list[int] = []
@@ -144,10 +145,14 @@ def _bounds(question: Question, epsilon: Array, ends: Ends | None, *, method: Me
         has_batch_axis = input.ndim > 0 and input.shape[0] == len(x)
         if has_batch_axis:
             batched_indices.append(index)
-    repetitions = 1 if _takes_one(question, batched_indices) else len(x)
+    repetitions = 1 if _takes_batch_of_one(question, batched_indices) else len(x)
 
     def bounds_of_item(item: tuple[Any, ...]) -> tuple[Any, Interval]:
-        """Return intervals of the outputs and of the margins, from the arrays of one item."""
+        """Return intervals of the outputs and of the margins of one item.
+
+        `item` has the item's inputs, the two ends of the interval of its changed tensor, and its
+        class.
+        """
         item_inputs, item_low, item_high, item_class = item
         inputs = list(question.inputs)
         for index, item_input in zip(batched_indices, item_inputs, strict=True):
@@ -159,7 +164,7 @@ def _bounds(question: Question, epsilon: Array, ends: Ends | None, *, method: Me
     batched_inputs = [question.inputs[index] for index in batched_indices]
     # `bounds_of_item` takes the ends of an item's interval as a batch of one item. The new axis 1
     # is the axis of this batch.
-    items = batched_inputs, changed.low[:, None], changed.high[:, None], question.classes
+    items = (batched_inputs, changed.low[:, None], changed.high[:, None], question.classes)
     if method == "crown":
         # "crown" makes many backward passes for an item, so only one item is computed at a time.
         outputs, margins = lax.map(bounds_of_item, items)
@@ -170,6 +175,7 @@ def _bounds(question: Question, epsilon: Array, ends: Ends | None, *, method: Me
     upper = jax.tree.map(lambda y: y.high, outputs, is_leaf=_is_interval)
     lower_margins = margins.low
     if question.classes is not None:
+        # A class has the margin 0 over itself, but its interval is wider because of rounding.
         is_own_class = _is_class(lower_margins, question.classes)
         lower_margins = jnp.where(is_own_class, 0, lower_margins)
     return Bounds(
@@ -188,9 +194,9 @@ def _changed_inputs(x: Array, epsilon: Array, ends: Ends | None) -> Interval:
 
     `epsilon` is a number, or a number for each item. The interval is clipped to `ends`.
     """
-    by_item = jnp.broadcast_to(jnp.asarray(epsilon, x.dtype), x.shape[:1])
-    other_axes = [1] * (x.ndim - 1)
-    change = by_item.reshape(-1, *other_axes)
+    change_by_item = jnp.broadcast_to(jnp.asarray(epsilon, x.dtype), x.shape[:1])
+    other_extents = [1] * (x.ndim - 1)
+    change = change_by_item.reshape(-1, *other_extents)  # [batch, 1, ...]
     low = x - change
     high = x + change
     if ends is None:
@@ -203,10 +209,15 @@ def _changed_inputs(x: Array, epsilon: Array, ends: Ends | None) -> Interval:
 def _item_bounds(
     question: Question, item: Interval, repetitions: int, method: Method
 ) -> tuple[Any, Interval]:
-    """Return an interval for each output of an item, and the interval of its margins.
+    """Return an interval for each output of an item, and the interval of the item's margins.
 
-    If the target is a function, the second interval bounds its score. The network runs on a batch
-    in which the item is repeated `repetitions` times.
+    If the target is a function, the last interval bounds the function's score.
+
+    Args:
+        question: the question, with inputs in which the item is repeated.
+        item: the interval of the changed tensor, with a batch axis of extent 1.
+        repetitions: the number of times that the item is repeated in the batch of a run.
+        method: the name of the method.
     """
 
     def outputs_and_margins(x: Array) -> tuple[Any, Array]:
@@ -216,7 +227,7 @@ def _item_bounds(
         first_outputs = jax.tree.map(lambda y: y[:1], outputs)
         if question.classes is None:
             return first_outputs, scores[:1]
-        margins = scores[:1, None] - question.entries(outputs)[:1]
+        margins = scores[:1, None] - question.class_scores(outputs)[:1]
         return first_outputs, margins
 
     closed, result_types = jaxpr_evaluation.make_jaxpr_and_types(outputs_and_margins, item.low)
@@ -227,6 +238,7 @@ def _item_bounds(
     for bounded_result in walk.results:
         batch_of_one = interval(bounded_result)
         intervals.append(Interval(batch_of_one.low[0], batch_of_one.high[0]))
+    # `result_types` has the nested structure of the results, a pair of outputs and margins.
     return jax.tree.unflatten(jax.tree.structure(result_types), intervals)
 
 
@@ -239,8 +251,11 @@ def _is_interval(x: object) -> bool:
     return isinstance(x, Interval)
 
 
-def _takes_one(question: Question, batched_indices: Sequence[int]) -> bool:
-    """Tell whether the network takes a batch of one item, with one item in each batched input."""
+def _takes_batch_of_one(question: Question, batched_indices: Sequence[int]) -> bool:
+    """Tell whether the network takes a batch of one item.
+
+    `batched_indices` are the positions of the inputs with a batch axis.
+    """
     inputs: list[Any] = list(question.inputs)
     for index in batched_indices:
         x = question.inputs[index]
@@ -256,7 +271,8 @@ def _takes_one(question: Question, batched_indices: Sequence[int]) -> bool:
 def _located(question: Question, error: NoBounds) -> UnsupportedError:
     """Return an UnsupportedError that names the operation that cannot be bounded.
 
-    `error` has an equation without a rule. This equation belongs to the operation.
+    `error` has an equation without a rule. The equation belongs to the operation whose name is the
+    equation's outer scope.
     """
     equation = error.equation
     assert equation is not None
@@ -266,6 +282,6 @@ def _located(question: Question, error: NoBounds) -> UnsupportedError:
         return UnsupportedError(f"no rule bounds {described(equation)}")
     (operation,) = operations
     message = f"no rule bounds '{operation.kind}', which computes '{equation.primitive.name}'"
-    operand = next(operation.reads())
-    hint = f"bound its operand: output='{operand.name}'"
+    first_operand = next(operation.reads())
+    hint = f"bound its operand: output='{first_operand.name}'"
     return UnsupportedError(message, span=operation.span, calls=operation.calls, hint=hint)

@@ -109,18 +109,24 @@ class Comparison(Result):
         columns += ["ulps", "differs"]
         if self.isolated:
             columns.append("by itself")
-        tensors = [x for x in self.tensors.values() if x.reason or not differing]
+        tensors = list(self.tensors.values())
+        if differing:
+            tensors = [x for x in tensors if x.reason]
+        return table_of(self._title(), columns, map(self._row, tensors))
+
+    def _title(self) -> str:
+        """Return the title of the table, such as "8 tensors, none differs, 2 of a unmatched"."""
         verdict = "none differs"
         first = self.first
         if first is not None:
             verdict = f"the first that differs is {first.a}: {first.reason}"
         title = f"{len(self.tensors)} tensors, {verdict}"
-        counts = [
+        unmatched_counts = [
             f"{len(names)} of {network}" for network, names in self.unmatched.items() if names
         ]
-        if counts:
-            title += f", {' and '.join(counts)} unmatched"
-        return table_of(title, columns, map(self._row, tensors))
+        if unmatched_counts:
+            title += f", {' and '.join(unmatched_counts)} unmatched"
+        return title
 
     def _row(self, x: TensorDifference) -> list[Any]:
         """Return the cells of the table for one tensor."""
@@ -130,8 +136,9 @@ class Comparison(Result):
         row: list[Any] = [x.a, name_in_b, x.kind, show(shape), " ".join(distinct_dtypes)]
         row += [x.absolute, x.relative, x.snr, x.ulps, x.reason or "ok"]
         if self.isolated:
-            # None means that the layer was not run by itself, and "" that it does not differ.
-            row.append(None if x.own is None else x.own or "ok")
+            # The field `own` is None if the layer was not run by itself. The cell is then empty.
+            does_not_differ = x.own == ""
+            row.append("ok" if does_not_differ else x.own)
         return row
 
     def plot(self, ax: Axes | None = None) -> Axes:
@@ -140,16 +147,17 @@ class Comparison(Result):
         The first differing tensor is marked. If the comparison was made with `isolate`, bars show
         the error of each layer on the operands of `a`.
         """
-        ax = axes(ax, (8, 4))
-        rows = list(self.tensors.values())
-        errors = [_relative_error(x.snr) for x in rows]
-        own_errors = [_relative_error(x.own_snr) for x in rows]
-        drawable_errors = [error for error in errors + own_errors if 0 < error < np.inf]
-        lower_end = min(drawable_errors, default=1e-8) / 3
-        positions = np.arange(len(rows))
+        ax = axes(ax, size=(8, 4))
+        tensors = list(self.tensors.values())
+        errors = [_relative_error(x.snr) for x in tensors]
+        own_errors = [_relative_error(x.own_snr) for x in tensors]
+        # The axis is logarithmic. An error of 0 is drawn at the lower end of the axis.
+        positive_errors = [error for error in errors + own_errors if 0 < error < np.inf]
+        lower_end = min(positive_errors, default=1e-8) / 3
+        positions = np.arange(len(tensors))
         if self.isolated:
             bar_heights = np.fmax(own_errors, lower_end)  # `fmax` replaces NaN.
-            colours = ["#e8b4ad" if x.own else "#c9d3df" for x in rows]
+            colours = ["#e8b4ad" if x.own else "#c9d3df" for x in tensors]
             ax.bar(positions, bar_heights, color=colours, label="made here", width=0.8)
         # An error of NaN stays NaN. matplotlib draws no point for NaN.
         heights = [max(error, lower_end) for error in errors]
@@ -157,15 +165,15 @@ class Comparison(Result):
         ax.plot(positions, heights, label="error", **style)
         first = self.first
         if first is not None:
-            position = rows.index(first)
+            position = tensors.index(first)
             label = literally(f"the first that differs: {first.a}, {first.reason}")
             ax.plot(position, heights[position], "o", color="#c0392b", markersize=6, label=label)
         ax.set_yscale("log")
         ax.set_ylim(lower_end)
         ax.set_ylabel("error / root mean square")
         ax.margins(x=0.01)
-        if len(rows) <= _MOST_LABELLED:
-            names = [literally(x.a) for x in rows]
+        if len(tensors) <= _MOST_LABELLED:
+            names = [literally(x.a) for x in tensors]
             ax.set_xticks(positions, names, rotation=60, ha="right", fontsize=8)
         else:
             ax.set_xlabel("tensors, in the order in which they are computed")
@@ -238,26 +246,32 @@ def compare(
     given_pairs = word_pairs("names", names or {}, "names in b by names in a")
     if isolate and not isinstance(b, Model):
         raise TypeError(f"isolate runs layers of b, a nnef_jax.Model, it is {shown(b)}")
-    arrays_a, kinds_a = _tensors("a", a, b, inputs)
-    arrays_b, kinds_b = _tensors("b", b, a, inputs)
+    arrays_a, kinds_a = _tensors("a", source=a, other=b, inputs=inputs)
+    arrays_b, kinds_b = _tensors("b", source=b, other=a, inputs=inputs)
     pairs = match(kinds_a, kinds_b, given_pairs)
     if not pairs:
         hint = "give names={name in a: name in b}"
         raise InputError("no tensor of a is found in b", hint=hint)
     isolated: Mapping[str, Array] = {}
-    if isolate and isinstance(b, Model):
+    if isolate:
+        assert isinstance(b, Model)
         isolated = _isolated(b, inputs, pairs, arrays_a, arrays_b)
 
     def tensor_difference(pair: Pair) -> TensorDifference:
         """Return the difference of two paired tensors."""
         x = arrays_a[pair.a]
         y = arrays_b[pair.b]
-        reason, figures = difference(y, x, rtol, atol)
-        fields: dict[str, Any] = {**figures}
+        reason, figures = difference(y, reference=x, rtol=rtol, atol=atol)
+        own_fields: dict[str, Any] = {}
         if pair.b in isolated:
-            isolated_reason, figures = difference(isolated[pair.b], x, rtol, atol)
-            fields["own"] = isolated_reason
-            fields |= {"own_excess": figures["excess"], "own_snr": figures["snr"]}
+            own_reason, own_figures = difference(
+                isolated[pair.b], reference=x, rtol=rtol, atol=atol
+            )
+            own_fields = {
+                "own": own_reason,
+                "own_excess": own_figures["excess"],
+                "own_snr": own_figures["snr"],
+            }
         return TensorDifference(
             a=pair.a,
             b=pair.b,
@@ -268,7 +282,8 @@ def compare(
             nan=(_count(np.isnan, x), _count(np.isnan, y)),
             inf=(_count(np.isinf, x), _count(np.isinf, y)),
             reason=reason,
-            **fields,
+            **figures,
+            **own_fields,
         )
 
     paired_a = {pair.a for pair in pairs}
@@ -293,8 +308,8 @@ def _tensors(
     Args:
         side: "a" or "b", the name of the network in errors.
         source: the network.
-        other: the other network. If it is a model, and `source` is a function that returns equally
-            many outputs without names, these outputs get the names of the model's outputs.
+        other: the other network. If `other` is a model, outputs without names, which `source`
+            returns as a function, get the names of the model's outputs.
         inputs: the inputs of a call.
     """
     if isinstance(source, Model):
@@ -303,16 +318,12 @@ def _tensors(
         except NnefError as error:
             error.message = f"{side}: {error.message}"
             raise
+    recorded: Any = source
+    if not isinstance(source, Mapping):
+        recorded = _result_of_call(side, source, inputs)
     output_names: list[str] = []
     if isinstance(other, Model):
         output_names = [spec.name for spec in other.outputs]
-    recorded: Any = source
-    if not isinstance(source, Mapping):
-        if not callable(source):
-            expected = "a model, a dict of arrays by name or a function of the inputs"
-            raise TypeError(f"{side} must be {expected}, it is {shown(source)}")
-        args, kwargs = arguments_of(inputs)
-        recorded = source(*args, **kwargs)
     if not isinstance(recorded, Mapping):
         recorded = _outputs_by_name(recorded, output_names)
         output_names = list(recorded)
@@ -323,6 +334,19 @@ def _tensors(
         # The kind of the operation is not recorded.
         kinds[name] = TensorKind(kind="", shape=array.shape, output=positions.get(name))
     return arrays, kinds
+
+
+def _result_of_call(side: str, function: object, inputs: tuple[Input, ...]) -> Any:
+    """Return the result of a function of the inputs.
+
+    `side` is "a" or "b", the name of the network in errors. Raises TypeError if `function` cannot
+    be called.
+    """
+    if not callable(function):
+        expected = "a model, a dict of arrays by name or a function of the inputs"
+        raise TypeError(f"{side} must be {expected}, it is {shown(function)}")
+    args, kwargs = arguments_of(inputs)
+    return function(*args, **kwargs)
 
 
 def _recorded_arrays(side: str, recorded: Mapping[Any, Any]) -> dict[str, Array]:
@@ -347,12 +371,13 @@ def _recorded_arrays(side: str, recorded: Mapping[Any, Any]) -> dict[str, Array]
 def _outputs_by_name(returned: Any, names: list[str]) -> dict[str, Any]:
     """Return the outputs of a function by name.
 
-    The names are the fields of a named tuple. Other outputs have the names in `names`, if their
-    number is right, and otherwise "output0", "output1" and so on.
+    The outputs in a named tuple have the names of its fields. Other outputs have the names in
+    `names` if there are equally many, and otherwise the names "output0", "output1" and so on.
     """
     outputs: list[Any] = [*returned] if isinstance(returned, tuple | list) else [returned]
     if len(names) != len(outputs):
         names = [f"output{i}" for i in range(len(outputs))]
+    # Only a named tuple has the attribute `_fields`.
     fields = getattr(returned, "_fields", names)
     return dict(zip(fields, outputs, strict=True))
 
@@ -389,13 +414,7 @@ def _isolated(
     One run computes all tensors. In this run, each tensor of a pair is recorded, and then replaced
     by its counterpart in `a`. Later operations therefore read the values of `a`.
     """
-    replacements: dict[str, Array] = {}
-    for pair in pairs:
-        array_a = arrays_a[pair.a]
-        array_b = arrays_b[pair.b]
-        has_equal_shape = array_a.shape == array_b.shape
-        if has_equal_shape and kind_of(array_a) == kind_of(array_b):
-            replacements[pair.b] = array_a.astype(array_b.dtype)
+    replacements = _replacements(pairs, arrays_a, arrays_b)
     if not replacements:
         return {}
     model = without_mesh(model)
@@ -403,21 +422,21 @@ def _isolated(
 
     @jax.jit
     def run_with_replacements(
-        params: Params, state: State, values: list[jax.Array], replacements: Mapping[str, jax.Array]
+        params: Params, state: State, values: list[jax.Array], counterparts: dict[str, jax.Array]
     ) -> dict[str, jax.Array]:
         """Return the tensors of one run, each computed from replaced operands."""
         computed: dict[str, jax.Array] = {}
 
         def record_and_replace(name: str, x: jax.Array) -> jax.Array:
             computed[name] = x
-            return replacements[name]
+            return counterparts[name]
 
         edits: dict[str, Callable[[Any], Any]] = {}
-        for name in replacements:
+        for name in counterparts:
             edits[name] = partial(record_and_replace, name)
         # The results of the network are not needed. Only the replaced tensors, and the tensors from
         # which they are computed, are evaluated.
-        probe = replace(Probe.of(edits, list(replacements)), results=False)
+        probe = replace(Probe.of(edits, list(counterparts)), results=False)
         cycle(params, state, values, probe)
         return computed
 
@@ -429,10 +448,27 @@ def _isolated(
     return {name: np.asarray(x) for name, x in computed.items()}
 
 
+def _replacements(
+    pairs: list[Pair], arrays_a: Mapping[str, Array], arrays_b: Mapping[str, Array]
+) -> dict[str, Array]:
+    """Return the arrays of `a` that can replace tensors of `b`, by the names in `b`.
+
+    The two tensors of a pair must have equal shapes and the same kind of dtype.
+    """
+    replacements: dict[str, Array] = {}
+    for pair in pairs:
+        array_a = arrays_a[pair.a]
+        array_b = arrays_b[pair.b]
+        has_equal_shape = array_a.shape == array_b.shape
+        if has_equal_shape and kind_of(array_a) == kind_of(array_b):
+            replacements[pair.b] = array_a.astype(array_b.dtype)
+    return replacements
+
+
 def _count(test: Callable[[Array], Array], x: Array) -> int:
     """Return the number of items for which a test, `np.isnan` or `np.isinf`, is true."""
     if kind_of(x) in "bi":
-        return 0
+        return 0  # Logical values and integers are neither NaN nor infinite.
     if x.dtype.kind == "V":  # numpy gives bfloat16 and float8 the kind "V".
         x = x.astype(np.float64)
     return int(test(x).sum())

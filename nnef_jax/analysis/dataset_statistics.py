@@ -28,7 +28,7 @@ from nnef_jax.analysis.layer_tensors import (
     zeros_at,
 )
 from nnef_jax.analysis.question import bound
-from nnef_jax.analysis.tensor_statistics import TensorStatistics, measure, products
+from nnef_jax.analysis.tensor_statistics import TensorStatistics, gram_matrix, measure
 from nnef_jax.calls.arguments import Input, Params, Sample, over_samples
 from nnef_jax.errors import InputError
 from nnef_jax.options import names_of, require_flags, require_samples
@@ -80,6 +80,7 @@ class Statistics(Result):
             zeros = f"{x.zeros / max(x.size, 1):.1%}"
             dead = None if x.dead is None else f"{len(x.dead)} of {x.units}"
             row = [x.name, x.kind, show(x.shape), x.mean, x.std, x.min, x.max, zeros]
+            # None is an empty cell, which stands for no NaNs and no infinities.
             row += [x.nan or None, x.inf or None, dead, x.effective_rank]
             rows.append(row)
         columns = ["name", "operation", "shape", "mean", "std", "min", "max", "zeros", "NaN", "Inf"]
@@ -94,32 +95,46 @@ class Statistics(Result):
         standard deviation of the mean, and the number of dead units stands beside the line. The row
         of a gradient shows its root mean square.
         """
-        rows = list(self.tensors.values())
-        ax = axes(ax, (7.5, max(2.5, 0.22 * len(rows))))
-        heights = np.arange(len(rows))
+        tensors = list(self.tensors.values())
+        figure_height = max(2.5, 0.22 * len(tensors))
+        ax = axes(ax, size=(7.5, figure_height))
         if self.of == "gradients":
-            sizes = [x.rms if x.rms > 0 else np.nan for x in rows]
-            ax.plot(sizes, heights, "o", color="#1f4e79", markersize=5)
-            ax.hlines(heights, np.nanmin([*sizes, np.inf]), sizes, color="#b9c6d6", lw=1, zorder=0)
-            ax.set_xscale("log")
-            ax.set_xlabel("root mean square of the gradient")
+            _draw_gradients(ax, tensors)
         else:
-            for height, x in enumerate(rows):
-                if not x.count:
-                    continue
-                ax.plot([x.min, x.max], [height] * 2, color="#b9c6d6", lw=1.5)
-                ends = [max(x.mean - x.std, x.min), min(x.mean + x.std, x.max)]
-                ax.plot(ends, [height] * 2, color="#1f4e79", lw=5, solid_capstyle="butt")
-                ax.plot(x.mean, height, "o", color="white", markersize=3)
-                if x.dead:
-                    label = f" {len(x.dead)} of {x.units} dead"
-                    ax.text(x.max, height, label, va="center", fontsize=7, color="#c0392b")
-            ax.set_xscale("symlog", linthresh=1)
-            ax.set_xlabel("value: range, mean and standard deviation")
-            ax.axvline(0, color="#999999", lw=0.6, zorder=0)
-        ax.set_yticks(heights, [literally(x.name) for x in rows], fontsize=8)
+            _draw_activations(ax, tensors)
+        names = [literally(x.name) for x in tensors]
+        ax.set_yticks(np.arange(len(tensors)), names, fontsize=8)
         ax.invert_yaxis()
         return ax
+
+
+def _draw_gradients(ax: Axes, tensors: Sequence[TensorStatistics]) -> None:
+    """Draw the root mean square of each gradient, at the heights 0, 1, 2 and so on."""
+    heights = np.arange(len(tensors))
+    # The axis is logarithmic, so there is no point for 0.
+    rms_values = [x.rms if x.rms > 0 else np.nan for x in tensors]
+    left_end = np.nanmin([*rms_values, np.inf])
+    ax.plot(rms_values, heights, "o", color="#1f4e79", markersize=5)
+    ax.hlines(heights, left_end, rms_values, color="#b9c6d6", lw=1, zorder=0)
+    ax.set_xscale("log")
+    ax.set_xlabel("root mean square of the gradient")
+
+
+def _draw_activations(ax: Axes, tensors: Sequence[TensorStatistics]) -> None:
+    """Draw the range, mean and deviation of each tensor, at the heights 0, 1, 2 and so on."""
+    for height, x in enumerate(tensors):
+        if not x.count:
+            continue  # A tensor without finite items has no range.
+        ax.plot([x.min, x.max], [height, height], color="#b9c6d6", lw=1.5)
+        ends = [max(x.mean - x.std, x.min), min(x.mean + x.std, x.max)]
+        ax.plot(ends, [height, height], color="#1f4e79", lw=5, solid_capstyle="butt")
+        ax.plot(x.mean, height, "o", color="white", markersize=3)
+        if x.dead:
+            label = f" {len(x.dead)} of {x.units} dead"
+            ax.text(x.max, height, label, va="center", fontsize=7, color="#c0392b")
+    ax.set_xscale("symlog", linthresh=1)
+    ax.set_xlabel("value: range, mean and standard deviation")
+    ax.axvline(0, color="#999999", lw=0.6, zorder=0)
 
 
 def activation_statistics(
@@ -159,7 +174,9 @@ def activation_statistics(
     ) -> dict[str, Any]:
         return model.intermediates(*values, names=list(layers))
 
-    return _statistics_over(model, "activations", batches, names, activations_of_batch, rank)
+    return _statistics_over(
+        model, batches, of="activations", names=names, tensors_of=activations_of_batch, rank=rank
+    )
 
 
 def gradient_statistics(
@@ -202,6 +219,7 @@ def gradient_statistics(
     model = model if params is None else model.with_params(params)
     if labels is not None:
         labels = names_of("labels", labels, "labels of parameters")
+    # `chosen_params` raises an error if no parameter is chosen, but labels=[] chooses none.
     chosen = {} if labels == () else chosen_params(model.params, labels)
     if targets is not None:
         require_samples("targets", targets)
@@ -224,7 +242,9 @@ def gradient_statistics(
             gradients[name] = gradient
         return gradients
 
-    return _statistics_over(model, "gradients", batches, names, gradients_of_batch, rank)
+    return _statistics_over(
+        model, batches, of="gradients", names=names, tensors_of=gradients_of_batch, rank=rank
+    )
 
 
 @partial(jax.jit, static_argnames="loss")
@@ -257,13 +277,14 @@ def _gradients(
         value, _ = loss_of(model, params, inputs, loss_of_outputs, added)
         return value
 
-    return jax.grad(loss_at, (0, 1))(zeros, chosen)
+    return jax.grad(loss_at, argnums=(0, 1))(zeros, chosen)
 
 
 def _statistics_over(
     model: Model,
-    of: Literal["activations", "gradients"],
     batches: Iterable[Sample],
+    *,
+    of: Literal["activations", "gradients"],
     names: Sequence[str] | None,
     tensors_of: Callable[[list[Any], Mapping[str, LayerTensor]], Mapping[str, Any]],
     rank: bool,
@@ -272,8 +293,8 @@ def _statistics_over(
 
     Args:
         model: the network.
-        of: the kind of the tensors, which is a field of the result.
         batches: the inputs of each call.
+        of: the kind of the tensors, which is a field of the result.
         names: names or patterns of the layers; None for all layers.
         tensors_of: a function from the inputs of a call and the layers by name, to tensors by
             name.
@@ -285,6 +306,7 @@ def _statistics_over(
         """Return the tensors for one batch, and the layers by name."""
         values = bound(model, batch)
         layers = layers_of(graph_for(model, values), names)
+        # With names=[] there are no layers, for which `real_layers` would raise an error.
         if of == "gradients" and layers:
             layers = real_layers(layers)
         return tensors_of(values, layers), layers
@@ -313,15 +335,15 @@ def _measured(
         if jnp.issubdtype(x.dtype, jnp.complexfloating):
             # Complex numbers have no minimum and maximum, so they have no statistics.
             continue
-        axis = layers[name].unit_axis if name in layers else None
-        pending[name] = x, axis, measure(x, axis=axis)
-    for name, (x, axis, measured) in pending.items():
-        numbers, alive = measured
+        unit_axis = layers[name].unit_axis if name in layers else None
+        pending[name] = (x, unit_axis, measure(x, axis=unit_axis))
+    for name, (x, unit_axis, measured) in pending.items():
+        figure_arrays, alive = measured
+        figures = {key: array.item() for key, array in jax.device_get(figure_arrays).items()}
         needs_rank = rank and jnp.issubdtype(x.dtype, jnp.floating)
         gram = None
-        if needs_rank and axis is not None and x.shape[axis] <= _MOST_UNITS_FOR_RANK:
-            gram = products(x, axis)
-        figures = {key: number.item() for key, number in jax.device_get(numbers).items()}
+        if needs_rank and unit_axis is not None and x.shape[unit_axis] <= _MOST_UNITS_FOR_RANK:
+            gram = gram_matrix(x, unit_axis)
         statistics = TensorStatistics(
             name=name,
             kind=layers[name].kind if name in layers else "parameter",

@@ -16,55 +16,26 @@ def difference(
 ) -> tuple[str, dict[str, float]]:
     """Return the reason why an array differs from a reference, and a dict of figures.
 
-    NaNs at the same position are equal, and so are infinities of the same sign. Only items that are
-    finite in both arrays count in the figures. The tolerance of an item is `atol + rtol *
-    max(|item|, rms)`. Here `item` is the item of the reference, and `rms` is the root mean square
-    of the reference. An item that is about 0 by cancellation therefore has the tolerance of a
-    typical item. The figures are:
+    The reason is "" if the arrays are equal within the tolerances. Otherwise it is the first of
+    these reasons that applies:
 
-    - absolute: the largest error.
-    - relative: the largest error divided by |item|, among items other than 0.
-    - excess: the largest error divided by its tolerance; above 1 if the arrays differ.
-    - snr: 10 log10(sum of squares of the reference / sum of squares of the errors), in dB; infinite
-      without errors.
-    - ulps: the largest distance between an item and its reference, in steps between representable
-      numbers of the coarser of the two dtypes; NaN unless the arrays are floating-point.
-    - saturated: the share of saturated items among the items out of tolerance. An item is saturated
-      if it is the minimum or maximum of one array, several items of this array are equal to this
-      extreme, and the item of the other array is beyond it.
+    - "shape": another shape.
+    - "dtype": another kind of numbers: logical, integer, floating-point or complex.
+    - "nan": NaNs at other positions.
+    - "inf": infinities at other positions, or with another sign.
+    - "saturation": most items out of tolerance are saturated (see `_saturated`).
+    - "values": any other difference.
 
-    The reason is "" for equal arrays, "shape", "dtype" (another kind: logical, integer,
-    floating-point or complex), "nan", "inf", "saturation" if most items out of tolerance are
-    saturated, or "values".
+    `_figures` explains the figures. For the reasons "shape" and "dtype" the dict is empty.
     """
     if array.shape != reference.shape:
         return "shape", {}
     if kind_of(array) != kind_of(reference):
         return "dtype", {}
-    ulps = _ulps(array, reference) if kind_of(array) == "f" else float("nan")
     x = _in_64_bits(array)
     y = _in_64_bits(reference)
-    with np.errstate(all="ignore"):
-        # An item that is not finite in one of the arrays gets the error 0 and the size 0.
-        is_finite = np.isfinite(x) & np.isfinite(y)
-        errors = np.where(is_finite, np.abs(x - y), 0.0)
-        sizes = np.where(is_finite, np.abs(y), 0.0)
-        is_not_zero = sizes > 0
-        rms = np.sqrt(np.mean(sizes**2)) if sizes.size else 0.0
-        tolerances = atol + rtol * np.maximum(sizes, rms)
-        excesses = np.where(errors > 0, errors / tolerances, 0.0)
-        is_wrong = excesses > 1
-        saturated = 0.0
-        if is_wrong.any():
-            saturated = float(np.mean(_saturated(x, y)[is_wrong]))
-        figures = {
-            "absolute": _largest(errors),
-            "relative": _largest(errors[is_not_zero] / sizes[is_not_zero]),
-            "excess": _largest(excesses),
-            "snr": _signal_to_noise(sizes, errors),
-            "ulps": ulps,
-            "saturated": saturated,
-        }
+    figures, has_wrong_items = _figures(x, y, rtol, atol)
+    figures["ulps"] = _ulps(array, reference) if kind_of(array) == "f" else float("nan")
     have_equal_nans = np.array_equal(np.isnan(x), np.isnan(y))
     if not have_equal_nans:
         return "nan", figures
@@ -72,9 +43,49 @@ def difference(
     have_equal_infinities = np.array_equal(x[is_infinite], y[is_infinite], equal_nan=True)
     if not have_equal_infinities:
         return "inf", figures
-    if not is_wrong.any():
+    if not has_wrong_items:
         return "", figures
-    return "saturation" if saturated > 0.5 else "values", figures
+    reason = "saturation" if figures["saturated"] > 0.5 else "values"
+    return reason, figures
+
+
+def _figures(x: Array, y: Array, rtol: float, atol: float) -> tuple[dict[str, float], bool]:
+    """Return figures of the difference of `x` from the reference `y`, and whether an item is wrong.
+
+    An item is wrong if its error exceeds its tolerance, `atol + rtol * max(|item of y|, rms)`,
+    where `rms` is the root mean square of `y`. An item of `y` that is about 0 by cancellation
+    therefore has the tolerance of a typical item. Items that are not finite do not count.
+
+    - absolute: the largest error.
+    - relative: the largest error divided by |item of y|, among items other than 0.
+    - excess: the largest error divided by its tolerance.
+    - snr: the signal-to-noise ratio in dB, infinite without errors.
+    - ulps: the largest distance in steps between representable numbers of the coarser of the two
+      dtypes; NaN unless the arrays are floating-point. `difference` adds this figure.
+    - saturated: the share of saturated items among the wrong items.
+    """
+    with np.errstate(all="ignore"):
+        # An item that is not finite in one of the arrays gets the error 0 and the magnitude 0.
+        is_finite = np.isfinite(x) & np.isfinite(y)
+        errors = np.where(is_finite, np.abs(x - y), 0.0)
+        magnitudes = np.where(is_finite, np.abs(y), 0.0)
+        is_not_zero = magnitudes > 0
+        rms = np.sqrt(np.mean(magnitudes**2)) if magnitudes.size else 0.0
+        tolerances = atol + rtol * np.maximum(magnitudes, rms)
+        excesses = np.where(errors > 0, errors / tolerances, 0.0)
+        is_wrong = excesses > 1
+        has_wrong_items = bool(is_wrong.any())
+        saturated_share = 0.0
+        if has_wrong_items:
+            saturated_share = float(np.mean(_saturated(x, y)[is_wrong]))
+        figures = {
+            "absolute": _largest(errors),
+            "relative": _largest(errors[is_not_zero] / magnitudes[is_not_zero]),
+            "excess": _largest(excesses),
+            "snr": _signal_to_noise(magnitudes, errors),
+            "saturated": saturated_share,
+        }
+    return figures, has_wrong_items
 
 
 def kind_of(x: Array) -> str:
@@ -88,8 +99,8 @@ def kind_of(x: Array) -> str:
         return "i"
     if kind in "bifc":
         return kind
-    # numpy gives dtypes such as bfloat16, float8 and int4 the kind "V". Only for the
-    # floating-point dtypes among them, `ml_dtypes.finfo` raises no error.
+    # numpy gives dtypes such as bfloat16, float8 and int4 the kind "V". `ml_dtypes.finfo` raises
+    # ValueError for a dtype that is not floating-point.
     try:
         ml_dtypes.finfo(x.dtype)
     except ValueError:
@@ -108,15 +119,16 @@ def _in_64_bits(x: Array) -> Array:
     return x.astype(np.float64)
 
 
-def _signal_to_noise(sizes: Array, errors: Array) -> float:
+def _signal_to_noise(magnitudes: Array, errors: Array) -> float:
     """Return the signal-to-noise ratio in dB, which is infinite without errors.
 
-    `sizes` are the magnitudes of the reference's items, and `errors` are the errors of the items.
+    The ratio is 10 log10(sum of squared magnitudes / sum of squared errors). `magnitudes` are the
+    magnitudes of the reference's items.
     """
     error_power = float(np.sum(errors**2))
     if not error_power:
         return float("inf")
-    return 10 * float(np.log10(np.sum(sizes**2) / error_power))
+    return 10 * float(np.log10(np.sum(magnitudes**2) / error_power))
 
 
 def _largest(x: Array) -> float:
@@ -124,7 +136,11 @@ def _largest(x: Array) -> float:
 
 
 def _saturated(x: Array, y: Array) -> Array:
-    """Return the mask of saturated items, bool, as `difference` defines them."""
+    """Return the mask of the positions at which one array is saturated.
+
+    An array is saturated at an item if the item is its minimum or maximum, several of its items are
+    equal to this extreme, and the other array's item is beyond the extreme.
+    """
     is_saturated = np.zeros(x.shape, bool)
     if not x.size:
         return is_saturated
@@ -165,6 +181,7 @@ def _ranks(x: Array) -> Array:
     # are the rank of the magnitude.
     is_negative = (codes >> (bits - 1)).astype(bool)
     magnitudes = codes & (2 ** (bits - 1) - 1)
+    # The difference of two ranks of 64 bits may exceed the range of int64.
     wide_dtype = np.float64 if bits == 64 else np.int64
     ranks = magnitudes.astype(wide_dtype)
     return np.where(is_negative, -ranks, ranks)

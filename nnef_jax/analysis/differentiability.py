@@ -59,16 +59,17 @@ def _stopping_operation(
 
 
 def require_derivatives(model: Model, graph: Graph, sources: Iterable[Value]) -> None:
-    """Raise InputError if rounding makes all derivatives of outputs by one of `sources` 0.
+    """Raise InputError if one of `sources` is connected to the outputs only through rounding.
 
-    This is the case if all paths from the source to outputs pass through rounding.
+    All derivatives of the outputs by this source are then 0.
     """
     if rounds_straight_through(model):
-        return
+        return  # Derivatives pass through rounding.
     connected = _differentiable(graph, avoided=())
     connected_without_rounding = _differentiable(graph, avoided=_ROUNDS)
     for value in sources:
-        if value in connected and value not in connected_without_rounding:
+        is_stopped_by_rounding = value in connected and value not in connected_without_rounding
+        if is_stopped_by_rounding:
             require_derivative(model, graph, [value], graph.outputs)
 
 

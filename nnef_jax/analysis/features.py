@@ -34,18 +34,17 @@ class FeatureOptions(QuestionOptions, total=False):
     baseline: ArrayLike
 
 
-class _Start(NamedTuple):
-    """The start of an attribution: the fields of a `Line`, and the score of a coalition.
+class _LineAndScore(NamedTuple):
+    """The fields of a `Line`, and a function from a coalition to the scores [batch].
 
-    A coalition is a mask of the features that keep their values, bool [count]. All other features
-    have the values of the baseline. The field `score` is a function from a coalition to the scores
-    [batch].
+    A coalition is a mask of the features that keep their values, bool [feature]. All other features
+    have the values of the baseline.
     """
 
     x: Array
     question: Question
     x0: Array
-    score: Callable[[Array], Array]
+    score_of: Callable[[Array], Array]
 
 
 @jax.tree_util.register_dataclass
@@ -56,7 +55,8 @@ class _Features:
     Args:
         question: the question.
         baseline: the values of removed features.
-        groups: for each entry of an item, the index of the feature to which it belongs.
+        groups: the index of the feature to which each entry of an item belongs, with the shape of
+            an item.
         count: the number of features.
     """
 
@@ -65,25 +65,26 @@ class _Features:
     groups: Array
     count: int = field(metadata={"static": True})
 
-    def line_and_score(self) -> _Start:
+    def line_and_score(self) -> _LineAndScore:
         """Return the line from the baseline, and the score as a function of a coalition."""
         x, question, x0 = line_from(self.question, self.baseline)
 
-        def score(coalition: Array) -> Array:
+        def score_of(coalition: Array) -> Array:
             keeps_value = coalition[self.groups]
             return question.scores_at(jnp.where(keeps_value[None], x, x0))
 
-        return _Start(x, question, x0, score)
+        return _LineAndScore(x, question, x0, score_of)
 
-    def attributed(
-        self, question: Question, method: str, values: Array, scores: Array, x: Array
+    def attribution_of(
+        self, values: Array, question: Question, method: str, scores: Array, x: Array
     ) -> Attribution:
         """Return the attribution in which each entry has the value of its feature.
 
-        `values` are the values of features, [batch, feature]. `question`, `method`, `scores` and
-        `x` are as in the function `attributed`.
+        `values` are the values of features, [batch, feature]. All other arguments are as in the
+        function `attributed`.
         """
-        return attributed(question, method, values[:, self.groups], scores=scores, x=x)
+        values_of_entries = values[:, self.groups]
+        return attributed(question, method, values_of_entries, scores=scores, x=x)
 
 
 def feature_ablation(
@@ -106,7 +107,8 @@ def feature_ablation(
     All other arguments, and the errors, are as in `saliency`.
     """
     keywords = {"mask": mask, "baseline": baseline, **options}
-    return _ablation(_features("feature_ablation", model, inputs, keywords), key=None)
+    features = _features("feature_ablation", model, inputs, keywords)
+    return _ablation(features, key=None)
 
 
 def feature_permutation(
@@ -126,7 +128,8 @@ def feature_permutation(
     """
     require_key(key)
     keywords = {"mask": mask, **options}
-    return _ablation(_features("feature_permutation", model, inputs, keywords), key=key)
+    features = _features("feature_permutation", model, inputs, keywords)
+    return _ablation(features, key=key)
 
 
 def shapley_values(
@@ -169,7 +172,8 @@ def kernel_shap(
     All other arguments, and the errors, are as in `feature_ablation`.
     """
     key, samples = _key_and_count(sampled)
-    return _kernel_shap(_features("kernel_shap", model, inputs, options), key, samples=samples)
+    features = _features("kernel_shap", model, inputs, options)
+    return _kernel_shap(features, key, samples=samples)
 
 
 def lime(
@@ -195,8 +199,8 @@ def lime(
     key, samples = _key_and_count(sampled)
     penalty = require_real("penalty", penalty)
     features = _features("lime", model, inputs, options)
-    drawn = jax.random.bernoulli(key, 0.5, (samples, features.count))
-    return _lime(features, drawn, np.float32(penalty))
+    coalitions = jax.random.bernoulli(key, 0.5, (samples, features.count))
+    return _lime(features, coalitions, np.float32(penalty))
 
 
 def _features(
@@ -212,6 +216,7 @@ def _features(
     question = ask(function, model, inputs, keywords)
     shape = [int(extent) for extent in question.graph.values[question.wrt].type.shape[1:]]
     if mask is None:
+        # Each entry is a feature.
         count = int(np.prod(shape))
         return _Features(question, baseline, jnp.arange(count).reshape(shape), count)
     mask_array = np.asarray(array_of("mask", mask))
@@ -224,9 +229,11 @@ def _features(
         raise InputError(message, hint="give an array that broadcasts") from None
     if mask_array.dtype.kind not in "iu":
         raise InputError(f"mask must be of integers, it is {mask_array.dtype}")
-    features, flat_groups = np.unique(batch_of_one[0], return_inverse=True)
+    # The integers of a mask need not be 0, 1, 2 and so on. `flat_groups` are their indices among
+    # the different integers of the mask.
+    different, flat_groups = np.unique(batch_of_one[0], return_inverse=True)
     groups = jnp.asarray(flat_groups.reshape(shape))
-    return _Features(question, baseline, groups, len(features))
+    return _Features(question, baseline, groups, count=len(different))
 
 
 def _key_and_count(sampled: Any) -> tuple[Array, int]:
@@ -243,7 +250,8 @@ def _key_and_count(sampled: Any) -> tuple[Array, int]:
 def _ablation(features: _Features, key: Array | None) -> Attribution:
     """Return how much the score falls without each feature.
 
-    A feature is replaced by the baseline; with a key it is permuted among the items instead.
+    Without a key, a feature is replaced by the baseline. With a key, it is permuted among the items
+    of the batch.
     """
     x, question, x0, _ = features.line_and_score()
     scores = question.scores_at(x)
@@ -257,128 +265,165 @@ def _ablation(features: _Features, key: Array | None) -> Attribution:
         is_replaced = features.groups == feature
         return question.scores_at(jnp.where(is_replaced[None], replacement, x))
 
-    falls = scores[None] - lax.map(score_without, jnp.arange(features.count))
+    scores_without = lax.map(score_without, jnp.arange(features.count))  # [feature, batch]
+    falls = scores[None] - scores_without
     method = "feature ablation" if key is None else "feature permutation"
-    return features.attributed(question, method, falls.T, scores=scores, x=x)
+    return features.attribution_of(falls.T, question, method, scores=scores, x=x)
 
 
 @jax.jit
 def _exact_shapley_values(features: _Features) -> Attribution:
-    """Return exact Shapley values, computed from the scores of all coalitions."""
-    x, question, _, score = features.line_and_score()
+    """Return exact Shapley values, computed from the scores of all coalitions.
+
+    The value of a feature is a weighted sum of these scores. For a coalition of s of n features,
+    the score has the weight
+
+        (s - 1)! (n - s)! / n!      if the feature is in the coalition,
+        -s! (n - s - 1)! / n!       if it is not.
+    """
+    x, question, _x0, score_of = features.line_and_score()
     count = features.count
-    # `coalitions` has the axes [coalition, feature]. In row 5, the features 0 and 2 are True,
-    # because 5 has the bits 0 and 2.
+    # Row 5 of the coalitions has the features 0 and 2, because 5 has the bits 0 and 2.
     rows = np.arange(2**count)[:, None]
     bits = (rows >> np.arange(count)) & 1
-    coalitions = bits.astype(bool)
+    coalitions = bits.astype(bool)  # [coalition, feature]
     sizes = coalitions.sum(1)
-    # The features join one after the other, in any order. `share_last` is the share of all orders
-    # in which the features of the coalition come first, and a certain one of them comes last among
-    # them. `share_next` is the share of all orders in which the features of the coalition come
-    # first, and a certain feature outside the coalition comes next.
     factorials = np.cumprod([1.0, *range(1, count + 1)])
-    # In rows where an index below is -1, `where` selects the share in which it does not occur.
-    share_last = factorials[sizes - 1] * factorials[count - sizes] / factorials[count]
-    share_next = factorials[sizes] * factorials[count - sizes - 1] / factorials[count]
-    weights = np.where(coalitions, share_last[:, None], -share_next[:, None]).astype(x.dtype)
-    scores = lax.map(score, jnp.asarray(coalitions))
-    # The weights are (coalition, feature), the scores (coalition, batch), and the values
-    # (batch, feature).
-    values = jnp.einsum("cf,cb->bf", weights, scores, precision="highest")
+    # An index is -1 for the weight of members of the empty coalition, and for the weight of
+    # features outside the full coalition. `where` selects neither of these weights.
+    weight_inside = factorials[sizes - 1] * factorials[count - sizes] / factorials[count]
+    weight_outside = -factorials[sizes] * factorials[count - sizes - 1] / factorials[count]
+    weights = np.where(coalitions, weight_inside[:, None], weight_outside[:, None])
+    scores = lax.map(score_of, jnp.asarray(coalitions))  # [coalition, batch]
+    # The letters stand for coalition, feature and batch.
+    values = jnp.einsum("cf,cb->bf", weights.astype(x.dtype), scores, precision="highest")
     full_scores = scores[-1]
-    return features.attributed(question, "Shapley values", values, scores=full_scores, x=x)
+    return features.attribution_of(values, question, "Shapley values", scores=full_scores, x=x)
 
 
 @partial(jax.jit, static_argnames="samples")
 def _sampled_shapley_values(features: _Features, key: Array, *, samples: int) -> Attribution:
     """Return mean gains over random orders of the features, an estimate of Shapley values."""
-    x, question, _, score = features.line_and_score()
+    x, question, _x0, score_of = features.line_and_score()
     empty_coalition = jnp.zeros(features.count, bool)
-    empty_score = score(empty_coalition)
+    empty_score = score_of(empty_coalition)
 
     def add_order(gains: Array, order_key: Array) -> tuple[Array, None]:
-        """Add to `gains` how much the score rises when features join in a random order."""
+        """Add to `gains`, [batch, feature], the rises of the score in a random order.
 
-        def add_feature(carry: tuple[Array, Array, Array], feature: Array) -> Any:
-            coalition, score_without, gains = carry
+        The features join the coalition one after the other, and each feature gains the rise.
+        """
+
+        def add_feature(state: tuple[Array, Array, Array], feature: Array) -> Any:
+            coalition, score_without, gains = state
             larger_coalition = coalition.at[feature].set(True)
-            score_with = score(larger_coalition)
+            score_with = score_of(larger_coalition)
             gains = gains.at[:, feature].add(score_with - score_without)
             return (larger_coalition, score_with, gains), None
 
         order = jax.random.permutation(order_key, features.count)
-        start = empty_coalition, empty_score, gains
-        (_, _, gains), _ = lax.scan(add_feature, start, order)
+        initial_state = (empty_coalition, empty_score, gains)
+        (_coalition, _score, gains), _ = lax.scan(add_feature, initial_state, order)
         return gains, None
 
     no_gains = jnp.zeros((x.shape[0], features.count), empty_score.dtype)
     gains, _ = lax.scan(add_order, no_gains, jax.random.split(key, samples))
     values = gains / samples
     scores = question.scores_at(x)
-    return features.attributed(question, "Shapley sampling", values, scores=scores, x=x)
+    return features.attribution_of(values, question, "Shapley sampling", scores=scores, x=x)
 
 
 @partial(jax.jit, static_argnames="samples")
 def _kernel_shap(features: _Features, key: Array, *, samples: int) -> Attribution:
     """Estimate Shapley values by a regression on the scores of random coalitions."""
-    x, question, _, score = features.line_and_score()
+    x, question, _x0, score_of = features.line_and_score()
     count = features.count
-    full_score = score(jnp.full(count, True))
-    empty_score = score(jnp.full(count, False))
+    full_score = score_of(jnp.full(count, True))
+    empty_score = score_of(jnp.full(count, False))
     change = full_score - empty_score
     if count <= 1:
         # A single feature has the change of the score as its value.
         values = change[:, None]
-        return features.attributed(question, "kernel SHAP", values, scores=full_score, x=x)
+    else:
+        coalitions = _random_coalitions(key, samples, count)
+        gains = lax.map(score_of, coalitions) - empty_score[None]  # [sample, batch]
+        values = _values_from_gains(coalitions.astype(x.dtype), gains, change)
+    return features.attribution_of(values, question, "kernel SHAP", scores=full_score, x=x)
+
+
+def _random_coalitions(key: Array, samples: int, count: int) -> Array:
+    """Return random coalitions of `count` features, bool [sample, feature].
+
+    In the kernel of the paper on SHAP, a coalition has s of n features with a probability
+    proportional to 1 / (s * (n - s)). All coalitions of the same size are equally probable.
+    """
     size_key, rank_key = jax.random.split(key)
     all_sizes = np.arange(1, count)
-    # In the kernel of the paper, a coalition has s of n features with a probability proportional to
-    # 1 / (s * (n - s)). `choice` divides the numbers by their sum.
+    # `choice` divides the probabilities by their sum.
     probabilities = jnp.asarray(1 / (all_sizes * (count - all_sizes)))
     sizes = jax.random.choice(size_key, all_sizes, (samples,), p=probabilities)
     # Each row of `ranks` is a random permutation. The features of the lowest ranks form the
     # coalition.
     ranks = jax.random.uniform(rank_key, (samples, count)).argsort(1).argsort(1)
-    coalitions = ranks < sizes[:, None]
-    # `gains` is an array (sample, batch).
-    gains = lax.map(score, coalitions) - empty_score[None]
-    rows = coalitions.astype(x.dtype)
-    # All values together are the change of the score. The last value is therefore the change minus
-    # all other values, and the regression is solved for the other values only.
-    has_last = rows[:, -1:]
-    coefficients = rows[:, :-1] - has_last
-    solution, *_ = jnp.linalg.lstsq(coefficients, gains - has_last * change[None])
+    return ranks < sizes[:, None]
+
+
+def _values_from_gains(rows: Array, gains: Array, change: Array) -> Array:
+    """Return the values of features, [batch, feature], by a least-squares regression.
+
+    The gain of a coalition is about the sum of its features' values. With c_i = 1 for a feature in
+    the coalition, and c_i = 0 for any other feature,
+
+        c_1 v_1 + ... + c_n v_n = gain
+
+    All values together are the change, so v_n = change - (v_1 + ... + v_(n-1)). With this value the
+    equation becomes
+
+        (c_1 - c_n) v_1 + ... + (c_(n-1) - c_n) v_(n-1) = gain - c_n change
+
+    Args:
+        rows: 1 for each feature in a coalition and 0 for all others, [sample, feature].
+        gains: the score of each coalition minus the score of the empty coalition, [sample, batch].
+        change: the gain of the coalition of all features, [batch].
+    """
+    last_column = rows[:, -1:]
+    coefficients = rows[:, :-1] - last_column
+    solution, *_ = jnp.linalg.lstsq(coefficients, gains - last_column * change[None])
     last_values = change - solution.sum(0)
-    values = jnp.concatenate([solution.T, last_values[:, None]], 1)
-    return features.attributed(question, "kernel SHAP", values, scores=full_score, x=x)
+    return jnp.concatenate([solution.T, last_values[:, None]], axis=1)
 
 
 @jax.jit
-def _lime(features: _Features, drawn: Array, penalty: Array) -> Attribution:
-    """Fit a lasso regression to the scores of the coalitions `drawn`, [sample, feature]."""
-    x, question, x0, _ = features.line_and_score()
+def _lime(features: _Features, coalitions: Array, penalty: Array) -> Attribution:
+    """Fit a lasso regression to the scores of coalitions, [sample, feature]."""
+    x, question, x0, _score_of = features.line_and_score()
 
     def score_and_weight(coalition: Array) -> tuple[Array, Array]:
         """Return the scores of a sample, and its weight for each item, both [batch]."""
         keeps_value = coalition[features.groups]
         sample = jnp.where(keeps_value[None], x, x0)
-        norms = jnp.sqrt(sums(sample * sample) * sums(x * x))
-        cosine = sums(sample * x) / jnp.maximum(norms, 1e-8)
+        product_of_norms = jnp.sqrt(sums(sample * sample) * sums(x * x))
+        cosine = sums(sample * x) / jnp.maximum(product_of_norms, 1e-8)
         distance = 1 - cosine
         return question.scores_at(sample), jnp.exp(-(distance**2) / 2)
 
-    # Both arrays are (sample, batch).
-    scores, weights = lax.map(score_and_weight, drawn)
-    rows = drawn.astype(x.dtype)
+    scores, weights = lax.map(score_and_weight, coalitions)  # Both are [sample, batch].
+    rows = coalitions.astype(x.dtype)
+    # The regressions of the items are separate, and differ in scores and weights.
     fit_items = jax.vmap(partial(_lasso, rows, penalty), in_axes=1)
-    values = fit_items(scores, weights)
+    values = fit_items(scores, weights)  # [batch, feature]
     full_scores = question.scores_at(x)
-    return features.attributed(question, "LIME", values, scores=full_scores, x=x)
+    return features.attribution_of(values, question, "LIME", scores=full_scores, x=x)
 
 
 def _lasso(rows: Array, penalty: Array, y: Array, weights: Array) -> Array:
     """Return the coefficients of a weighted lasso regression, computed by coordinate descent.
+
+    The coefficients c minimise
+
+        mean of (y - rows @ c - constant)^2 / 2 + penalty * sum(|c|)
+
+    where the mean has the weights of the samples.
 
     Args:
         rows: the features of each sample, [sample, feature].
@@ -390,21 +435,23 @@ def _lasso(rows: Array, penalty: Array, y: Array, weights: Array) -> Array:
     # The weighted means are subtracted, so that the regression needs no constant.
     centred_rows = rows - (shares @ rows)[None]
     centred_y = y - shares @ y
-    weighted = centred_rows.T * shares[None]
-    squares = weighted @ centred_rows
-    products = weighted @ centred_y
+    weighted_rows = centred_rows.T * shares[None]
+    covariances = weighted_rows @ centred_rows  # [feature, feature]
+    covariances_with_y = weighted_rows @ centred_y  # [feature]
 
     def improve(step: Array, coefficients: Array) -> Array:
         """Replace one coefficient by its best value for the present other coefficients."""
         i = step % len(coefficients)
-        square = squares[i, i]
+        variance = covariances[i, i]
         # `residual` is the covariance of feature i with the part of y that the other coefficients
         # do not explain. The last term leaves coefficient i out of the prediction.
-        residual = products[i] - squares[i] @ coefficients + square * coefficients[i]
+        prediction = covariances[i] @ coefficients
+        residual = covariances_with_y[i] - prediction + variance * coefficients[i]
         # The penalty moves the best coefficient towards 0.
         magnitude = jnp.maximum(jnp.abs(residual) - penalty, 0)
-        divisor = jnp.where(square > 0, square, 1)
+        divisor = jnp.where(variance > 0, variance, 1)
         return coefficients.at[i].set(jnp.sign(residual) * magnitude / divisor)
 
     steps = _SWEEPS * rows.shape[1]
-    return lax.fori_loop(0, steps, improve, jnp.zeros_like(products))
+    zero_coefficients = jnp.zeros_like(covariances_with_y)
+    return lax.fori_loop(0, steps, improve, zero_coefficients)

@@ -48,11 +48,11 @@ def saliency(
             the outputs; each function object is compiled anew.
         output: the name of an output, or of a tensor inside the network. The default is the only
             output; if the only output is the softmax or sigmoid of logits, the default is the
-            logits. The field `output` of the result has the name of the tensor. If the target is a
-            function, it gets all outputs by default.
-        wrt: the name of the tensor by which the score is explained. It is an input, by default the
-            first floating-point input, or the result of an operation, such as the embeddings of
-            integer ids.
+            logits. The field `output` of the result has the name of the tensor. A function as
+            target gets all outputs by default.
+        wrt: the name of the tensor by which the score is explained: an input, or the result of an
+            operation, such as the embeddings of integer ids. The default is the first
+            floating-point input.
         params: arrays by label, used instead of `model.params`; they may be traced.
         times_input: whether the gradient is multiplied by the tensor (Shrikumar et al. 2016,
             arXiv:1605.01713).
@@ -66,6 +66,7 @@ def saliency(
 
 @partial(jax.jit, static_argnames="times_input")
 def _saliency(question: Question, *, times_input: bool) -> Attribution:
+    """Compute the gradient of the scores, and multiply it by the tensor if `times_input`."""
     x = question.value()
     question = question.with_classes(x)
     scores, gradient = question.gradient(x)
@@ -109,19 +110,21 @@ def integrated_gradients(
 def _integrated_gradients(
     question: Question, baseline: Array, steps: int, method: str
 ) -> Attribution:
-    """Add up weighted gradients at points of the line from the baseline."""
-    x, question, x0 = line_from(question, baseline)
+    """Return the mean gradient on the line from the baseline, times the change along the line.
 
+    The mean is a weighted sum of the gradients at points of the line.
+    """
+    x, question, x0 = line_from(question, baseline)
     change = x - x0
 
     def add_gradient(total: Array, point: tuple[Array, Array]) -> tuple[Array, None]:
         share, weight = point
-        _, gradient = question.gradient(x0 + share * change)
+        _scores, gradient = question.gradient(x0 + share * change)
         return total + weight * gradient.astype(total.dtype), None
 
     points_and_weights = quadrature(method, steps, x)
-    total, _ = lax.scan(add_gradient, zeros(x), points_and_weights)
-    values = total * change.astype(total.dtype)
+    mean_gradient, _ = lax.scan(add_gradient, zeros(x), points_and_weights)
+    values = mean_gradient * change.astype(mean_gradient.dtype)
     scores = question.scores_at(x)
     score_change = scores - question.scores_at(x0)
     gap = sums(values) - score_change.astype(values.dtype)

@@ -48,7 +48,7 @@ class HessianTrace(Result):
     @property
     def error(self) -> Array:
         """Return the standard error of the estimate of the trace."""
-        return _error(self._total)
+        return _standard_error(self._total)
 
     @property
     def by_parameter(self) -> dict[str, Array]:
@@ -69,21 +69,22 @@ class HessianTrace(Result):
             "value": float(self.value),
             "error": float(self.error),
             "parameters": {label: float(trace) for label, trace in self.by_parameter.items()},
-            "errors": {label: float(_error(x)) for label, x in self.samples.items()},
+            "errors": {label: float(_standard_error(x)) for label, x in self.samples.items()},
         }
 
     def table(self) -> Table:
         """Return a table with a line for each parameter, and a line for all parameters together."""
-        rows = [(label, jnp.mean(x), _error(x)) for label, x in self.samples.items()]
+        rows = [(label, jnp.mean(x), _standard_error(x)) for label, x in self.samples.items()]
         rows.append(("all", self.value, self.error))
         columns = ["parameter", "trace", "standard error"]
         return table_of("trace of the Hessian", columns, rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the trace of each parameter's block with its standard error. Return the axes."""
-        ax = axes(ax, (6.4, 1 + 0.25 * len(self.samples)))
+        figure_height = 1 + 0.25 * len(self.samples)
+        ax = axes(ax, size=(6.4, figure_height))
         traces = [float(x) for x in self.by_parameter.values()]
-        errors = [float(_error(x)) for x in self.samples.values()]
+        errors = [float(_standard_error(x)) for x in self.samples.values()]
         labels = [literally(label) for label in self.samples]
         ax.barh(labels, traces, xerr=errors, color="#1f4e79", height=0.7)
         ax.invert_yaxis()
@@ -111,16 +112,16 @@ class HessianEigenvalues(Result):
 
         The line shows the parameter that has the largest share of the eigenvector's squared norm.
         """
-        # For each label, this is an array with the parameter's share of each eigenvector.
+        # For each label, this is an array with the parameter's share of each eigenvector, [k].
         shares: dict[str, Any] = {}
         for label, vectors in self.vectors.items():
             squares = np.square(np.asarray(vectors))
-            shares[label] = np.sum(squares.reshape(len(squares), -1), 1)
+            shares[label] = squares.reshape(len(squares), -1).sum(axis=1)
         rows: list[tuple[Any, ...]] = []
         for index, value in enumerate(self.values):
-            shares_of_value = {label: shares[label][index] for label in shares}
-            label = max(shares_of_value, key=shares_of_value.__getitem__)
-            text = f"{label} ({shares_of_value[label]:.0%})"
+            share_by_label = {label: shares[label][index] for label in shares}
+            largest_label = max(share_by_label, key=share_by_label.__getitem__)
+            text = f"{largest_label} ({share_by_label[largest_label]:.0%})"
             rows.append((value, self.residuals[index], text))
         columns = ["eigenvalue", "residual", "most of its direction"]
         return table_of("Hessian", columns, rows)
@@ -209,10 +210,9 @@ def _arguments(
     """Check the arguments; return the model, the chosen parameters, the inputs and the key."""
     require_model(model)
     require_callable("loss", loss, "a function of the outputs")
-    if key is not None:
-        require_key(key)
-    else:
+    if key is None:
         key = jax.random.key(0)
+    require_key(key)
     model, values = on_one_device(model, inputs, params)
     chosen = chosen_params(model.params, labels)
     require_gradients(model, graph_for(model, values), layers={}, labels=chosen)
@@ -290,12 +290,12 @@ def _eigenvalues(
         product = jax.vmap(vector_product, in_axes=1, out_axes=1)(block[0])
         return product[None]
 
-    most = min(k, flat.size)
-    pairs = eigenpairs(block_product, key, size=flat.size, k=most, steps=steps)
-    vectors = jax.vmap(unravel, 1)(pairs.vectors)
+    count = min(k, flat.size)  # There are no more eigenvalues than entries of the parameters.
+    pairs = eigenpairs(block_product, key, size=flat.size, k=count, steps=steps)
+    vectors = jax.vmap(unravel, in_axes=1)(pairs.vectors)
     return HessianEigenvalues(values=pairs.values, residuals=pairs.residuals, vectors=vectors)
 
 
-def _error(samples: Array) -> Array:
+def _standard_error(samples: Array) -> Array:
     """Return the standard error of the mean of samples."""
     return jnp.std(samples, ddof=1) / np.sqrt(len(samples)).astype(np.float32)

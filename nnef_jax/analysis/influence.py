@@ -66,6 +66,7 @@ class Influence(Result):
         """
         ax = axes(ax)
         values = np.asarray(self.values, np.float64)
+        # The scale is symmetric around 0. If all influences are 0, its limit is 1.
         limit = np.abs(values).max(initial=0) or 1.0
         image = ax.imshow(values, cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto")
         ax.figure.colorbar(image, ax=ax, label="influence")
@@ -115,25 +116,34 @@ def tracin(
     require("checkpoints", checkpoints, tuple | list, "a list of params or models")
     params_by_checkpoint = [x.params if isinstance(x, Model) else x for x in checkpoints]
     _require_batch_of_one(model)
-    is_single_rate = isinstance(rates, int | float)
-    rate_list = [rates] * len(params_by_checkpoint) if is_single_rate else list(rates)
-    if not params_by_checkpoint:
-        raise InputError("checkpoints is empty", hint="leave it out for the model's parameters")
-    if len(rate_list) != len(params_by_checkpoint):
-        raise InputError(f"{len(params_by_checkpoint)} checkpoints have {len(rate_list)} rates")
+    rate_by_checkpoint = _rate_by_checkpoint(rates, len(params_by_checkpoint))
     patterns = None if labels is None else names_of("labels", labels, "labels of parameters")
+    data_inputs, data_answers = _items("data", data)
+    test_inputs, test_answers = _items("test", test)
     total: Any = 0
-    for params, rate in zip(params_by_checkpoint, rate_list, strict=True):
+    for params, rate in zip(params_by_checkpoint, rate_by_checkpoint, strict=True):
         trained = without_mesh(model.with_params(params))
         chosen_labels = tuple(chosen_params(trained.params, patterns))
         require_gradients(trained, trained.graph, layers={}, labels=chosen_labels)
-        data_inputs, data_answers = _items("data", data)
         data_gradients = _gradients(trained, data_inputs, data_answers, loss, chosen_labels)
-        test_inputs, test_answers = _items("test", test)
         test_gradients = _gradients(trained, test_inputs, test_answers, loss, chosen_labels)
+        # The products of gradients are [test item, training item].
         products = jnp.matmul(test_gradients, data_gradients.T, precision="highest")
         total += require_real("a rate", rate) * products
     return Influence(values=total)
+
+
+def _rate_by_checkpoint(rates: float | Sequence[float], count: int) -> Sequence[float]:
+    """Return the learning rate at each of `count` checkpoints, which must be at least one.
+
+    Raises InputError if there are no checkpoints, or more or fewer rates than checkpoints.
+    """
+    rate_list = [rates] * count if isinstance(rates, int | float) else list(rates)
+    if count == 0:
+        raise InputError("checkpoints is empty", hint="leave it out for the model's parameters")
+    if len(rate_list) != count:
+        raise InputError(f"{count} checkpoints have {len(rate_list)} rates")
+    return rate_list
 
 
 def _require_batch_of_one(model: Model) -> None:
@@ -146,7 +156,10 @@ def _require_batch_of_one(model: Model) -> None:
 
 
 def _items(argument: str, pair: Any) -> tuple[tuple[Array, ...], Array]:
-    """Check `data` or `test` of `tracin`, a pair, and return its inputs and its answers."""
+    """Return the inputs and the answers of a pair of `tracin`, after checking the pair.
+
+    `argument` is the name of the argument with the pair, "data" or "test".
+    """
     require(argument, pair, tuple | list, "a pair of inputs and answers")
     if len(pair) != 2:
         raise InputError(f"{argument} must be a pair, it has {len(pair)} parts")
@@ -165,7 +178,7 @@ def _items(argument: str, pair: Any) -> tuple[tuple[Array, ...], Array]:
     return inputs, answers
 
 
-@partial(jax.jit, static_argnums=(3, 4))
+@partial(jax.jit, static_argnames=("loss", "labels"))
 def _gradients(
     model: Model,
     inputs: tuple[Array, ...],
@@ -192,7 +205,7 @@ def _gradients(
 
     by_label = jax.vmap(item_gradient)(inputs, answers)
     matrices = [x.reshape(x.shape[0], -1) for x in jax.tree.leaves(by_label)]
-    return jnp.concatenate(matrices, 1)
+    return jnp.concatenate(matrices, axis=1)
 
 
 @result
@@ -245,10 +258,11 @@ def tcav(
     """
     options = {"target": target, "output": output, "wrt": layer, "params": params}
     question = ask("tcav", model, inputs, options)
-    if question.position is not None:
+    if question.input_position is not None:
         raise InputError(f"layer: '{layer}' is an input", hint="name a tensor inside")
-    examples = _layer_at(question.model, layer, concept)
-    return _tcav(question, examples, _layer_at(question.model, layer, counterexamples))
+    concept_activations = _layer_at(question.model, layer, concept)
+    other_activations = _layer_at(question.model, layer, counterexamples)
+    return _tcav(question, concept_activations, other_activations)
 
 
 def _layer_at(model: Model, layer: str, inputs: Input) -> Array:
@@ -259,12 +273,27 @@ def _layer_at(model: Model, layer: str, inputs: Input) -> Array:
 
 @jax.jit
 def _tcav(question: Question, concept: Array, counterexamples: Array) -> Concept:
-    """Find the direction of a concept by a ridge regression, and derive the scores along it.
+    """Return the derivatives of the scores along the direction of a concept.
 
     `concept` and `counterexamples` are activations of the layer, [example, ...].
     """
     x = question.value()
     question = question.with_classes(x)
+    vector = _direction(concept, counterexamples).reshape(x.shape[1:])
+    scores, gradient = question.gradient(x)
+    derivatives = sums(gradient * vector[None])
+    share = (derivatives > 0).mean()
+    return Concept(
+        vector=vector, derivatives=derivatives, share=share, scores=scores, layer=question.wrt
+    )
+
+
+def _direction(concept: Array, counterexamples: Array) -> Array:
+    """Return the direction of a concept among activations, a flat vector of norm 1.
+
+    A ridge regression predicts 1 for the activations `concept`, and -1 for `counterexamples`. The
+    direction is the vector of its coefficients.
+    """
     examples = jnp.concatenate([concept, counterexamples])
     activations = examples.reshape(len(examples), -1)
     signs = jnp.concatenate([jnp.ones(len(concept)), -jnp.ones(len(counterexamples))])
@@ -272,16 +301,9 @@ def _tcav(question: Question, concept: Array, counterexamples: Array) -> Concept
     rows = activations - activations.mean(0, keepdims=True)
     # The regression is solved in its dual form, whose unknowns are a weight for each example. There
     # are usually fewer examples than activations, so the dual form has fewer equations.
-    products = jnp.matmul(rows, rows.T, precision="highest")
-    ridge = _RIDGE * jnp.trace(products) / len(rows) + jnp.finfo(rows.dtype).tiny
-    matrix = products + ridge * jnp.eye(len(rows))
+    gram = jnp.matmul(rows, rows.T, precision="highest")
+    ridge = _RIDGE * jnp.trace(gram) / len(rows) + jnp.finfo(rows.dtype).tiny
+    matrix = gram + ridge * jnp.eye(len(rows))
     weights = jnp.linalg.solve(matrix, signs - signs.mean())
-    normal = weights @ rows
-    unit_normal = normal / jnp.linalg.norm(normal)
-    vector = unit_normal.reshape(x.shape[1:])
-    scores, gradient = question.gradient(x)
-    derivatives = sums(gradient * vector[None])
-    share = (derivatives > 0).mean()
-    return Concept(
-        vector=vector, derivatives=derivatives, share=share, scores=scores, layer=question.wrt
-    )
+    coefficients = weights @ rows
+    return coefficients / jnp.linalg.norm(coefficients)

@@ -16,7 +16,7 @@ from lowering.jaxprs import Equation, primitive
 from nnef_jax.analysis.affine_equations import (
     PRODUCTS,
     SUMS,
-    has_indices,
+    has_varying_index,
     magnitude,
     term_counts,
     varying_operands,
@@ -29,7 +29,7 @@ from nnef_jax.analysis.intervals import (
     ends,
     epsilon,
     interval,
-    size,
+    largest_magnitude,
     value_of,
     varies,
     widened,
@@ -70,7 +70,7 @@ def bounded(equation: Equation, operands: Sequence[Bounded]) -> list[Interval]:
     name = primitive(equation)
     if name in _RULES:
         return [_RULES[name](equation, *operands)]
-    if has_indices(equation, varying_operands(operands)):
+    if has_varying_index(equation, varying_operands(operands)):
         raise NoBounds
     if name == "top_k":
         return _top_k(equation, operands[0])
@@ -80,14 +80,15 @@ def bounded(equation: Equation, operands: Sequence[Bounded]) -> list[Interval]:
         count, _ = term_counts(equation)
         # The sum rounds once for each term. The number 4 is an upper bound for other roundings.
         relative_error = (count + 4) * epsilon(result.low)
+        # Sums of integers have no rounding error, and need no magnitude.
         error = relative_error * magnitude(equation, operands) if relative_error else 0
         return [widened(result, error)]
     if name in _ROUNDED:
         (result,) = _between(equation, operands, _ROUNDED[name])
-        return [widened(result, 2 * epsilon(result.low) * result.size)]
+        return [_with_rounding(result, ulps=2)]
     if name in _FUNCTIONS:
         (result,) = _between(equation, operands, _FUNCTIONS[name])
-        result = widened(result, _FUNCTION_ULPS * epsilon(result.low) * result.size)
+        result = _with_rounding(result, ulps=_FUNCTION_ULPS)
         if name in _POSITIVE:
             return [Interval(jnp.maximum(result.low, 0), result.high)]
         return [result]
@@ -136,6 +137,14 @@ def _top_k(equation: Equation, x: Bounded) -> list[Interval]:
     return [values, Interval(first_index, first_index + last_index)]
 
 
+def _with_rounding(x: Interval, ulps: float) -> Interval:
+    """Move the ends of an interval outwards by a rounding error.
+
+    The error is `ulps` epsilons, relative to the largest magnitude that an item can have.
+    """
+    return widened(x, ulps * epsilon(x.low) * x.magnitude)
+
+
 def _hull(values: Sequence[Array]) -> Interval:
     """Return the smallest interval that contains all given arrays, item by item.
 
@@ -145,7 +154,10 @@ def _hull(values: Sequence[Array]) -> Interval:
 
 
 def _corners(equation: Equation, x: Bounded, y: Bounded) -> Interval:
-    """Bound a function of two operands that takes its extremes at ends of x and of y."""
+    """Bound a function of two operands by its values at the ends of x and of y.
+
+    The function must have its extremes at these ends.
+    """
     ends_x = ends(x) if varies(x) else [x]
     ends_y = ends(y) if varies(y) else [y]
     values: list[Array] = []
@@ -153,7 +165,7 @@ def _corners(equation: Equation, x: Bounded, y: Bounded) -> Interval:
         for end_y in ends_y:
             values.append(value_of(equation, end_x, end_y))
     result = _hull(values)
-    return widened(result, 2 * epsilon(result.low) * result.size)
+    return _with_rounding(result, ulps=2)
 
 
 def _mul(equation: Equation, x: Bounded, y: Bounded) -> Interval:
@@ -172,18 +184,23 @@ def _div(equation: Equation, x: Bounded, y: Bounded) -> Interval:
 
 
 def related_bounds(equation: Equation, x: Interval, y: Interval, result: Interval) -> Interval:
-    """Return tighter bounds of x - y or of x / y, where y is the maximum or the sum of x (softmax).
+    """Return tighter bounds of x - max(x) or of x / sum(x), the two steps of a softmax.
 
-    `result` is the interval that ignores the relation of x and y. The quotient x / y is x / (x +
-    z), where z is the sum of the other items. If x is positive, the quotient is monotone in x and
-    in z.
+    `y` is the interval of the maximum or of the sum. `result` is the interval that ignores the
+    relation of x and y. The difference x - max(x) is at most 0. The quotient is
+
+        x / (x + z)
+
+    where z is the sum of the other items. For positive x it rises in x, and falls in z.
     """
     if primitive(equation) == "sub":
         return Interval(result.low, jnp.minimum(result.high, 0))
     # The sum y rounds once for each of its `count` terms. The number 8 is an upper bound for the
     # other operations that round.
     count, _ = term_counts(equation)
-    error = (count + 8) * epsilon(y.low) * y.size
+    error = (count + 8) * epsilon(y.low) * y.magnitude
+    # If the ends of y are the sums of the ends of all items, the ends of z = y - x are the
+    # differences of the ends.
     z_low = jnp.maximum(y.low - x.low - error, 0)
     z_high = jnp.maximum(y.high - x.high + error, 0)
     quotient = Interval(x.low / (x.low + z_high), x.high / (x.high + z_low))
@@ -202,7 +219,15 @@ def _bounded_where(condition: Array, x: Interval) -> Interval:
 
 
 def _product(equation: Equation, x: Bounded, y: Bounded) -> Interval:
-    """Bound a matrix product or convolution by centres and radii, as in Gowal et al. (2018)."""
+    """Bound a matrix product or convolution by centres and radii, as in Gowal et al. (2018).
+
+    The product of the intervals a +- p and b +- q is a b +- (|a| q + p (|b| + q)). The radius also
+    gets the rounding error, a share of the sum of the terms' magnitudes (|a| + p) (|b| + q).
+    """
+    result = equation.outvars[0].aval
+    is_float = epsilon(result) > 0
+    if not is_float:
+        raise NoBounds
 
     def centre_and_radius(operand: Bounded) -> tuple[Array, Array | None]:
         """Return the middle of an interval and half its width, or an array and None."""
@@ -217,25 +242,22 @@ def _product(equation: Equation, x: Bounded, y: Bounded) -> Interval:
 
     centre_x, radius_x = centre_and_radius(x)
     centre_y, radius_y = centre_and_radius(y)
-    size_x = jnp.abs(centre_x)
-    size_y = jnp.abs(centre_y)
-    result = equation.outvars[0].aval
-    if not epsilon(result):
-        raise NoBounds
-    count, _ = term_counts(equation)
-    # This is the rounding error, as a share of the sum of the terms' magnitudes.
-    rounding = (count + 4) * epsilon(result)
+    magnitude_x = jnp.abs(centre_x)
+    magnitude_y = jnp.abs(centre_y)
+    count, _transpose_count = term_counts(equation)
+    relative_error = (count + 4) * epsilon(result)
     centre = times(centre_x, centre_y)
     if radius_x is not None and radius_y is not None:
-        # The product of the intervals a +- p and b +- q is a b +- (|a| q + p (|b| + q)).
-        radius = times(size_x, radius_y) + times(radius_x, size_y + radius_y)
-        radius = radius + rounding * times(size_x + radius_x, size_y + radius_y)
+        radius = times(magnitude_x, radius_y) + times(radius_x, magnitude_y + radius_y)
+        error = relative_error * times(magnitude_x + radius_x, magnitude_y + radius_y)
+        radius = radius + error
     elif radius_x is not None:
-        radius = times(radius_x + rounding * (size_x + radius_x), size_y)
+        # If y is an array, radius and error are one product, p |b| + share (|a| + p) |b|.
+        radius = times(radius_x + relative_error * (magnitude_x + radius_x), magnitude_y)
     else:
         radius_y = jnp.zeros_like(centre_y) if radius_y is None else radius_y
-        radius = times(size_x, radius_y + rounding * (size_y + radius_y))
-    return widened(Interval(centre - radius, centre + radius), 0)
+        radius = times(magnitude_x, radius_y + relative_error * (magnitude_y + radius_y))
+    return widened(Interval(centre - radius, centre + radius), error=0)
 
 
 def _valley(curve: Callable[[Array], Array], x: Interval) -> Interval:
@@ -245,10 +267,11 @@ def _valley(curve: Callable[[Array], Array], x: Interval) -> Interval:
     lowest = curve(jnp.zeros_like(x.low))
     low = jnp.where(contains_zero, lowest, at_ends.low)
     result = Interval(low, at_ends.high)
-    return widened(result, _FUNCTION_ULPS * epsilon(low) * result.size)
+    return _with_rounding(result, ulps=_FUNCTION_ULPS)
 
 
 def _valley_rule(equation: Equation, x: Interval) -> Interval:
+    """Bound a primitive such as "abs", which falls until 0 and then rises."""
     return _valley(lambda end: value_of(equation, end), x)
 
 
@@ -263,7 +286,7 @@ def _integer_pow(equation: Equation, x: Interval) -> Interval:
     if is_positive and is_even:
         return _valley_rule(equation, x)
     result = _hull([value_of(equation, x.low), value_of(equation, x.high)])
-    result = widened(result, _FUNCTION_ULPS * epsilon(result.low) * result.size)
+    result = _with_rounding(result, ulps=_FUNCTION_ULPS)
     if is_positive:
         return result
     excludes_zero = x.low * x.high > 0
@@ -273,7 +296,7 @@ def _integer_pow(equation: Equation, x: Interval) -> Interval:
 def _pow(equation: Equation, x: Bounded, y: Bounded) -> Interval:
     """Bound the power of two tensors, whose base x must not be negative."""
     result = _corners(equation, x, y)
-    result = widened(result, _FUNCTION_ULPS * epsilon(result.low) * result.size)
+    result = _with_rounding(result, ulps=_FUNCTION_ULPS)
     low_x, _ = ends(x)
     low_y, _ = ends(y)
     has_value_at_zero = (low_x >= 0) & (low_y > 0)
@@ -287,7 +310,7 @@ def _waves(shift: float) -> Callable[[Equation, Interval], Interval]:
     """
 
     def rule(equation: Equation, x: Interval) -> Interval:
-        margin = _FUNCTION_ULPS * epsilon(x.low) * (1 + x.size)
+        margin = _FUNCTION_ULPS * epsilon(x.low) * (1 + x.magnitude)
 
         def contains(angle: float) -> Array:
             """Tell whether the interval x contains shift + angle plus a multiple of 2 pi."""
@@ -306,13 +329,13 @@ def _waves(shift: float) -> Callable[[Equation, Interval], Interval]:
 
 def _tan(equation: Equation, x: Interval) -> Interval:
     """Bound a tangent, which is unbounded if the interval contains a pole."""
-    margin = _FUNCTION_ULPS * epsilon(x.low) * (1 + x.size)
+    margin = _FUNCTION_ULPS * epsilon(x.low) * (1 + x.magnitude)
     outer = Interval(x.low - margin, x.high + margin)
     first_branch = jnp.floor((outer.low + np.pi / 2) / np.pi)
     last_branch = jnp.floor((outer.high + np.pi / 2) / np.pi)
     (result,) = _between(equation, [x], (1,))
     # The derivative of the tangent is tan(x)^2 + 1.
-    slopes = jnp.square(result.size) + 1
+    slopes = jnp.square(result.magnitude) + 1
     return _bounded_where(first_branch == last_branch, widened(result, margin * slopes))
 
 
@@ -322,7 +345,7 @@ def _rem(_: Equation, x: Bounded, y: Bounded) -> Interval:
     A remainder has the sign of x, and is at most as large as x and as y.
     """
     low_x, high_x = ends(x)
-    limit = size(y)
+    limit = largest_magnitude(y)
     zero = jnp.zeros_like(low_x)
     low = jnp.where(low_x < 0, -jnp.minimum(limit, -low_x), zero)
     high = jnp.where(high_x > 0, jnp.minimum(limit, high_x), zero)
@@ -368,7 +391,7 @@ def _running_product(x: Interval, axis: int, reverse: bool = False) -> Interval:
     def times(x: Interval, y: Interval) -> Interval:
         corners = [x.low * y.low, x.low * y.high, x.high * y.low, x.high * y.high]
         result = _hull(corners)
-        return widened(result, 2 * epsilon(result.low) * result.size)
+        return _with_rounding(result, ulps=2)
 
     return lax.associative_scan(times, x, axis=axis, reverse=reverse)
 
@@ -385,6 +408,7 @@ def _reduce_prod(equation: Equation, x: Interval) -> Interval:
         return x
     factor_count = math.prod(x.low.shape[axis] for axis in axes)
     if factor_count == 0:
+        # The product of no factors is exactly 1.
         return interval(value_of(equation, x.low))
 
     def flattened(array: Array) -> Array:

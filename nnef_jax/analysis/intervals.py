@@ -30,7 +30,7 @@ class Interval:
     high: Array
 
     @property
-    def size(self) -> Array:
+    def magnitude(self) -> Array:
         """Return the largest magnitude that each item can have."""
         return jnp.maximum(jnp.abs(self.low), jnp.abs(self.high))
 
@@ -63,9 +63,9 @@ def interval(x: Bounded) -> Interval:
     return Interval(jnp.asarray(low), jnp.asarray(high))
 
 
-def size(x: Bounded) -> Array:
+def largest_magnitude(x: Bounded) -> Array:
     """Return the largest magnitude that each item of an array or interval can have."""
-    return interval(x).size
+    return interval(x).magnitude
 
 
 def varies(x: Bounded) -> TypeGuard[Interval]:

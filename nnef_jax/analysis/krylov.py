@@ -59,9 +59,10 @@ def singular_triplets(
     is_wide = rows < columns
     # The basis consists of vectors with `rows` or `columns` entries, whichever is fewer. If these
     # are the rows, the map and its transpose change places.
-    product, back = (adjoint, forward) if is_wide else (forward, adjoint)
+    product, transpose = (adjoint, forward) if is_wide else (forward, adjoint)
+    # images = product(basis) = image_vectors * values * coordinates
     basis, images = _krylov(
-        product, back=back, key=key, batch=batch, size=min(sizes), width=k, steps=steps
+        product, transpose, key=key, batch=batch, size=min(sizes), width=k, steps=steps
     )
     all_image_vectors, all_values, coordinates = jnp.linalg.svd(images, full_matrices=False)
     image_vectors = all_image_vectors[..., :k]
@@ -69,7 +70,7 @@ def singular_triplets(
     # Each row of `coordinates` is a singular vector, as a combination of the basis's columns.
     first_coordinates = jnp.swapaxes(coordinates, 1, 2)[..., :k]
     basis_vectors = _product(basis, first_coordinates)
-    errors = back(image_vectors) - basis_vectors * values[:, None]
+    errors = transpose(image_vectors) - basis_vectors * values[:, None]
     residuals = jnp.linalg.norm(errors, axis=1)
     right_vectors = image_vectors if is_wide else basis_vectors
     return SingularTriplets(values, right_vectors, residuals)
@@ -90,7 +91,7 @@ def eigenpairs(product: Map, key: Array, size: int, k: int, steps: int) -> Eigen
         steps: the number of blocks of k vectors in the Krylov space.
     """
     bases, images_of_bases = _krylov(
-        product, back=None, key=key, batch=1, size=size, width=k, steps=steps
+        product, transpose=None, key=key, batch=1, size=size, width=k, steps=steps
     )
     basis = bases[0]
     images = images_of_bases[0]
@@ -108,13 +109,13 @@ def eigenpairs(product: Map, key: Array, size: int, k: int, steps: int) -> Eigen
 
 
 def _krylov(
-    product: Map, back: Map | None, key: Array, batch: int, size: int, width: int, steps: int
+    product: Map, transpose: Map | None, key: Array, batch: int, size: int, width: int, steps: int
 ) -> tuple[Array, Array]:
-    """Return an orthonormal basis of the Krylov space of a map, and the images of the basis.
+    """Return an orthonormal basis of a Krylov space, and the images of the basis by a map A.
 
-    The map is x -> back(product(x)), or `product` if `back` is None. The images are `product` of
-    the basis. Both arrays are [batch, size, columns]. The space has `steps` blocks of `width`
-    columns.
+    The space is spanned by `steps` blocks of `width` columns: X, M X, M^2 X and so on. Here X is
+    random, and M is A^T A. If `transpose` is None, A is symmetric, and M is A itself. Both arrays
+    are [batch, size, columns].
     """
     is_full_space = size <= width * steps
     if is_full_space:
@@ -128,18 +129,19 @@ def _krylov(
     basis = jnp.zeros((batch, size, width * steps), jnp.float32)
     images = jnp.zeros((batch, image_size, width * steps), jnp.float32)
 
-    def add_block(step: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        """Add a block to the basis and its image to the images, and return the next block too."""
-        basis, images, block = carry
+    def add_block(step: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        """Return the basis and the images with another block, and the next block."""
+        basis, images, block = state
         block = _orthonormal(basis, block, random_blocks[step])
         image = product(block)
         start = (0, 0, step * width)
         basis = jax.lax.dynamic_update_slice(basis, block, start)
         images = jax.lax.dynamic_update_slice(images, image, start)
-        next_block = image if back is None else back(image)
+        next_block = image if transpose is None else transpose(image)
         return basis, images, next_block
 
-    basis, images, _ = jax.lax.fori_loop(0, steps, add_block, (basis, images, first_block))
+    initial_state = (basis, images, first_block)
+    basis, images, _block = jax.lax.fori_loop(0, steps, add_block, initial_state)
     return basis, images
 
 
@@ -149,17 +151,19 @@ def _orthonormal(basis: Array, block: Array, spare: Array) -> Array:
     The result is orthogonal to the basis. Arrays are [batch, size, columns], and columns of the
     basis may be 0. A column of `block` that depends linearly on the basis or on other columns is
     replaced by a random column, taken from `spare`. In this case the Krylov space has become
-    invariant, and the random column extends it. The second of the three rounds corrects
-    cancellation in the first round (Giraud et al. 2005), or orthogonalises spare columns.
+    invariant, and the random column extends it.
     """
-    for _ in range(3):
+    # The second round corrects cancellation in the first round (Giraud et al. 2005), or makes its
+    # spare columns orthogonal. The third round does the same for the second round.
+    for _round in range(3):
         largest_norm = jnp.max(jnp.linalg.norm(block, axis=1), axis=1)[:, None]
         coordinates = _product(jnp.swapaxes(basis, 1, 2), block)
         remainder = block - _product(basis, coordinates)
         orthonormal, triangle = jnp.linalg.qr(remainder)
-        sizes = jnp.abs(jnp.diagonal(triangle, axis1=1, axis2=2))
+        # The diagonal has the norm of each column without its parts along earlier columns.
+        independent_norms = jnp.abs(jnp.diagonal(triangle, axis1=1, axis2=2))
         # A column is dependent if only rounding errors remain of it.
-        is_dependent = sizes <= 4 * jnp.finfo(jnp.float32).eps * largest_norm
+        is_dependent = independent_norms <= 4 * jnp.finfo(jnp.float32).eps * largest_norm
         block = jnp.where(is_dependent[:, None], spare, orthonormal)
     return block
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Unpack
 
@@ -72,14 +72,15 @@ def _grad_cam(question: Question, *, layer: str, upsample: bool) -> Attribution:
     """Return the rectified sum of a layer's maps, weighted by mean gradients."""
     x = question.value()
     question = question.with_classes(x)
-    # The maps are an array (batch, channel, *positions).
+    # The maps and their gradient are [batch, channel, *positions].
     scores, maps, gradient = question.layer_gradient(x, layer)
     position_axes = tuple(range(2, maps.ndim))
     weights = gradient.mean(axis=position_axes, keepdims=True)
     values = jax.nn.relu((weights * maps).sum(axis=1))
     if upsample:
         batch = values.shape[0]
-        values = jax.image.resize(values, (batch, *x.shape[2:]), "linear")
+        positions_of_x = x.shape[2:]
+        values = jax.image.resize(values, (batch, *positions_of_x), "linear")
     return attributed(question, "Grad-CAM", values, scores=scores, x=x, of=layer)
 
 
@@ -115,29 +116,33 @@ def layer_conductance(
 def _layer_conductance(
     question: Question, baseline: Array, *, layer: str, steps: int
 ) -> Attribution:
-    """Add up the conductances of the steps on the line from the baseline."""
+    """Add up the conductances of the steps on the line from the baseline.
+
+    The conductance of a step is the gradient at the layer, in the middle of the step, times the
+    change of the layer from the start of the step to its end.
+    """
     x, question, x0 = line_from(question, baseline)
 
     def point_at(share: Array) -> Array:
         return x0 + share * (x - x0)
 
     def layer_at(share: Array) -> Array:
-        _, captured = question.run(point_at(share), capture=[layer])
+        _outputs, captured = question.run(point_at(share), capture=[layer])
         return captured[layer]
 
-    def add_step(carry: tuple[Array, Array], share: Array) -> tuple[tuple[Array, Array], None]:
-        """Add the gradient in the middle of a step, times the change of the layer in the step."""
-        total, layer_before = carry
+    def add_step(state: tuple[Array, Array], share: Array) -> tuple[tuple[Array, Array], None]:
+        """Add the conductance of a step, whose middle is at `share` of the line."""
+        total, layer_before = state
         half_step = jnp.asarray(0.5 / steps, x.dtype)
         gradient = question.layer_gradient(point_at(share), layer).gradient
         layer_after = layer_at(share + half_step)
-        flow = gradient * (layer_after - layer_before)
-        return (total + flow.astype(total.dtype), layer_after), None
+        conductance = gradient * (layer_after - layer_before)
+        return (total + conductance.astype(total.dtype), layer_after), None
 
     first_layer = layer_at(jnp.zeros((), x.dtype))
-    shares, _ = quadrature("riemann_middle", steps, x)
-    start = zeros(first_layer), first_layer
-    (values, last_layer), _ = lax.scan(add_step, start, shares)
+    shares, _weights = quadrature("riemann_middle", steps, x)
+    initial_state = (zeros(first_layer), first_layer)
+    (values, last_layer), _ = lax.scan(add_step, initial_state, shares)
     scores = question.scores_at(x)
     score_change = scores - question.scores_at(x0)
     gap = sums(values) - score_change.astype(values.dtype)
@@ -168,7 +173,24 @@ def internal_influence(
     question = ask("internal_influence", model, inputs, options)
     _require_layer(question, layer)
     baseline = array_of("baseline", baseline)
-    return _sum_along_line(question, baseline, layer=layer, unit=None, steps=steps)
+    return _internal_influence(question, baseline, layer=layer, steps=steps)
+
+
+@partial(jax.jit, static_argnames=("layer", "steps"))
+def _internal_influence(
+    question: Question, baseline: Array, *, layer: str, steps: int
+) -> Attribution:
+    """Average the gradients at a layer along the line from the baseline."""
+    x, question, x0 = line_from(question, baseline)
+
+    def gradient_at(point: Array) -> Array:
+        return question.layer_gradient(point, layer).gradient
+
+    _outputs, captured = question.run(x, capture=[layer])
+    tensor = captured[layer]
+    mean = _mean_along_line(gradient_at, x0, x, zeros(tensor), steps)
+    scores = question.scores_at(x)
+    return attributed(question, "internal influence", mean, scores=scores, x=tensor, of=layer)
 
 
 def neuron_conductance(
@@ -196,6 +218,7 @@ def neuron_conductance(
     """
     require_count("steps", steps)
     require("neuron", neuron, tuple, "a name of a tensor and indices")
+    # An empty tuple names the tensor "", for which `_require_layer` raises an error.
     layer: Any = ""
     unit: tuple[Any, ...] = ()
     if neuron:
@@ -207,7 +230,7 @@ def neuron_conductance(
     if not _is_unit(unit, extents):
         raise InputError(f"neuron: {unit} is no unit of '{layer}', whose items are {show(extents)}")
     baseline = array_of("baseline", baseline)
-    return _sum_along_line(question, baseline, layer=layer, unit=unit, steps=steps)
+    return _neuron_conductance(question, baseline, layer=layer, unit=unit, steps=steps)
 
 
 def _is_unit(unit: tuple[Any, ...], extents: Sequence[int]) -> bool:
@@ -222,53 +245,51 @@ def _is_unit(unit: tuple[Any, ...], extents: Sequence[int]) -> bool:
 
 
 @partial(jax.jit, static_argnames=("layer", "unit", "steps"))
-def _sum_along_line(
-    question: Question, baseline: Array, *, layer: str, unit: tuple[int, ...] | None, steps: int
+def _neuron_conductance(
+    question: Question, baseline: Array, *, layer: str, unit: tuple[int, ...], steps: int
 ) -> Attribution:
-    """Average the gradients at a layer along a line from the baseline to the tensor `wrt`.
-
-    If `unit` is not None, integrate instead the gradients at `wrt` that flow through this unit.
-    """
+    """Integrate the gradients at the tensor `wrt` that flow through a unit of a layer."""
     x, question, x0 = line_from(question, baseline)
 
-    def layer_at(point: Array) -> Array:
-        _, captured = question.run(point, capture=[layer])
-        return captured[layer]
+    def conductance_at(point: Array) -> Array:
+        """Return the gradient at `wrt` that flows through the unit, times the change of `wrt`.
 
-    def gradient_through(unit: tuple[int, ...], point: Array, layer_gradient: Array) -> Array:
-        """Return the gradient at `wrt` that flows through a unit, times the change of `wrt`."""
+        The gradient is (derivative of the score by the unit) * (gradient of the unit at `wrt`).
+        """
 
         def sum_of_unit(point: Array) -> Array:
-            return layer_at(point)[:, *unit].sum()
+            _outputs, captured = question.run(point, capture=[layer])
+            return captured[layer][:, *unit].sum()
 
-        gradient_at_unit = layer_gradient[:, *unit]
-        by_item = gradient_at_unit.reshape(-1, *[1] * (x.ndim - 1))
-        return by_item * jax.grad(sum_of_unit)(point) * (x - x0)
+        layer_gradient = question.layer_gradient(point, layer).gradient
+        derivative = layer_gradient[:, *unit]  # [batch]
+        derivative_by_item = derivative.reshape(-1, *[1] * (x.ndim - 1))  # [batch, 1, ...]
+        return derivative_by_item * jax.grad(sum_of_unit)(point) * (x - x0)
 
-    def add_gradient(total: Array, share: Array) -> tuple[Array, None]:
-        """Add the gradient at a point of the line, at the layer or through the unit."""
-        point = x0 + share * (x - x0)
-        gradient = question.layer_gradient(point, layer).gradient
-        if unit is not None:
-            gradient = gradient_through(unit, point, gradient)
-        return total + gradient.astype(total.dtype), None
+    mean = _mean_along_line(conductance_at, x0, x, zeros(x), steps)
+    method = f"conductance by {layer}{list(unit)}"
+    return attributed(question, method, mean, scores=question.scores_at(x), x=x)
 
-    if unit is None:
-        method = "internal influence"
-        tensor = layer_at(x)
-        of = layer
-    else:
-        method = f"conductance by {layer}{list(unit)}"
-        tensor = x
-        of = question.wrt
-    shares, _ = quadrature("riemann_middle", steps, x)
-    total, _ = lax.scan(add_gradient, zeros(tensor), shares)
-    mean = total / steps
-    scores = question.scores_at(x)
-    return attributed(question, method, mean, scores=scores, x=tensor, of=of)
+
+def _mean_along_line(
+    function: Callable[[Array], Array], x0: Array, x: Array, zero: Array, steps: int
+) -> Array:
+    """Return the mean of a function along the line from `x0` to `x`, at the middles of steps.
+
+    `zero` has the shape and dtype of the mean.
+    """
+
+    def add_value(total: Array, share: Array) -> tuple[Array, None]:
+        value = function(x0 + share * (x - x0))
+        return total + value.astype(total.dtype), None
+
+    shares, _weights = quadrature("riemann_middle", steps, x)
+    total, _ = lax.scan(add_value, zero, shares)
+    return total / steps
 
 
 def _require_layer(question: Question, layer: str) -> None:
+    """Raise InputError unless `layer` names a floating-point tensor with axes."""
     value = tensor_named(question.graph, "layer", layer)
     if not is_float(value.type.dtype) or not value.type.shape:
         raise InputError(f"layer: '{layer}' is {value.type}", hint="name a real tensor with axes")

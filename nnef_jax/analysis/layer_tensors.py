@@ -92,7 +92,10 @@ def layers_of(graph: Graph, names: Iterable[str] | None = None) -> dict[str, Lay
 
 
 def _layers(graph: Graph) -> Iterable[LayerTensor]:
-    """Yield the layers of a graph: its named tensors that depend on inputs or states."""
+    """Yield the layers of a graph, in order of computation.
+
+    A layer is a tensor that has a name, depends on inputs or states, and is needed for the outputs.
+    """
     varying = {*graph.inputs, *(state.value for state in graph.states)}
     labels: dict[Value, tuple[str, ...]] = {
         parameter.value: (parameter.label,) for parameter in graph.parameters
@@ -104,11 +107,10 @@ def _layers(graph: Graph) -> Iterable[LayerTensor]:
         reads = list(operation.reads())
         only_rearranges_parameters = varying.isdisjoint(reads)
         if only_rearranges_parameters:
-            sources: dict[str, None] = {}
-            for value in reads:
-                sources.update(dict.fromkeys(labels.get(value, ())))
+            source_labels = [label for value in reads for label in labels.get(value, ())]
+            distinct_labels = tuple(dict.fromkeys(source_labels))
             for value in operation.writes():
-                labels[value] = tuple(sources)
+                labels[value] = distinct_labels
             continue
         params, weights = _parameters(operation, labels)
         for value in operation.writes():
@@ -154,7 +156,7 @@ def _unit_axis(operation: Operation, value: Value, axes: Mapping[Value, int | No
     """Return the axis of channels or features of a tensor, or None for fewer than two axes.
 
     The last product or convolution before the tensor creates this axis, and later operations may
-    move the axis. `axes` has the axes of the tensors that are computed earlier.
+    move the axis.
 
     Args:
         operation: the operation that computes the tensor.
@@ -163,13 +165,14 @@ def _unit_axis(operation: Operation, value: Value, axes: Mapping[Value, int | No
     """
     shape = value.type.shape
     rank = len(shape)
-    last_axis = rank - 1
     if rank < 2:
         return None
+    last_axis = rank - 1
     if "conv" in operation.kind:
         # The results of convolutions are [batch, channel, *positions].
         return 1
     rule = operation.rule or rules[operation.kind]
+    # Products and convolutions have `work`. A resampling has it too, but keeps the channels.
     creates_channels = rule.work is not None and "resample" not in operation.kind
     sources = [operand for operand in operation.reads() if axes.get(operand) is not None]
     if not sources or creates_channels:
@@ -212,26 +215,31 @@ def chosen_params(params: Mapping[str, Array], labels: Iterable[str] | None) -> 
     if labels is not None:
         matching: set[str] = set()
         for pattern in names_of("labels", labels, "labels of parameters"):
-            # A label that contains characters such as "[" or "*" may not match itself as a pattern.
-            # The label itself is therefore accepted too.
-            matches: list[str] = []
-            for label in real:
-                if label == pattern or fnmatchcase(label, pattern):
-                    matches.append(label)
-            if not matches:
-                hint = did_you_mean(pattern, real) or "model.params has the labels"
-                raise InputError(f"no real parameter has the label '{pattern}'", hint=hint)
-            matching.update(matches)
+            matching |= _matching_labels(pattern, real)
         real = {label: x for label, x in real.items() if label in matching}
     if not real:
         raise InputError("no parameter of the network, or of those chosen, is of real numbers")
     return real
 
 
+def _matching_labels(pattern: str, labels: Collection[str]) -> set[str]:
+    """Return the labels that equal or match a pattern. Raises InputError if there are none."""
+    # A label that contains characters such as "[" or "*" may not match itself as a pattern. A label
+    # that equals the pattern is therefore accepted too.
+    matching = {label for label in labels if label == pattern or fnmatchcase(label, pattern)}
+    if not matching:
+        hint = did_you_mean(pattern, labels) or "model.params has the labels"
+        raise InputError(f"no real parameter has the label '{pattern}'", hint=hint)
+    return matching
+
+
 def require_gradients(
     model: Model, graph: Graph, layers: Mapping[str, LayerTensor], labels: Collection[str]
 ) -> None:
-    """Raise InputError if rounding makes the gradient at one of the layers or parameters 0."""
+    """Raise InputError if the gradient at a layer or parameter is 0 because of rounding.
+
+    `labels` are the labels of the parameters.
+    """
     tensors = [layer.value for layer in layers.values()]
     tensors += [parameter.value for parameter in graph.parameters if parameter.label in labels]
     require_derivatives(model, graph, tensors)
@@ -256,9 +264,9 @@ def zeros_at(model: Model, inputs: Sequence[Array], names: Sequence[str]) -> dic
 def loss_of(
     model: Model, params: Arrays, inputs: Sequence[Array], loss: Loss, added: Arrays
 ) -> tuple[Array, dict[str, Any]]:
-    """Return the loss after arrays are added to tensors, and these tensors by name.
+    """Return the loss of a run in which arrays are added to tensors, and these tensors by name.
 
-    `added` has the added array for the name of each tensor.
+    `added` has the array that is added to each tensor, by the tensor's name.
     """
 
     def adding(array: Array) -> Callable[[Array], Array]:

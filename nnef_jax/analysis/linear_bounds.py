@@ -18,7 +18,7 @@ from jax import Array, lax
 from lowering import jaxpr_evaluation, jaxprs
 from lowering.facts import facts
 from lowering.jaxprs import Atom, ClosedJaxpr, Equation, Variable, is_literal, primitive
-from nnef_jax.analysis.affine_equations import is_affine, magnitude, term_counts
+from nnef_jax.analysis.affine_equations import affine_step, is_affine
 from nnef_jax.analysis.interval_rules import bounded, related_bounds
 from nnef_jax.analysis.intervals import (
     Bounded,
@@ -28,7 +28,6 @@ from nnef_jax.analysis.intervals import (
     ends,
     epsilon,
     interval,
-    size,
     varies,
 )
 from nnef_jax.analysis.relaxations import BackwardStep, ThresholdSelection, lines_of
@@ -69,9 +68,10 @@ class Walk:
         self.makers: dict[Atom, Equation] = {}
         self._values = jaxpr_evaluation.values_of(closed, arguments)
         self._steps: list[tuple[Equation, BackwardStep]] = []
-        self._sharp: set[Atom] = set()
+        self._sharpened: set[Atom] = set()
         for equation in jaxprs.equations(closed):
             try:
+                # The bounds of a nonlinear equation are tighter for tighter operands.
                 if sharp and self._is_nonlinear(equation):
                     for operand in equation.invars:
                         self._sharpen(operand)
@@ -117,14 +117,9 @@ class Walk:
             return _loop_bounds(equation, operands)
         if name == "cond":
             return _branch_bounds(equation, operands)
-        # An equation that calls a function is bounded by the bounds of the function.
-        checkpoint = jaxprs.recomputed(equation)
-        functions = jaxprs.function_params(equation) if checkpoint is None else [checkpoint]
-        if len(functions) == 1 and name != "while":
-            (function,) = functions
-            is_call = len(function.in_avals) == len(operands)
-            if is_call:
-                return Walk(function, operands).results
+        function = _called_function(equation)
+        if function is not None:
+            return Walk(function, operands).results
         results = bounded(equation, operands)
         if name in _RELATED:
             first, second = equation.invars
@@ -176,10 +171,10 @@ class Walk:
         return value
 
     def compared(self, equation: Equation) -> ThresholdSelection | None:
-        """Return the variable and the threshold of a selection `select_n(x < threshold, ...)`.
+        """Return the parts of a selection `select_n(x < threshold, case_0, case_1)`.
 
-        The result also tells which case is selected below the threshold. Return None if the
-        condition is not a comparison of a variable with a known threshold.
+        The parts are x, the threshold, and the index of the case below the threshold. Return None
+        if the condition is not a comparison of a variable with a known threshold, item by item.
         """
         condition, *cases = equation.invars
         comparison = self.makers.get(condition)
@@ -229,10 +224,10 @@ class Walk:
         """
         selector, *case_variables = equation.invars
         condition = interval(read(selector))
-        comparison = self.compared(equation)
-        cases = [interval(read(variable)) for variable in case_variables]
         if condition.low.dtype != bool:
             raise NoBounds
+        cases = [interval(read(variable)) for variable in case_variables]
+        comparison = self.compared(equation)
         if comparison is not None:
             compared, threshold, case_below = comparison
             x = interval(read(compared))
@@ -245,15 +240,7 @@ class Walk:
                 cases[index] = cases[index].within(case_on_part)
             condition = interval(self.at(selector, {compared: x}))
         if_false, if_true = cases
-        is_certainly_true = condition.low
-        can_be_true = condition.high
-        low_of_both = jnp.minimum(if_false.low, if_true.low)
-        high_of_both = jnp.maximum(if_false.high, if_true.high)
-        low = jnp.where(can_be_true, low_of_both, if_false.low)
-        high = jnp.where(can_be_true, high_of_both, if_false.high)
-        low = jnp.where(is_certainly_true, if_true.low, low)
-        high = jnp.where(is_certainly_true, if_true.high, high)
-        return Interval(low, high)
+        return _selected(condition, if_false, if_true)
 
     def _step(self, equation: Equation, results: Sequence[Interval]) -> BackwardStep:
         """Return affine functions that bound an equation's results, for the backward pass.
@@ -262,68 +249,40 @@ class Walk:
         step has the ends of the intervals as constants.
         """
         operands = list(map(self.read, equation.invars))
-        has_single_result = len(results) == 1
-        lows: list[Array] = []
-        highs: list[Array] = []
-        if not is_affine(equation, operands):
-            if has_single_result:
-                step = lines_of(self, equation, operands, results[0])
-                if step is not None:
-                    return step
-            dtype = results[0].low.dtype
-            for result in results:
-                lows.append(result.low.astype(dtype))
-                highs.append(result.high.astype(dtype))
-            return BackwardStep(variables=(), pulls=(), low=lows, high=highs)
-        varying = {position: x for position, x in enumerate(operands) if varies(x)}
-        zeros = [jnp.zeros_like(x.low) for x in varying.values()]
-
-        def affine_function(*arrays: Array) -> list[Array]:
-            """Return the results of the equation for other values of the varying operands."""
-            values: list[Any] = [*operands]
-            for position, array in zip(varying, arrays, strict=True):
-                values[position] = array
-            return apply(equation, values)
-
-        constants, pull = jax.vjp(affine_function, *zeros)
-        terms, transpose_terms = term_counts(equation)
-        rounding = (terms + transpose_terms + 2) / 2 * epsilon(constants[0])
-        if has_single_result:
-            magnitudes = [magnitude(equation, operands)]
-        else:
-            magnitudes = list(map(size, results))
-        for constant, sum_of_magnitudes in zip(constants, magnitudes, strict=True):
-            # The slack covers the rounding of the sums in the equation, and in its transpose.
-            slack = rounding * sum_of_magnitudes
-            lows.append(constant - slack)
-            highs.append(constant + slack)
-        variables = [equation.invars[position] for position in varying]
-        return BackwardStep(variables, pulls=(pull,), low=lows, high=highs)
+        if is_affine(equation, operands):
+            return affine_step(equation, operands, results)
+        step = None
+        if len(results) == 1:
+            step = lines_of(self, equation, operands, results[0])
+        if step is not None:
+            return step
+        dtype = results[0].low.dtype
+        lows = [result.low.astype(dtype) for result in results]
+        highs = [result.high.astype(dtype) for result in results]
+        return BackwardStep(variables=(), pulls=(), low=lows, high=highs)
 
     def _sharpen(self, variable: Atom) -> None:
         """Tighten the interval of a variable by the backward pass, item by item.
 
         The new interval is the intersection of the old interval and the bounds from the backward
-        pass.
+        pass. Only intervals of floating-point items are tightened, each once.
         """
-        if is_literal(variable) or variable in self._sharp:
+        if is_literal(variable) or variable in self._sharpened:
             return
         x = self.read(variable)
         if not varies(x):
             return
-        self._sharp.add(variable)
+        self._sharpened.add(variable)
         count = x.low.size
         shape = x.low.shape
-        is_float = epsilon(x.low) > 0
-        if not is_float or count == 0:
-            return
-        if self._is_exact(variable):
+        has_float_items = epsilon(x.low) > 0 and count > 0
+        if not has_float_items or self._is_exact(variable):
             return
 
         def bound(pass_index: Array) -> Array:
-            """Return a lower bound of an item, or of minus an item.
+            """Return a lower bound of an item, or of minus an item, [].
 
-            The first `count` passes are for items, and the next `count` passes for minus each item.
+            For example, if there are 3 items, pass 1 is for item 1, and pass 4 is for minus item 1.
             """
             sign = jnp.where(pass_index < count, 1, -1).astype(x.low.dtype)
             is_item = jnp.arange(count) == pass_index % count
@@ -337,7 +296,7 @@ class Walk:
         else:
             lower_bounds = lax.map(bound, pass_indices, batch_size=_PASSES)
         low = lower_bounds[:count].reshape(shape)
-        high = -lower_bounds[count:].reshape(shape)
+        high = -lower_bounds[count:].reshape(shape)  # x <= -b, where b is a lower bound of -x.
         self._values[variable] = x.within(Interval(low, high))
 
     def _is_exact(self, variable: Variable) -> bool:
@@ -361,40 +320,37 @@ class Walk:
     def _lower_bound(self, variable: Variable, coefficients: Array) -> Array:
         """Return a lower bound of the number sum(coefficients * variable), by the backward pass.
 
-        The sum is at least a constant plus sums over other variables. Each backward step replaces
-        the results of its equation by the operands, until only arguments are left.
+        At any time the number is at least the sum of
+
+        - all arrays in `least_terms`, and
+        - factors * x, for each variable x and its factors in `factors_of`.
+
+        Each backward step replaces the results of its equation by the operands, until only
+        arguments are left.
         """
         dtype = coefficients.dtype
-        # The sum is at least the sum of `least_values`, plus for each variable in `remaining` the
-        # sum of its coefficients times the variable.
-        remaining: dict[Atom, Array] = {variable: coefficients}
-        least_values: list[Array] = []
-
-        def add_least_value(factors: Array, lows: Array, highs: Array) -> None:
-            """Note the terms of the least value of sum(factors * x) for lows <= x <= highs."""
-            at_lows = _times(jnp.maximum(factors, 0), lows)
-            at_highs = _times(jnp.minimum(factors, 0), highs)
-            least_values.append(at_lows + at_highs)
-
+        factors_of: dict[Atom, Array] = {variable: coefficients}
+        least_terms: list[Array] = []
         for equation, step in reversed(self._steps):
             results = equation.outvars
-            if not any(result in remaining for result in results):
+            if not any(result in factors_of for result in results):
                 continue
-            factors: list[Array] = []
+            factors_of_results: list[Array] = []
             for result, low, high in zip(results, step.low, step.high, strict=True):
                 zeros = jnp.zeros(result.aval.shape, dtype)
-                factors.append(remaining.pop(result, zeros))
-                add_least_value(factors[-1], low, high)
-            for parts in _pulled(step, factors):
+                factors = factors_of.pop(result, zeros)
+                factors_of_results.append(factors)
+                least_terms.append(_least_terms(factors, low, high))
+            for parts in _pulled(step, factors_of_results):
                 for operand, part in zip(step.variables, parts, strict=True):
-                    earlier = remaining.get(operand)
-                    remaining[operand] = part if earlier is None else earlier + part
-        for argument, factors_of_argument in remaining.items():
+                    earlier = factors_of.get(operand)
+                    factors_of[operand] = part if earlier is None else earlier + part
+        for argument, factors in factors_of.items():
             low, high = ends(self.read(argument))
-            add_least_value(factors_of_argument, low, high)
+            least_terms.append(_least_terms(factors, low, high))
         bound = jnp.zeros((), dtype)
         rounding_error = bound
-        for terms in least_values:
+        for terms in least_terms:
             bound += terms.sum()
             # Rounding changes a sum of n terms by at most n / 2 * epsilon * sum(|terms|). Each
             # backward step counts as one more term.
@@ -404,12 +360,53 @@ class Walk:
         return jnp.where(jnp.isnan(safe_bound), -jnp.inf, safe_bound)
 
 
-def _pulled(step: BackwardStep, factors: Sequence[Array]) -> list[Sequence[Array]]:
-    """Return coefficients of a step's operands from the coefficients `factors` of its results.
+def _called_function(equation: Equation) -> ClosedJaxpr | None:
+    """Return the function that an equation calls with its operands, or None.
 
-    The coefficients are in up to two lists, which are to be added up. For a lower bound of a sum,
-    the lower function replaces results with positive coefficients, and the upper function replaces
-    results with negative coefficients.
+    The function of a loop is called with other values, and is not returned.
+    """
+    checkpoint = jaxprs.recomputed(equation)
+    functions = jaxprs.function_params(equation) if checkpoint is None else [checkpoint]
+    if len(functions) != 1 or primitive(equation) == "while":
+        return None
+    (function,) = functions
+    takes_operands = len(function.in_avals) == len(equation.invars)
+    return function if takes_operands else None
+
+
+def _selected(condition: Interval, if_false: Interval, if_true: Interval) -> Interval:
+    """Return the interval of a selection between two cases by a condition, item by item.
+
+    The ends of the condition are bool. Its low end is True where the condition is certainly True,
+    and its high end is True where the condition can be True.
+    """
+    is_certainly_true = condition.low
+    can_be_true = condition.high
+    low_of_both = jnp.minimum(if_false.low, if_true.low)
+    high_of_both = jnp.maximum(if_false.high, if_true.high)
+    low = jnp.where(can_be_true, low_of_both, if_false.low)
+    high = jnp.where(can_be_true, high_of_both, if_false.high)
+    low = jnp.where(is_certainly_true, if_true.low, low)
+    high = jnp.where(is_certainly_true, if_true.high, high)
+    return Interval(low, high)
+
+
+def _least_terms(factors: Array, lows: Array, highs: Array) -> Array:
+    """Return the terms of the least value of sum(factors * x), where lows <= x <= highs.
+
+    A positive factor takes the low end, and a negative factor the high end.
+    """
+    at_lows = _times(jnp.maximum(factors, 0), lows)
+    at_highs = _times(jnp.minimum(factors, 0), highs)
+    return at_lows + at_highs
+
+
+def _pulled(step: BackwardStep, factors: Sequence[Array]) -> list[Sequence[Array]]:
+    """Return the factors of a step's operands from the factors of its results.
+
+    The result is a list of up to two parts, which the caller adds up. For a lower bound of a sum,
+    the lower function replaces results with positive factors, and the upper function replaces
+    results with negative factors.
     """
     if len(step.pulls) == 2:
         pull_below, pull_above = step.pulls
@@ -438,6 +435,7 @@ def _branch_bounds(equation: Equation, operands: Sequence[Bounded]) -> list[Inte
         results = Walk(closed, arguments).results
         results_of_branches.append(list(map(interval, results)))
     if not varies(index):
+        # `results` is a default argument, because a lambda reads a variable of the loop late.
         choices = [lambda _, results=results: tuple(results) for results in results_of_branches]
         unused_operand = 0
         return list(lax.switch(index, choices, unused_operand))
@@ -461,8 +459,10 @@ def _loop_bounds(equation: Equation, operands: Sequence[Bounded]) -> list[Bounde
     carry_count = len(start)
     # A carry may depend on another carry that varies only after an iteration. In each round at
     # least one more carry begins to vary, so as many rounds as carries suffice.
-    for _ in start:
-        for index, depends in enumerate(jaxprs.depending(closed, is_varying)[:carry_count]):
+    for _round in start:
+        # The first results of the function are the carries after an iteration.
+        carry_depends = jaxprs.depending(closed, is_varying)[:carry_count]
+        for index, depends in enumerate(carry_depends):
             if depends:
                 is_varying[carry_offset + index] = True
     is_varying_carry = is_varying[carry_offset : carry_offset + carry_count]

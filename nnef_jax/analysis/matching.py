@@ -6,8 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nnef_jax.errors import InputError
 from nnef_jax.wording.similar import did_you_mean
@@ -61,10 +63,7 @@ def match(
     """
     _require_tensors("a", names.keys(), a)
     _require_tensors("b", names.values(), b)
-    for name_b, count in Counter(names.values()).items():
-        if count > 1:
-            names_a = [f"'{name_a}'" for name_a, partner in names.items() if partner == name_b]
-            raise InputError(f"names: '{name_b}' of b is given for {' and '.join(names_a)}")
+    _require_single_partners(names)
     pairs = {name_a: Pair(name_a, name_b, "given") for name_a, name_b in names.items()}
     paired_b = set(names.values())
 
@@ -76,14 +75,22 @@ def match(
                 paired_b.add(name_b)
 
     # `str` leaves a name as it is, so equal names are paired first.
-    for spelling in (str, _letters_and_digits):
+    for spelling_of in (str, _letters_and_digits):
         unpaired_a = {name: tensor for name, tensor in a.items() if name not in pairs}
         unpaired_b = {name: tensor for name, tensor in b.items() if name not in paired_b}
-        add_unpaired(_with_same_spelling(unpaired_a, unpaired_b, spelling), "name")
+        add_unpaired(_with_same_spelling(unpaired_a, unpaired_b, spelling_of), "name")
     add_unpaired(_outputs(a, b), "output")
     # `_between` yields candidates while `add_unpaired` adds to `pairs`, so it gets a copy.
     add_unpaired(_between(a, b, dict(pairs)), "position")
     return [pairs[name] for name in a if name in pairs]
+
+
+def _require_single_partners(names: Mapping[str, str]) -> None:
+    """Raise InputError if a dict from names in `a` to names in `b` has a name in `b` twice."""
+    for name_b, count in Counter(names.values()).items():
+        if count > 1:
+            names_a = [f"'{name_a}'" for name_a, partner in names.items() if partner == name_b]
+            raise InputError(f"names: '{name_b}' of b is given for {' and '.join(names_a)}")
 
 
 def _require_tensors(network: str, names: Iterable[str], tensors: Mapping[str, TensorKind]) -> None:
@@ -98,27 +105,27 @@ def _require_tensors(network: str, names: Iterable[str], tensors: Mapping[str, T
 
 
 def _with_same_spelling(
-    a: Mapping[str, TensorKind], b: Mapping[str, TensorKind], spelling: Callable[[str], str]
+    a: Mapping[str, TensorKind], b: Mapping[str, TensorKind], spelling_of: Callable[[str], str]
 ) -> Iterator[tuple[str, str]]:
     """Yield pairs of a name of `a` and a name of `b` that have the same spelling.
 
-    `spelling` is a function that simplifies a name. A spelling gives a pair only if exactly one
-    name of `a` and exactly one name of `b` have it.
+    `spelling_of` is a function that simplifies a name. A spelling gives a pair only if exactly one
+    name of `a` and exactly one name of `b` have the spelling.
     """
-    spellings_a = _by_spelling(a, spelling)
-    spellings_b = _by_spelling(b, spelling)
-    for spelled, names_a in spellings_a.items():
-        names_b = spellings_b.get(spelled, [])
+    names_by_spelling_a = _by_spelling(a, spelling_of)
+    names_by_spelling_b = _by_spelling(b, spelling_of)
+    for spelling, names_a in names_by_spelling_a.items():
+        names_b = names_by_spelling_b.get(spelling, [])
         are_single_names = len(names_a) == 1 and len(names_b) == 1
         if are_single_names:
             yield names_a[0], names_b[0]
 
 
-def _by_spelling(names: Iterable[str], spelling: Callable[[str], str]) -> dict[str, list[str]]:
-    """Return lists of names by their spelling, which the function `spelling` returns."""
+def _by_spelling(names: Iterable[str], spelling_of: Callable[[str], str]) -> dict[str, list[str]]:
+    """Return the names with each spelling. `spelling_of` returns the spelling of a name."""
     by_spelling: dict[str, list[str]] = {}
     for name in names:
-        by_spelling.setdefault(spelling(name), []).append(name)
+        by_spelling.setdefault(spelling_of(name), []).append(name)
     return by_spelling
 
 
@@ -181,7 +188,7 @@ def _common(
     names_b = [name for name in names_b if b[name].kind]
     entry_count = len(names_a) * len(names_b)
     if entry_count == 0 or entry_count > _MOST_ENTRIES:
-        return
+        return  # There is nothing to pair, or the table would take too much memory.
     codes: dict[tuple[str, tuple[int, ...]], int] = {}
 
     def code_of(tensor: TensorKind) -> int:
@@ -190,17 +197,12 @@ def _common(
 
     codes_a = np.array([code_of(a[name]) for name in names_a])
     codes_b = np.array([code_of(b[name]) for name in names_b])
-    # lengths[i, j] is the length of the longest common sequence of codes_a[:i] and codes_b[:j].
-    lengths = np.zeros((len(codes_a) + 1, len(codes_b) + 1), np.int32)
-    for i, code in enumerate(codes_a):
-        without_code = lengths[i, 1:]
-        with_code = lengths[i, :-1] + (codes_b == code)
-        lengths[i + 1, 1:] = np.maximum.accumulate(np.maximum(without_code, with_code))
+    lengths = _common_lengths(codes_a, codes_b)
     # This loop follows the table from its end to its start, so it adds the last pair first.
     pairs: list[tuple[str, str]] = []
     i = len(codes_a)
     j = len(codes_b)
-    while i and j:
+    while i > 0 and j > 0:
         if lengths[i, j] == lengths[i - 1, j]:
             i -= 1
         elif lengths[i, j] == lengths[i, j - 1]:
@@ -210,3 +212,17 @@ def _common(
             j -= 1
             pairs.append((names_a[i], names_b[j]))
     yield from reversed(pairs)
+
+
+def _common_lengths(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+    """Return a table of the lengths of longest common sequences, [len(a) + 1, len(b) + 1].
+
+    Entry [i, j] is the length for a[:i] and b[:j]. It is the largest of the entries [i - 1, j],
+    [i, j - 1], and [i - 1, j - 1] + 1 if a[i - 1] equals b[j - 1].
+    """
+    lengths = np.zeros((len(a) + 1, len(b) + 1), np.int32)
+    for i, item in enumerate(a):
+        without_item = lengths[i, 1:]
+        with_item = lengths[i, :-1] + (b == item)
+        lengths[i + 1, 1:] = np.maximum.accumulate(np.maximum(without_item, with_item))
+    return lengths

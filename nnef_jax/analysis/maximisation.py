@@ -115,8 +115,8 @@ def activation_maximisation(
     """
     require_count("steps", steps)
     require_key(key)
-    numbers = {"step": step, "l2": l2, "total_variation": total_variation}
-    rates = {name: require_real(name, value) for name, value in numbers.items()}
+    options_of_ascent = {"step": step, "l2": l2, "total_variation": total_variation}
+    numbers = {name: require_real(name, value) for name, value in options_of_ascent.items()}
     ends = None if bounds is None else require_bounds(bounds)
     if target is None:
         raise InputError("target is missing", hint="give the channel to maximise by target=")
@@ -124,19 +124,23 @@ def activation_maximisation(
     options = {"target": target, "output": output, **tensor}
     question = ask("activation_maximisation", model, starts, options)
     question.require_derivative()
-    return _maximised(question, key, rates, ends, steps=steps)
+    return _maximised(question, key, numbers, ends, steps=steps)
 
 
 @partial(jax.jit, static_argnames="steps")
 def _maximised(
-    question: Question, key: Array, rates: dict[str, float], bounds: Bounds | None, *, steps: int
+    question: Question, key: Array, numbers: dict[str, float], bounds: Bounds | None, *, steps: int
 ) -> Maximised:
-    """Add noise to the start, and climb by gradients of the scores minus the costs."""
+    """Add noise to the start, and climb by gradients of the scores minus the costs.
+
+    `numbers` has the arguments `step`, `l2` and `total_variation` of `activation_maximisation`.
+    """
     start = question.value()
     in_dtype = partial(jnp.asarray, dtype=start.dtype)
-    step_length = in_dtype(rates["step"])
-    l2_weight = in_dtype(rates["l2"])
-    variation_weight = in_dtype(rates["total_variation"])
+    step_length = in_dtype(numbers["step"])
+    l2_weight = in_dtype(numbers["l2"])
+    variation_weight = in_dtype(numbers["total_variation"])
+    # Lengths and costs are relative to the range of the bounds, or else in units of the input.
     low, high = map(in_dtype, bounds or (-inf, inf))
     middle = (low + high) / 2 if bounds else in_dtype(0)
     scale = high - low if bounds else in_dtype(1)
@@ -162,6 +166,7 @@ def _maximised(
 
     noise = step_length * scale * jax.random.normal(key, start.shape, start.dtype)
     noisy_start = jnp.clip(start + noise, low, high)
+    # The length of a step falls linearly: for 4 steps, the factors are 1, 0.75, 0.5 and 0.25.
     decays = (1 - jnp.arange(steps, dtype=jnp.float32) / steps).astype(start.dtype)
     x, history = lax.scan(climb, noisy_start, decays)
     return Maximised(
@@ -190,8 +195,10 @@ def _middle_input(model: Model, target: Target, bounds: Bounds | None) -> tuple[
         batch = max(1, int(np.size(target)))
     declared_batch, *item_shape = spec.shape or (None,)
     extents = [extent for extent in item_shape if extent is not None]
-    if len(extents) < len(item_shape):
+    has_open_extents = len(extents) < len(item_shape)
+    if has_open_extents:
         raise InputError(f"the shape of input '{spec}' is open", hint="give an input to start from")
     low, high = bounds or (0, 0)
+    middle = (low + high) / 2
     shape = (declared_batch or batch, *extents)
-    return (np.full(shape, (low + high) / 2, np.float32),)
+    return (np.full(shape, middle, np.float32),)

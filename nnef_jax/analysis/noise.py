@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from inspect import signature
-from typing import Any, Unpack
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,14 @@ from lowering import rounding
 from lowering.extents import show
 from lowering.graph import is_float
 from nnef_jax.analysis.argument_checks import broadcast, require_count, require_key, require_real
-from nnef_jax.analysis.attribution import Attribution, array_of, attributed, sizes_of, sums, zeros
+from nnef_jax.analysis.attribution import (
+    Attribution,
+    array_of,
+    attributed,
+    require_lengths,
+    sums,
+    zeros,
+)
 from nnef_jax.analysis.captum_names import KEYWORDS, NT_TYPES
 from nnef_jax.analysis.question import Question, QuestionOptions, ask
 from nnef_jax.analysis.reference import several
@@ -64,20 +71,21 @@ def _gradient_shap(
     """Average gradients times changes at random points between baselines and items."""
     x = question.value()
     question = question.with_classes(x)
-    # `starts` is an array (baseline, batch, ...).
-    starts = lax.map(question.start, jnp.asarray(baselines))
+    starts = lax.map(question.value_at_baseline, jnp.asarray(baselines))  # [baseline, batch, ...]
     items = jnp.arange(x.shape[0])
 
     def add_gradient(total: Array, sample_key: Array) -> tuple[Array, None]:
         """Add the gradient at a random point between a random baseline and each item."""
-        start_key, share_key = jax.random.split(sample_key)
-        start_of_item = jax.random.randint(start_key, items.shape, 0, len(starts))
-        x0 = starts[start_of_item, items]
-        shares_of_items = jax.random.uniform(share_key, items.shape, x.dtype)
-        # The array (batch) becomes (batch, 1, ...), so that it broadcasts to the tensor.
-        shares = shares_of_items.reshape(-1, *[1] * (x.ndim - 1))
+        baseline_key, share_key = jax.random.split(sample_key)
+        # Each item gets a random baseline, and a random share of the line from the baseline.
+        baseline_indices = jax.random.randint(
+            baseline_key, items.shape, minval=0, maxval=len(starts)
+        )
+        x0 = starts[baseline_indices, items]
+        shares = jax.random.uniform(share_key, items.shape, x.dtype)
+        share_by_item = shares.reshape(-1, *[1] * (x.ndim - 1))  # [batch, 1, ...]
         change = x - x0
-        _, gradient = question.gradient(x0 + shares * change)
+        _scores, gradient = question.gradient(x0 + share_by_item * change)
         return total + (gradient * change).astype(total.dtype), None
 
     total, _ = lax.scan(add_gradient, zeros(x), jax.random.split(key, samples))
@@ -119,11 +127,12 @@ def noise_tunnel(
         hint = f"it is kind={equivalent!r} here" if equivalent else ""
         raise InputError(f"kind {kind!r} is none of {', '.join(_KINDS)}", hint=hint)
     copies = _Copies("noise_tunnel", model, method, inputs, key, options)
-    deviations = sizes_of(copies.question, "noise", noise)
+    deviations = require_lengths(copies.question, "noise", noise)
 
     def normal_noise(copy_key: Array, x: Array) -> Array:
-        by_item = jnp.asarray(deviations, x.dtype).reshape(-1, *[1] * (x.ndim - 1))
-        return by_item * jax.random.normal(copy_key, x.shape, x.dtype)
+        # A single deviation becomes [1, 1, ...], and a deviation for each item [batch, 1, ...].
+        deviation_by_item = jnp.asarray(deviations, x.dtype).reshape(-1, *[1] * (x.ndim - 1))
+        return deviation_by_item * jax.random.normal(copy_key, x.shape, x.dtype)
 
     values_of_copies = [copy.values for copy in copies.attributed(samples, normal_noise)]
     mean = sum(values_of_copies) / samples
@@ -184,7 +193,7 @@ def max_sensitivity(
     copies = _Copies("max_sensitivity", model, method, inputs, key, options)
 
     def uniform_noise(copy_key: Array, x: Array) -> Array:
-        return jax.random.uniform(copy_key, x.shape, x.dtype, -radius, radius)
+        return jax.random.uniform(copy_key, x.shape, x.dtype, minval=-radius, maxval=radius)
 
     def norms(attributions: Array) -> Array:
         return jnp.sqrt(sums(attributions**2))
@@ -193,7 +202,7 @@ def max_sensitivity(
     changes: list[Array] = []
     for copy in copies.attributed(samples, uniform_noise):
         changes.append(norms(copy.values - first.values))
-    largest = jnp.stack(changes).max(0)
+    largest = jnp.stack(changes).max(axis=0)
     # If the attributions did not change, the value is 0, even if their norm is 0. A NaN stays NaN.
     values = jnp.where(largest > 0, largest / norms(first.values), largest)
     return MaxSensitivity(values=values, method=first.method, of=first.of, output=first.output)
@@ -230,9 +239,9 @@ def infidelity(
 ) -> Infidelity:
     """Compute the error of attributions as predictions of score changes (arXiv:1901.09392).
 
-    The error of an item x is the mean of (n . values - (score(x) - score(x - n)))^2 over random
-    noise n. For the computation, n is the change that remains after x - n is rounded to the dtype
-    of x.
+    For noise n, the predicted fall of the score is sum(n * values), and the fall is score(x) -
+    score(x - n). The error of an item x is the mean of (predicted fall - fall)^2 over random noise.
+    Here n is the change that remains after x - n is rounded to the dtype of x.
 
     >>> nnef_jax.analysis.infidelity(model, images, values=gradients, key=key).values
 
@@ -263,7 +272,12 @@ def infidelity(
 
 
 def _explained(attribution: Attribution, options: QuestionOptions) -> QuestionOptions:
-    """Return `wrt`, `target` and `output` of an attribution, updated by the options of the call."""
+    """Return options of a question: `wrt`, `target` and `output` of an attribution by default.
+
+    `options` are the options of the call, which replace these defaults. Raises InputError if the
+    attribution has no value for each entry of its tensor. Also raises InputError if it explains a
+    function of the outputs, and `options` have no such function as target.
+    """
     if attribution.values.shape != attribution.x.shape:
         shapes = f"{show(attribution.values.shape)}, the tensor is {show(attribution.x.shape)}"
         message = f"values: {attribution.method} is {shapes}"
@@ -290,7 +304,7 @@ def _infidelity(
     wide_dtype = wide_x.dtype
     scores = question.scores_at(x)
 
-    def square_and_loss(sample_key: Array) -> tuple[Array, Array]:
+    def squared_error(sample_key: Array) -> tuple[Array, Array]:
         """Return the squared error of one copy, [batch], and whether its noise is lost."""
         normal = jax.random.normal(sample_key, x.shape, wide_dtype)
         drawn_noise = noise.astype(wide_dtype) * normal
@@ -301,8 +315,8 @@ def _infidelity(
         is_lost = drawn_noise.any() & ~change.any()
         return (predicted_fall - fall) ** 2, is_lost
 
-    squares, lost = lax.map(square_and_loss, jax.random.split(key, samples))
-    return squares.mean(0), lost
+    squared_errors, lost = lax.map(squared_error, jax.random.split(key, samples))
+    return squared_errors.mean(axis=0), lost
 
 
 def _warn_lost(question: Question, lost: Array) -> None:
@@ -329,27 +343,21 @@ class _Copies:
     ) -> None:
         _require_order(function, model, method)
         require_key(key)
-        parameters = signature(method).parameters
-        takes_all_keywords = any(x.kind is x.VAR_KEYWORD for x in parameters.values())
-        if not takes_all_keywords:
-            require_keywords(function, options, parameters, KEYWORDS)
-        key_parameter = parameters.get("key")
-        needs_key = key_parameter is not None and key_parameter.default is key_parameter.empty
-        if needs_key:
+        _require_options(function, method, options)
+        if _needs_key(method):
             key, method_key = jax.random.split(key)
             options = {**options, "key": method_key}
         self._key = key
         self.first = method(model, *inputs, **options)
         require("the result of method", self.first, Attribution, "an Attribution")
-        question_options: dict[str, Any] = {}
-        for name in QuestionOptions.__annotations__:
-            if name in options:
-                question_options[name] = options[name]
-        question_options["wrt"] = _noisy_input(model, question_options.get("wrt"))
+        # The question is about the input to which noise is added.
+        names = QuestionOptions.__annotations__
+        question_options = {name: options[name] for name in names if name in options}
+        question_options["wrt"] = _noisy_input(model, options.get("wrt"))
         self.question: Question = ask("", model, inputs, question_options)
-        assert self.question.position is not None
+        assert self.question.input_position is not None
         self._inputs = self.question.inputs
-        self._position = self.question.position
+        self._position = self.question.input_position
         if self.first.classes is not None:
             # Noise may change the class of an item. The classes without noise are explained.
             options = {**options, "target": self.first.classes}
@@ -375,11 +383,28 @@ class _Copies:
             yield self._attribute(*inputs)
 
 
+def _require_options(function: str, method: Method, options: dict[str, object]) -> None:
+    """Raise TypeError if an attribution method does not take one of the options.
+
+    `function` is the name of the function that was called with the options.
+    """
+    parameters = signature(method).parameters
+    takes_all_keywords = any(x.kind is x.VAR_KEYWORD for x in parameters.values())
+    if not takes_all_keywords:
+        require_keywords(function, options, parameters, KEYWORDS)
+
+
+def _needs_key(method: Method) -> bool:
+    """Tell whether an attribution method has an argument `key` without a default."""
+    key = signature(method).parameters.get("key")
+    return key is not None and key.default is key.empty
+
+
 def _noisy_input(model: Model, wrt: object) -> object:
     """Return the name of the input to which noise is added.
 
-    It is `wrt` if this is the name of an input, and otherwise the first floating-point input.
-    Raises InputError if there is no such input.
+    The name is `wrt` if an input has this name, and otherwise the name of the first floating-point
+    input. Raises InputError if there is no floating-point input.
     """
     inputs = model.graph.inputs
     if wrt in [value.name for value in inputs]:

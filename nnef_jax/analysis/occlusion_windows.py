@@ -49,7 +49,8 @@ def occlusion(
     """
     question = ask("occlusion", model, inputs, options)
     shape = [int(extent) for extent in question.graph.values[question.wrt].type.shape]
-    windows = _extents("window", window, max(1, len(shape) - 2))
+    axes_after_channels = max(1, len(shape) - 2)
+    windows = _extents("window", window, axes_after_channels)
     if len(windows) >= len(shape):
         message = f"window has {len(windows)} extents, an item of '{question.wrt}' {len(shape) - 1}"
         raise InputError(message)
@@ -58,9 +59,10 @@ def occlusion(
     strides = _extents("stride", stride, len(windows))
     if len(strides) != len(windows):
         raise InputError(f"stride has {len(strides)} extents, window {len(windows)}")
-    gaps = [step for step, extent in zip(strides, windows, strict=True) if step > extent]
-    if gaps:
-        raise InputError(f"stride {gaps[0]} is longer than the window, it would leave gaps")
+    long_strides = [step for step, extent in zip(strides, windows, strict=True) if step > extent]
+    if long_strides:
+        message = f"stride {long_strides[0]} is longer than the window, it would leave gaps"
+        raise InputError(message)
     baseline = array_of("baseline", baseline)
     return _occlusion(question, baseline, windows=windows, strides=strides)
 
@@ -75,46 +77,58 @@ def _occlusion(
     """
     x, question, cover = line_from(question, baseline)
     extents = x.shape[x.ndim - len(windows) :]
-    window_counts_of_axes: list[int] = []
+    # This is the number of windows along each axis.
+    window_counts: list[int] = []
     for extent, window, stride in zip(extents, windows, strides, strict=True):
         strides_to_end = ceil((extent - window) / stride)
-        window_counts_of_axes.append(max(0, strides_to_end) + 1)
+        window_counts.append(max(0, strides_to_end) + 1)
     scores = question.scores_at(x)
 
-    def covered_by(index: Array) -> Array:
-        """Return the mask of the positions that a window covers, bool [*positions]."""
-        is_covered = jnp.ones(extents, bool)
+    def add_window(state: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
+        """Add the fall of the score for a window at all positions that the window covers."""
+        total_falls, cover_counts = state
         # With 2 windows along axis 0 and 3 along axis 1, the window with index 5 has the indices 1
         # and 2 along the axes.
-        indices_of_axes = jnp.unravel_index(index, window_counts_of_axes)
-        for axis, index_along_axis in enumerate(indices_of_axes):
-            start = index_along_axis * strides[axis]
-            offset = lax.broadcasted_iota(jnp.int32, extents, axis) - start
-            is_covered &= (offset >= 0) & (offset < windows[axis])
-        return is_covered
-
-    def add_window(carry: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
-        """Add the fall of the score for a window at all positions that the window covers."""
-        total, window_counts = carry
-        is_covered = covered_by(index)
-        first_axes = [1] * (x.ndim - len(extents))
-        mask = is_covered.reshape(*first_axes, *extents)
+        indices_of_axes = jnp.unravel_index(index, window_counts)
+        starts = [i * stride for i, stride in zip(indices_of_axes, strides, strict=True)]
+        is_covered = _is_inside(extents, starts, windows)
+        axes_before_positions = [1] * (x.ndim - len(extents))
+        mask = is_covered.reshape(*axes_before_positions, *extents)
         fall = scores - question.scores_at(jnp.where(mask, cover, x))
-        # The array [batch] becomes [batch, 1, ...], so that it broadcasts to the positions.
-        fall_by_item = fall.astype(total.dtype).reshape(-1, *[1] * len(extents))
-        total += jnp.where(is_covered[None], fall_by_item, 0)
-        return (total, window_counts + is_covered.astype(jnp.int32)), None
+        fall_by_item = fall.astype(total_falls.dtype).reshape(-1, *[1] * len(extents))
+        total_falls += jnp.where(is_covered[None], fall_by_item, 0)  # [batch, *positions]
+        return (total_falls, cover_counts + is_covered.astype(jnp.int32)), None
 
     no_falls = jnp.zeros((x.shape[0], *extents), zeros(x).dtype)
     no_windows = jnp.zeros(extents, jnp.int32)
-    indices = jnp.arange(int(np.prod(window_counts_of_axes)))
-    (total, window_counts), _ = lax.scan(add_window, (no_falls, no_windows), indices)
-    values = total / window_counts[None].astype(total.dtype)
+    window_indices = jnp.arange(int(np.prod(window_counts)))
+    (total_falls, cover_counts), _ = lax.scan(add_window, (no_falls, no_windows), window_indices)
+    values = total_falls / cover_counts[None].astype(total_falls.dtype)
     return attributed(question, "occlusion", values, scores=scores, x=x)
 
 
+def _is_inside(
+    extents: tuple[int, ...], starts: Sequence[Array], windows: tuple[int, ...]
+) -> Array:
+    """Return the mask of the positions inside a window, bool [*positions].
+
+    Args:
+        extents: the number of positions along each axis.
+        starts: the first position of the window along each axis.
+        windows: the extent of the window along each axis.
+    """
+    is_inside = jnp.ones(extents, bool)
+    for axis, start in enumerate(starts):
+        offset = lax.broadcasted_iota(jnp.int32, extents, axis) - start
+        is_inside &= (offset >= 0) & (offset < windows[axis])
+    return is_inside
+
+
 def _extents(name: str, value: int | Sequence[int], rank: int) -> tuple[int, ...]:
-    """Return an argument as extents along axes. An integer is the extent along `rank` axes."""
+    """Return an argument as extents along axes.
+
+    An integer becomes the same extent along `rank` axes. `name` is the name of the argument.
+    """
     extents = [value] * rank if isinstance(value, int | np.integer) else value
     require(name, extents, list | tuple, "an integer or a tuple of integers")
     return tuple([require_count(name, extent) for extent in extents])

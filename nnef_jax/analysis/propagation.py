@@ -48,8 +48,8 @@ class OperationStep:
         if not is_unary:
             return False
         _, first_operand = self.operation.operands[0]
-        is_numerator = self.operation.kind == "div" and first_operand in self.reads
-        if is_numerator:
+        is_affine_division = self.operation.kind == "div" and first_operand in self.reads
+        if is_affine_division:
             # A division is affine in its numerator, and therefore no curve.
             return False
         (operand,) = self.reads
@@ -57,10 +57,9 @@ class OperationStep:
         return operand.type.shape == result.type.shape
 
     def run(self, tensors: Tensors, *reads: Array) -> list[Array]:
-        """Return the results of the operation for given values of its operands.
+        """Return the results of the operation for other values of the operands in `self.reads`.
 
-        `reads` are the values of the operands in the field `reads`. All other operands are taken
-        from `tensors`.
+        `reads` are these values. All other operands are taken from `tensors`.
         """
         values = dict(tensors)
         values.update(zip(self.reads, reads, strict=True))
@@ -71,15 +70,14 @@ class OperationStep:
         results = self.evaluate(self.graph, params, state, inputs)
         return [jnp.asarray(results[value]) for value in self.writes]
 
-    def pull(self, tensors: Tensors, scores: Sequence[Array]) -> list[Array]:
+    def pull(self, tensors: Tensors, gradients: Sequence[Array]) -> list[Array]:
         """Return the gradients at the operands `reads` from gradients at the results `writes`.
 
-        The gradients at the results, `scores`, are multiplied by the transposed derivative of the
-        operation at `tensors`.
+        The derivative of the operation is taken at `tensors`. `gradients` are at the results.
         """
         operands = [jnp.asarray(tensors[value]) for value in self.reads]
-        _, pull_back = jax.vjp(lambda *values: self.run(tensors, *values), *operands)
-        return list(pull_back(list(scores)))
+        _results, pull_back = jax.vjp(lambda *values: self.run(tensors, *values), *operands)
+        return list(pull_back(list(gradients)))
 
 
 # A rule takes a step and the relevances of its `writes`, and returns the relevances of its `reads`.
@@ -93,10 +91,10 @@ def tensors_at(question: Question, x: Array) -> dict[Value, Any]:
     wrt = graph.values[question.wrt]
     inputs = list(question.inputs)
     edits: dict[Value, Callable[[Any], Any]] = {}
-    if question.position is None:
+    if question.input_position is None:
         edits[wrt] = lambda _: x
     else:
-        inputs[question.position] = x
+        inputs[question.input_position] = x
     results = [*_scored(question), wrt]
     needed = graph.dependencies(results)
     arrays = stored(model)
@@ -114,7 +112,7 @@ def score_of(question: Question, tensors: Tensors) -> Array:
 
 
 def propagated(
-    question: Question, rule: Rule, start: Tensors, *, times_output: bool = False
+    question: Question, rule: Rule, tensors: Tensors, *, times_output: bool = False
 ) -> Array:
     """Return the relevance of the tensor `wrt`, propagated back by a rule for each operation.
 
@@ -122,32 +120,39 @@ def propagated(
         question: the question.
         rule: a function that returns the relevances of the operands of a step, from the relevances
             of its results.
-        start: the tensors at which the gradient of the score is taken. This gradient gives the
-            first relevances.
+        tensors: the tensors of the network. The relevances of the outputs are the gradient of the
+            score at these tensors.
         times_output: whether this gradient is multiplied by the outputs, so that relevances add up
             to the score.
     """
     graph = question.graph
     wrt = graph.values[question.wrt]
     outputs = _scored(question)
-    arrays = [start[value] for value in outputs]
-    gradients = jax.grad(lambda arrays: _score(question, arrays).sum())(arrays)
+    arrays = [tensors[value] for value in outputs]
+
+    def total_score(arrays: list[Array]) -> Array:
+        return _score(question, arrays).sum()
+
+    output_relevances = jax.grad(total_score)(arrays)
     if times_output:
-        gradients = [gradient * x for gradient, x in zip(gradients, arrays, strict=True)]
-    relevances = dict(zip(outputs, gradients, strict=True))
+        output_relevances = [
+            gradient * x for gradient, x in zip(output_relevances, arrays, strict=True)
+        ]
+    relevances = dict(zip(outputs, output_relevances, strict=True))
     for step in reversed(_steps(evaluation(question.model), graph, wrt)):
         has_relevance = any(value in relevances for value in step.writes)
         if not has_relevance:
             continue
         result_relevances: list[Array] = []
         for value in step.writes:
-            zeros = jnp.zeros_like(start[value])
+            zeros = jnp.zeros_like(tensors[value])
             result_relevances.append(relevances.pop(value, zeros))
         operand_relevances = rule(step, result_relevances)
         for value, relevance in zip(step.reads, operand_relevances, strict=True):
             earlier = relevances.get(value)
             relevances[value] = relevance if earlier is None else earlier + relevance
-    return relevances.get(wrt, jnp.zeros_like(start[wrt]))
+    no_relevance = jnp.zeros_like(tensors[wrt])
+    return relevances.get(wrt, no_relevance)
 
 
 def _scored(question: Question) -> list[Value]:

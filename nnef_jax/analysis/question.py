@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypedDict
@@ -15,10 +14,11 @@ from jax.core import Tracer
 from numpy.typing import ArrayLike
 
 from lowering.extents import show
-from lowering.graph import Graph, Operation, Value, is_float
+from lowering.graph import Graph, Value, is_float
 from nnef_jax.analysis.argument_checks import array_from, broadcast, require_model
 from nnef_jax.analysis.captum_names import KEYWORDS
-from nnef_jax.analysis.differentiability import QUANTIZES, require_derivative
+from nnef_jax.analysis.differentiability import require_derivative
+from nnef_jax.analysis.logits import name_of_logits
 from nnef_jax.calls.arguments import Params, Sample, arguments_of
 from nnef_jax.errors import InputError
 from nnef_jax.execution.probe import Edits, hint_for
@@ -29,10 +29,6 @@ from nnef_jax.workings import bind, graph_for
 # A target is a class, an array of classes [batch], or a function of the outputs. None stands for
 # the class with the highest score.
 Target = ArrayLike | Callable[..., ArrayLike] | None
-# The derivatives of these kinds of operations vanish where the network is certain.
-_SATURATES = ("softmax", "log_softmax", "sigmoid")
-# Operations of these kinds may be between a softmax or sigmoid and the output.
-_PASSES = ("copy", "log", "reshape", "squeeze", "unsqueeze", *QUANTIZES)
 
 
 class TensorOptions(TypedDict, total=False):
@@ -66,10 +62,10 @@ class Question:
         model: the network with its parameters.
         inputs: the inputs of a call, in order.
         classes: the class of each item, int32 [batch]. It is None if `with_classes` has to
-            choose the classes, or if `score` is a function.
+            choose the classes, or if there is a `score_function`.
         wrt: the name of an input, or of a tensor inside.
         output: the name of the output or tensor with the scores; "" for all outputs.
-        score: a function from outputs to scores [batch], or None if classes determine the scores.
+        score_function: a function from outputs to scores [batch]; None if classes determine them.
     """
 
     model: Model
@@ -77,35 +73,34 @@ class Question:
     classes: Array | None
     wrt: str = field(metadata={"static": True})
     output: str = field(metadata={"static": True})
-    score: Callable[[Any], Any] | None = field(metadata={"static": True})
+    score_function: Callable[[Any], Any] | None = field(metadata={"static": True})
 
     def value(self) -> Array:
         """Return the tensor `wrt`, computed from the inputs."""
-        if self.position is not None:
-            return jnp.asarray(self.inputs[self.position])
+        if self.input_position is not None:
+            return jnp.asarray(self.inputs[self.input_position])
         _, captured = self.model(*self.inputs, capture=[self.wrt])
         return captured[self.wrt]
 
-    def start(self, baseline: ArrayLike) -> Array:
+    def value_at_baseline(self, baseline: ArrayLike) -> Array:
         """Return the tensor `wrt`, computed from a baseline instead of the inputs.
 
         The baseline replaces the floating-point inputs from which the tensor `wrt` is computed. If
         `wrt` is an input, or depends only on integer inputs, the baseline replaces the tensor
         itself.
         """
-        x = self.value()
+        if self.input_position is not None:
+            return _filled(self.wrt, baseline, self.value())
         needed = self.graph.dependencies([self.graph.values[self.wrt]])
-        is_inside = self.position is None
         depends_on_floats = False
         inputs = list(self.inputs)
         for index, value in enumerate(self.graph.inputs):
-            is_source = value in needed and is_float(value.type.dtype)
-            if is_inside and is_source:
+            if value in needed and is_float(value.type.dtype):
                 depends_on_floats = True
                 inputs[index] = _filled(value.name, baseline, inputs[index])
         if depends_on_floats:
             return replace(self, inputs=tuple(inputs)).value()
-        return _filled(self.wrt, baseline, x)
+        return _filled(self.wrt, baseline, self.value())
 
     def run(self, x: Array, edit: Edits | None = None, capture: Sequence[str] = ()) -> Any:
         """Run the network with `x` as the tensor `wrt`; return its output and captured tensors.
@@ -120,24 +115,24 @@ class Question:
         """
         inputs = list(self.inputs)
         edits = dict(edit or {})
-        if self.position is None:
+        if self.input_position is None:
             # `x` replaces the tensor `wrt`. An edit of `wrt` therefore changes `x`.
-            change: Any = edits.get(self.wrt)
-            edits[self.wrt] = x if change is None else change(x)
+            edit_of_wrt: Any = edits.get(self.wrt)
+            edits[self.wrt] = x if edit_of_wrt is None else edit_of_wrt(x)
         else:
-            inputs[self.position] = x
+            inputs[self.input_position] = x
         names = self.model.graph.output_names
-        is_inside = self.output != "" and self.output not in names
-        if is_inside:
+        has_output_inside = self.output != "" and self.output not in names
+        if has_output_inside:
             capture = [*capture, self.output]
         outputs, captured = self.model(*inputs, edit=edits, capture=capture)
-        if is_inside:
+        if has_output_inside:
             outputs = captured[self.output]
         elif self.output and len(names) > 1:
             outputs = outputs[names.index(self.output)]
         return outputs, captured
 
-    def entries(self, outputs: Any) -> Array:
+    def class_scores(self, outputs: Any) -> Array:
         """Return the scores of all classes, [batch, class], as means over all further axes."""
         array = jnp.asarray(outputs)
         if array.ndim == 1:
@@ -150,12 +145,12 @@ class Question:
 
         Raises InputError if the target is a function that does not return such scores.
         """
-        if self.score is None:
+        if self.score_function is None:
             assert self.classes is not None
-            entries = self.entries(outputs)
+            class_scores = self.class_scores(outputs)
             class_indices = self.classes[:, None]
-            return jnp.take_along_axis(entries, class_indices, 1)[:, 0]
-        scores = array_from("target", self.score(outputs))
+            return jnp.take_along_axis(class_scores, class_indices, axis=1)[:, 0]
+        scores = array_from("target", self.score_function(outputs))
         batch = self.batch
         is_real = jnp.issubdtype(scores.dtype, jnp.floating)
         if scores.shape != (batch,) or not is_real:
@@ -219,11 +214,11 @@ class Question:
 
         A question without classes gets the classes with the highest scores at `x`.
         """
-        if self.classes is not None or self.score is not None:
+        if self.classes is not None or self.score_function is not None:
             return self
-        outputs, _ = self.run(x)
-        best = self.entries(outputs).argmax(1)
-        return replace(self, classes=best.astype(jnp.int32))
+        outputs, _captured = self.run(x)
+        classes_of_items = self.class_scores(outputs).argmax(1)
+        return replace(self, classes=classes_of_items.astype(jnp.int32))
 
     @property
     def graph(self) -> Graph:
@@ -231,13 +226,13 @@ class Question:
         return graph_for(self.model, self.inputs)
 
     @property
-    def position(self) -> int | None:
+    def input_position(self) -> int | None:
         """Return the position of `wrt` among the inputs, or None for a tensor inside."""
         names = [value.name for value in self.model.graph.inputs]
         return names.index(self.wrt) if self.wrt in names else None
 
     @property
-    def count(self) -> int:
+    def class_count(self) -> int:
         """Return the number of classes of the output."""
         graph = self.graph
         output_by_name = dict(zip(graph.output_names, graph.outputs, strict=True))
@@ -274,17 +269,14 @@ def ask(
     _require_real(graph, "wrt", source)
     output_by_name = dict(zip(graph.output_names, graph.outputs, strict=True))
     if output is None:
-        # "" stands for all outputs, from which only a function can compute scores.
-        output = ""
-        if len(output_by_name) == 1:
-            (output,) = output_by_name
-        if output and not callable(target):
-            output = _logits(graph, output)
+        output = _default_output(graph, target)
     scored = output_by_name.get(output)
     if scored is None and output:
         scored = tensor_named(graph, "output", output)
     if callable(target):
-        return Question(model, arrays, classes=None, wrt=source.name, output=output, score=target)
+        return Question(
+            model, arrays, classes=None, wrt=source.name, output=output, score_function=target
+        )
     if scored is None:
         message = f"the network has outputs {', '.join(output_by_name)}"
         raise InputError(message, hint="name one by output=, or give a function of all as target")
@@ -295,7 +287,25 @@ def ask(
         hint = "the first axis of both is the batch; a function as target may return [batch] scores"
         raise InputError(message, hint=hint)
     classes = _classes(target, batch, _classes_of(scored), output)
-    return Question(model, arrays, classes=classes, wrt=source.name, output=output, score=None)
+    return Question(
+        model, arrays, classes=classes, wrt=source.name, output=output, score_function=None
+    )
+
+
+def _default_output(graph: Graph, target: Target) -> str:
+    """Return the name of the tensor with the scores, if the user names none.
+
+    The tensor is the only output, or the logits of which it is the softmax or sigmoid. The name is
+    "" if there are several outputs, from which only a function can compute scores.
+    """
+    names = dict.fromkeys(graph.output_names)
+    if len(names) != 1:
+        return ""
+    (output,) = names
+    if callable(target):
+        return output
+    # The warning is for the call of the analysis, such as `saliency`, which calls `ask`.
+    return name_of_logits(graph, output, stacklevel=5)
 
 
 def bound(model: Model, inputs: Sequence[Sample]) -> list[Any]:
@@ -341,73 +351,6 @@ def _filled(name: str, baseline: ArrayLike, x: Array) -> Array:
     return broadcast("baseline", jnp.asarray(baseline, x.dtype), name, x.shape)
 
 
-def _logits(graph: Graph, output: str) -> str:
-    """Return the name of the logits if an output is a softmax or sigmoid, else the output's name.
-
-    Warns if the output is a softmax or sigmoid, but the graph has no logits with an entry for each
-    class of the output.
-    """
-    # For each tensor, the maker is the operation that computes the tensor.
-    makers: dict[Value, Operation] = {}
-    for operation in graph.operations:
-        makers.update(dict.fromkeys(operation.writes(), operation))
-    output_by_name = dict(zip(graph.output_names, graph.outputs, strict=True))
-    output_value = output_by_name[output]
-    saturated = output_value
-    maker = makers.get(saturated)
-    # Operations such as a reshape may follow the softmax or sigmoid.
-    while maker is not None and maker.kind in _PASSES:
-        saturated = next(maker.reads())
-        maker = makers.get(saturated)
-    logits = None if maker is None else _operand_of_saturation(maker, makers)
-    if logits is None:
-        return output
-    has_same_classes = _batch_and_classes(logits) == _batch_and_classes(output_value)
-    has_name = graph.values.get(logits.name) is logits
-    if has_name and has_same_classes:
-        return logits.name
-    message = f"'{output}' saturates by '{saturated.name}', its gradients vanish"
-    warnings.warn(f"{message}: name a tensor before it by output=", stacklevel=4)
-    return output
-
-
-def _batch_and_classes(value: Value) -> tuple[int, ...]:
-    """Return the first two extents of a tensor, the batch and the number of classes.
-
-    An axis that is missing counts as an axis of extent 1.
-    """
-    return (*value.type.shape, 1, 1)[:2]
-
-
-def _operand_of_saturation(operation: Operation, makers: dict[Value, Operation]) -> Value | None:
-    """Return the operand of a softmax or sigmoid, or None for another operation.
-
-    A softmax may also be a division of `exp` by its sum. `makers` has the operation that computes
-    each tensor.
-    """
-    if operation.kind in _SATURATES:
-        return next(operation.reads())
-    reads = list(operation.reads())
-    if operation.kind != "div" or len(reads) != 2:
-        return None
-    numerator, denominator = reads
-    numerator_maker = makers.get(numerator)
-    denominator_maker = makers.get(denominator)
-    if numerator_maker is None or numerator_maker.kind != "exp":
-        return None
-    if denominator_maker is None or denominator_maker.kind != "sum_reduce":
-        return None
-    is_sum_of_numerator = next(denominator_maker.reads()) is numerator
-    if not is_sum_of_numerator:
-        return None
-    exponent = next(numerator_maker.reads())
-    exponent_maker = makers.get(exponent)
-    if exponent_maker is not None and exponent_maker.kind == "sub":
-        # The exponent is the logits minus their maximum, so the logits are its first operand.
-        return next(exponent_maker.reads())
-    return exponent
-
-
 def _first_real(graph: Graph) -> Value:
     """Return the first floating-point input. Raises InputError if there is none."""
     for value in graph.inputs:
@@ -416,7 +359,7 @@ def _first_real(graph: Graph) -> Value:
     if not graph.inputs:
         raise InputError("a network without inputs has nothing to explain")
     names = ", ".join(f"'{value.name}' of {value.type.dtype}" for value in graph.inputs)
-    raise InputError(f"no input is real: {names}", hint=_inside(graph))
+    raise InputError(f"no input is real: {names}", hint=_hint_inside(graph))
 
 
 def _require_real(graph: Graph, argument: str, value: Value) -> None:
@@ -426,13 +369,13 @@ def _require_real(graph: Graph, argument: str, value: Value) -> None:
     """
     if not is_float(value.type.dtype):
         message = f"{argument}: '{value.name}' is of {value.type.dtype}, which has no derivative"
-        hint = _inside(graph) if argument == "wrt" else "name another by output="
+        hint = _hint_inside(graph) if argument == "wrt" else "name another by output="
         raise InputError(message, hint=hint)
     if not value.type.shape:
         raise InputError(f"{argument}: '{value.name}' has no axes, the first would be the batch")
 
 
-def _inside(graph: Graph) -> str:
+def _hint_inside(graph: Graph) -> str:
     """Return a hint that names a tensor inside: embeddings, or the first floating-point tensor."""
     varying = set(graph.inputs)
     # For each kind of operation, this is the name of the first tensor that such an operation makes.
@@ -466,7 +409,8 @@ def _classes_of(value: Value) -> int:
 def _classes(target: object, batch: int, count: int, output: str) -> Array | None:
     """Return the class of each item, int32 [batch], or None if `target` is None.
 
-    `count` is the number of classes of `output`. Raises InputError for other classes.
+    `count` is the number of classes of `output`. Raises InputError unless `target` has such classes
+    for one item or for `batch` items.
     """
     if target is None:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Unpack
 
@@ -55,7 +56,8 @@ def deep_lift(
     All other arguments, and the errors, are as in `saliency`.
     """
     question = ask("deep_lift", model, inputs, options)
-    return _deep_lift(question, array_of("baseline", baseline)[None], "DeepLift")
+    single_baseline = array_of("baseline", baseline)[None]
+    return _deep_lift(question, single_baseline, "DeepLift")
 
 
 def deep_lift_shap(
@@ -78,9 +80,9 @@ def deep_lift_shap(
 
 
 def several(name: str, value: object) -> Any:
-    """Return an argument as an array of several items along axis 0.
+    """Return the argument `name` as an array of one item or more along axis 0.
 
-    Raises InputError if it is a single number, or has no item. `name` is the argument's name.
+    Raises InputError if the argument is a single number, or has no item.
     """
     array = array_of(name, value)
     if not array.ndim or not len(array):
@@ -89,7 +91,7 @@ def several(name: str, value: object) -> Any:
     return array
 
 
-@partial(jax.jit, static_argnums=2)
+@partial(jax.jit, static_argnames="method")
 def _deep_lift(question: Question, baselines: Array, method: str) -> Attribution:
     """Return the mean of DeepLift's attributions over baselines, [baseline, ...]."""
     x = question.value()
@@ -98,25 +100,25 @@ def _deep_lift(question: Question, baselines: Array, method: str) -> Attribution
     scores = score_of(question, values)
 
     def add_baseline(
-        carry: tuple[Array, Array], baseline: Array
+        state: tuple[Array, Array], baseline: Array
     ) -> tuple[tuple[Array, Array], None]:
-        """Add the attributions and the scores for one baseline."""
-        total, total_scores = carry
-        x0 = question.start(baseline)
+        """Add the attributions for one baseline, and the scores at this baseline."""
+        total, total_scores = state
+        x0 = question.value_at_baseline(baseline)
         start = tensors_at(question, x0)
         middle = {value: _mean(values[value], start[value]) for value in values}
         rule = _rescaled(values, start, middle)
-        slopes = propagated(question, rule, middle)
-        attributions = slopes * (x - x0)
+        multipliers = propagated(question, rule, middle)
+        attributions = multipliers * (x - x0)
         start_scores = score_of(question, start)
         total += attributions.astype(total.dtype)
         total_scores += start_scores.astype(total_scores.dtype)
         return (total, total_scores), None
 
-    empty = zeros(x), zeros(scores)
-    (total, total_scores), _ = lax.scan(add_baseline, empty, baselines)
+    initial_state = (zeros(x), zeros(scores))
+    (total, total_start_scores), _ = lax.scan(add_baseline, initial_state, baselines)
     mean = total / len(baselines)
-    mean_start_scores = total_scores / len(baselines)
+    mean_start_scores = total_start_scores / len(baselines)
     score_change = scores.astype(mean_start_scores.dtype) - mean_start_scores
     gap = sums(mean) - score_change
     return attributed(question, method, mean, scores=scores, x=x, gap=gap)
@@ -130,41 +132,66 @@ def _mean(a: Array, b: Array) -> Array:
 def _rescaled(values: Tensors, start: Tensors, middle: Tensors) -> Rule:
     """Return the rule of DeepLift that compares the tensors at the item and at the baseline.
 
+    The attribution of a tensor is its multiplier times its change from the baseline to the item.
+
     Args:
         values: the tensors at the item.
         start: the tensors at the baseline.
         middle: the means of `values` and `start`.
     """
 
-    def rule(step: OperationStep, pulled: list[Array]) -> list[Array]:
+    def rule(step: OperationStep, result_multipliers: list[Array]) -> list[Array]:
         """Return the multipliers of a step's operands from the multipliers of its results."""
         extreme = _EXTREMES.get(step.operation.kind)
         if not step.is_curve and extreme is None:
             # For a function that is affine in each of two operands, the derivative in the middle
             # gives exactly the change of the result.
-            return step.pull(middle, pulled)
-        result = step.writes[0]
-        result_multiplier = pulled[0]
-        y = values[result]
-        y0 = start[result]
+            return step.pull(middle, result_multipliers)
+        multiplier = result_multipliers[0]
         if extreme is None or step.is_curve:
-            shares = [result_multiplier * (y - y0)]
+            # The single operand gets the attribution of the result.
+            result = step.writes[0]
+            attributions = [multiplier * (values[result] - start[result])]
         else:
-            # The change of the result from y0 to y is divided into two steps: from y0 to the
-            # extreme of y0 and y, and from this extreme to y.
-            top = extreme(y, y0)
-            share_to_top = result_multiplier * (top - y0)
-            share_from_top = result_multiplier * (y - top)
-            at_values = step.pull(values, [share_to_top])
-            at_start = step.pull(start, [share_from_top])
-            shares = [a + b for a, b in zip(at_values, at_start, strict=True)]
+            attributions = _extreme_attributions(step, values, start, extreme, multiplier)
+        # An operand that hardly changes gets the derivative as its multiplier.
+        derivatives = step.pull(values, result_multipliers)
         multipliers: list[Array] = []
-        slopes = step.pull(values, pulled)
-        for operand, share, slope in zip(step.reads, shares, slopes, strict=True):
+        for operand, attribution, derivative in zip(
+            step.reads, attributions, derivatives, strict=True
+        ):
             change = values[operand] - start[operand]
             is_small = jnp.abs(change) < _SMALLEST_DIVISOR
-            quotient = share / jnp.where(is_small, 1, change)
-            multipliers.append(jnp.where(is_small, slope, quotient))
+            quotient = attribution / jnp.where(is_small, 1, change)
+            multipliers.append(jnp.where(is_small, derivative, quotient))
         return multipliers
 
     return rule
+
+
+def _extreme_attributions(
+    step: OperationStep,
+    values: Tensors,
+    start: Tensors,
+    extreme: Callable[[Array, Array], Array],
+    multiplier: Array,
+) -> list[Array]:
+    """Return the attributions of the operands of a maximum or minimum.
+
+    The change of the result from y0 to y is divided into two changes: from y0 to the extreme of y0
+    and y, and from this extreme to y.
+
+    Args:
+        step: the maximum or minimum.
+        values: the tensors at the item.
+        start: the tensors at the baseline.
+        extreme: `jnp.maximum` or `jnp.minimum`.
+        multiplier: the multiplier of the result.
+    """
+    result = step.writes[0]
+    y = values[result]
+    y0 = start[result]
+    extreme_of_both = extreme(y, y0)
+    at_values = step.pull(values, [multiplier * (extreme_of_both - y0)])
+    at_start = step.pull(start, [multiplier * (y - extreme_of_both)])
+    return [a + b for a, b in zip(at_values, at_start, strict=True)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
 from typing import NamedTuple, Protocol
 
 import jax
@@ -11,12 +10,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lowering.jaxprs import Atom, Equation, primitive
+from nnef_jax.analysis.curve_lines import CURVES, Line
 from nnef_jax.analysis.intervals import Bounded, Interval, apply, ends, epsilon, interval, varies
 
 # A line that bounds a library function has a rounding error of at most 32 epsilons.
 _FUNCTION_ULPS = 32
 _FEW_ULPS = 4  # A line that bounds any other function has a rounding error of at most 4 epsilons.
-_HALVINGS = 24  # A bisection halves its interval this many times.
 
 Pull = Callable[[Sequence[Array]], Sequence[Array]]
 
@@ -77,13 +76,6 @@ class BackwardStep(NamedTuple):
     high: Sequence[Array]
 
 
-class Line(NamedTuple):
-    """An elementwise function `slopes[0] * x + slopes[1] * y + ... + constant` of operands."""
-
-    slopes: Sequence[Array]
-    constant: Array
-
-
 def lines_of(
     walk: Values, equation: Equation, operands: Sequence[Bounded], out: Interval
 ) -> BackwardStep | None:
@@ -97,7 +89,8 @@ def lines_of(
     """
     name = primitive(equation)
     varying = {position: x for position, x in enumerate(operands) if varies(x)}
-    if not epsilon(out.low):
+    is_float = epsilon(out.low) > 0
+    if not is_float:
         return None
     if name in ("reduce_max", "reduce_window_max"):
         return _maximum(equation, varying[0], out)
@@ -108,16 +101,17 @@ def lines_of(
         return _step([kink.variable], [x], below, above, out)
     variables = [equation.invars[position] for position in varying]
     intervals = list(varying.values())
+    # Lines are item by item, and do not broadcast.
     if any(x.low.shape != out.low.shape for x in intervals):
         return None
     if name == "mul":
         below, above = _planes(*intervals)
         return _step(variables, intervals, below, above, out)
-    if name not in _CURVES:
+    if name not in CURVES:
         return None
     varies_only_in_denominator = list(varying) == [1]
     if name == "div" and not varies_only_in_denominator:
-        return None
+        return None  # A quotient of two intervals is no curve of one operand.
 
     def curve(array: Array) -> Array:
         """Return the result of the equation if its varying operand is an array."""
@@ -127,7 +121,7 @@ def lines_of(
         (result,) = apply(equation, values)
         return result
 
-    below, above = _CURVES[name](curve, *intervals)
+    below, above = CURVES[name](curve, *intervals)
     return _step(variables, intervals, below, above, out, ulps=_FUNCTION_ULPS)
 
 
@@ -150,12 +144,14 @@ def _step(
         ulps: the rounding error by which each line is moved outwards, in epsilons.
     """
 
-    def finite(line: Line, end: Array) -> tuple[Line, Array]:
-        """Return a line after replacing items that are not finite by `end`, and its rounding error.
+    def made_finite(line: Line, end: Array) -> tuple[Line, Array]:
+        """Return a finite line, and its rounding error.
 
-        The rounding error is 0 for the replaced items.
+        Where the line is not finite, the constant `end` replaces it, without a rounding error.
         """
-        terms = [jnp.abs(slope) * x.size for slope, x in zip(line.slopes, operands, strict=True)]
+        terms = [
+            jnp.abs(slope) * x.magnitude for slope, x in zip(line.slopes, operands, strict=True)
+        ]
         error = ulps * epsilon(end) * (sum(terms) + jnp.abs(line.constant))
         is_finite = jnp.isfinite(error)
         slopes = [jnp.where(is_finite, slope, 0) for slope in line.slopes]
@@ -171,8 +167,8 @@ def _step(
 
         return pull
 
-    finite_below, error_below = finite(below, out.low)
-    finite_above, error_above = finite(above, out.high)
+    finite_below, error_below = made_finite(below, out.low)
+    finite_above, error_above = made_finite(above, out.high)
     low = finite_below.constant - error_below
     high = finite_above.constant + error_above
     pulls = transpose(finite_below), transpose(finite_above)
@@ -180,23 +176,29 @@ def _step(
 
 
 class _Kink(NamedTuple):
-    """An elementwise function of two straight parts.
+    """An elementwise function of two straight parts, such as max(x, 0).
 
     Args:
         variable: the operand.
         place: the value of the operand where the parts meet.
         value: the value of the function at this place.
-        before: the slope below the place.
-        after: the slope above the place.
+        slope_before: the slope below the place.
+        slope_after: the slope above the place.
         is_continuous: whether both parts have the same value at the place.
     """
 
     variable: Atom
     place: Array
     value: Array
-    before: Array
-    after: Array
+    slope_before: Array
+    slope_after: Array
     is_continuous: Array | bool
+
+    def value_at(self, x: Array) -> Array:
+        """Return the value of the function, if it is continuous."""
+        change_before = self.slope_before * jnp.minimum(x - self.place, 0)
+        change_after = self.slope_after * jnp.maximum(x - self.place, 0)
+        return self.value + change_before + change_after
 
 
 def _kink(walk: Values, equation: Equation, operands: Sequence[Bounded]) -> _Kink | None:
@@ -218,17 +220,15 @@ def _kink(walk: Values, equation: Equation, operands: Sequence[Bounded]) -> _Kin
         # The parts of a maximum or minimum meet at the other operand, which is an array. Both ends
         # of an array are the array.
         place, _ = ends(operands[1 - position])
-    slope_before, slope_after = slopes_by_name[name]
-    before = jnp.full(out.shape, slope_before, out.dtype)
-    after = jnp.full(out.shape, slope_after, out.dtype)
+    before, after = slopes_by_name[name]
     # At its kink, a maximum or minimum with a limit is equal to the limit, and |x| is 0 at 0. The
     # value is therefore the same number as the place.
     return _Kink(
         variable=equation.invars[position],
         place=place,
         value=place,
-        before=before,
-        after=after,
+        slope_before=jnp.full(out.shape, before, out.dtype),
+        slope_after=jnp.full(out.shape, after, out.dtype),
         is_continuous=True,
     )
 
@@ -249,6 +249,8 @@ def _selection_kink(walk: Values, equation: Equation) -> _Kink | None:
     if not are_affine:
         return None
     place = jnp.broadcast_to(threshold, equation.outvars[0].aval.shape)
+    # The slope of each case comes from its values at two points: at the place, and at a distance
+    # from the place.
     distance = 1 + jnp.abs(place)
     values = [
         walk.at(below, {x: place}),
@@ -264,50 +266,44 @@ def _selection_kink(walk: Values, equation: Equation) -> _Kink | None:
             return None
         arrays.append(value)
     below_at_place, above_at_place, left, right = arrays
-    slope_before = (below_at_place - left) / distance
-    slope_after = (right - above_at_place) / distance
-    is_continuous = below_at_place == above_at_place
     return _Kink(
         variable=x,
         place=place,
         value=below_at_place,
-        before=slope_before,
-        after=slope_after,
-        is_continuous=is_continuous,
+        slope_before=(below_at_place - left) / distance,
+        slope_after=(right - above_at_place) / distance,
+        is_continuous=below_at_place == above_at_place,
     )
 
 
 def _kink_step(x: Interval, kink: _Kink) -> tuple[Line, Line]:
     """Return a line below and a line above a function of two straight parts.
 
-    A convex function is below its chord and above its two parts. A concave function is above its
-    chord and below its two parts. The lines are NaN where the function is not continuous.
+    A convex function is below its chord, and above the lines through its two parts. For a concave
+    function it is the other way round. Of the two parts, the longer one gives the line. For
+    example, max(x, 0) in the interval from -1 to 3 is above y = x, the longer part, and below its
+    chord y = 0.75 x + 0.75. The lines are NaN where the function is not continuous.
     """
-    _, place, value, before, after, is_continuous = kink
+    place = kink.place
     is_after = x.low >= place
     is_before = x.high <= place
+    # If the kink is outside the interval, chord and part are the same line through the kink.
     is_straight = is_after | is_before
-    # `low` and `high` are the values of the function at the ends of the interval. The terms with
-    # `before` are 0 at or above the place, and the terms with `after` are 0 at or below it.
-    low_before = before * (jnp.minimum(x.low, place) - place)
-    low_after = after * jnp.maximum(x.low - place, 0)
-    low = value + low_before + low_after
-    high_before = before * jnp.minimum(x.high - place, 0)
-    high_after = after * (jnp.maximum(x.high, place) - place)
-    high = value + high_before + high_after
+    low = kink.value_at(x.low)
+    high = kink.value_at(x.high)
     width = x.high - x.low
     chord_slope = (high - low) / jnp.where(width > 0, width, 1)
-    chord_slope = jnp.where(is_before, before, chord_slope)
-    chord_slope = jnp.where(is_after, after, chord_slope)
-    through_place = value - chord_slope * place
+    chord_slope = jnp.where(is_before, kink.slope_before, chord_slope)
+    chord_slope = jnp.where(is_after, kink.slope_after, chord_slope)
+    through_kink = kink.value - chord_slope * place
     through_low_end = low - chord_slope * x.low
-    chord = chord_slope, jnp.where(is_straight, through_place, through_low_end)
+    chord = (chord_slope, jnp.where(is_straight, through_kink, through_low_end))
     is_longer_after = x.high - place >= place - x.low
-    longer_part = jnp.where(is_longer_after, after, before)
-    part_slope = jnp.where(is_straight, chord_slope, longer_part)
-    part = part_slope, value - part_slope * place
-    is_convex = after >= before
-    invalid = jnp.where(is_continuous, 0, jnp.nan)
+    longer_slope = jnp.where(is_longer_after, kink.slope_after, kink.slope_before)
+    part_slope = jnp.where(is_straight, chord_slope, longer_slope)
+    part = (part_slope, kink.value - part_slope * place)
+    is_convex = kink.slope_after >= kink.slope_before
+    invalid = jnp.where(kink.is_continuous, 0, jnp.nan)
 
     def select(if_convex: tuple[Array, Array], if_concave: tuple[Array, Array]) -> Line:
         """Return one of two lines, which are pairs of slope and constant."""
@@ -323,7 +319,10 @@ def _kink_step(x: Interval, kink: _Kink) -> tuple[Line, Line]:
 
 
 def _planes(x: Interval, y: Interval) -> tuple[Line, Line]:
-    """Return a plane below and a plane above the product of two operands (McCormick 1976)."""
+    """Return a plane below and a plane above the product of two operands (McCormick 1976).
+
+    For a <= x and c <= y, (x - a) (y - c) >= 0 gives the plane below: x y >= c x + a y - a c.
+    """
     below = Line((y.low, x.low), -x.low * y.low)
     above = Line((y.high, x.low), -x.low * y.high)
     return below, above
@@ -341,7 +340,7 @@ def _maximum(equation: Equation, x: Interval, out: Interval) -> BackwardStep:
     _, pull_to_highest = jax.vjp(lambda operand: apply(equation, [operand])[0], low)
     # Windows may overlap, and then the gradients of several windows are added up. The factor 2
     # covers the rounding of these sums.
-    slack = 2 * _FUNCTION_ULPS * epsilon(out.low) * out.size
+    slack = 2 * _FUNCTION_ULPS * epsilon(out.low) * out.magnitude
 
     def pull_below(coefficients: Sequence[Array]) -> Sequence[Array]:
         (of_result,) = coefficients
@@ -357,138 +356,3 @@ def _maximum(equation: Equation, x: Interval, out: Interval) -> BackwardStep:
         low=[-slack],
         high=[out.high],
     )
-
-
-Curve = Callable[[Array], Array]
-
-
-def _tangent(curve: Curve, x: Array) -> tuple[Array, Array]:
-    """Return slope and constant of the tangent of a curve at the point `x`."""
-    value, slope = jax.jvp(curve, (x,), (jnp.ones_like(x),))
-    return slope, value - slope * x
-
-
-def _chord(curve: Curve, x: Interval) -> tuple[Array, Array]:
-    """Return slope and constant of the line through the points of a curve at the ends of `x`."""
-    width = x.high - x.low
-    low = curve(x.low)
-    slope = (curve(x.high) - low) / jnp.where(width > 0, width, 1)
-    return slope, low - slope * x.low
-
-
-def _convex(curve: Curve, x: Interval) -> tuple[Line, Line]:
-    """Return a line below a convex curve and a line above it.
-
-    The line below is the tangent in the middle of the interval, and the line above is the chord.
-    """
-    tangent_slope, tangent_constant = _tangent(curve, (x.low + x.high) / 2)
-    chord_slope, chord_constant = _chord(curve, x)
-    return Line([tangent_slope], tangent_constant), Line([chord_slope], chord_constant)
-
-
-def _concave(curve: Curve, x: Interval) -> tuple[Line, Line]:
-    """Return a line below a concave curve, the chord, and a line above the curve, a tangent."""
-    tangent, chord = _convex(curve, x)
-    return chord, tangent
-
-
-def _reciprocal(curve: Curve, x: Interval) -> tuple[Line, Line]:
-    """Return a line below and a line above a multiple of 1 / x, which is convex or concave.
-
-    The lines are NaN where the interval contains 0.
-    """
-    tangent, chord = _convex(curve, x)
-    is_convex = curve(x.low) >= 0
-    contains_no_zero = x.low * x.high > 0
-    invalid = jnp.where(contains_no_zero, 0, jnp.nan)
-
-    def select(if_convex: Line, if_concave: Line) -> Line:
-        slope = jnp.where(is_convex, if_convex.slopes[0], if_concave.slopes[0])
-        constant = jnp.where(is_convex, if_convex.constant, if_concave.constant)
-        return Line([slope], constant + invalid)
-
-    return select(tangent, chord), select(chord, tangent)
-
-
-def _sigmoidal(curve: Curve, x: Interval) -> tuple[Line, Line]:
-    """Return a line below and a line above a sigmoid, in the interval `x`.
-
-    A sigmoid is convex below 0 and concave above 0, and it is an odd function plus a constant.
-    """
-    slope_above, constant_above = _line_above(curve, x)
-    above = Line([slope_above], constant_above)
-
-    # If the curve is rotated by 180 degrees around the origin, a line below the curve becomes a
-    # line above the rotated curve.
-    def rotated_curve(t: Array) -> Array:
-        return -curve(-t)
-
-    rotated_x = Interval(-x.high, -x.low)
-    slope_below, rotated_constant = _line_above(rotated_curve, rotated_x)
-    below = Line([slope_below], -rotated_constant)
-    return below, above
-
-
-def _line_above(curve: Curve, x: Interval) -> tuple[Array, Array]:
-    """Return slope and constant of a line above a sigmoid. The line is a chord or a tangent.
-
-    If the interval is in the concave half, the tangent touches the curve in the middle of the
-    interval. Otherwise the tangent passes through the curve's point at the lower end of the
-    interval.
-    """
-    chord_slope, chord_constant = _chord(curve, x)
-    point = _point_of_tangent(curve, x)
-    is_concave = x.low >= 0
-    middle = (x.low + x.high) / 2
-    point = jnp.where(is_concave, middle, jnp.clip(point, 0, jnp.maximum(x.high, 0)))
-    tangent_slope, _ = _tangent(curve, point)
-    # `curve(place) - tangent_slope * place` is the constant of the line through the point of the
-    # curve at `place`. With the largest of the three constants, the line is not below the curve at
-    # any of the three points, even after rounding.
-    constants = [curve(place) - tangent_slope * place for place in (x.low, point, x.high)]
-    tangent_constant = reduce(jnp.maximum, constants)
-    is_convex = x.high <= 0
-    starts_convex = x.low < 0
-    slope_at_end, _ = _tangent(curve, x.high)
-    is_chord = is_convex | (starts_convex & (chord_slope <= slope_at_end))
-    slope = jnp.where(is_chord, chord_slope, tangent_slope)
-    constant = jnp.where(is_chord, chord_constant, tangent_constant)
-    return slope, constant
-
-
-def _point_of_tangent(curve: Curve, x: Interval) -> Array:
-    """Return the point whose tangent to a sigmoid meets the curve at the interval's lower end."""
-
-    def gap(point: Array, low: Array) -> Array:
-        """Return the height of the curve above its tangent at `point`, measured at `low`."""
-        tangent_slope, tangent_constant = _tangent(curve, point)
-        return curve(low) - (tangent_slope * low + tangent_constant)
-
-    def gap_at_lower_end(point: Array) -> Array:
-        return gap(point, x.low)
-
-    fixed = lax.stop_gradient(x)
-
-    def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
-        left, right = bracket
-        middle = (left + right) / 2
-        is_tangent_above = gap(middle, fixed.low) <= 0
-        new_left = jnp.where(is_tangent_above, left, middle)
-        new_right = jnp.where(is_tangent_above, middle, right)
-        return new_left, new_right
-
-    start = jnp.zeros_like(fixed.low), jnp.maximum(fixed.high, 0)
-    _, point = lax.fori_loop(0, _HALVINGS, halve, start)
-    # The bisection has no derivative. A Newton step that starts at the result of the bisection has
-    # the derivative of the exact solution.
-    slope_of_gap, _ = _tangent(gap_at_lower_end, point)
-    fixed_slope = lax.stop_gradient(slope_of_gap)
-    return point - gap_at_lower_end(point) / jnp.where(fixed_slope < -1e-12, fixed_slope, -jnp.inf)
-
-
-_CURVES: dict[str, Callable[[Curve, Interval], tuple[Line, Line]]] = {
-    **dict.fromkeys(("exp", "expm1", "square", "rsqrt"), _convex),
-    **dict.fromkeys(("log", "log1p", "log2", "sqrt"), _concave),
-    **dict.fromkeys(("logistic", "tanh", "erf", "atan"), _sigmoidal),
-    "div": _reciprocal,
-}

@@ -51,8 +51,8 @@ def lrp(
         rule: a rule for all operations, or a dict from patterns of `fnmatch` to rules. A pattern is
             for names of tensors or kinds of operations, and the first pattern that matches counts.
             If none matches, the rule is "epsilon". All rules add `epsilon` to the denominator, away
-            from 0. "gamma" also adds `gamma` times the positive part of the weights of a product to
-            the weights. "alpha1_beta0" uses only the positive part of the weights.
+            from 0. The rule "gamma" replaces the weights w of a product by w + gamma * max(w, 0).
+            The rule "alpha1_beta0" replaces them by max(w, 0).
         epsilon: the number that all rules add to the denominator.
         gamma: the factor of the positive part of the weights in the rule "gamma".
 
@@ -63,25 +63,27 @@ def lrp(
     wrong = [name for name in by_pattern.values() if name not in _RULES]
     if wrong:
         raise InputError(f"rule {wrong[0]!r} is none of {', '.join(_RULES)}")
-    numbers = np.array([require_real("epsilon", epsilon), require_real("gamma", gamma)])
+    epsilon_and_gamma = np.array([require_real("epsilon", epsilon), require_real("gamma", gamma)])
     question = ask("lrp", model, inputs, options)
     for pattern in by_pattern:
         fits_any = any(_fits(pattern, operation) for operation in question.graph.operations)
         if not fits_any:
             raise InputError(f"rule: no tensor or operation has the name '{pattern}'")
-    return _lrp(question, numbers, rules_by_pattern=tuple(by_pattern.items()))
+    return _lrp(question, epsilon_and_gamma, rules_by_pattern=tuple(by_pattern.items()))
 
 
 @partial(jax.jit, static_argnames="rules_by_pattern")
-def _lrp(question: Question, numbers: Array, *, rules_by_pattern: RuleNames) -> Attribution:
-    """Propagate relevance back by the rule of each operation's first fitting pattern."""
+def _lrp(
+    question: Question, epsilon_and_gamma: Array, *, rules_by_pattern: RuleNames
+) -> Attribution:
+    """Propagate relevance back. The first pattern that fits an operation gives its rule."""
     x = question.value()
     question = question.with_classes(x)
-    epsilon, gamma = numbers.astype(x.dtype)
+    epsilon, gamma = epsilon_and_gamma.astype(x.dtype)
     tensors = tensors_at(question, x)
 
     def with_changed_weights(step: OperationStep, rule: str) -> dict[Value, Any]:
-        """Return the tensors after the rule of an operation has changed the operation's weights."""
+        """Return the tensors, after a rule has changed the weights of an operation."""
         changed = dict(tensors)
         if rule == "epsilon":
             return changed
@@ -95,8 +97,13 @@ def _lrp(question: Question, numbers: Array, *, rules_by_pattern: RuleNames) -> 
         return changed
 
     def operand_relevances(step: OperationStep, relevances: list[Array]) -> list[Array]:
-        """Divide the relevances of an operation's results among its operands."""
+        """Divide the relevances of an operation's results among its operands.
+
+        For a sum, result = sum(w * operand), an operand gets the relevance w * operand / (result +
+        epsilon) * relevance. Here w is the derivative of the result by the operand.
+        """
         if step.is_curve:
+            # The single operand gets all relevance.
             return relevances
         operation = step.operation
         changed = with_changed_weights(step, _rule_for(operation, rules_by_pattern))
@@ -133,7 +140,8 @@ def guided_backprop(
 
     The arguments, and the errors, are as in `saliency`.
     """
-    question = _rectified(ask("guided_backprop", model, inputs, options))
+    question = ask("guided_backprop", model, inputs, options)
+    _require_rectifier(question)
     return _guided(question, method="guided backpropagation")
 
 
@@ -144,11 +152,11 @@ def deconvolution(
 ) -> Attribution:
     """Compute a gradient by the deconvolution rule of rectifiers (Zeiler 2013, arXiv:1311.2901).
 
-    At a rectifier such as ReLU, the backward pass sets negative entries of the gradient to 0. It
-    ignores the sign of the rectifier's operand. The arguments, and the errors, are as in
-    `saliency`.
+    At a rectifier such as ReLU, the backward pass sets negative entries of the gradient to 0, and
+    ignores the derivative of the rectifier. The arguments, and the errors, are as in `saliency`.
     """
-    question = _rectified(ask("deconvolution", model, inputs, options))
+    question = ask("deconvolution", model, inputs, options)
+    _require_rectifier(question)
     return _guided(question, method="deconvolution")
 
 
@@ -163,13 +171,18 @@ def guided_grad_cam(
     The arguments, and the errors, are as in `grad_cam`.
     """
     cam = grad_cam(model, *inputs, layer=layer, **options)
-    question = _rectified(ask("guided_grad_cam", model, inputs, options))
-    return _guided(question, cam.values[:, None], method="guided Grad-CAM")
+    question = ask("guided_grad_cam", model, inputs, options)
+    _require_rectifier(question)
+    cam_of_channels = cam.values[:, None]  # [batch, 1, *positions]
+    return _guided(question, cam_of_channels, method="guided Grad-CAM")
 
 
 @partial(jax.jit, static_argnames="method")
 def _guided(question: Question, factor: Array | float = 1.0, *, method: str) -> Attribution:
-    """Return the gradient with rectified entries, times a factor; `method` names the rule."""
+    """Return the gradient times a factor. A rectifier sets negative entries of the gradient to 0.
+
+    If `method` is "deconvolution", the derivative of the rectifier is ignored.
+    """
     x = question.value()
     question = question.with_classes(x)
     tensors = tensors_at(question, x)
@@ -188,14 +201,13 @@ def _guided(question: Question, factor: Array | float = 1.0, *, method: str) -> 
     return attributed(question, method, values, scores=score_of(question, tensors), x=x)
 
 
-def _rectified(question: Question) -> Question:
-    """Return the question. Raises InputError unless its network has rectifiers and a derivative."""
+def _require_rectifier(question: Question) -> None:
+    """Raise InputError unless a question's network has a rectifier and a derivative."""
     has_rectifier = any(x.kind in _RECTIFIERS for x in question.graph.operations)
     if not has_rectifier:
         hint = "saliency() is the gradient of any network"
         raise InputError(f"the network has no {' or '.join(_RECTIFIERS)}", hint=hint)
     question.require_derivative()
-    return question
 
 
 def _fits(pattern: str, operation: Operation) -> bool:
@@ -219,8 +231,10 @@ def _weights(step: OperationStep, tensors: Tensors) -> dict[Value, Any]:
     rule = operation.rule or rules[operation.kind]
     is_product = rule.work is not None
     weights: dict[Value, Any] = {}
+    if not is_product:
+        return weights
     for name, operand in operation.operands:
-        if name == "bias" or not is_product:
+        if name == "bias":
             continue
         for value in values_of(operand):
             if value not in step.reads and is_float(value.type.dtype):

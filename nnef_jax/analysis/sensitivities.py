@@ -87,15 +87,17 @@ class Sensitivity(Result):
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the increase of the loss for each layer and kind of rounding. Return the axes."""
-        ax = axes(ax, (7.5, max(2.5, 0.25 * len(self.names))))
-        arrays = {name: np.asarray(x, np.float64) for name, x in self.increases.items()}
-        sizes = np.abs(np.concatenate([[0.0], *arrays.values()]))
-        largest = np.max(sizes[np.isfinite(sizes)])
+        figure_height = max(2.5, 0.25 * len(self.names))
+        ax = axes(ax, size=(7.5, figure_height))
+        arrays = {kind: np.asarray(x, np.float64) for kind, x in self.increases.items()}
+        magnitudes = np.abs(np.concatenate([[0.0], *arrays.values()]))
+        largest = np.max(magnitudes[np.isfinite(magnitudes)])
         heights = np.arange(len(self.names))
         colours = cycle(_COLOURS)
-        for name, x in arrays.items():
+        for kind, x in arrays.items():
             colour = next(colours)
-            ax.plot(x, heights, "o", color=colour, markersize=5, alpha=0.8, label=name)
+            ax.plot(x, heights, "o", color=colour, markersize=5, alpha=0.8, label=kind)
+        # The scale is linear up to a thousandth of the largest increase, or up to 1 if all are 0.
         ax.set_xscale("symlog", linthresh=largest / 1000 or 1.0)
         ax.axvline(0, color="#999999", lw=0.6, zorder=0)
         ax.hlines(heights, *ax.get_xlim(), color="#e6e9ee", lw=1, zorder=-1)
@@ -152,16 +154,9 @@ def sensitivity(
     require_model(model)
     require_callable("loss", loss, "a function of the outputs")
     require_flags(per_channel=per_channel)
-    if bits is not None:
-        require("bits", bits, int, "an integer, or None")
-        if not 2 <= bits <= 16:
-            raise ValueError(f"bits must be at least 2 and at most 16, it is {bits}")
+    _require_bits(bits)
     dtypes = names_of("dtypes", dtypes, "names of dtypes")
-    for dtype in dtypes:
-        try:
-            jnp.finfo(dtype)
-        except (TypeError, ValueError):
-            raise ValueError(f"dtypes must be of real numbers, '{dtype}' is not") from None
+    _require_float_dtypes(dtypes)
     model, values = on_one_device(model, inputs, params)
     graph = graph_for(model, values)
     layers = real_layers(layers_of(graph, names))
@@ -190,6 +185,24 @@ def sensitivity(
     )
 
 
+def _require_bits(bits: int | None) -> None:
+    """Raise TypeError or ValueError unless `bits` is None, or an integer from 2 to 16."""
+    if bits is None:
+        return
+    require("bits", bits, int, "an integer, or None")
+    if not 2 <= bits <= 16:
+        raise ValueError(f"bits must be at least 2 and at most 16, it is {bits}")
+
+
+def _require_float_dtypes(dtypes: Sequence[str]) -> None:
+    """Raise ValueError unless all names are of floating-point dtypes."""
+    for dtype in dtypes:
+        try:
+            jnp.finfo(dtype)
+        except (TypeError, ValueError):
+            raise ValueError(f"dtypes must be of real numbers, '{dtype}' is not") from None
+
+
 class _Measured(NamedTuple):
     """The loss, and the arrays `scores` and `increases` of a `Sensitivity`."""
 
@@ -209,60 +222,64 @@ def _sensitivity(
     dtypes: tuple[str, ...],
     per_channel: bool,
 ) -> _Measured:
+    """Return the loss, the scores, and the increases of the loss by runs that round values.
+
+    Each run rounds one layer in one way. With 3 layers and 2 kinds of rounding tensors, the runs 0,
+    1 and 2 apply the first kind to the tensors of layers 0, 1 and 2. The runs 3, 4 and 5 apply the
+    second kind. The runs 6, 7 and 8 round the weights of layers 0, 1 and 2. Run 9 rounds nothing.
+    """
     params = model.params
     all_layers = layers_of(graph_for(model, inputs))
     layers = {name: all_layers[name] for name in names}
     scores = _scores(model, inputs, layers, loss)
+    layer_count = len(names)
+    weight_labels = [_weights(layer, params) for layer in layers.values()]
     roundings: dict[str, Callable[[Array], Array]] = {}
     if bits is not None:
         roundings[f"values {bits} bits"] = partial(_to_levels, bits=bits, per_channel=False)
     roundings |= {dtype: partial(_to_dtype, dtype=dtype) for dtype in dtypes}
-    layer_count = len(names)
-    weight_labels = [_weights(layer, params) for layer in layers.values()]
-
     first_weight_run = len(roundings) * layer_count
 
-    # With 3 layers and 2 kinds of rounding, the runs 0, 1 and 2 apply the first kind to the tensors
-    # of layers 0, 1 and 2. The runs 3, 4 and 5 apply the second kind. `first_weight_run` is 6, and
-    # the runs 6, 7 and 8 round the weights of layers 0, 1 and 2.
-    def rounded_loss(run: Array) -> Array:
+    def rounded_tensor(run: Array, layer: int, x: Array) -> Array:
+        """Round the tensor of a layer if the run rounds this tensor."""
+        no_rounding = len(roundings)
+        is_for_layer = run % layer_count == layer
+        index = jnp.where(is_for_layer, run // layer_count, no_rounding)
+        branches = [*roundings.values(), _unchanged]
+        # In runs that round weights, the index is too large, and is clipped to `no_rounding`.
+        return jax.lax.switch(jnp.clip(index, 0, no_rounding), branches, x)
+
+    def rounded_params(run: Array, bits: int) -> dict[str, Array]:
+        """Return the parameters, after rounding the weights that the run rounds."""
+        params_of_run = dict(params)
+        round_weight = partial(_to_levels, bits=bits, per_channel=per_channel)
+        for label in dict.fromkeys(chain.from_iterable(weight_labels)):
+            # Several layers may read the same weight.
+            readers: list[int] = []
+            for layer, labels in enumerate(weight_labels):
+                if label in labels:
+                    readers.append(layer)
+            is_rounded = jnp.any(run == first_weight_run + jnp.array(readers))
+            params_of_run[label] = jax.lax.cond(is_rounded, round_weight, _unchanged, params[label])
+        return params_of_run
+
+    def loss_of_run(run: Array) -> Array:
         """Return the loss of the run with the index `run`."""
-
-        def round_tensor(layer: int, x: Array) -> Array:
-            """Round the tensor of a layer if this run rounds the tensor."""
-            no_rounding = len(roundings)
-            is_for_layer = run % layer_count == layer
-            index = jnp.where(is_for_layer, run // layer_count, no_rounding)
-            branches = [*roundings.values(), _unchanged]
-            # In runs that round weights, the index is too large, and is clipped to `no_rounding`.
-            return jax.lax.switch(jnp.clip(index, 0, no_rounding), branches, x)
-
-        rounded_params = dict(params)
-        if bits is not None:
-            round_weight = partial(_to_levels, bits=bits, per_channel=per_channel)
-            for label in dict.fromkeys(chain.from_iterable(weight_labels)):
-                # Several layers may read the same weight.
-                readers: list[int] = []
-                for layer, labels in enumerate(weight_labels):
-                    if label in labels:
-                        readers.append(layer)
-                is_rounded = jnp.any(run == first_weight_run + jnp.array(readers))
-                weight = params[label]
-                rounded_params[label] = jax.lax.cond(is_rounded, round_weight, _unchanged, weight)
+        params_of_run = dict(params) if bits is None else rounded_params(run, bits)
         edits = None
         if roundings:
-            edits = {name: partial(round_tensor, layer) for layer, name in enumerate(names)}
-        outputs = model.apply(rounded_params, *inputs, edit=edits)
+            edits = {name: partial(rounded_tensor, run, layer) for layer, name in enumerate(names)}
+        outputs = model.apply(params_of_run, *inputs, edit=edits)
         return scalar(loss(outputs))
 
     kinds = list(roundings)
     if bits is not None:
         kinds.append(f"weights {bits} bits")
-    # The last run rounds nothing. The same program computes all runs, so the losses of two runs
-    # differ only because of the values that are rounded.
+    # The same program computes all runs, so the losses of two runs differ only because of the
+    # values that are rounded.
     unrounded_run = first_weight_run + layer_count
     runs = jnp.array([*range(len(kinds) * layer_count), unrounded_run])
-    losses = jax.lax.map(rounded_loss, runs)
+    losses = jax.lax.map(loss_of_run, runs)
     unrounded_loss = losses[-1]
     increases: dict[str, Array] = {}
     for index, kind in enumerate(kinds):
@@ -311,7 +328,7 @@ def _scores(
         return loss_of(model, {**params, **real}, inputs, loss, added)
 
     zeros = zeros_at(model, inputs, list(layers))
-    gradients, values = jax.grad(loss_at, (0, 1), has_aux=True)(zeros, real)
+    gradients, tensors = jax.grad(loss_at, argnums=(0, 1), has_aux=True)(zeros, real)
     layer_gradients, parameter_gradients = gradients
 
     def norm(arrays: Sequence[Array]) -> Array:
@@ -333,7 +350,7 @@ def _scores(
     for name in layers:
         gradient = layer_gradients[name]
         layer_norms.append(norm([gradient]))
-        layer_product_norms.append(norm([gradient * values[name]]))
+        layer_product_norms.append(norm([gradient * tensors[name]]))
     parameter_products = {label: x * real[label] for label, x in parameter_gradients.items()}
     return {
         "gradient": jnp.stack(layer_norms),
@@ -358,5 +375,6 @@ def _to_levels(x: Array, *, bits: int, per_channel: bool) -> Array:
 
 
 def _to_dtype(x: Array, *, dtype: str) -> Array:
+    """Round a tensor to a dtype. The result has the dtype of the tensor."""
     # A compiler may remove a cast to a dtype and back. The barrier prevents this.
     return jax.lax.optimization_barrier(x.astype(dtype)).astype(x.dtype)

@@ -74,13 +74,13 @@ class JacobianSpectrum(Result):
 
         Return the axes of matplotlib.
         """
-        ax = axes(ax, (6.4, 4))
+        ax = axes(ax, size=(6.4, 4))
         indices = np.arange(1, self.values.shape[-1] + 1)
         values = np.asarray(self.values)
         residuals = np.asarray(self.residuals)
         style: Any = {"marker": "o", "markersize": 3, "lw": 1.2}
         for item in range(len(values)):
-            ax.errorbar(indices, values[item], residuals[item], label=item, **style)
+            ax.errorbar(indices, values[item], yerr=residuals[item], label=item, **style)
         ax.set_xticks(indices)
         ax.set_xlabel("index")
         ax.set_ylabel("singular value")
@@ -132,18 +132,14 @@ def jacobian_spectrum(
     k = require_count("k", k)
     steps = require_count("steps", steps)
     require_flags(batched=batched)
-    if key is not None:
-        require_key(key)
+    if key is None:
+        key = jax.random.key(0)
+    require_key(key)
     model, values = on_one_device(model, inputs, params)
     if output is None:
-        named_outputs = zip(model.graph.output_names, model.graph.outputs, strict=True)
-        real = [name for name, value in named_outputs if is_float(value.type.dtype)]
-        if not real:
-            raise InputError("no output is of real numbers, none has a Jacobian")
-        output = real[0]
+        output = _first_real_output(model)
     question = ask("", model, values, {"target": _whole_output, "output": output, "wrt": wrt})
     question.require_derivative()
-    key = jax.random.key(0) if key is None else key
     spectrum = _spectrum(question, key, k=k, steps=steps, batched=batched)
     if not isinstance(spectrum.mixed, Tracer) and spectrum.mixed:
         message = f"items of '{output}' depend on other items of '{question.wrt}'"
@@ -157,8 +153,16 @@ def jacobian_spectrum(
     )
 
 
+def _first_real_output(model: Model) -> str:
+    """Return the name of the first floating-point output. Raises InputError if there is none."""
+    for name, value in zip(model.graph.output_names, model.graph.outputs, strict=True):
+        if is_float(value.type.dtype):
+            return name
+    raise InputError("no output is of real numbers, none has a Jacobian")
+
+
 def _whole_output(outputs: ArrayLike) -> ArrayLike:
-    """Return the outputs, in place of a function that computes scores from them."""
+    """Return the outputs unchanged. A question needs a function of outputs, or classes."""
     return outputs
 
 
@@ -173,25 +177,31 @@ class _Spectrum(NamedTuple):
 
 @partial(jax.jit, static_argnames=("k", "steps", "batched"))
 def _spectrum(question: Question, key: Array, *, k: int, steps: int, batched: bool) -> _Spectrum:
+    """Return the singular values of the Jacobian, which is a map of blocks of vectors.
+
+    The Jacobian of an item has a column for each entry of the item of the input, and a row for each
+    entry of the item of the output.
+    """
+
     def output_at(x: Array) -> Array:
-        outputs, _ = question.run(x)
+        outputs, _captured = question.run(x)
         return outputs
 
     x = question.value()
-    y, push = jax.linearize(output_at, x)
-    _, pull = jax.vjp(output_at, x)
+    y, jacobian_product = jax.linearize(output_at, x)
+    _, pull_back = jax.vjp(output_at, x)
     if not jnp.issubdtype(y.dtype, jnp.floating):
         raise InputError(f"output '{question.output}' is of {y.dtype}, which has no derivative")
     batch = _checked_batch(question, x, y, batched=batched)
     columns = x.size // batch
     rows = y.size // batch
 
-    def pull_one(tensor: Array) -> Array:
-        (result,) = pull(tensor)
+    def transpose_product(tensor: Array) -> Array:
+        (result,) = pull_back(tensor)
         return result
 
-    forward = _by_column(push, x, batch)
-    adjoint = _by_column(pull_one, y, batch)
+    forward = _by_column(jacobian_product, x, batch)
+    adjoint = _by_column(transpose_product, y, batch)
     k = min(k, rows, columns)
     triplets = singular_triplets(
         forward, adjoint, key, batch=batch, sizes=(rows, columns), k=k, steps=steps
@@ -200,7 +210,7 @@ def _spectrum(question: Question, key: Array, *, k: int, steps: int, batched: bo
     rounding = max(_LEAST_ROUNDING, 8 * float(jnp.finfo(y.dtype).eps))
     random_vectors = jax.random.normal(key, (batch, columns, 1))
     mixed = _has_mixed_items(forward, random_vectors, rounding)
-    right_vectors = jnp.moveaxis(triplets.right_vectors, 2, 1)
+    right_vectors = jnp.moveaxis(triplets.right_vectors, 2, 1)  # [batch, k, columns]
     directions = right_vectors.reshape(batch, k, *item_shape)
     # At an output of NaN the derivative may be finite, for example the derivative of a ReLU. The
     # outputs are therefore checked, and not only the derivatives.
@@ -228,16 +238,15 @@ def _checked_batch(question: Question, x: Array, y: Array, *, batched: bool) -> 
 def _by_column(product: Callable[[Array], Array], like: Array, batch: int) -> Map:
     """Return a linear map of tensors as a map of blocks [batch, size, columns].
 
-    `product` takes a tensor of the shape of `like`. The map applies `product` to each column of a
-    block.
+    `product` takes a tensor of the shape and dtype of `like`. The map applies `product` to each
+    column of a block.
     """
 
     def block_product(block: Array) -> Array:
-        # The axes of the block become (columns, batch, size).
-        block_columns = jnp.moveaxis(block, 2, 0)
+        block_columns = jnp.moveaxis(block, 2, 0)  # [columns, batch, size]
         tensors = block_columns.reshape(-1, *like.shape).astype(like.dtype)
         results = jax.vmap(product)(tensors)
-        result_columns = results.reshape(len(results), batch, -1)
+        result_columns = results.reshape(len(results), batch, -1)  # [columns, batch, result size]
         return jnp.moveaxis(result_columns, 0, 2).astype(jnp.float32)
 
     return block_product
@@ -249,7 +258,7 @@ def _has_mixed_items(product: Map, vectors: Array, rounding: float) -> Array:
     If items are independent, changing the sign of an item only changes the sign of the same item of
     the result. The test uses one column of signs for each bit of an item's number: column i changes
     the signs of the items whose number has bit i set. Any two items therefore differ in at least
-    one column.
+    one column. For 3 items, the columns of signs are (1, -1, 1) and (1, 1, -1).
 
     Args:
         product: the map of blocks [batch, size, columns].
@@ -259,10 +268,9 @@ def _has_mixed_items(product: Map, vectors: Array, rounding: float) -> Array:
     batch = len(vectors)
     bit_count = max(1, (batch - 1).bit_length())
     items = np.arange(batch)[:, None]
-    # `bits` is (batch, bit). A bit of 0 becomes the sign 1, and a bit of 1 the sign -1. The signs
-    # are (batch, 1, bit), so that they broadcast to vectors (batch, size, 1).
-    bits = (items >> np.arange(bit_count)[None]) & 1
-    signs = jnp.asarray(1 - 2 * bits, jnp.float32)[:, None]
+    bits = (items >> np.arange(bit_count)[None]) & 1  # [batch, bit]
+    # A bit of 0 becomes the sign 1, and a bit of 1 becomes the sign -1.
+    signs = jnp.asarray(1 - 2 * bits, jnp.float32)[:, None]  # [batch, 1, bit]
     results = product(vectors)
     results_of_signed = product(vectors * signs)
     differences = jnp.abs(results_of_signed - results * signs)

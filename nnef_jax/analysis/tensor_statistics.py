@@ -24,8 +24,9 @@ class TensorStatistics(Moments):
         name: the name of the tensor.
         kind: the kind of the operation that computes the tensor.
         shape: the shape of the tensor in the first batch.
-        alive: whether a unit (a channel or feature) is ever different from 0, bool [units]. It is
-            None if the tensor has no axis of units, or if the number of units changes.
+        alive: the mask of the units (channels or features) that differ from 0 in some item, bool
+            [units]. It is None if the tensor has no axis of units, or if the number of units
+            changes.
         gram: the Gram matrix of the units, [units, units], summed over items and positions in 64
             bits; None if it is not computed.
     """
@@ -60,11 +61,12 @@ class TensorStatistics(Moments):
     def effective_rank(self) -> float | None:
         """Return the effective rank of the activations (Roy and Vetterli 2007).
 
-        The rank is exp of the entropy of s / sum(s). Here s are the singular values of a matrix.
-        The columns of the matrix are the units, and its rows are all items and positions. The rank
-        is 1 if all rows are parallel, and the number of units if all singular values are equal. It
-        is 0 if all activations are 0, and None if no Gram matrix was computed, or if there are NaNs
-        or infinities.
+        A matrix has the units as columns, and all items and positions as rows. The shares p are its
+        singular values, divided by their sum. The effective rank is exp(-sum(p * log(p))). It is 1
+        if all rows are parallel, and the number of units if all singular values are equal.
+
+        The result is 0 if all activations are 0. It is None if no Gram matrix was computed, or if
+        there are NaNs or infinities.
         """
         are_all_finite = not self.nan and not self.inf
         if self.gram is None or not are_all_finite:
@@ -82,9 +84,9 @@ class TensorStatistics(Moments):
         """Return the statistics of two series of batches together."""
         alive = None
         gram = None
-        have_same_units = self.units == other.units
-        if self.alive is not None and other.alive is not None and have_same_units:
-            alive = self.alive | other.alive
+        if self.units == other.units:
+            if self.alive is not None and other.alive is not None:
+                alive = self.alive | other.alive
             if self.gram is not None and other.gram is not None:
                 gram = self.gram + other.gram
         return merged(self, other, alive=alive, gram=gram)
@@ -101,9 +103,10 @@ class TensorStatistics(Moments):
 
 @partial(jax.jit, static_argnames="axis")
 def measure(x: Array, *, axis: int | None) -> tuple[dict[str, Array], Array | None]:
-    """Return moments and counts of a tensor by name, and whether each unit is ever not 0.
+    """Return moments and counts of a tensor by name, and the mask of its units that are alive.
 
-    The second result is bool [units]. It is None if `axis`, the axis of units, is None.
+    A unit is alive if it differs from 0 in some item. The mask, bool [units], is None if `axis`,
+    the axis of units, is None.
     """
     # Moments are computed in at least 32 bits. Integers become float32, because their mean need not
     # be an integer. bfloat16, whose kind is not "f", becomes float32 too.
@@ -113,7 +116,7 @@ def measure(x: Array, *, axis: int | None) -> tuple[dict[str, Array], Array | No
     count = jnp.sum(is_finite)
     values = jnp.where(is_finite, x, 0)
     mean = _sum(values) / jnp.maximum(count, 1).astype(x.dtype)
-    numbers = {
+    figures = {
         "count": count,
         "mean": mean,
         "squares": _sum(jnp.where(is_finite, (x - mean) ** 2, 0)),
@@ -124,13 +127,14 @@ def measure(x: Array, *, axis: int | None) -> tuple[dict[str, Array], Array | No
         "inf": jnp.sum(jnp.isinf(x)),
     }
     if axis is None:
-        return numbers, None
+        return figures, None
     units_last = jnp.moveaxis(x, axis, -1)
     other_axes = tuple(range(x.ndim - 1))
-    return numbers, jnp.any(units_last != 0, axis=other_axes)
+    is_alive = jnp.any(units_last != 0, axis=other_axes)
+    return figures, is_alive
 
 
-def products(x: Array, axis: int) -> Any:
+def gram_matrix(x: Array, axis: int) -> Any:
     """Return the Gram matrix of the units along an axis, [units, units], in 64 bits.
 
     Computing this matrix on the host takes a tenth of the time of a QR decomposition in 32 bits,

@@ -33,14 +33,15 @@ def heat_maps(ax: Axes | None, values: Array, x: Array, titles: Sequence[str]) -
 
 
 def in_rows(ax: Axes | None, tiles: Sequence[Tile], titles: Sequence[str]) -> Axes:
-    """Draw tiles in rows, with a title above each tile. Return the axes."""
+    """Draw tiles in rows, with a title above each tile. Return the axes.
+
+    The number of columns is at least the square root of the number of tiles, and at most twice the
+    square root. The last row has as few empty places as possible.
+    """
     square_root = max(1, len(tiles)) ** 0.5
 
     def cost(column_count: int) -> tuple[int, int]:
-        """Return the number of empty places in the last row, and the number of columns.
-
-        The arrangement with the least cost is drawn.
-        """
+        """Return the number of empty places in the last row, and the number of columns."""
         row_count = ceil(len(tiles) / column_count)
         return row_count * column_count - len(tiles), column_count
 
@@ -58,31 +59,33 @@ def in_rows(ax: Axes | None, tiles: Sequence[Tile], titles: Sequence[str]) -> Ax
 def montage(
     ax: Axes | None, rows: Sequence[Sequence[Tile]], titles: Sequence[Sequence[str]]
 ) -> Axes:
-    """Draw rows of tiles, with a title above each tile. Return the axes."""
-    # Lengths on the axes are in units of a tile's width.
-    height, width = 1, 1
+    """Draw rows of tiles, with a title above each tile. Return the axes.
+
+    Lengths on the axes are in units of a tile's width, and y grows downwards.
+    """
+    tile_height = 1.0
     if rows and rows[0]:
         first_tile, *_ = rows[0]
-        height, width, _ = first_tile.shape
-    ratio = height / width
+        pixel_rows, pixel_columns, _channels = first_tile.shape
+        tile_height = pixel_rows / pixel_columns
     row_gap = 2.2 * _GAP_IN_WIDTHS
     row_count = len(rows)
     column_count = max(map(len, rows), default=1)
     tile_width_in_inches = 1.6 + 1.4 / max(column_count, row_count)
     figure_width = column_count * tile_width_in_inches * 1.1 + 0.9
-    figure_height = row_count * tile_width_in_inches * (ratio + 0.25) + 0.1
-    ax = axes(ax, (figure_width, figure_height))
+    figure_height = row_count * tile_width_in_inches * (tile_height + 0.25) + 0.1
+    ax = axes(ax, size=(figure_width, figure_height))
     for row, (tiles, names) in enumerate(zip(rows, titles, strict=True)):
-        top = row * (ratio + row_gap)
+        top = row * (tile_height + row_gap)
         for column, (tile, name) in enumerate(zip(tiles, names, strict=True)):
             left = column * (1 + _GAP_IN_WIDTHS)
-            box = (left, left + 1, top + ratio, top)
-            ax.imshow(tile, extent=box, interpolation="nearest", aspect="equal")
-            frame = plotting("patches").Rectangle((left, top), 1, ratio)
+            left_right_bottom_top = (left, left + 1, top + tile_height, top)
+            ax.imshow(tile, extent=left_right_bottom_top, interpolation="nearest", aspect="equal")
+            frame = plotting("patches").Rectangle((left, top), width=1, height=tile_height)
             ax.add_patch(frame).set(fill=False, edgecolor="0.8", linewidth=0.5)
             ax.text(left + 0.5, top - 0.03, name, ha="center", va="bottom", size="medium")
     right = column_count * (1 + _GAP_IN_WIDTHS) - _GAP_IN_WIDTHS
-    bottom = row_count * (ratio + row_gap) - row_gap
+    bottom = row_count * (tile_height + row_gap) - row_gap
     ax.set(xlim=(-0.02, right + 0.02), ylim=(bottom + 0.02, -0.2))
     ax.set_axis_off()
     return ax
@@ -91,8 +94,8 @@ def montage(
 def heat(values: ArrayLike, background: Tile) -> Tile:
     """Return a tile with a map of values over a background, red above 0 and blue below 0.
 
-    Large values hide the background, and it shows through where values are near 0. If the shapes
-    differ, the background is white.
+    Large values hide the background. The background shows through where values are near 0. If its
+    shape differs from the map's shape, the background is white.
     """
     plane = _plane(np.asarray(values, np.float64))
     limit = np.abs(plane).max(initial=0) or 1.0
@@ -120,7 +123,7 @@ def grey(x: ArrayLike) -> Tile:
     shades = np.zeros(plane.shape)
     if high > low:
         shades = (plane - low) / (high - low)
-    return np.repeat(shades[..., None], 3, 2)
+    return np.repeat(shades[..., None], 3, axis=2)
 
 
 def picture(x: ArrayLike, low: float, high: float) -> Tile:
@@ -136,11 +139,13 @@ def picture(x: ArrayLike, low: float, high: float) -> Tile:
         channel_count, _, last_extent = array.shape
         if channel_count == 3:
             return array.transpose(1, 2, 0)
-        is_coloured_last = last_extent == 3 and channel_count != 1
-        if is_coloured_last:
+        # A tensor [1, height, 3] has a single channel, and is 3 entries wide.
+        has_colours_last = last_extent == 3 and channel_count != 1
+        if has_colours_last:
             return array
+    # The shade is the mean over channels.
     shades = _plane(array) / channel_count
-    return np.repeat(shades[..., None], 3, 2)
+    return np.repeat(shades[..., None], 3, axis=2)
 
 
 def _colours(shares: NDArray[np.float64]) -> Tile:

@@ -41,10 +41,12 @@ def card(network: Network) -> str:
     """
     data = page_data(network)
     nodes: list[_Node] = data["nodes"]
+    title = f"<b>{_escaped(data['name'])}</b> <small>{_escaped(data['dialect'])}</small>"
     counts: list[str] = []
     for name in ("operations", "parameters", "multiply_adds"):
-        counts.append(f"{data['totals'][name]:,} {name.replace('_', '-')}")
-    title = f"<b>{_escaped(data['name'])}</b> <small>{_escaped(data['dialect'])}</small>"
+        total = data["totals"][name]
+        unit = name.replace("_", "-")
+        counts.append(f"{total:,} {unit}")
     lines = [title, ", ".join(counts)]
     for type in ("input", "state", "output"):
         ports = [node for node in nodes if _is_port(nodes, node, type)]
@@ -53,7 +55,8 @@ def card(network: Network) -> str:
     head = "".join(f"<p>{line}</p>" for line in lines)
     column_names = _number("parameters") + _number("multiply-adds")
     columns = f'<div class="leaf"><span class="row"><span></span>{column_names}</span></div>'
-    rows = "".join(_Rows(nodes).of_group(0))
+    root = 0  # The first node is the group of all operations.
+    rows = "".join(_Rows(nodes).of_group(root))
     return f'<div class="nnef-card"><style>{_STYLE}</style>{head}{columns}{rows}</div>'
 
 
@@ -62,7 +65,8 @@ class _Rows:
 
     def __init__(self, nodes: list[_Node]) -> None:
         self._nodes = nodes
-        self._total_work = max(1, nodes[0]["multiply_adds"])
+        root = nodes[0]
+        self._total_work = max(1, root["multiply_adds"])
         self._remaining = _ROWS
         # For the index of each group, these are the indices of its members.
         self._members: dict[int, list[int]] = {}
@@ -74,6 +78,7 @@ class _Rows:
         members = self._members.get(group, ())
         candidates = [index for index in members if _is_row(self._nodes[index])]
         visible = candidates[: self._remaining]
+        # All visible members count before the members of the groups among them.
         self._remaining -= len(visible)
         for index in visible:
             node = self._nodes[index]
@@ -89,9 +94,10 @@ class _Rows:
 
 
 def _ports_line(data: _Node, type: str, ports: list[_Node]) -> str:
-    """Return the names and types of a network's inputs, states or outputs, at most `_MOST_PORTS`.
+    """Return a line with the names and types of a network's inputs, states or outputs.
 
-    `type` is "input", "state" or "output", and `ports` are the nodes of this type.
+    `type` is "input", "state" or "output", and `ports` are the nodes of this type. The line has at
+    most `_MOST_PORTS` names.
     """
     names = ", ".join([_name_and_type(data, node) for node in ports[:_MOST_PORTS]])
     line = f"{type}s: {names}"
@@ -147,6 +153,7 @@ def _is_row(node: _Node) -> bool:
 
 def _name_and_type(data: _Node, node: _Node) -> str:
     """Return the name and the type of an input, state or output."""
+    # An output reads its tensor, and an input or a state writes it.
     if node["reads"]:
         _, tensor_index = node["reads"][0]
     else:

@@ -91,28 +91,21 @@ class _Page:
         graph = network.graph
         self.nodes: list[_Node] = []
         self.tensors: list[dict[str, Any]] = []
-        self.numbers: dict[Value, int] = {}
+        self.tensor_indices: dict[Value, int] = {}
         # This many characters, and this many bytes of arrays, may still be added to the page.
-        self.details = _MOST_DETAIL_CHARACTERS
-        self.bytes = _MOST_ARRAY_BYTES
+        self.remaining_characters = _MOST_DETAIL_CHARACTERS
+        self.remaining_bytes = _MOST_ARRAY_BYTES
         self.fields = fields
-        self.sizes: dict[Operation, int] = _parameter_sizes(network)
-        parameters: list[dict[str, Any]] = []
+        self.parameter_sizes: dict[Operation, int] = _parameter_sizes(network)
+        parameters = self._parameters(network, arrays)
+        self._add_nodes(graph)
         unused_items = 0
         for parameter in graph.parameters:
-            is_unused = parameter.label in network.unused
-            if is_unused:
+            if parameter.label in network.unused:
                 unused_items += volume(with_ones(parameter.value.type.shape))
-            entry: dict[str, Any] = {
-                "label": _shortened(parameter.label),
-                "tensor": self._tensor(parameter.value),
-                "unused": is_unused,
-            }
-            parameters.append(entry | self._values(arrays(parameter.label)))
-        self._add_nodes(graph)
         state_items = sum(volume(state.value.type.shape) for state in graph.states)
         totals = {
-            **_summed(self.nodes),
+            **_add_sums(self.nodes),
             "unused_parameters": unused_items,
             "state": _none_if_unknown(state_items),
             "open_extents": not all(is_known(value.type.shape) for value in graph.inputs),
@@ -123,45 +116,58 @@ class _Page:
             "dialect": network.frontend.dialect,
             "totals": totals,
             "coloured_by": [name for name in ("seconds", "error") if name in self.nodes[0]],
-            "trimmed": self.details < 0,
+            "trimmed": self.remaining_characters < 0,
             "tensors": self.tensors,
             "parameters": parameters,
             "nodes": self.nodes,
             "open": _initially_open(self.nodes),
         }
 
+    def _parameters(self, network: Network, arrays: ArrayOf) -> list[dict[str, Any]]:
+        """Return the parameters of a network for the page, and add their tensors."""
+        parameters: list[dict[str, Any]] = []
+        for parameter in network.graph.parameters:
+            entry: dict[str, Any] = {
+                "label": _shortened(parameter.label),
+                "tensor": self._tensor_index(parameter.value),
+                "unused": parameter.label in network.unused,
+            }
+            parameters.append(entry | self._array_fields(arrays(parameter.label)))
+        return parameters
+
     def _add_nodes(self, graph: Graph) -> None:
         """Add the nodes of a graph: root, inputs, states, groups and operations, outputs."""
-        self._add("group", "", parent=None, by="root", label=_shortened(graph.name))
+        self._add_node("group", "", parent=None, by="root", label=_shortened(graph.name))
         for parent, value in self._with_parents("inputs", graph.inputs):
-            self._port("input", value.name, parent, writes=value)
+            self._add_port("input", value.name, parent, writes=value)
         for parent, state in self._with_parents("states", graph.states):
-            node = self._port("state", state.value.name, parent, writes=state.value)
-            node |= {"label": _shortened(state.label), "update": self._tensor(state.update)}
-        self._members(tree_of(graph), parent=0)
+            node = self._add_port("state", state.value.name, parent, writes=state.value)
+            node |= {"label": _shortened(state.label), "update": self._tensor_index(state.update)}
+        self._add_members(tree_of(graph), parent=0)
         outputs = [*zip(graph.output_names, graph.outputs, strict=True)]
         for parent, (name, value) in self._with_parents("outputs", outputs):
-            self._port("output", name, parent, reads=value)
+            self._add_port("output", name, parent, reads=value)
 
-    def _values(self, array: ArrayLike | None) -> dict[str, Any]:
-        """Return statistics of an array for the page, by name.
+    def _array_fields(self, array: ArrayLike | None) -> dict[str, Any]:
+        """Return the fields of a parameter's array: "statistics", and "npy" if the array is small.
 
-        If the array is small, the result also has the array as a .npy file in base64.
+        The field "npy" is the array as a .npy file in base64.
         """
         if array is None:
             return {"statistics": None}
         statistics = statistics_of(array)
-        values: dict[str, Any] = {"statistics": statistics}
-        if statistics["count"] <= min(VALUES, self.bytes // _LARGEST_ITEM_BYTES):
+        fields: dict[str, Any] = {"statistics": statistics}
+        most_items = min(VALUES, self.remaining_bytes // _LARGEST_ITEM_BYTES)
+        if statistics["count"] <= most_items:
             items = np.asarray(array)
             if items.dtype.kind not in "biufc":
                 # The script of the page cannot read dtypes such as bfloat16.
                 items = items.astype(np.float32)
             file = io.BytesIO()
             np.save(file, np.asarray(items, order="C"), allow_pickle=False)
-            self.bytes -= items.nbytes
-            values["npy"] = base64.b64encode(file.getvalue()).decode()
-        return values
+            self.remaining_bytes -= items.nbytes
+            fields["npy"] = base64.b64encode(file.getvalue()).decode()
+        return fields
 
     def _with_parents(self, group_name: str, ports: Sequence[_T]) -> Iterator[tuple[int, _T]]:
         """Yield pairs of the index of a parent node and a port (input, state or output).
@@ -176,7 +182,7 @@ class _Page:
                 yield root, port
             return
         group = len(self.nodes)
-        self._add("group", group_name, root, by="ports", label=f"{len(ports):,} {group_name}")
+        self._add_node("group", group_name, root, by="ports", label=f"{len(ports):,} {group_name}")
         parent = group
         needs_subgroups = len(ports) > MOST
         for index, port in enumerate(ports):
@@ -185,16 +191,16 @@ class _Page:
                 last = min(index + MOST, len(ports)) - 1
                 label = f"{index:,} … {last:,}"
                 parent = len(self.nodes)
-                self._add("group", f"{group_name}/{index}", group, by="ports", label=label)
+                self._add_node("group", f"{group_name}/{index}", group, by="ports", label=label)
             yield parent, port
 
-    def _add(self, type: str, name: str, parent: int | None, **fields: object) -> _Node:
-        """Add a node with the given fields, and return it. `parent` is the index of its parent."""
+    def _add_node(self, type: str, name: str, parent: int | None, **fields: object) -> _Node:
+        """Add a node to the page, and return the node. `parent` is the index of the parent node."""
         node = {"type": type, "name": _shortened(name), "parent": parent, **fields}
         self.nodes.append(node)
         return node
 
-    def _port(
+    def _add_port(
         self,
         type: str,
         name: str,
@@ -206,31 +212,33 @@ class _Page:
         """Add the node of an input, state or output, which reads or writes a tensor."""
         reads_field: list[Any] = []
         if reads is not None:
-            reads_field.append(["", self._tensor(reads)])
+            reads_field.append(["", self._tensor_index(reads)])
         writes_field: list[int] = []
         if writes is not None:
-            writes_field.append(self._tensor(writes))
-        return self._add(type, name, parent, reads=reads_field, writes=writes_field)
+            writes_field.append(self._tensor_index(writes))
+        return self._add_node(type, name, parent, reads=reads_field, writes=writes_field)
 
-    def _members(self, group: Group, parent: int) -> None:
+    def _add_members(self, group: Group, parent: int) -> None:
         """Add the nodes of a group's members. `parent` is the index of the group's node."""
         for member in group.members:
             if isinstance(member, Operation):
-                self._operation(member, parent)
+                self._add_operation(member, parent)
                 continue
             first_member = member.members[0]
             if len(member.members) == 1 and isinstance(first_member, Operation):
-                node = self._operation(first_member, parent)
+                # A group of a single operation is shown as the operation.
+                node = self._add_operation(first_member, parent)
                 node["module"] = _shortened(member.module)
                 continue
-            self._group(member, parent)
+            self._add_group(member, parent)
 
-    def _group(self, group: Group, parent: int) -> None:
+    def _add_group(self, group: Group, parent: int) -> None:
         """Add the node of a group, and the nodes of its members."""
         index = len(self.nodes)
-        parent_path = self.nodes[parent]["name"] if parent else ""
+        root = 0
+        parent_path = "" if parent == root else self.nodes[parent]["name"]
         path = f"{parent_path}/{group.label}" if parent_path else group.label
-        node = self._add("group", path, parent, by=group.by, label=_shortened(group.label))
+        node = self._add_node("group", path, parent, by=group.by, label=_shortened(group.label))
         if group.repeats:
             node["repeats"] = group.repeats
         if group.by == "operation":
@@ -242,17 +250,17 @@ class _Page:
             node["family"] = _FAMILY_OF.get(main.kind, "other")
             if group.module:
                 node["module"] = _shortened(group.module)
-        self._members(group, index)
+        self._add_members(group, index)
 
-    def _operation(self, operation: Operation, parent: int) -> _Node:
+    def _add_operation(self, operation: Operation, parent: int) -> _Node:
         """Add the nodes of an operation and of its body, and return the operation's node."""
         index = len(self.nodes)
         family = "other" if operation.rule else _FAMILY_OF.get(operation.kind, "other")
         reads: list[list[int | str]] = []
         for name, operand in operation.operands:
             reads += map(list, self._operands(name, operand))
-        writes = [self._tensor(value) for value in operation.writes()]
-        node = self._add(
+        writes = [self._tensor_index(value) for value in operation.writes()]
+        node = self._add_node(
             "operation",
             operation.name,
             parent,
@@ -261,14 +269,14 @@ class _Page:
             reads=reads,
             writes=writes,
             multiply_adds=multiply_adds(operation),
-            parameters=self.sizes.get(operation, 0),
+            parameters=self.parameter_sizes.get(operation, 0),
         )
         self._describe(node, operation)
         for value in operation.writes():
             node |= self.fields.get(value.name, {})
         bodies = [value for _, value in operation.attributes if isinstance(value, Graph)]
         if bodies:
-            self._body(operation, bodies[0], index)
+            self._add_body(operation, bodies[0], index)
         return node
 
     def _operands(self, name: str, operand: Operand) -> Iterator[tuple[str, int | str]]:
@@ -277,7 +285,7 @@ class _Page:
         A tuple of operands is yielded as one pair for each item, with names such as "values[0]".
         """
         if isinstance(operand, Value):
-            yield name, self._tensor(operand)
+            yield name, self._tensor_index(operand)
         elif isinstance(operand, tuple):
             for index, item in enumerate(operand):
                 yield from self._operands(f"{name}[{index}]", item)
@@ -289,7 +297,7 @@ class _Page:
 
         The additions are left out if the page has become too large.
         """
-        if self.details < 0:
+        if self.remaining_characters < 0:
             return
         attributes: list[list[str]] = []
         for name, value in operation.attributes:
@@ -300,13 +308,13 @@ class _Page:
             node["place"], node["text"] = _line_of(operation.span)
         node["calls"] = [_shortened(call.fragment) for call in operation.calls]
         for field in ("attributes", "text", "calls"):
-            self.details -= len(str(node.get(field, "")))
+            self.remaining_characters -= len(str(node.get(field, "")))
 
-    def _body(self, operation: Operation, body: Graph, parent: int) -> None:
+    def _add_body(self, operation: Operation, body: Graph, parent: int) -> None:
         """Add the nodes of an operation's body, such as the body of a loop.
 
-        The ports of the body connect it with the tensors around the operation. `parent` is the
-        index of the operation's node.
+        An input of the body reads an operand of the operation, and an output of the body writes a
+        result of the operation. `parent` is the index of the operation's node.
         """
         operands = list(operation.reads())
         initial = dict(operation.operands).get("initial", ())
@@ -315,28 +323,28 @@ class _Page:
         first_state = len(body.inputs) - state_count
         for index, value in enumerate(body.inputs):
             operand = operands[index] if index < len(operands) else None
-            node = self._port("input", value.name, parent, reads=operand, writes=value)
+            node = self._add_port("input", value.name, parent, reads=operand, writes=value)
             if index >= first_state:
                 node["type"] = "state"
                 node["label"] = _shortened(value.name)
-                node["update"] = self._tensor(body.outputs[index - first_state])
-        self._members(tree_of(body), parent)
+                node["update"] = self._tensor_index(body.outputs[index - first_state])
+        self._add_members(tree_of(body), parent)
         results = list(operation.writes())
         outputs_after_states = body.outputs[state_count:]
         # If the operation has fewer results than its body, the last outputs of the body are unused.
         for value, result in zip(outputs_after_states, results, strict=False):
-            self._port("output", result.name, parent, reads=value, writes=result)
+            self._add_port("output", result.name, parent, reads=value, writes=result)
 
-    def _tensor(self, value: Value) -> int:
+    def _tensor_index(self, value: Value) -> int:
         """Return the index of a tensor in the page. The tensor is added if it is not there yet."""
-        if value not in self.numbers:
-            self.numbers[value] = len(self.tensors)
+        if value not in self.tensor_indices:
+            self.tensor_indices[value] = len(self.tensors)
             dtype = value.type.dtype
             shape = None
             if dtype != UNTYPED.dtype:
                 shape = [None if extent is UNKNOWN else extent for extent in value.type.shape]
             self.tensors.append({"name": _shortened(value.name), "shape": shape, "dtype": dtype})
-        return self.numbers[value]
+        return self.tensor_indices[value]
 
 
 def _parameter_sizes(network: Network) -> dict[Operation, int]:
@@ -356,11 +364,11 @@ def _parameter_sizes(network: Network) -> dict[Operation, int]:
     return sizes
 
 
-def _summed(nodes: list[_Node]) -> dict[str, int]:
-    """Add to each group the sums over its members, and return the sums of the root.
+def _add_sums(nodes: list[_Node]) -> dict[str, int]:
+    """Add the sums over its members to each group, and return the sums of the root.
 
-    The sums are those of operations, multiply-adds, parameters and seconds. The error of a group is
-    the largest error of a member.
+    The sums are numbers of operations, multiply-adds and parameters, and seconds. The error of a
+    group is the largest error of a member.
     """
     for node in nodes:
         if node["type"] == "group":
@@ -375,6 +383,7 @@ def _summed(nodes: list[_Node]) -> dict[str, int]:
             # The parent is an operation, such as a loop, and the node is in its body. The counts of
             # the operation include the body already.
             continue
+        # Only a group has a number of operations. An operation counts as 1.
         parent["operations"] += node.get("operations", 1)
         parent["multiply_adds"] += node["multiply_adds"]
         parent["parameters"] += node["parameters"]
@@ -398,15 +407,16 @@ def _initially_open(nodes: list[_Node]) -> list[int]:
     for index, node in enumerate(nodes[1:], start=1):
         members.setdefault(node["parent"], []).append(index)
     open_groups: list[int] = []
-    # The first level of boxes are the members of the root.
-    boxes = members.get(0, [])
+    root = 0
+    boxes = members.get(root, [])
     shown_count = len(boxes)
     level = [box for box in boxes if _can_open(nodes[box])]
     while level:
         inner_boxes = list(chain.from_iterable(members[group] for group in level))
-        # A group may have `MOST` members. If only a few boxes are shown, such a group is opened
-        # too.
-        limit = _MOST_INITIAL_BOXES if shown_count >= _FEW_BOXES else MOST + _FEW_BOXES
+        limit = _MOST_INITIAL_BOXES
+        if shown_count < _FEW_BOXES:
+            # One of the few boxes may be a group of `MOST` members, which should be opened too.
+            limit = MOST + _FEW_BOXES
         if shown_count + len(inner_boxes) > limit:
             break
         open_groups += level
@@ -460,7 +470,7 @@ def _literal(value: object) -> str:
 
 
 def _shortened(text: str, most: int = _LONGEST_NAME) -> str:
-    """Cut a text after `most` characters. An ellipsis shows that something is cut off."""
+    """Cut a text to at most `most` characters. The last character of a cut text is an ellipsis."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 

@@ -23,17 +23,16 @@ def fields_by_name(profile: object, comparison: object) -> dict[str, dict[str, A
     InputError if a dict has another form.
     """
     fields_by_tensor: dict[str, dict[str, Any]] = {}
-    for name, result, fields_in in (
-        ("profile", profile, _times),
-        ("comparison", comparison, _errors),
-    ):
+    results = {"profile": profile, "comparison": comparison}
+    readers = {"profile": _times, "comparison": _errors}
+    for name, result in results.items():
         to_dict = getattr(result, "to_dict", None)
         content: Any = to_dict() if callable(to_dict) else result
         require(name, content, Mapping | None, "a result, or the dict that its to_dict() returns")
         if content is None:
             continue
         try:
-            for tensor, fields in fields_in(content):
+            for tensor, fields in readers[name](content):
                 fields_by_tensor.setdefault(tensor, {}).update(fields)
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
             message = f"the {name} has not the form that its to_dict() returns"

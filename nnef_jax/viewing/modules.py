@@ -45,20 +45,9 @@ class OperationUnit:
 
 def units_of(graph: Graph) -> list[OperationUnit]:
     """Return the operations of a graph as units, in an order in which they can be computed."""
-    inputs = set(graph.inputs)
-    inputs.update(state.value for state in graph.states)
-    dependent_on_inputs: set[Value] = set(inputs)
-    # The position of an operation is the index of the main operation of its unit among all
-    # operations of the graph.
-    positions: dict[Operation, int] = {}
-    for index, operation in enumerate(graph.operations):
-        depends_on_input = not dependent_on_inputs.isdisjoint(operation.reads())
-        if depends_on_input or not inputs:
-            dependent_on_inputs.update(operation.writes())
-            positions[operation] = index
-    # An operation that depends on no input prepares a constant. The operation joins the unit of the
-    # first operation that reads its results. In reverse order, the positions of all readers are
-    # known.
+    positions = _positions_of_dependent(graph)
+    # An operation without a position prepares a constant. The operation joins the unit of the first
+    # operation that reads its results. In reverse order, the positions of all readers are known.
     first_readers: dict[Value, int] = {}
     for index, operation in reversed([*enumerate(graph.operations)]):
         if operation not in positions:
@@ -77,7 +66,23 @@ def units_of(graph: Graph) -> list[OperationUnit]:
     return [units[position] for position in sorted(units)]
 
 
-def live_counts(units: Sequence[OperationUnit], graph: Graph) -> list[int]:
+def _positions_of_dependent(graph: Graph) -> dict[Operation, int]:
+    """Return the index of each operation that depends on an input or a state of a graph.
+
+    In a graph without inputs and states, the result has the index of each operation.
+    """
+    inputs = {*graph.inputs, *(state.value for state in graph.states)}
+    dependent_on_inputs: set[Value] = set(inputs)
+    positions: dict[Operation, int] = {}
+    for index, operation in enumerate(graph.operations):
+        depends_on_input = not dependent_on_inputs.isdisjoint(operation.reads())
+        if depends_on_input or not inputs:
+            dependent_on_inputs.update(operation.writes())
+            positions[operation] = index
+    return positions
+
+
+def count_live_tensors(units: Sequence[OperationUnit], graph: Graph) -> list[int]:
     """Return the number of live tensors before each unit, and after the last unit.
 
     A tensor is live before a unit if an earlier unit writes it, and the unit or a later one reads
@@ -108,25 +113,17 @@ def live_counts(units: Sequence[OperationUnit], graph: Graph) -> list[int]:
 def find_modules(units: Sequence[OperationUnit], graph: Graph, live_counts: Sequence[int]) -> None:
     """Set the attribute `path` of each unit: the path of the unit's module.
 
-    Units of one fragment call have paths with a common start. `live_counts` is the result of the
-    function `live_counts` for the units.
+    Units of one fragment call have paths with a common start. `live_counts` is the result of
+    `count_live_tensors` for the units. If the names in the graph show no modules, the paths stay
+    empty.
     """
-    names = ModuleNames(graph)
-    paths = [names.by_labels(unit.operations) for unit in units]
-    if _are_distinctive(paths):
-        paths = _with_paths_by_name(units, paths, names)
-    elif len(units) > _MANY_UNITS:
-        paths = _paths_by_words(units, graph)
-    if not _are_distinctive(paths):
-        # The labels of parameters show no modules, so the names of operations are tried.
-        paths = [components(unit.main.name)[:-1] or None for unit in units]
-        named_count = sum(path is not None for path in paths)
-        if 2 * named_count < len(units):
-            return
-    spans = _invocations(units)
-    # For each span, this is the common start of the known paths in the span.
+    paths = _paths_by_names(units, graph)
+    if paths is None:
+        return
+    spans = _spans_of_calls(units)
+    # All units of a span are in one call, and so in one module. The path of a span is the common
+    # start of the known paths in the span.
     known_paths: list[Path | None] = []
-    # All units of a span are in one call, and so in one module.
     for start, end in spans:
         paths_in_span = [path for path in paths[start:end] if path is not None]
         known_paths.append(shared_start(paths_in_span))
@@ -136,6 +133,26 @@ def find_modules(units: Sequence[OperationUnit], graph: Graph, live_counts: Sequ
         for index in range(start, end):
             own_path = paths[index] if has_several_units else None
             units[index].path = span_path if own_path is None else own_path
+
+
+def _paths_by_names(units: Sequence[OperationUnit], graph: Graph) -> list[Path | None] | None:
+    """Return the path of the module of each unit by the names in a graph.
+
+    The path of a unit is None if it is not known. The result is None if the names show no modules.
+    """
+    names = ModuleNames(graph)
+    paths = [names.by_labels(unit.operations) for unit in units]
+    if _are_distinctive(paths):
+        paths = _with_paths_by_name(units, paths, names)
+    elif len(units) > _MANY_UNITS:
+        paths = _paths_by_words(units, graph)
+    if _are_distinctive(paths):
+        return paths
+    # The labels of parameters show no modules, so the names of operations are tried.
+    paths = [components(unit.main.name)[:-1] or None for unit in units]
+    named_count = sum(path is not None for path in paths)
+    are_mostly_named = 2 * named_count >= len(units)
+    return paths if are_mostly_named else None
 
 
 def _paths_by_words(units: Sequence[OperationUnit], graph: Graph) -> list[Path | None]:
@@ -194,7 +211,7 @@ def _are_distinctive(paths: Sequence[Path | None]) -> bool:
     return len({path for path in paths if path}) > 2
 
 
-def _invocations(units: Sequence[OperationUnit]) -> list[tuple[int, int]]:
+def _spans_of_calls(units: Sequence[OperationUnit]) -> list[tuple[int, int]]:
     """Divide the units into ranges (start, end).
 
     Consecutive units of the same outermost call form a range. A unit without a call is a range by
@@ -234,22 +251,10 @@ def _paths_of_spans(
             continue
         path_before = paths[before] if before >= 0 else ()
         path_after = paths[after] if after < span_count else ()
-        # A cut divides the spans without a path. Those before the cut belong to `path_before`, and
-        # those from the cut on to `path_after`.
+        # A cut divides the spans without a path. The spans before the cut belong to `path_before`,
+        # and the spans from the cut on belong to `path_after`.
         cuts = range(first_unknown, after + 1)
-        # For each cut, this is the number of tensors that are live there.
-        counts: dict[int, int] = {}
-        for cut in cuts:
-            if cut < span_count:
-                first_unit, _ = spans[cut]
-                counts[cut] = live_counts[first_unit]
-            else:
-                counts[cut] = live_counts[-1]
-        # The cut with the fewest live tensors is taken. Among equal cuts between two paths it is
-        # the last one, so that an activation after a sum belongs to the block before the cut. After
-        # the last path it is the first one.
-        order = cuts if after == span_count else reversed(cuts)
-        narrowest_cut = min(order, key=counts.__getitem__)
+        narrowest_cut = _narrowest_cut(cuts, spans, live_counts)
         shared_length = len(shared_start([path_before, path_after]) or ())
         for index in range(first_unknown, after):
             path = path_before if index < narrowest_cut else path_after
@@ -257,8 +262,27 @@ def _paths_of_spans(
     return paths
 
 
+def _narrowest_cut(
+    cuts: range, spans: Sequence[tuple[int, int]], live_counts: Sequence[int]
+) -> int:
+    """Return the cut at which the fewest tensors are live.
+
+    A cut is the index of the span after the cut. Among equal cuts the last one is taken, so that an
+    activation after a sum belongs to the block before the cut. If the cuts reach the end of the
+    network, the first one is taken.
+    """
+    counts: dict[int, int] = {}
+    for cut in cuts:
+        is_at_end = cut == len(spans)
+        unit_after_cut = -1 if is_at_end else spans[cut][0]
+        counts[cut] = live_counts[unit_after_cut]
+    reach_end = cuts[-1] == len(spans)
+    order = cuts if reach_end else reversed(cuts)
+    return min(order, key=counts.__getitem__)
+
+
 def _numbered_start(path: Path, shared_length: int) -> Path:
-    """Cut a path after its last numbered module, such as the "3" in "blocks.3.attention".
+    """Cut a path after its last numbered module: "blocks.3.attention" becomes "blocks.3".
 
     The last name in the path does not count. The result has at least `shared_length` names.
     """

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from lowering.graph import Call, Graph, Operation
 from nnef_jax.parameters.module_names import Path, shared_start
-from nnef_jax.viewing.modules import OperationUnit, find_modules, live_counts, units_of
+from nnef_jax.viewing.modules import OperationUnit, count_live_tensors, find_modules, units_of
 
 MOST = 60  # A group has at most this many members.
 _RANGE_LENGTH = 40  # A range has about this many members.
@@ -41,11 +41,16 @@ class Group:
     start: int  # This is the index of the group's first unit.
     repeats: int = 0  # If all members have the same structure, this is their number.
     module: str = ""  # If the group is one operation, this is the name of its module.
+    # Groups of equal structure have equal signatures.
     signature: int = field(default=0, repr=False)
 
 
 class _Key(NamedTuple):
-    """A module or a call that contains a unit. Consecutive units with equal keys form a group."""
+    """A module or a call that contains a unit. Consecutive units with equal keys form a group.
+
+    The identity is the name of a module, or the call itself. Two calls of the same fragment
+    therefore have different keys.
+    """
 
     by: Literal["module", "call"]
     label: str
@@ -58,11 +63,11 @@ def tree_of(graph: Graph) -> Group:
     The label of the root is the graph's name.
     """
     units = units_of(graph)
-    counts = live_counts(units, graph)
-    find_modules(units, graph, counts)
+    live_counts = count_live_tensors(units, graph)
+    find_modules(units, graph, live_counts)
     members = _members_in_range(units, _keys(units), start=0, end=len(units), depth=0)
     root = Group(graph.name, "root", members, start=0)
-    _Folding(counts).fold(root)
+    _Folding(live_counts).fold(root)
     return root
 
 
@@ -78,10 +83,10 @@ def _keys(units: Sequence[OperationUnit]) -> list[tuple[_Key, ...]]:
         """Add the keys of modules to the keys of the unit with an index."""
         keys[index] += [_Key("module", name, name) for name in names]
 
-    def add_keys(start: int, end: int, used: int, depth: int) -> None:
+    def add_keys(start: int, end: int, module_count: int, depth: int) -> None:
         """Add the keys of the units from `start` to `end`, for calls nested in `depth` calls.
 
-        The first `used` modules of each unit's path are keys already.
+        The first `module_count` modules of each unit's path are keys already.
         """
 
         def call_at_depth(index: int) -> tuple[Call, ...]:
@@ -92,21 +97,21 @@ def _keys(units: Sequence[OperationUnit]) -> list[tuple[_Key, ...]]:
             indices = list(indices_of_call)
             if not calls or depth == _DEEPEST:
                 for index in indices:
-                    add_modules(index, units[index].path[used:])
+                    add_modules(index, units[index].path[module_count:])
                 continue
             (call,) = calls
             shared_length = len(shared_start([units[index].path for index in indices]) or ())
             for index in indices:
-                add_modules(index, units[index].path[used:shared_length])
+                add_modules(index, units[index].path[module_count:shared_length])
                 keys[index].append(_Key("call", call.fragment, call))
             add_keys(
                 start=indices[0],
                 end=indices[-1] + 1,
-                used=max(used, shared_length),
+                module_count=max(module_count, shared_length),
                 depth=depth + 1,
             )
 
-    add_keys(start=0, end=len(units), used=0, depth=0)
+    add_keys(start=0, end=len(units), module_count=0, depth=0)
     return [tuple(unit_keys[:_DEEPEST]) for unit_keys in keys]
 
 
@@ -153,7 +158,9 @@ def _unit_member(unit: OperationUnit, index: int) -> Group | Operation:
 def _unless_single(group: Group) -> Group | Operation:
     """Return a group of several members unchanged, and the only member of any other group.
 
-    If the group is a module, the name of the module is added to the member.
+    If the group is a module, the name of the module is added to the member. For example, if the
+    only member of the module "blocks" is the module "0", the member is labelled "blocks.0". If it
+    is a call of the fragment "norm", it is labelled "blocks: norm".
     """
     if len(group.members) > 1:
         return group
@@ -180,24 +187,27 @@ class _Folding:
     The innermost groups are folded first. Repeated members become groups.
     """
 
-    def __init__(self, counts: Sequence[int]) -> None:
-        self.live_counts = counts
+    def __init__(self, live_counts: Sequence[int]) -> None:
+        self.live_counts = live_counts
         # Each structure of members has a number, which is compared instead of the structure.
-        self.numbers: dict[object, int] = {}
+        self.structure_numbers: dict[object, int] = {}
 
     def fold(self, group: Group) -> None:
         """Change a group and the groups inside it, until none of them has too many members."""
         for member in group.members:
             if isinstance(member, Group):
                 self.fold(member)
-        if group.by != "operation":
+        # Such a group is an operation with the operations that prepare its operands. They stay
+        # together.
+        is_unit = group.by == "operation"
+        if not is_unit:
             self._wrap_repetitions(group)
         signatures = [self._signature(member) for member in group.members]
         are_alike = len(signatures) > 1 and len({*signatures}) == 1
         if are_alike and isinstance(group.members[0], Group):
             group.repeats = len(signatures)
-        group.signature = self._number(("group", *signatures))
-        while group.by != "operation" and len(group.members) > MOST:
+        group.signature = self._number_of(("group", *signatures))
+        while not is_unit and len(group.members) > MOST:
             group.members = [*_ranges(group.members, self._start_of(group))]
 
     def _signature(self, member: Group | Operation) -> int:
@@ -207,11 +217,11 @@ class _Folding:
         """
         if isinstance(member, Group):
             return member.signature
-        return self._number(member.kind)
+        return self._number_of(member.kind)
 
-    def _number(self, structure: object) -> int:
+    def _number_of(self, structure: object) -> int:
         """Return the number of a structure. Equal structures have equal numbers."""
-        return self.numbers.setdefault(structure, len(self.numbers))
+        return self.structure_numbers.setdefault(structure, len(self.structure_numbers))
 
     def _start_of(self, group: Group) -> Callable[[int], int]:
         """Return a function from the index of a member to the index of its first unit."""
@@ -232,7 +242,7 @@ class _Folding:
         return start_of
 
     def _wrap_repetitions(self, group: Group) -> None:
-        """Replace repeated members of a group by a group of them, while there are too many members.
+        """Replace repeated members of a group by inner groups, while there are too many members.
 
         If the repeated sequence has several members, each of its repetitions becomes a group too.
         """
@@ -254,17 +264,31 @@ class _Folding:
             members = group.members[first:end]
             wrapper = Group(_from_to(members), "repetition", members, start=start_of(first))
             if period > 1:
-                blocks: list[Group] = []
-                for number, block_start in enumerate(range(first, end, period), start=1):
-                    block_members = group.members[block_start : block_start + period]
-                    first_unit = start_of(block_start)
-                    block = Group(f"#{number}", "repetition", block_members, start=first_unit)
-                    self.fold(block)
-                    blocks.append(block)
+                blocks = self._blocks(group, range(first, end, period), start_of)
                 wrapper.label = f"{_size(blocks[0])} operations"
                 wrapper.members = [*blocks]
             self.fold(wrapper)
             group.members[first:end] = [wrapper]
+
+    def _blocks(
+        self, group: Group, block_starts: range, start_of: Callable[[int], int]
+    ) -> list[Group]:
+        """Return blocks of a group's members as groups with the labels "#1", "#2" and so on.
+
+        Args:
+            group: the group.
+            block_starts: the index of the first member of each block. The step of this range is the
+                number of members in a block.
+            start_of: a function from the index of a member to the index of its first unit.
+        """
+        blocks: list[Group] = []
+        for number, block_start in enumerate(block_starts, start=1):
+            block_members = group.members[block_start : block_start + block_starts.step]
+            first_unit = start_of(block_start)
+            block = Group(f"#{number}", "repetition", block_members, start=first_unit)
+            self.fold(block)
+            blocks.append(block)
+        return blocks
 
     def _blocks_range(
         self, repetition: _Repetition, start_of: Callable[[int], int]
@@ -278,8 +302,8 @@ class _Folding:
         # After a shift, two blocks must still fit into the range. With the period 3 and the length
         # 7, the shifts are 0 and 1.
         shift_count = min(period, length - 2 * period + 1)
-        live_counts = [self.live_counts[start_of(start + shift)] for shift in range(shift_count)]
-        shift = live_counts.index(min(live_counts))
+        counts = [self.live_counts[start_of(start + shift)] for shift in range(shift_count)]
+        shift = counts.index(min(counts))
         block_count = (length - shift) // period
         first = start + shift
         return first, first + block_count * period

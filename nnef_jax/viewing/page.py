@@ -114,6 +114,7 @@ def page_of(
         arrays = network.data
 
     def readable_array(label: str) -> Any:
+        """Return the array of a parameter, or None if only its type is known."""
         array = arrays.get(label)
         return array if has_values(array) else None
 
