@@ -183,36 +183,6 @@ def _div(equation: Equation, x: Bounded, y: Bounded) -> Interval:
     return _bounded_where(excludes_zero, _corners(equation, x, y))
 
 
-def related_bounds(equation: Equation, x: Interval, y: Interval, result: Interval) -> Interval:
-    """Return tighter bounds of x - max(x) or of x / sum(x), the two steps of a softmax.
-
-    `y` is the interval of the maximum or of the sum. `result` is the interval that ignores the
-    relation of x and y. The difference x - max(x) is at most 0. The quotient is
-
-        x / (x + z)
-
-    where z is the sum of the other items. For positive x it rises in x, and falls in z.
-    """
-    if primitive(equation) == "sub":
-        return Interval(result.low, jnp.minimum(result.high, 0))
-    # The sum y rounds once for each of its `count` terms. The number 8 is an upper bound for the
-    # other operations that round.
-    count, _ = term_counts(equation)
-    error = (count + 8) * epsilon(y.low) * y.magnitude
-    # If the ends of y are the sums of the ends of all items, the ends of z = y - x are the
-    # differences of the ends.
-    z_low = jnp.maximum(y.low - x.low - error, 0)
-    z_high = jnp.maximum(y.high - x.high + error, 0)
-    quotient = Interval(x.low / (x.low + z_high), x.high / (x.high + z_low))
-    zero_to_one = Interval(jnp.asarray(0.0), jnp.asarray(1.0))
-    quotient = widened(quotient, 4 * epsilon(y.low)).within(zero_to_one)
-    tighter = result.within(quotient)
-    is_positive = x.low >= 0
-    low = jnp.where(is_positive, tighter.low, result.low)
-    high = jnp.where(is_positive, tighter.high, result.high)
-    return Interval(low, high)
-
-
 def _bounded_where(condition: Array, x: Interval) -> Interval:
     """Return the interval `x`, with infinite ends where the condition is False."""
     return Interval(jnp.where(condition, x.low, -jnp.inf), jnp.where(condition, x.high, jnp.inf))

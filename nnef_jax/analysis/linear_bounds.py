@@ -19,7 +19,7 @@ from lowering import jaxpr_evaluation, jaxprs
 from lowering.facts import facts
 from lowering.jaxprs import Atom, ClosedJaxpr, Equation, Variable, is_literal, primitive
 from nnef_jax.analysis.affine_equations import affine_step, is_affine
-from nnef_jax.analysis.interval_rules import bounded, related_bounds
+from nnef_jax.analysis.interval_rules import bounded
 from nnef_jax.analysis.intervals import (
     Bounded,
     Interval,
@@ -31,6 +31,7 @@ from nnef_jax.analysis.intervals import (
     varies,
 )
 from nnef_jax.analysis.relaxations import BackwardStep, ThresholdSelection, lines_of
+from nnef_jax.analysis.softmax_bounds import reduction_steps, related_bounds
 
 _PASSES = 512  # This many backward passes are computed together.
 # Between the compared variable and a case of a `select` are at most 12 equations.
@@ -123,30 +124,16 @@ class Walk:
         results = bounded(equation, operands)
         if name in _RELATED:
             first, second = equation.invars
-            is_reduction_of_first = self._source(second) == (_RELATED[name], first)
-            if is_reduction_of_first:
-                x, y = map(interval, operands)
-                return [related_bounds(equation, x, y, *results)]
+            reduction = reduction_steps(_RELATED[name], first, second, self.makers)
+            if reduction:
+                x = interval(operands[0])
+                # Not the interval of `second`, which may be tighter than the reduction's.
+                y: Bounded = x
+                for step in reduction:
+                    step_operands = [self.read(v) if is_literal(v) else y for v in step.invars]
+                    (y,) = bounded(step, step_operands)
+                return [related_bounds(reduction[0], x, interval(y), *results)]
         return results
-
-    def _source(self, variable: Atom) -> tuple[str, Atom | None]:
-        """Return the name and the first operand of the primitive that computes a variable.
-
-        Primitives that only move items, such as a transpose, are skipped. The result is ("", None)
-        if no primitive with operands computes the variable.
-        """
-        equation = None if is_literal(variable) else self.makers.get(variable)
-        if equation is None or not equation.invars:
-            return "", None
-        name = primitive(equation)
-        first, *further_operands = equation.invars
-        if facts(equation).moves:
-            return self._source(first)
-        is_minus_infinity = is_literal(first) and first.val == -jnp.inf
-        if name == "max" and is_minus_infinity:
-            # jax takes the maximum of -inf and the tensor, which is the tensor itself.
-            return self._source(further_operands[0])
-        return name, first
 
     def at(
         self, variable: Atom, values: Mapping[Atom, Bounded], depth: int = _MOST_EQUATIONS_OF_CASE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache, partial
 from itertools import product
 from typing import Any
@@ -284,6 +285,38 @@ def test_no_point_of_many_passes_a_bound(name: str, methods: Any) -> None:
             for method, (low, high) in found.items():
                 assert (y >= low).all() and (y <= high).all(), method
         left -= count * len(x)
+
+
+ROWS = "s = {}_reduce({}, axes = [2]); t = transpose(s, axes = [0,2,1])"
+QUOTIENTS = {
+    # The sum of the exponentials has tighter bounds by lines than by intervals.
+    "softmax of x and -x": (
+        [1, 1],
+        "l = concat([x, neg(x)], axis = 1); y = softmax(l, axes = [1]);",
+    ),
+    "sums of rows by columns": (
+        [1, 2, 2], f"e = exp(x); {ROWS.format('sum', 'e')}; y = div(e, t);",
+    ),
+    "maxima of rows by columns": ([1, 2, 2], f"{ROWS.format('max', 'x')}; y = sub(x, t);"),
+    "sums of columns": ([1, 2, 2], "e = exp(x); s = sum_reduce(e, axes = [1]); y = div(e, s);"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", QUOTIENTS)
+@pytest.mark.parametrize("method", METHODS)
+def test_quotients_by_sums_stay_within_bounds(name: str, method: Any) -> None:
+    shape, body = QUOTIENTS[name]
+    model = model_of(document(f"x = external<scalar>(shape = {shape});\n{body}"))
+    bounds = analysis.bounds(
+        model, np.zeros(shape, np.float32), epsilon=1.0, method=method, output="y"
+    )
+    random = np.random.default_rng(0)
+    corners = [np.reshape(signs, shape) for signs in product((-1, 1), repeat=math.prod(shape))]
+    for x in (*corners, *random.uniform(-1, 1, (200, *shape))):
+        y = np.asarray(model(np.float32(x)))
+        assert (y >= bounds.lower).all() and (y <= bounds.upper).all()
+    if name == "sums of columns":
+        assert np.asarray(bounds.upper).max() < 1
 
 
 def first_of_each_operation() -> list[Any]:
