@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import reduce
 from itertools import zip_longest
 from typing import Any
@@ -38,21 +38,25 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
         for extent in extents:
             broadcast = broadcast_extent(result_extent, extent)
             if broadcast is None:
-                hint = "along each axis extents must be equal, or 1"
-                ranks = {len(shape) for shape in shapes if shape}
-                if len(ranks) > 1:
-                    hint = (
-                        "shapes are matched from the left, a shorter one is continued by 1s: "
-                        "a value for each channel has shape [1,C]"
-                    )
                 raise InvalidShape(
                     f"shapes {' and '.join(map(show, shapes))} do not broadcast: "
                     f"extents {result_extent} and {extent} at axis {axis}",
-                    hint=hint,
+                    hint=_broadcasting_hint(shapes),
                 )
             result_extent = broadcast
         result.append(result_extent)
     return tuple(result)
+
+
+def _broadcasting_hint(shapes: Iterable[Shape]) -> str:
+    """Return the hint of the error for shapes that do not broadcast."""
+    ranks = {len(shape) for shape in shapes if shape}
+    if len(ranks) > 1:
+        return (
+            "shapes are matched from the left, a shorter one is continued by 1s: "
+            "a value for each channel has shape [1,C]"
+        )
+    return "along each axis extents must be equal, or 1"
 
 
 def align(*arrays: Operand) -> tuple[Any, ...]:
@@ -84,10 +88,10 @@ def minimum(x: Operand, y: Operand) -> Array:
 def _extreme(compute: Callable[..., Array], x: Operand, y: Operand) -> Array:
     """Return the elementwise maximum or minimum, which `compute` computes.
 
-    If an operand is one constant number, the derivative is that of `_bounded`.
+    If one of x and y is a constant number, the derivative is that of `_bounded`.
     """
-    for operand, other in ((x, y), (y, x)):
-        bound = _bound_of(operand, other)
+    for operand, limit in ((x, y), (y, x)):
+        bound = _bound_of(operand, limit)
         if bound is not None:
             return _bounded(operand, (compute, bound))
     return compute(*align(x, y))
@@ -103,16 +107,16 @@ def clamped(x: Operand, a: Operand, b: Operand) -> Array:
 
 
 def _bound_of(x: Any, y: Operand) -> float | None:
-    """Return y as a float, or None if `_bounded` cannot compare x with it.
+    """Return y as a float, or None if `_bounded` cannot compare x with y.
 
-    y must be one finite number that is known in the trace, and x must be a traced array of
+    y must be one finite number that is constant in the trace, and x must be a traced array of
     floating-point numbers.
     """
     is_traced_float = not is_static(x) and jnp.issubdtype(x.dtype, jnp.floating)
     if not is_traced_float or not is_static(y):
         return None
     if np.size(y) != 1 or np.ndim(y) > x.ndim:
-        return None
+        return None  # the result would not have the shape of x
     number = np.asarray(y, x.dtype).astype(float).item()
     return number if math.isfinite(number) else None
 

@@ -10,6 +10,7 @@ With factors of int32 they take 8.5 ms.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -36,16 +37,18 @@ def contract(
     """Subtract the zero points from two operands of 8 bits, and sum their products in int32.
 
     `terms` has the letters of the axes of each operand, and `result` has the letters of the
-    result's axes. Axes whose letter the result lacks are summed, as in `contraction.contract`.
+    result's axes. Axes whose letter is not in the result are summed, as in
+    `contraction.contract`.
     """
     left, right = operands
     left_zero, right_zero = zero_points
-    p, y = _signed(left, left_zero)  # the names are those of the formula of this module
+    # The result is sum(p * q) - sum(y * (q - z)) - sum(p * z), as in the docstring of the module.
+    p, y = _signed(left, left_zero)
     q, z = _signed(right, right_zero)
 
-    def total(left: Array, right: Array) -> Array:
-        operands = (left, right)
-        return contraction.contract(operands, terms, result, _SUM_DTYPE, precision=None)
+    def total(*factors: Array) -> Array:
+        """Return the sums of the products of two factors."""
+        return contraction.contract(factors, terms, result, _SUM_DTYPE, precision=None)
 
     products = total(p, q)
     left_term = total(_aligned(y, p), q.astype(_SUM_DTYPE) - z)
@@ -57,50 +60,68 @@ def correlate(x: Array, filter: Array, zero_points: Sequence[Array], slide: Slid
     """Subtract the zero points from an input and a filter of 8 bits, and correlate them in int32.
 
     The input has the shape (batch, channels, *extents), the filter has the shape (outputs,
-    channels / groups, *window), and the result has the shape (batch, outputs, *positions). The
+    channels / groups, *size), and the result has the shape (batch, outputs, *positions). The
     input's zero point is a scalar, with which the input is padded. The filter's zero point is a
     scalar, or has the shape (outputs, 1, 1, ...).
     """
     input_zero, filter_zero = zero_points
-    p, y = _signed(x, input_zero)  # the names are those of the formula of this module
+    # The result is sum(p * q) - sum(y * (q - z)) - sum(p * z), as in the docstring of the module.
+    p, y = _signed(x, input_zero)
     q, z = _signed(filter, filter_zero)
     edges = [(0, 0, 0), (0, 0, 0)]  # batch and channels
     edges += [(before, after, 0) for before, after in slide.padding]
     p = lax.pad(p, y.astype(_CODE_DTYPE), edges)
     groups = slide.groups
-    count, depth, *size = q.shape
+    output_count, group_channels, *size = q.shape
     batch, _, *extents = p.shape
-    without_padding = replace(slide, padding=((0, 0),) * len(size))
-    positions = without_padding.places(extents, size)
-    p = p.reshape(batch, groups, depth, *extents)
-    q = q.reshape(groups, -1, depth, *size)
-    cells = list(np.ndindex(*size))
-    total = jnp.zeros((batch, count, *positions), _SUM_DTYPE)
-    for start in range(0, len(cells), _CELLS_AT_A_TIME):
-        cells_of_product = cells[start : start + _CELLS_AT_A_TIME]
-        items = [p[:, :, :, *without_padding.items(cell, positions)] for cell in cells_of_product]
-        weights = [q[:, :, :, *cell] for cell in cells_of_product]
-        columns = jnp.concatenate(items, 2)  # (batch, groups, cells * depth, *positions)
-        matrix = jnp.concatenate(weights, 2)  # (groups, outputs of a group, cells * depth)
-        sums = jnp.einsum("bgk...,gnk->bgn...", columns, matrix, preferred_element_type=_SUM_DTYPE)
-        total += sums.reshape(total.shape)
+    p = p.reshape(batch, groups, group_channels, *extents)
+    q = q.reshape(groups, -1, group_channels, *size)
+    total = _sums_of_products(p, q, replace(slide, padding=((0, 0),) * len(size)))
     channel_shape = (1, -1, *[1] * len(size))  # the channels are axis 1 of the result
     # These are the sums of q - z over the filter of each output.
-    item_count = depth * len(cells)
-    filter_sums = q.astype(_SUM_DTYPE).reshape(count, -1).sum(1) - item_count * z.reshape(-1)
+    item_count = group_channels * math.prod(size)
+    code_sums = q.astype(_SUM_DTYPE).reshape(output_count, -1).sum(axis=1)
+    filter_sums = code_sums - item_count * z.reshape(-1)
     # These are the sums of p over each window and the channels of a group.
     input_sums = lax.reduce_window(
-        p.astype(_SUM_DTYPE).sum(2),
-        np.int32(0),
-        lax.add,
-        (1, 1, *size),
+        p.astype(_SUM_DTYPE).sum(axis=2),
+        init_value=np.int32(0),
+        computation=lax.add,
+        window_dimensions=(1, 1, *size),
         padding="VALID",
         window_strides=(1, 1, *slide.stride),
         window_dilation=(1, 1, *slide.dilation),
     )
     input_term = y * filter_sums.reshape(channel_shape)
-    filter_term = jnp.repeat(input_sums, count // groups, 1) * z.reshape(channel_shape)
+    # The outputs of a group have the same input sums.
+    output_sums = jnp.repeat(input_sums, output_count // groups, axis=1)
+    filter_term = output_sums * z.reshape(channel_shape)
     return total - input_term - filter_term
+
+
+def _sums_of_products(p: Array, q: Array, slide: Slide) -> Array:
+    """Return the sums (batch, outputs, *positions) of p * q, for codes p and q of int8.
+
+    p has the shape (batch, groups, group_channels, *extents), with its padding. q has the shape
+    (groups, group_outputs, group_channels, *size). `slide` has no padding.
+    """
+    batch, groups, _, *extents = p.shape
+    _, group_outputs, _, *size = q.shape
+    positions = slide.places(extents, size)
+    cells = list(np.ndindex(*size))
+    total = jnp.zeros((batch, groups * group_outputs, *positions), _SUM_DTYPE)
+    # A few cells at a time are multiplied by one matrix product.
+    for start in range(0, len(cells), _CELLS_AT_A_TIME):
+        cells_of_product = cells[start : start + _CELLS_AT_A_TIME]
+        items = [p[:, :, :, *slide.items(cell, positions)] for cell in cells_of_product]
+        weights = [q[:, :, :, *cell] for cell in cells_of_product]
+        # The shapes are (batch, groups, cells * group_channels, *positions) and (groups,
+        # group_outputs, cells * group_channels).
+        columns = jnp.concatenate(items, axis=2)
+        matrix = jnp.concatenate(weights, axis=2)
+        sums = jnp.einsum("bgk...,gnk->bgn...", columns, matrix, preferred_element_type=_SUM_DTYPE)
+        total += sums.reshape(total.shape)
+    return total
 
 
 def _signed(x: Array, zero: Array) -> tuple[Array, Array]:

@@ -1,7 +1,7 @@
 """Computes sums of products over named axes, as in `ij,kj->ik` (Einstein's convention).
 
-Each letter names an axis. Axes whose letter the result lacks are summed. If an operand repeats a
-letter, the diagonal of these axes is taken. Axes with the same letter must have equal extents, or
+Each letter names an axis. Axes whose letter is not in the result are summed. If an operand repeats
+a letter, the diagonal of these axes is taken. Axes with the same letter must have equal extents, or
 the extent 1. A letter that only the result has is an axis of extent 1.
 """
 
@@ -54,7 +54,7 @@ def parse(expr: str, ranks: Sequence[int]) -> tuple[list[str], str]:
 
 
 def contracted_shape(shapes: Sequence[Shape], terms: Sequence[str], output: str) -> Shape:
-    """Return the shape of the sum of products over the letters that `output` lacks.
+    """Return the shape of the sum of products over the letters that are not in `output`.
 
     `terms` has the letters of the axes of each of the shapes. Raises InvalidOperation or
     InvalidShape if the letters and the shapes do not fit.
@@ -92,9 +92,9 @@ def _extents(shapes: Sequence[Shape], terms: Sequence[str]) -> dict[str, int]:
 
 
 def multiply_adds(shapes: Sequence[Shape], terms: Sequence[str], output: str) -> int:
-    """Return the number of multiply-adds of `contract`, with its order of products.
+    """Return the number of multiply-adds of `contract`, in the order of its products.
 
-    If only one operand has a letter that the result lacks, this axis is summed before the
+    If a letter is in one operand only, and not in the result, this axis is summed before the
     product. Such sums are not counted.
     """
     extents = _extents(shapes, terms)
@@ -110,8 +110,8 @@ def multiply_adds(shapes: Sequence[Shape], terms: Sequence[str], output: str) ->
         operands = [remaining.pop(index) for index in sorted(indices, reverse=True)]
         needed_later = set(output).union(*remaining)
         product_letters = set[str]()  # letters that are not summed before the product
-        for index, operand in enumerate(operands):
-            other_operands = operands[:index] + operands[index + 1 :]
+        for number, operand in enumerate(operands):
+            other_operands = operands[:number] + operands[number + 1 :]
             product_letters |= operand & needed_later.union(*other_operands)
         if len(operands) > 1:
             total += volume(extents[letter] for letter in product_letters)
@@ -154,26 +154,19 @@ def contract(
     accumulator: DType,
     precision: lax.PrecisionLike,
 ) -> Array:
-    """Sum the products of operands over the letters that `output` lacks.
+    """Sum the products of operands over the letters that are not in `output`.
 
     `terms` has the letters of the axes of each operand. All operands have one dtype. Sums are
     computed in the dtype `accumulator`.
     """
-    arrays = [jnp.asarray(operand) for operand in operands]
+    full_arrays = [jnp.asarray(operand) for operand in operands]
     precision = precision_of(accumulator, precision)
-    extents = _extents([array.shape for array in arrays], terms)
+    extents = _extents([array.shape for array in full_arrays], terms)
+    arrays: list[Array] = []
     letters: list[str] = []
-    for index, (array, term) in enumerate(zip(arrays, terms, strict=True)):
-        # Leave out an axis that is broadcast: it has extent 1 here, and more items in other
-        # operands.
-        remaining_letters = ""
-        broadcast_axes: list[int] = []
-        for axis, letter in enumerate(term):
-            if array.shape[axis] == extents[letter]:
-                remaining_letters += letter
-            else:
-                broadcast_axes.append(axis)
-        arrays[index] = jnp.squeeze(array, tuple(broadcast_axes))
+    for full_array, term in zip(full_arrays, terms, strict=True):
+        array, remaining_letters = _without_broadcast_axes(full_array, term, extents)
+        arrays.append(array)
         letters.append(remaining_letters)
     # Letters that no operand has are axes of extent 1, which are added to the result.
     added_axes = tuple(axis for axis, letter in enumerate(output) if letter not in extents)
@@ -181,11 +174,28 @@ def contract(
         # `jnp.einsum` also sums outside of products, and such sums need the dtype of sums.
         arrays = [array.astype(accumulator) for array in arrays]
     elif arrays[0].dtype == jnp.bfloat16:
+        # Here `_product` is needed, since it applies `left_operand_anywhere`.
         result = _product(arrays, letters, output, accumulator, precision)
         return jnp.expand_dims(result, added_axes)
     equation = _equation(letters, output, extents)
     result = jnp.einsum(equation, *arrays, precision=precision, preferred_element_type=accumulator)
     return jnp.expand_dims(result, added_axes)
+
+
+def _without_broadcast_axes(array: Array, term: str, extents: dict[str, int]) -> tuple[Array, str]:
+    """Return an operand without its broadcast axes, and the letters of the remaining axes.
+
+    `term` has the letters of all axes. A broadcast axis has the extent 1, while its letter has more
+    items in another operand.
+    """
+    remaining_letters = ""
+    broadcast_axes: list[int] = []
+    for axis, letter in enumerate(term):
+        if array.shape[axis] == extents[letter]:
+            remaining_letters += letter
+        else:
+            broadcast_axes.append(axis)
+    return jnp.squeeze(array, tuple(broadcast_axes)), remaining_letters
 
 
 def _product(
@@ -195,7 +205,7 @@ def _product(
     accumulator: DType,
     precision: lax.PrecisionLike,
 ) -> Array:
-    """Return the product of two operands, without exchanging them.
+    """Return the product of two operands. The left operand of the product is the first array.
 
     `jnp.einsum` may exchange the operands, but `left_operand_anywhere` must be applied to the
     left one.
@@ -214,8 +224,8 @@ def _product(
     x = left_operand_anywhere(x, accumulator)
     summed_axes = list(map(order.index, sums)), list(map(right.index, sums))
     batch_axes = list(map(order.index, batch)), list(map(right.index, batch))
-    numbers = summed_axes, batch_axes
-    result = lax.dot_general(x, y, numbers, precision, preferred_element_type=accumulator)
+    dimension_numbers = summed_axes, batch_axes
+    result = lax.dot_general(x, y, dimension_numbers, precision, preferred_element_type=accumulator)
     letters = [*batch, *left_free, *right_free]
     return result.transpose([letters.index(letter) for letter in output if letter in letters])
 

@@ -1,7 +1,7 @@
 """Computes convolutions and deconvolutions of inputs whose channels precede the positions.
 
 An input has the shape (batch, channels, *extents). A filter has the shape (outputs, channels /
-groups, *window).
+groups, *size).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class Slide:
     """The positions of a filter on an input (batch, channels, *extents).
 
     Each tuple has an item for each of the extents. First, zeros are put between the items of the
-    input, which are then `spread` apart. Then the input is padded. Negative padding cuts items off.
+    input, so that two neighbours are `spread` apart. Then the input is padded. Negative padding
+    cuts items off.
     """
 
     stride: tuple[int, ...] = ()
@@ -48,10 +49,10 @@ class Slide:
 
         `extents` are the spatial extents of the input, and `size` is the window of the filter.
         """
-        places: list[int] = []
+        counts: list[int] = []
         for axis, span in enumerate(spans(size, self.dilation)):
-            places.append((extents[axis] - span) // self.stride[axis] + 1)
-        return tuple(places)
+            counts.append((extents[axis] - span) // self.stride[axis] + 1)
+        return tuple(counts)
 
     def items(self, cell: Sequence[int], places: Sequence[int]) -> tuple[slice, ...]:
         """Return, for each spatial axis, the slice of the items that one cell of the filter meets.
@@ -73,7 +74,7 @@ def correlate(
     """Correlate an input with a filter, and sum in the dtype `wide`.
 
     The input has the shape (batch, channels, *extents), the filter has the shape (outputs, channels
-    / groups, *window), and the result has the shape (batch, outputs, *positions).
+    / groups, *size), and the result has the shape (batch, outputs, *positions).
     """
     x, filter, precision = narrowed(x, filter, precision)
     return lax.conv_general_dilated(
@@ -92,23 +93,24 @@ def correlate(
 def by_cells(x: Array, filter: Array, slide: Slide, wide: DType) -> Array:
     """Return the result of `correlate` for integers, as a sum of one product for each filter cell.
 
-    XLA's convolution of integers does not run on every GPU. On CPUs it takes 1.5 times as long
-    for 3x3 windows of int32 from 3 to 16 channels, and 50 times as long for 32 groups of one
-    channel.
+    XLA's convolution of integers does not run on every GPU. On CPUs XLA's convolution takes 1.5
+    times as long for 3x3 windows of int32 from 3 to 16 channels, and 50 times as long for 32
+    groups of one channel.
     """
     x = slide.spread_out(x)
     groups = slide.groups
-    count, depth, *size = filter.shape
+    output_count, group_channels, *size = filter.shape
+    group_outputs = output_count // groups
     batch, _, *extents = x.shape
     positions = slide.places(extents, size)
-    x = x.reshape(batch, groups, depth, *extents)
-    filter = filter.reshape(groups, count // groups, depth, *size)
-    total = jnp.zeros((batch, groups, count // groups, *positions), wide)
+    x = x.reshape(batch, groups, group_channels, *extents)
+    filter = filter.reshape(groups, group_outputs, group_channels, *size)
+    total = jnp.zeros((batch, groups, group_outputs, *positions), wide)
     for cell in np.ndindex(*size):
         items = x[:, :, :, *slide.items(cell, positions)]
         weights = filter[:, :, :, *cell]
         total += jnp.einsum("bgc...,gnc->bgn...", items, weights, preferred_element_type=wide)
-    return total.reshape(batch, count, *positions)
+    return total.reshape(batch, output_count, *positions)
 
 
 def conv(
@@ -122,12 +124,18 @@ def conv(
     """Compute the operation `conv` without its bias, with sums in the dtype `wide`.
 
     The input has the shape (batch, channels, *extents), the filter has the shape (outputs,
-    channels / groups, *window), and the result has the shape (batch, outputs, *positions). If
+    channels / groups, *size), and the result has the shape (batch, outputs, *positions). If
     the border does not consist of zeros, the input is extended first.
     """
     x, padding = bordered(x, windows)
     no_spread = (1,) * len(padding)
-    slide = Slide(windows.stride, padding, no_spread, windows.dilation, groups)
+    slide = Slide(
+        stride=windows.stride,
+        padding=padding,
+        spread=no_spread,
+        dilation=windows.dilation,
+        groups=groups,
+    )
     if jnp.issubdtype(wide, jnp.integer):
         return by_cells(x, filter, slide, wide)
     return correlate(x, filter, slide, precision, wide)
@@ -136,8 +144,8 @@ def conv(
 def transposed_filter(filter: Array, groups: int) -> Array:
     """Turn the filter of a deconvolution into a filter for `deconv`.
 
-    The filter has the shape (input channels, output channels / groups, *window). The result has the
-    shape (output channels, input channels / groups, *window), and its windows are reversed.
+    The filter has the shape (input channels, output channels / groups, *size). The result has the
+    shape (output channels, input channels / groups, *size), in which each spatial axis is reversed.
     """
     inputs, group_outputs, *size = filter.shape
     group_inputs = inputs // groups
@@ -162,7 +170,13 @@ def deconv(
     x, padding = spread(x, windows)
     # The stride of a deconvolution is the distance between the items of its input.
     unit_stride = (1,) * len(padding)
-    slide = Slide(unit_stride, padding, windows.stride, windows.dilation, groups)
+    slide = Slide(
+        stride=unit_stride,
+        padding=padding,
+        spread=windows.stride,
+        dilation=windows.dilation,
+        groups=groups,
+    )
     return correlate(x, filter, slide, precision, wide)
 
 
@@ -181,11 +195,11 @@ def bordered(x: Array, windows: Windows) -> tuple[Array, Padding]:
 
 
 def spread(x: Array, windows: Windows) -> tuple[Array, Padding]:
-    """Extend the input of a deconvolution or debox by the items that windows read beyond its edges.
+    """Prepare the input of a deconvolution or debox. Return the input, and its padding by zeros.
 
-    Zeros are later put between the items of the returned input, so that they are `windows.stride`
-    apart. The padding that this input then needs is returned too. It is negative where the output
-    is cut.
+    The input is extended by the items that windows read beyond its edges. The caller then puts
+    zeros between the items, so that they are `windows.stride` apart, and applies the padding. The
+    padding is negative where the output is cut.
     """
     leading = x.ndim - len(windows.size)
     reach = windows.reach

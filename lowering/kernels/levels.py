@@ -32,7 +32,7 @@ class Levels:
     Args:
         lowest: the lowest level.
         highest: the highest level.
-        zero: the level that stands for 0, or None if it is unknown or if there is none.
+        zero: the level that stands for 0, or None if no level does, or if the level is unknown.
     """
 
     lowest: int
@@ -43,7 +43,7 @@ class Levels:
 def noted(
     x: Array, level: Array, step: ArrayLike, start: ArrayLike, lowest: int, highest: int
 ) -> Array:
-    """Return x with a note that it equals `level * step + start`.
+    """Return x with a note that x equals `level * step + start`.
 
     `level` has integers from `lowest` to `highest`, in the shape of x. `step` and `start` broadcast
     to this shape. No note is made for dtypes other than float32, for more than 256 levels, and
@@ -78,6 +78,7 @@ def _level_of_zero(step: ArrayLike, start: ArrayLike, lowest: int, highest: int)
     has_zero_step = np.any(steps == 0)
     if steps.size == 0 or has_zero_step or not are_finite:
         return None
+    # If the zeros of all channels are close to one integer, it is the level of 0.
     zeros = -starts / steps
     nearest_level = np.rint(zeros.ravel()[0])
     level = int(np.clip(nearest_level, lowest, highest))
@@ -87,7 +88,7 @@ def _level_of_zero(step: ArrayLike, start: ArrayLike, lowest: int, highest: int)
 @_levels.def_impl
 @_levels.def_abstract_eval
 def _as_it_is(x: Array, *_: object, **__: object) -> list[Array]:
-    """Return the tensor x, without the operands of the note."""
+    """Return the noted tensor x unchanged. The other operands and attributes are the note."""
     return [x]
 
 
@@ -102,20 +103,22 @@ def _jvp(
 def _batched(
     operands: Sequence[Array], axes: Sequence[int | None], **params: object
 ) -> tuple[Any, list[int]]:
-    """Bind the note to operands with a batch axis, which comes first in the results.
+    """Note the levels of a batch of tensors. The batch axis comes first in the results.
 
-    `axes` has the batch axis of each operand, or None. Scalars without a batch axis stay
-    scalars.
+    `axes` has the batch axis of each operand, or None for an operand that all tensors share. A
+    shared scalar stays a scalar.
     """
     pairs = zip(operands, axes, strict=True)
     sizes = [operand.shape[axis] for operand, axis in pairs if axis is not None]
-    size = sizes[0]
+    size = sizes[0]  # all sizes are equal
     tensor = operands[0]
     rank = tensor.ndim if axes[0] is not None else tensor.ndim + 1  # with the batch axis
 
     def with_batch_first(operand: Array, axis: int | None, repeats: bool) -> Array:
+        """Return an operand that broadcasts to the batch. If `repeats` is true, it is repeated."""
         if axis is not None:
             moved = jnp.moveaxis(operand, axis, 0)
+            # An operand of lower rank gets the axes of extent 1 after the batch axis.
             added_axes = (1,) * (rank - operand.ndim)
             return moved.reshape(size, *added_axes, *moved.shape[1:])
         if repeats:

@@ -99,7 +99,7 @@ class Method:
     antialias: bool = False
 
 
-def length(extent: int, scale: float) -> float:
+def resized_length(extent: int, scale: float) -> float:
     """Return extent * scale, rounded if it is within float32's precision of an integer.
 
     Raises InvalidShape if the product is not finite.
@@ -117,9 +117,9 @@ def places(
     """Return the places (count,) of the result's items along an axis that is resized.
 
     The place of an item is the index in the input, a real number, at which the item lies.
-    `extent` is the number of items of the input, and `length` is the length to which it is
-    resized, which may be no integer. `region` is (start, end) for 'tf_crop_and_resize'. Other
-    coordinates do not use it. `count` is the number of the result's items, by default
+    `extent` is the number of items of the input, and `length` is the length to which the axis is
+    resized. The length may be no integer. `region` is (start, end) for 'tf_crop_and_resize', and
+    other coordinates do not use `region`. `count` is the number of the result's items, by default
     floor(length).
     """
     if count is None:
@@ -137,7 +137,7 @@ def places(
             return _corners(numbers, extent, length)
         case "tf_crop_and_resize":
             start, end = region
-            if length == 1:
+            if length == 1:  # the item lies in the middle of the region
                 return (start + end).reshape(1) * ((extent - 1) / 2)
             corners = _corners(numbers, extent, length).astype(start.dtype)
             return start * (extent - 1) + (end - start) * corners
@@ -154,38 +154,40 @@ def _corners(numbers: AnyArray, extent: int, length: float) -> AnyArray:
     lie at the first and the last item of the input, which has `extent` items. `length` is the
     length of the result.
     """
-    return numbers * (extent - 1) / (length - 1) if len(numbers) > 1 else numbers
+    if len(numbers) <= 1:
+        return numbers  # a single item has the number 0, and lies at the place 0
+    return numbers * (extent - 1) / (length - 1)
 
 
-def resample(x: Array, axis: int, where: AnyArray, scale: float, method: Method) -> Array:
-    """Interpolate x at the places `where` along an axis.
+def resample(x: Array, axis: int, item_places: AnyArray, scale: float, method: Method) -> Array:
+    """Interpolate x at the places `item_places` along an axis.
 
     x must hold floating-point numbers, unless the interpolator is "nearest". `scale` is the
     quotient of the result's length and the input's length.
     """
     extent = x.shape[axis]
-    keeps_extent = isinstance(where, np.ndarray) and len(where) == extent
-    is_unchanged = keeps_extent and np.array_equal(where, np.arange(extent))
+    keeps_extent = isinstance(item_places, np.ndarray) and len(item_places) == extent
+    is_unchanged = keeps_extent and np.array_equal(item_places, np.arange(extent))
     if is_unchanged:
         return x
     if method.interpolator == "nearest":
         rounding = method.nearest_mode
         if rounding == SIMPLE:
             rounding = "ceil" if scale < 1 else "floor"
-        return _nearest(x, axis, where, rounding)
+        return _nearest(x, axis, item_places, rounding)
     if method.interpolator == "linear" and method.coordinates in _SHIFTED:
-        is_by_integer = scale > 1 and scale == int(scale) and len(where) == extent * scale
+        is_by_integer = scale > 1 and scale == int(scale) and len(item_places) == extent * scale
         if is_by_integer:
             shift = _SHIFTED[method.coordinates]
             return upsample_linear(x, axis, int(scale), shift, "replicate")
-    items, weights = _weights(where, extent, scale, method)
+    items, weights = _weights(item_places, extent, scale, method)
     return _weighted(x, axis, items, weights)
 
 
 def multiply_adds(shape: Shape, lengths: Sequence[float], method: Method) -> int:
     """Return the number of multiply-adds of resizing one axis after another to `lengths`.
 
-    An axis that keeps its length costs none.
+    An axis that keeps its length needs no multiply-adds.
     """
     if method.interpolator == "nearest":
         return 0
@@ -209,22 +211,23 @@ def host_work(extent: int, length: float, method: Method) -> tuple[int, int]:
     count = int(length)
     if method.interpolator == "nearest":
         return _ARRAYS_AT_A_TIME * count, 1
-    taps = len(_taps(length / extent, method))
-    if extent <= _MULTIPLY_ADDS_OF_GATHER * taps:  # the weights become a matrix
-        return _ARRAYS_AT_A_TIME * count * (taps + extent), 1
-    return _ARRAYS_AT_A_TIME * count * taps, taps
+    tap_count = len(_taps(length / extent, method))
+    is_product = extent <= _MULTIPLY_ADDS_OF_GATHER * tap_count
+    if is_product:  # the host makes a matrix (count, extent) of the weights
+        return _ARRAYS_AT_A_TIME * count * (tap_count + extent), 1
+    return _ARRAYS_AT_A_TIME * count * tap_count, tap_count
 
 
-def _nearest(x: Array, axis: int, where: AnyArray, mode: str) -> Array:
-    """Return the items of x nearest to the places `where` along an axis.
+def _nearest(x: Array, axis: int, item_places: AnyArray, rounding: str) -> Array:
+    """Return the items of x nearest to the places `item_places` along an axis.
 
-    `mode` names the way in which a place is rounded to an index. The items are read by a
-    repetition or a slice if possible, and otherwise by a gather.
+    `rounding` is the key in `_ROUND` of the function that rounds a place to an index. The items
+    are read by a repetition or a slice if possible, and otherwise by a gather.
     """
-    xp = where.__array_namespace__()
+    xp = item_places.__array_namespace__()
     extent = x.shape[axis]
-    error = (xp.abs(where) + 1) * _PRECISION
-    items = _ROUND[mode](xp, where, error)
+    error = (xp.abs(item_places) + 1) * _PRECISION
+    items = _ROUND[rounding](xp, item_places, error)
     items = xp.clip(items, 0, extent - 1).astype(np.int32)
     if isinstance(items, np.ndarray):
         # The gradient of a repetition or of a slice is faster than the gradient of a gather.
@@ -234,24 +237,25 @@ def _nearest(x: Array, axis: int, where: AnyArray, mode: str) -> Array:
         if is_repetition:
             return jnp.repeat(x, times, axis)
         step = int(items[1] - items[0]) if count > 1 else 1
+        # In a slice all steps between items are equal.
         is_slice = step > 0 and np.array_equal(items, items[0] + step * np.arange(count))
         if is_slice:
             return lax.slice_in_dim(x, int(items[0]), int(items[-1]) + 1, step, axis)
     return jnp.take(x, items, axis, mode="clip")
 
 
-def _weights(where: AnyArray, extent: int, scale: float, method: Method) -> tuple[Any, Any]:
+def _weights(item_places: AnyArray, extent: int, scale: float, method: Method) -> tuple[Any, Any]:
     """Return the indices of the input's items that contribute to each place, and their weights.
 
     Both arrays have the shape (places, taps), where taps is the number of items for a place.
     `extent` is the number of items of the input, and `scale` is the quotient of the result's
     and the input's length.
     """
-    xp = where.__array_namespace__()  # numpy, or `jax.numpy` in a trace
+    xp = item_places.__array_namespace__()  # numpy, or `jax.numpy` in a trace
     shrink = _shrink(scale, method)
     offsets = np.array(_taps(scale, method))[None, :]
-    items = xp.floor(where)[:, None] + offsets.astype(where.dtype)
-    distance = xp.abs(items - where[:, None]) * shrink
+    items = xp.floor(item_places)[:, None] + offsets.astype(item_places.dtype)
+    distance = xp.abs(items - item_places[:, None]) * shrink
     if method.interpolator == "linear":
         weights = xp.maximum(1 - distance, 0)
     else:
@@ -259,6 +263,7 @@ def _weights(where: AnyArray, extent: int, scale: float, method: Method) -> tupl
     if method.exclude_outside:
         is_inside = (items >= 0) & (items < extent)
         weights = xp.where(is_inside, weights, 0.0)
+    # If no item of a place is inside the input, all its weights are 0.
     total = xp.sum(weights, axis=1, keepdims=True)
     weights = weights / xp.where(total == 0, 1.0, total)
     indices = xp.clip(items, 0, extent - 1).astype(np.int32)
@@ -277,8 +282,8 @@ def _shrink(scale: float, method: Method) -> float:
 def _taps(scale: float, method: Method) -> range:
     """Return the offsets of the items that contribute to a place.
 
-    Offsets count from the last item at or before the place. For a linear kernel that is not
-    widened they are 0 and 1.
+    Offsets count from the last item at or before the place. A linear kernel that is not widened
+    reaches 1, which gives the offsets 0 and 1. A cubic one reaches 2, which gives -1, 0, 1 and 2.
     """
     radius = 1 if method.interpolator == "linear" else 2
     reach = radius / _shrink(scale, method)
@@ -307,17 +312,12 @@ def _weighted(x: Array, axis: int, items: AnyArray, weights: AnyArray) -> Array:
     gathers.
     """
     extent = x.shape[axis]
-    place_count, tap_count = items.shape
+    _, tap_count = items.shape
     if extent <= _MULTIPLY_ADDS_OF_GATHER * tap_count:
-        rows = np.arange(place_count, dtype=np.int32)[:, None]
-        if isinstance(weights, np.ndarray):
-            matrix: Any = np.zeros((place_count, extent))
-            np.add.at(matrix, (rows, items), weights)
-        else:
-            matrix = jnp.zeros((place_count, extent), weights.dtype).at[rows, items].add(weights)
-        matrix = jnp.asarray(matrix, x.dtype)
-        numbers = ((axis,), (1,)), ((), ())
-        result = lax.dot_general(x, matrix, numbers, precision="highest")
+        matrix = jnp.asarray(_weight_matrix(items, weights, extent), x.dtype)
+        # Sum over the axis of x and axis 1 of the matrix. The places become the last axis.
+        dimension_numbers = ((axis,), (1,)), ((), ())
+        result = lax.dot_general(x, matrix, dimension_numbers, precision="highest")
         return jnp.moveaxis(result, -1, axis)
     total = jnp.zeros((), x.dtype)
     # A tap reads one of the items that contribute to each place.
@@ -325,6 +325,20 @@ def _weighted(x: Array, axis: int, items: AnyArray, weights: AnyArray) -> Array:
         weight = jnp.asarray(weights[:, tap], x.dtype).reshape(along(axis, x.ndim))
         total = total + jnp.take(x, items[:, tap], axis, mode="clip") * weight
     return total
+
+
+def _weight_matrix(items: AnyArray, weights: AnyArray, extent: int) -> AnyArray:
+    """Return the matrix (places, extent) with the weight of each item for each place.
+
+    `items` and `weights` have the shape (places, taps).
+    """
+    place_count, _ = items.shape
+    rows = np.arange(place_count, dtype=np.int32)[:, None]
+    if isinstance(weights, np.ndarray):
+        matrix = np.zeros((place_count, extent))
+        np.add.at(matrix, (rows, items), weights)
+        return matrix
+    return jnp.zeros((place_count, extent), weights.dtype).at[rows, items].add(weights)
 
 
 def merged(x: Array, axis: int) -> Array:
@@ -341,30 +355,21 @@ def upsample_linear(x: Array, axis: int, factor: int, shift: bool, border: str) 
     (factor - 1) / 2) / factor. `border` provides the neighbours of the edges.
     """
     extent = x.shape[axis]
+    # With a shift, the first outputs lie before the first item.
+    before = int(shift)
     edges = [(0, 0)] * x.ndim
-    edges[axis] = (int(shift), 1)
+    edges[axis] = (before, 1)
     extended = extend(x, tuple(edges), border)
 
     def neighbour(offset: int) -> Array:
         """Return, for each item of x, the item that lies `offset` items after it."""
-        start = offset + int(shift)
+        start = before + offset
         return lax.slice_in_dim(extended, start, start + extent, 1, axis)
 
-    # Output k * factor + r has the same weights for every k.
+    # Output k * factor + r has the same weights for every k. The outputs with one r are a phase.
     if factor > _UNROLLED_PHASES:
-        place = lax.iota(np.float32, factor)
-        if shift:
-            place = place - (factor - 1) / 2
-        place = place / factor  # the place is relative to item k
-        place = place.astype(x.dtype).reshape(along(axis + 1, x.ndim + 1))
-        three_items = [jnp.expand_dims(neighbour(offset), axis + 1) for offset in _OFFSETS[shift]]
-        before, here, after = three_items
-        # The output lies between the items `left` and `right`. The weight belongs to `right`.
-        is_before_item = place < 0
-        left = jnp.where(is_before_item, before, here)
-        right = jnp.where(is_before_item, here, after)
-        weight = jnp.where(is_before_item, place + 1, place)
-        return merged(left * (1 - weight) + right * weight, axis)
+        items = [neighbour(offset) for offset in _OFFSETS[shift]]
+        return merged(_all_phases(items, axis, factor, shift), axis)
     phases: list[Array] = []
     for r in range(factor):
         # Output k * factor + r lies at the place k + numerator / (2 * factor), between the items
@@ -377,7 +382,27 @@ def upsample_linear(x: Array, axis: int, factor: int, shift: bool, border: str) 
         if weight:
             phase = phase * (1 - weight) + right * weight
         phases.append(phase)
-    return merged(jnp.stack(phases, axis + 1), axis)
+    return merged(jnp.stack(phases, axis=axis + 1), axis)
+
+
+def _all_phases(items: Sequence[Array], axis: int, factor: int, shift: bool) -> Array:
+    """Return all phases of `upsample_linear` along a new axis after `axis`.
+
+    `items` has three arrays: for each item, the item before it, the item itself and the item after
+    it. Without a shift no output lies before its item, so that the first array is not used.
+    """
+    before, here, after = (jnp.expand_dims(x, axis + 1) for x in items)
+    place = lax.iota(np.float32, factor)
+    if shift:
+        place = place - (factor - 1) / 2
+    place = place / factor  # the place is relative to the item
+    place = place.astype(here.dtype).reshape(along(axis + 1, here.ndim))
+    # The output lies between the items `left` and `right`. The weight belongs to `right`.
+    is_before_item = place < 0
+    left = jnp.where(is_before_item, before, here)
+    right = jnp.where(is_before_item, here, after)
+    weight = jnp.where(is_before_item, place + 1, place)
+    return left * (1 - weight) + right * weight
 
 
 def upsample_aligned(x: Array, axis: int, factor: int, fold: Callable[[int], None]) -> Array:
@@ -408,8 +433,10 @@ def bilinear(x: Array, batch: Array, row: Array, column: Array) -> Array:
     outside of the image has the value of the nearest place inside.
     """
     _, _, height, width = x.shape
+    # `down` is the weight of the bottom row, and `across` is the weight of the right column.
     top, bottom, down = neighbours(row, height, x.dtype)
     left, right, across = neighbours(column, width, x.dtype)
+    # The weights get the shape of the items: (grids, rows, columns, channels).
     down = down[:, :, None, None]
     across = across[:, None, :, None]
 
@@ -426,10 +453,10 @@ def bilinear(x: Array, batch: Array, row: Array, column: Array) -> Array:
 
 
 def neighbours(place: Array, extent: int, dtype: DType) -> tuple[Array, Array, Array]:
-    """Return the indices of the items before and after each place, and a weight.
+    """Return the indices of the items before and after each place, and the weight of the latter.
 
-    The weight belongs to the item after the place, in a linear interpolation. It has the dtype
-    `dtype`. Places are clamped to the axis, which has `extent` items.
+    The weight is for a linear interpolation, and has the dtype `dtype`. Places are clamped to the
+    axis, which has `extent` items. The place 2.25 gives the indices 2 and 3 and the weight 0.25.
     """
     place = jnp.clip(place, 0, extent - 1)
     whole_place = jnp.floor(place)

@@ -44,6 +44,8 @@ def rounded_to(x: Array, dtype: DType) -> Array:
     wide = x.astype(wide_dtype(x))
     narrow = jnp.finfo(dtype)
     result = lax.reduce_precision(wide, narrow.nexp, narrow.nmant)
+    # bfloat16 has as many bits of the exponent as float32. Its subnormal numbers are subnormal in
+    # float32 too, and may become 0.
     if narrow.nexp < jnp.finfo(wide.dtype).nexp:
         step = float(narrow.smallest_subnormal)
         steps = lax.round(wide / step, lax.RoundingMethod.TO_NEAREST_EVEN)
@@ -54,8 +56,8 @@ def rounded_to(x: Array, dtype: DType) -> Array:
 def saturated(x: object, dtype: DType) -> NDArray[Any]:
     """Convert an array to a dtype. Finite numbers beyond the dtype's range become its limits.
 
-    For example, masks often contain the lowest number of float32. In 16 bits it becomes the
-    lowest number of 16 bits instead of -inf, so that a product with 0 is 0 instead of NaN.
+    For example, masks often contain the lowest number of float32. This number becomes the lowest
+    number of 16 bits instead of -inf, so that a product with 0 is 0 instead of NaN.
     """
     if not jnp.issubdtype(dtype, jnp.floating):
         return np.asarray(x, dtype)
@@ -69,8 +71,8 @@ def saturated(x: object, dtype: DType) -> NDArray[Any]:
 def saturate(result: NDArray[Any], array: NDArray[Any]) -> None:
     """Replace infinite items of `result`, in place, where `array` has finite items.
 
-    Such an item becomes the lowest or the highest number of the result's dtype, with the sign of
-    `array`'s item.
+    `result` is `array` in another dtype. An infinite item becomes the lowest or the highest number
+    of this dtype, with the sign of the item of `array`.
     """
     if not jnp.issubdtype(result.dtype, jnp.floating) or array.dtype == object:
         return

@@ -58,10 +58,10 @@ def rotated_overlap(box: Array, boxes: Array) -> Array:
     The result has the shape (n,). It is -inf for boxes that do not overlap. A box has five numbers:
     centre x, centre y, width, height, and the angle from x to y in radians.
 
-    The intersection with one of the boxes is computed in the coordinates of this box, which is a
-    rectangle there, while `box` is a polygon. The polygon's sides are split at the rectangle's edge
-    lines, and all vertices are clamped to the rectangle. The resulting polygon has the area of the
-    intersection.
+    For each of the boxes, the intersection is computed in coordinates in which this box is an
+    upright rectangle around 0, and `box` is a polygon. The polygon's sides are split at the
+    rectangle's edge lines, and all vertices are clamped to the rectangle. The resulting polygon has
+    the area of the intersection.
     """
     cos = jnp.cos(boxes[4])
     sin = jnp.sin(boxes[4])
@@ -71,13 +71,14 @@ def rotated_overlap(box: Array, boxes: Array) -> Array:
         x, y = points
         return jnp.stack([x * cos + y * sin, y * cos - x * sin])
 
+    # A corner is the centre plus or minus half of the width and half of the height, as vectors.
     angle = box[4]
     along = jnp.stack([jnp.cos(angle), jnp.sin(angle)]) * (box[None, 2] / 2)
     across = jnp.stack([-jnp.sin(angle), jnp.cos(angle)]) * (box[None, 3] / 2)
     corners = [along + across, across - along, -along - across, along - across]
-    points = [box[:2] - boxes[:2] + corner for corner in corners]
+    points = [box[:2] - boxes[:2] + corner for corner in corners]  # relative to each box's centre
     polygon = jnp.stack(list(map(rotated_to_boxes, points)))  # (corners, 2, n)
-    half = boxes[2:4] / 2
+    half = boxes[2:4] / 2  # the rectangles reach from -half to half
     side = jnp.roll(polygon, -1, axis=0) - polygon  # from each corner to the next one
     # A crossing is the position, from 0 to 1 along a side, at which the side crosses an edge line.
     is_parallel = side == 0
@@ -89,7 +90,7 @@ def rotated_overlap(box: Array, boxes: Array) -> Array:
     positions = jnp.sort(jnp.clip(jnp.concatenate(crossings, axis=1), 0, 1), axis=1)
     # The position 0 of the corner comes before the four positions of the corner's side.
     positions = jnp.pad(positions, ((0, 0), (1, 0), (0, 0)))
-    path = polygon[:, None] + side[:, None] * positions[:, :, None]
+    path = polygon[:, None] + side[:, None] * positions[:, :, None]  # (corners, positions, 2, n)
     limit = half[None, None]
     vertices = jnp.clip(path, -limit, limit).reshape(-1, *half.shape)  # (vertices, 2, n)
     next_vertices = jnp.roll(vertices, -1, axis=0)
@@ -108,18 +109,19 @@ def suppressed(
     eligible: Array,
     most: int,
     threshold: Array | float,
-    overlap: Overlap = overlap,
+    overlap_of: Overlap = overlap,
     decay: float = 1.0,
 ) -> Array:
     """Return the indices of selected boxes by falling score, continued by -1 to `most` items.
 
     `boxes` has the shape (n, k), and `scores` and `eligible` have the shape (n,). Each step
     selects the eligible box with the highest score, and the first of boxes with equal scores.
-    It then leaves out the boxes whose overlap with a selected box is above the threshold. After
-    each selection, a threshold above 0.5 is multiplied by `decay`.
+    It then leaves out the boxes whose overlap with a selected box is above the threshold.
+    `overlap_of` computes the overlaps. After each selection, a threshold above 0.5 is multiplied
+    by `decay`.
     """
     if not len(scores) or not most:
-        return jnp.full(most, -1, jnp.int32)
+        return jnp.full(most, -1, jnp.int32)  # no box can be selected
     coordinates = boxes.T  # (k, n)
     index = jnp.arange(len(scores), dtype=jnp.int32)
     lowest = jnp.finfo(scores.dtype).min
@@ -135,7 +137,7 @@ def suppressed(
     def take_best(state: _State) -> _State:
         count, remaining, largest, limit, chosen = state
         best = jnp.argmax(jnp.where(remaining, finite_scores, -jnp.inf)).astype(jnp.int32)
-        largest = jnp.maximum(largest, overlap(coordinates[:, best, None], coordinates))
+        largest = jnp.maximum(largest, overlap_of(coordinates[:, best, None], coordinates))
         if decay < 1:
             limit = jnp.where(limit > 0.5, limit * decay, limit)
         is_other = index != best
@@ -156,14 +158,13 @@ def softened(
     most: int,
     least: Array | float,
     sigma: float,
-    overlap: Overlap = overlap,
+    overlap_of: Overlap = overlap,
 ) -> tuple[Array, Array]:
     """Return the indices (most,) of selected boxes, followed by -1, and the scores of these boxes.
 
-    Each step selects the box with the highest score. It multiplies the scores of the other
-    boxes by exp(-o^2 / (2 sigma)), where o is the overlap of the other box and the selected
-    box. Boxes with scores of at most `least` are left out (Bodla et al. 2017,
-    arXiv:1704.04503).
+    Each step selects the box with the highest score. It multiplies the score of each other box
+    by exp(-o^2 / (2 sigma)), where o is the overlap with the selected box. Boxes with scores of
+    at most `least` are left out (Bodla et al. 2017, arXiv:1704.04503).
     """
     coordinates = boxes.T  # (k, n)
 
@@ -176,7 +177,7 @@ def softened(
     def take_best(state: _State) -> _State:
         count, remaining_scores, chosen, chosen_scores = state
         best = jnp.argmax(remaining_scores)
-        overlaps = jnp.maximum(overlap(coordinates[:, best, None], coordinates), 0)
+        overlaps = jnp.maximum(overlap_of(coordinates[:, best, None], coordinates), 0)
         softer = remaining_scores * jnp.exp(-0.5 / sigma * overlaps**2)
         is_other = jnp.arange(len(scores)) != best
         stays = (softer > least) & is_other
@@ -202,3 +203,17 @@ def filled_first(rows: Array, filled: Array) -> tuple[Array, Array]:
     """
     order = jnp.argsort(~filled, stable=True)
     return rows[order], filled[order]
+
+
+def best_mask(scores: Array, eligible: Array, most: int) -> Array:
+    """Return the mask of the `most` largest scores among the eligible scores.
+
+    `scores`, `eligible` and the mask have the shape (n,). Of equal scores the first win.
+    """
+    count = len(scores)
+    if most >= count:
+        return eligible  # all eligible scores are among the `most` largest
+    order = jnp.argsort(jnp.where(eligible, -scores, jnp.inf), stable=True)
+    # The rank of a score is the place of the score in this order.
+    rank = jnp.zeros(count, jnp.int32).at[order].set(jnp.arange(count, dtype=jnp.int32))
+    return eligible & (rank < most)

@@ -96,6 +96,8 @@ class Windows:
         reach: list[tuple[int, int]] = []
         for axis, (padding_before, _) in enumerate(self.padding):
             stride = self.stride[axis]
+            # A window k positions before the first one starts at -padding_before - k * stride. It
+            # covers item 0 of the up-scaled shape if it starts at 1 - dilated or later.
             before = (self.dilated[axis] - 1 - padding_before) // stride
             # The position of the last window that covers the last item of the up-scaled shape.
             last = (self.upscaled[axis] - 1 + padding_before) // stride
@@ -114,13 +116,14 @@ class Windows:
         if isinstance(index, int):
             start = index * dilation
         else:
-            # The index is traced. The slice with this start has no stride.
+            # The index is traced. A slice with a traced start can have no stride, so that the span
+            # is cut out first.
             start = 0
             x = lax.dynamic_slice_in_dim(x, index * dilation, span, axis)
         return lax.slice_in_dim(x, start, start + span, stride, axis)
 
 
-def basic(
+def basic_windows(
     shape: Shape, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
 ) -> Windows:
     """Return the windows of a convolution or pool on an input of the shape `shape`.
@@ -155,10 +158,13 @@ def basic(
     )
 
 
-def reverse(shape: Shape, output: Shape, size: Shape, **sliding: Unpack[Sliding]) -> Windows:
+def reverse_windows(
+    shape: Shape, output_shape: Shape, size: Shape, **sliding: Unpack[Sliding]
+) -> Windows:
     """Return the windows of a deconvolution or debox on an input of the shape `shape`.
 
-    `output` is the shape of the result, or () if it must be computed from the input.
+    If `output_shape` is (), it is computed from the input. `size`, `stride`, `dilation` and
+    `padding` are as in `basic_windows`.
     """
     padding = sliding["padding"]
     rank = len(shape)
@@ -173,7 +179,7 @@ def reverse(shape: Shape, output: Shape, size: Shape, **sliding: Unpack[Sliding]
             computed.append((extent - 1) * stride[axis] + dilated[axis] - before - after)
         else:  # automatic padding
             computed.append(extent * stride[axis])
-    upscaled = output or tuple(computed)
+    upscaled = output_shape or tuple(computed)
     return Windows(
         size=size,
         padding=_complete(padding, upscaled, shape, dilated, stride),
@@ -199,7 +205,8 @@ def _complete(
     """Return `padding`, continued by automatic padding for the axes for which it has no item."""
     complete = list(padding)
     for axis in range(len(padding), len(upscaled)):
-        span = (downscaled[axis] - 1) * stride[axis] + dilated[axis]  # all windows together span it
+        # All windows together span this number of items.
+        span = (downscaled[axis] - 1) * stride[axis] + dilated[axis]
         total = max(span - upscaled[axis], 0)
         before = total // 2
         complete.append((before, total - before))
@@ -231,9 +238,10 @@ def _mirrored(x: Array, axis: int, before: int, after: int, border: str) -> Arra
         pads = [(0, 0)] * x.ndim
         pads[axis] = before, after
         return jnp.pad(x, pads, mode=PAD_MODES[border])
-    # jnp.pad would trace an operation for each reflection from edge to edge.
-    # The index of the item goes up to the end of the axis and back. With 3 items, 'reflect' repeats
-    # the indices 0 1 2 1, and 'reflect-even', which repeats the edges, 0 1 2 2 1 0.
+    # Items are reflected several times, and `jnp.pad` would trace an operation for each time.
+    # Therefore the items are read by their indices, which go up to the end of the axis and back.
+    # With 3 items, 'reflect' repeats the indices 0 1 2 1. 'reflect-even' also repeats the edges,
+    # and has the indices 0 1 2 2 1 0.
     edge_repeats = 0 if border == "reflect" else 1
     period = 2 * (extent - 1 + edge_repeats)
     phase = (lax.iota(np.int32, before + extent + after) - before) % period
@@ -252,13 +260,14 @@ def valid_counts(windows: Windows, fold: Callable[[int], None]) -> Any:
     for axis, cell_count in enumerate(windows.size):
         before, after = windows.padding[axis]
         if before == 0 and after == 0:
-            counts = counts * cell_count
+            counts = counts * cell_count  # without padding all cells lie on the input
             continue
         fold(_ARRAYS_AT_A_TIME * windows.downscaled[axis] * counts.size)
         dilation = windows.dilation[axis]
         start = np.arange(windows.downscaled[axis]) * windows.stride[axis] - before
-        # Cell k of a window lies at start + k * dilation. The cells from `first` to `stop` lie on
-        # the input.
+        # Cell k of a window lies at start + k * dilation. The cells from `first` to `stop` - 1 lie
+        # on the input. The bounds are -start / dilation and (extent - start) / dilation, rounded
+        # up.
         first = np.maximum(-(start // dilation), 0)
         stop = np.minimum(-((start - windows.upscaled[axis]) // dilation), cell_count)
         counts = counts * np.maximum(stop - first, 0).reshape(along(axis, rank))
@@ -280,38 +289,40 @@ def window_max_and_index(x: Array, windows: Windows, border: str) -> tuple[Array
     """Return the maximum of each window, and the index of the cell that has it.
 
     The cells of a window are numbered in row-major order. Of equal maxima the first cell
-    counts. NaN counts as the greatest number.
+    wins. NaN counts as the greatest number.
     """
     fill = lowest(x.dtype) if border == "ignore" else 0.0
     maximum = extend(x, windows.padding, border, fill)
     index = jnp.zeros(maximum.shape, jnp.int32)
-    volume = 1  # the number of cells along the axes that are reduced already
+    cell_count = 1  # the number of cells along the axes that are reduced already
     # The axes are reduced one by one, from the last to the first, so that of equal maxima the first
     # one is selected.
     for axis in reversed(range(x.ndim)):
-        maximum, index = _first_of_cells(maximum, index, windows, axis, volume)
-        volume *= windows.size[axis]
+        maximum, index = _first_of_cells(maximum, index, windows, axis, index_step=cell_count)
+        cell_count *= windows.size[axis]
     return maximum, index
 
 
 def _first_of_cells(
-    x: Array, index: Array, windows: Windows, axis: int, volume: int
+    x: Array, index: Array, windows: Windows, axis: int, index_step: int
 ) -> tuple[Array, Array]:
     """Return the maximum along one axis of each window, and the index of the cell that has it.
 
-    `index` has the index that each item of x has so far, and `volume` is the number by which
-    the index grows from cell to cell along the axis. Of equal maxima the first counts.
+    `index` has the index of each item of x in the cells along the axes that are reduced
+    already. `index_step` is the number by which the index grows from cell to cell along this
+    axis. Of equal maxima the first counts.
     """
 
     def take_better(
         best: tuple[Array, Array], cell: Array | int
     ) -> tuple[tuple[Array, Array], None]:
+        """Return the better one of `best` and a cell. `lax.scan` needs a pair, thus the None."""
         maximum, maximum_index = best
         candidate = windows.cell(x, axis, cell)
         is_larger = candidate > maximum
         is_first_nan = (candidate != candidate) & (maximum == maximum)  # only NaN is not itself
         is_better = is_larger | is_first_nan
-        candidate_index = windows.cell(index, axis, cell) + cell * volume
+        candidate_index = windows.cell(index, axis, cell) + cell * index_step
         maximum = jnp.where(is_better, candidate, maximum)
         maximum_index = jnp.where(is_better, candidate_index, maximum_index)
         return (maximum, maximum_index), None
@@ -399,10 +410,10 @@ def require_reverse(windows: Windows, padding: Padding, first_axis: int = 0) -> 
     """Raise InvalidShape if the output of a deconvolution or debox is empty or has a wrong shape.
 
     Windows on the output must have as many positions as the input has items. `padding` is the
-    attribute, and `first_axis` is the number that the error gives to the first axis of the
-    windows.
+    attribute of the operation, in which axes with automatic padding have no item. `first_axis`
+    is the number that the error gives to the first axis of the windows.
     """
-    on_output = basic(
+    on_output = basic_windows(
         windows.upscaled,
         size=windows.size,
         border=windows.border,
@@ -417,17 +428,17 @@ def require_reverse(windows: Windows, padding: Padding, first_axis: int = 0) -> 
         windows.padding,
         strict=True,
     )
-    for axis, (output, input, positions, pads) in enumerate(extents, first_axis):
-        are_both_empty = output == input == 0
-        if output < 1 and not are_both_empty:
+    for axis, (extent, input_extent, position_count, pads) in enumerate(extents, first_axis):
+        are_both_empty = extent == input_extent == 0
+        if extent < 1 and not are_both_empty:
             raise InvalidShape(
-                f"the output has extent {output} at axis {axis}: "
+                f"the output has extent {extent} at axis {axis}: "
                 f"'padding' {pads} removes all items that the windows cover"
             )
-        if differ(input, positions):
+        if differ(input_extent, position_count):
             raise InvalidShape(
-                f"'output_shape' has extent {output} at axis {axis}: the windows have {positions} "
-                f"positions along it, but the input has extent {input}",
+                f"'output_shape' has extent {extent} at axis {axis}: the windows have "
+                f"{position_count} positions along it, but the input has extent {input_extent}",
                 hint="the basic operation with the same attributes must map 'output_shape' to the "
                 "shape of the input",
             )

@@ -121,7 +121,8 @@ class Families(Registry):
         return self._rules.get(kind)
 
     def __getitem__(self, kind: str) -> Rule:
-        # Most rules are imported already. For these the first look-up saves a call.
+        # Most rules are imported already. For such a rule the look-up in `_rules` saves the call
+        # of `get`.
         rule = self._rules.get(kind) or self.get(kind)
         if rule is None:
             raise KeyError(kind)

@@ -38,7 +38,7 @@ _register_unary("erf", lax.erf)
 def hard_swish(x: Array) -> Array:
     """Return x * min(max(x + 3, 0), 6) / 6.
 
-    At -3 and 3 the derivative is the one of x * (x + 3) / 6, as in PyTorch.
+    At -3 and 3 the derivative is that of x * (x + 3) / 6, as in PyTorch.
     """
     x = jnp.asarray(x)
     capped = jnp.where(x > 3, 1.0, (x + 3) / 6)
@@ -76,8 +76,8 @@ def gelu(x: Array, approximation: str = "sigmoid") -> Array:
     wide = widened(x)
     exponent = 3 if approximation == "tanh" else 2
     inner = wide + 0.044715 * lax.integer_pow(wide, exponent)
-    # logistic(2u) equals (1 + tanh(u)) / 2, and keeps its digits where this value is small. Here u
-    # is sqrt(2 / pi) * inner.
+    # For u = sqrt(2 / pi) * inner, the distribution (1 + tanh(u)) / 2 equals logistic(2 * u). The
+    # latter keeps its digits where the distribution is small. Here 2 * u is sqrt(8 / pi) * inner.
     distribution = lax.logistic(math.sqrt(8 / math.pi) * inner)
     return (wide * distribution).astype(x.dtype)
 
@@ -93,10 +93,10 @@ def softabs(x: Array, epsilon: float) -> Array:
     """Return sqrt(x^2 + epsilon), without overflow or underflow of the square."""
     x = jnp.asarray(x)
     if epsilon == 0:
-        return jnp.abs(x)
+        return jnp.abs(x)  # otherwise the unit below would be 0 at x = 0
     root = math.sqrt(epsilon)
-    # In this unit the squares are at most 1. The unit cancels out, so that no derivative has to go
-    # through the unit.
+    # Divided by the unit, x and the root are at most 1, and so are their squares. The result does
+    # not depend on the unit, so that no derivative has to go through the unit.
     unit = lax.stop_gradient(jnp.maximum(jnp.abs(x), root))
     return unit * jnp.sqrt(jnp.square(x / unit) + jnp.square(root / unit))
 
@@ -104,7 +104,8 @@ def softabs(x: Array, epsilon: float) -> Array:
 def _exponential(x: Array, alpha: float) -> Array:
     """Return alpha * (exp(x) - 1) where x < 0, and x elsewhere."""
     is_negative = x < 0
-    # For large x, exp and its derivative overflow. This selection keeps them out of the result.
+    # For large x, exp(x) and its derivative overflow. Where x is not negative, the exponent 0
+    # keeps the infinite values out of the derivative.
     exponent = jnp.where(is_negative, x, 0.0)
     return jnp.where(is_negative, alpha * jnp.expm1(exponent), x)
 
@@ -154,9 +155,7 @@ def clamped_swiglu(gate: Array, up: Array, alpha: float, limit: float) -> Array:
     In the formula `gate` is clamped to at most `limit`, and `up` to [-limit, limit]. The result
     is computed in float32 or a wider dtype, and is not cast back.
     """
-    aligned_gate, aligned_up = align(gate, up)
-    gate = widened(jnp.asarray(aligned_gate))
-    up = widened(jnp.asarray(aligned_up))
-    gate = clamp(gate, -jnp.inf, limit, inclusive=True)
-    up = clamp(up, -limit, limit, inclusive=True)
-    return gate * lax.logistic(alpha * gate) * (up + 1)
+    gate, up = (widened(jnp.asarray(x)) for x in align(gate, up))
+    clamped_gate = clamp(gate, -jnp.inf, limit, inclusive=True)
+    clamped_up = clamp(up, -limit, limit, inclusive=True)
+    return clamped_gate * lax.logistic(alpha * clamped_gate) * (clamped_up + 1)

@@ -1,10 +1,10 @@
 """Convolution and deconvolution (spec 4.3.1).
 
 `conv` maps an input (batch, channels, *extents) to (batch, outputs, *positions). The filter has the
-shape (outputs, channels / groups, *window), and the bias is a scalar or has the shape (1, outputs).
+shape (outputs, channels / groups, *size), and the bias is a scalar or has the shape (1, outputs).
 
 `deconv` maps an input (batch, channels, *positions) to (batch, outputs, *extents). The filter has
-the shape (channels, outputs / groups, *window), and the bias is a scalar or has the shape (1,
+the shape (channels, outputs / groups, *size), and the bias is a scalar or has the shape (1,
 outputs).
 
 Padding, stride and dilation have an item for each spatial axis. If `groups` is 0, each channel is a
@@ -28,12 +28,12 @@ from lowering.kernels.precision import accumulator
 from lowering.kernels.windows import (
     BORDERS,
     Sliding,
-    basic,
+    basic_windows,
     require_attributes,
     require_basic,
     require_positive,
     require_reverse,
-    reverse,
+    reverse_windows,
 )
 from lowering.ops import require, rules
 from lowering.tracing import Context
@@ -44,7 +44,7 @@ def _conv_type(
 ) -> TensorType:
     require.same_dtype(require.ordered, input=input, filter=filter, bias=bias)
     shape = conv_shape(input.shape, filter.shape, bias.shape, groups, **window)
-    return TensorType(shape, _sum_dtype(input.dtype))
+    return TensorType(shape, _result_dtype(input.dtype))
 
 
 def conv_shape(
@@ -53,8 +53,9 @@ def conv_shape(
     """Return the shape (batch, outputs, *positions) of a convolution's result.
 
     `input` has the shape (batch, channels, *extents), and `filter` has the shape (outputs,
-    channels / groups, *window). If `groups` is 0, each channel is a group. Raises InvalidShape
-    or InvalidOperation if operands or attributes do not agree.
+    channels / groups, *size). If `groups` is 0, each channel is a group. `window` has the
+    border, padding, stride and dilation. Raises InvalidShape or InvalidOperation if operands or
+    attributes do not agree.
     """
     _require_operands(input, filter, groups, window)
     groups = groups or input[1]
@@ -66,12 +67,12 @@ def conv_shape(
         )
     _require_divisor(groups, filter)
     _require_bias(bias, filter[0], len(input))
-    windows = basic(input[2:], filter[2:], **window)
+    windows = basic_windows(input[2:], filter[2:], **window)
     require_basic(windows, first_axis=2)
     return (input[0], filter[0], *windows.downscaled)
 
 
-def _sum_dtype(dtype: str) -> str:
+def _result_dtype(dtype: str) -> str:
     """Return the dtype of a convolution's result: int32 for integers, and otherwise the input's."""
     return str(accumulator(dtype)) if is_integer(dtype) else dtype
 
@@ -79,8 +80,8 @@ def _sum_dtype(dtype: str) -> str:
 def conv_work(result: TensorType, filter: TensorType) -> int:
     """Return the number of multiply-adds of a convolution.
 
-    This is the number of items of the result, times the number of items of the filter that
-    belong to one output channel.
+    Each item of the result needs as many multiply-adds as one output channel of the filter has
+    items.
     """
     return volume(result.shape) * volume(filter.shape[1:])
 
@@ -92,18 +93,19 @@ def conv(
     """Correlate the input with a filter, and add a bias.
 
     `input` has the shape (batch, channels, *extents), `filter` has the shape (outputs, channels
-    / groups, *window), and the result has the shape (batch, outputs, *positions). If `groups`
-    is 0, each channel is a group.
+    / groups, *size), and the result has the shape (batch, outputs, *positions). If `groups` is
+    0, each channel is a group. `window` has the border, padding, stride and dilation.
     """
-    windows = basic(input.shape[2:], filter.shape[2:], **window)
+    windows = basic_windows(input.shape[2:], filter.shape[2:], **window)
     groups = groups or input.shape[1]
     sum_dtype = accumulator(input.dtype)
     if is_integer(str(sum_dtype)):
-        ctx.unroll(windows.volume)  # integers are multiplied cell by cell
+        # Integers are multiplied cell by cell. The context may refuse so many operations.
+        ctx.unroll(windows.volume)
     output = correlation.conv(
         input, filter, windows, groups=groups, precision=ctx.precision, wide=sum_dtype
     )
-    return _add_bias(output, bias).astype(_sum_dtype(str(input.dtype)))
+    return _add_bias(output, bias).astype(_result_dtype(str(input.dtype)))
 
 
 def _deconv_type(
@@ -128,7 +130,7 @@ def _deconv_type(
             raise InvalidOperation(
                 f"'output_shape' {list(output_shape)} must have {len(input.shape)} items"
             )
-        # The batch extent of the result is the batch extent of the input, which may be 0.
+        # The batch extent of `output_shape` is ignored. The batch extent of the input may be 0.
         require_positive("output_shape", (input.shape[0] or 1, *output_shape[1:]))
     groups = _deconv_groups(input.shape, filter.shape, output_shape, groups)
     channels = filter.shape[1] * groups
@@ -139,11 +141,12 @@ def _deconv_type(
         )
     _require_divisor(groups, filter.shape)
     _require_bias(bias.shape, channels, len(input.shape))
-    windows = reverse(input.shape[2:], output_shape[2:], filter.shape[2:], **window)
+    windows = reverse_windows(input.shape[2:], output_shape[2:], filter.shape[2:], **window)
     require_reverse(windows, window["padding"], first_axis=2)
     return TensorType((input.shape[0], channels, *windows.upscaled), input.dtype)
 
 
+# A deconvolution reverses a convolution: its input has the role of the result in `conv_work`.
 @rules.rule("deconv", _deconv_type, work=lambda input, filter: conv_work(input, filter))
 def deconv(
     ctx: Context,
@@ -157,12 +160,11 @@ def deconv(
     """Return the transposed convolution of the input with a filter, plus a bias.
 
     `input` has the shape (batch, channels, *positions), `filter` has the shape (channels,
-    outputs / groups, *window), and the result has the shape (batch, outputs, *extents). The
-    result's batch extent is the input's batch extent, even if `output_shape` begins with
-    another number. If `output_shape` is empty, the extents follow from the input and the
-    windows.
+    outputs / groups, *size), and the result has the shape (batch, outputs, *extents). The batch
+    extent of `output_shape` is ignored. If `output_shape` is empty, the extents are computed
+    from the input and the windows. `window` has the border, padding, stride and dilation.
     """
-    windows = reverse(input.shape[2:], output_shape[2:], filter.shape[2:], **window)
+    windows = reverse_windows(input.shape[2:], output_shape[2:], filter.shape[2:], **window)
     groups = _deconv_groups(input.shape, filter.shape, output_shape, groups)
     flipped = correlation.transposed_filter(filter, groups)
     sum_dtype = accumulator(input.dtype)
@@ -173,10 +175,11 @@ def deconv(
 
 
 def _deconv_groups(input: Shape, filter: Shape, output_shape: Shape, groups: int) -> int:
-    """Return the number of groups of a deconvolution, whose attribute `groups` may be 0.
+    """Return the number of groups of a deconvolution. `groups` is the attribute, which may be 0.
 
-    If `groups` is 0, each input channel is a group. But if `output_shape` is given, the number of
-    groups follows from its channels, since the reverse of a plane-wise `conv` needs this.
+    For 0, the number of groups is the number of output channels divided by filter[1], the output
+    channels of a group. This is for the reverse of a `conv` with `groups` 0, in which each channel
+    of the `conv`'s input is a group. Without `output_shape`, each input channel is a group.
     """
     if groups:
         return groups
@@ -194,7 +197,7 @@ def _add_bias(output: Array, bias: Array) -> Array:
 
 
 def _require_operands(input: Shape, filter: Shape, groups: int, window: Sliding) -> None:
-    """Refuse ranks of input and filter that differ, and attributes that are out of range."""
+    """Refuse an input and a filter of different ranks, and attributes that are out of range."""
     require.one_of("border", window["border"], BORDERS)
     rank = len(input)
     if rank < 2 or len(filter) != rank:
@@ -218,7 +221,7 @@ def _require_divisor(groups: int, filter: Shape) -> None:
 def _require_bias(bias: Shape, channels: int, rank: int) -> None:
     """Raise InvalidShape unless a bias has one item, or one item for each of the channels.
 
-    `bias` is its shape, and `rank` is the rank of the output.
+    `bias` is the shape of the bias, and `rank` is the rank of the output.
     """
     # All extents must be 1, except that axis 1 may have the channels.
     expected = [1] * len(bias)

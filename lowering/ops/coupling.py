@@ -13,9 +13,9 @@ from lowering.ops import require, rules
 
 # There are at most this number of iterations, or as many as classes if there are more classes.
 _MOST_ITERATIONS = 100
-# The iterations end if the residual is below this number divided by the number of classes. The
-# residual is the largest difference of an item of Q p and the number p^T Q p, for the matrix Q of
-# `_errors` and the probabilities p.
+# The iterations end if the residual is below this number divided by the number of classes. For the
+# matrix Q of `_errors` and the probabilities p, the residual is the largest difference between an
+# item of the vector Q p and the number p^T Q p.
 _TOLERANCE = 0.005
 
 
@@ -46,7 +46,8 @@ def pairwise_coupling(shares: Array, count: int) -> Array:
 def _errors(shares: Array) -> Array:
     """Return a matrix Q for `shares` (count, count). The error of probabilities p is p^T Q p.
 
-    p is a vector with the probability of each class.
+    p is a vector with the probability of each class. Q[i, i] is the sum of shares[j, i]^2 over j,
+    and Q[i, j] is -shares[i, j] * shares[j, i] for i != j. The diagonal of `shares` is 0.
     """
     squared_sums = jnp.sum(shares**2, axis=0)
     return jnp.diag(squared_sums) - shares * shares.T
@@ -57,6 +58,8 @@ def _exact(shares: Array) -> Array:
 
     Q is the matrix `_errors(shares)`. At the least error all items of Q p are equal.
     """
+    # Since the items of p add up to 1, (Q + 1) p equals Q p + 1, whose items are equal too. The
+    # solution for equal items 1 is p times a number, and the sum of the solution is this number.
     weights = jnp.linalg.solve(_errors(shares) + 1, jnp.ones(len(shares), shares.dtype))
     return weights / jnp.sum(weights)
 
@@ -76,7 +79,8 @@ def _coupled(shares: Array) -> Array:
         `state` has the probabilities p, the vector Q p and the number p^T Q p.
         """
         p, Qp, pQp = state
-        step = (pQp - Qp[t]) / Q[t, t]
+        step = (pQp - Qp[t]) / Q[t, t]  # makes item t of Q p equal to the old p^T Q p
+        # With `step` added to p[t], p^T Q p grows by 2 * step * (Q p)[t] + step^2 * Q[t, t].
         total = 1 + step  # the sum of the probabilities after the change
         pQp = (pQp + step * (step * Q[t, t] + 2 * Qp[t])) / total**2
         p = p.at[t].add(step) / total
@@ -84,7 +88,7 @@ def _coupled(shares: Array) -> Array:
         return p, Qp, pQp
 
     def continues(state: tuple[Array, Array]) -> Array:
-        """Tell whether the residual is too large, and the number of iterations allows another."""
+        """Tell whether the residual is too large, and another iteration is allowed."""
         iterations, p = state
         Qp = Q @ p
         # At the least error all items of Q p equal p^T Q p. The residual is the largest difference.

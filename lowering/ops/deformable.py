@@ -13,7 +13,7 @@ from jax import Array
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Shape, differ
 from lowering.graph import ABSENT, TensorType
-from lowering.kernels.windows import Padding, basic
+from lowering.kernels.windows import Padding, basic_windows
 from lowering.ops import require, rules
 from lowering.ops.conv import conv_shape, conv_work
 from lowering.tracing import Context
@@ -26,6 +26,7 @@ def _deformable_type(
     """Check the arguments of `deformable_conv`, and return the type of its result."""
     require.same_dtype(require.floating, input=input, offsets=offsets, filter=filter)
     require.layout("[B,C,H,W]", input=input, filter=filter)
+    # An index of int32 numbers the items of one channel.
     require.indexable(input=TensorType(input.shape[2:], input.dtype))
     shape = conv_shape(
         input.shape, filter.shape, bias=(), groups=groups,
@@ -34,11 +35,11 @@ def _deformable_type(
     if offset_groups < 1 or groups < 1:
         raise InvalidOperation(f"groups must be positive, they are {groups} and {offset_groups}")
     cells = filter.shape[2] * filter.shape[3]
-    for name, operand, count in (("offsets", offsets, 2), ("mask", mask, 1)):
+    for name, operand, per_cell in (("offsets", offsets, 2), ("mask", mask, 1)):
         if operand != ABSENT:
             require.floating(**{name: operand})
-            why = f"it has {count} channels for each of {cells} cells and {offset_groups} groups"
-            expected = (shape[0], count * offset_groups * cells, *shape[2:])
+            why = f"it has {per_cell} channels for each of {cells} cells and {offset_groups} groups"
+            expected = (shape[0], per_cell * offset_groups * cells, *shape[2:])
             require.shape(name, operand, expected, why)
     if differ(input.shape[1] % offset_groups, 0):
         raise InvalidShape(f"{offset_groups} groups do not divide {input.shape[1]} channels")
@@ -51,12 +52,13 @@ def deformable_conv(
     groups: int, offset_groups: int, padded_bilinear: bool, padding: Padding, stride: Shape,
     dilation: Shape,
 ) -> Array:  # fmt: skip
-    """Correlate with a filter whose cells are moved by offsets (y, x), with linear interpolation.
+    """Correlate with a filter whose cells are moved by offsets (y, x).
 
-    `offsets` has the shape (batch, offset_groups * cells * 2, rows, columns), and `mask` has
-    the shape (batch, offset_groups * cells, rows, columns). Here cells is the number of cells
-    of the filter's window, and rows and columns are the spatial extents of the result. The mask
-    has the factors of the values that the cells read.
+    A cell reads the input at a position between items, by linear interpolation. `offsets` has
+    the shape (batch, offset_groups * cells * 2, rows, columns), and `mask` has the shape
+    (batch, offset_groups * cells, rows, columns). Here cells is the number of cells of the
+    filter, and rows and columns are the spatial extents of the result. The values that the
+    cells read are multiplied by the mask.
 
     If `padded_bilinear` is true, items outside of the input are 0 in the interpolation. If it
     is false, a position (y, x) outside of 0 <= y < height, 0 <= x < width has the value 0. Within
@@ -67,7 +69,7 @@ def deformable_conv(
     batch, channels, height, width = x.shape
     out_channels, group_channels, cell_rows, cell_columns = weights.shape
     cells = cell_rows * cell_columns
-    windows = basic(
+    windows = basic_windows(
         (height, width), (cell_rows, cell_columns),
         border="constant", padding=padding, stride=stride, dilation=dilation,
     )  # fmt: skip
@@ -84,7 +86,7 @@ def deformable_conv(
         """Return the positions along an axis at which the filter's cells read the input.
 
         A position is the sum of an item of the grid, which broadcasts to (cells, rows, columns),
-        and an offset. The result has the shape (batch, groups, cells, rows, columns).
+        and an offset. The result has the shape (batch, offset_groups, cells, rows, columns).
         """
         return grid[None, None].astype(x.dtype) + moves[:, :, :, axis]
 
@@ -93,26 +95,29 @@ def deformable_conv(
     row_dilation, column_dilation = windows.dilation
     row_steps = jnp.repeat(jnp.arange(cell_rows) * row_dilation, cell_columns)
     column_steps = jnp.tile(jnp.arange(cell_columns) * column_dilation, cell_rows)
-    row = moved(starts(0).reshape(1, -1, 1) + row_steps[:, None, None], axis=0)
-    column = moved(starts(1).reshape(1, 1, -1) + column_steps[:, None, None], axis=1)
-    parts = x.reshape(batch, offset_groups, channels // offset_groups, height * width)
+    y_positions = moved(starts(0).reshape(1, -1, 1) + row_steps[:, None, None], axis=0)
+    x_positions = moved(starts(1).reshape(1, 1, -1) + column_steps[:, None, None], axis=1)
+    images = x.reshape(batch, offset_groups, channels // offset_groups, height * width)
     values = _interpolated(
-        parts, y=row, x=column, height=height, width=width, padded=padded_bilinear
+        images, y=y_positions, x=x_positions, height=height, width=width, padded=padded_bilinear
     )
     if mask is not False:
         values = values * jnp.asarray(mask).reshape(batch, offset_groups, 1, cells, rows, columns)
     values = values.reshape(batch, groups, channels // groups, cells, rows, columns)
     kernel = weights.reshape(groups, out_channels // groups, group_channels, cells)
+    # The letters stand for batch, group, channel, kernel cell, height, width and output channel.
     product = jnp.einsum("bgckhw,gock->bgohw", values, kernel, precision=ctx.precision)
     return product.reshape(batch, out_channels, rows, columns)
 
 
-def _interpolated(parts: Array, y: Array, x: Array, height: int, width: int, padded: bool) -> Array:
-    """Return the values of `parts` at rows y and columns x, interpolated linearly.
+def _interpolated(
+    images: Array, y: Array, x: Array, height: int, width: int, padded: bool
+) -> Array:
+    """Return the values of `images` at rows y and columns x, interpolated linearly.
 
-    `parts` has the shape (batch, groups, channels, height * width). y and x have the shape
+    `images` has the shape (batch, groups, channels, height * width). y and x have the shape
     (batch, groups, cells, rows, columns), and the result has the shape (batch, groups,
-    channels, cells, rows, columns). If `padded` is true, items outside of the input are 0.
+    channels, cells, rows, columns). If `padded` is true, items outside of the images are 0.
     Otherwise the last row and column extend to height and width, and values beyond are 0.
     """
 
@@ -125,8 +130,8 @@ def _interpolated(parts: Array, y: Array, x: Array, height: int, width: int, pad
         column_index = jnp.clip(column, 0, width - 1).astype(jnp.int32)
         index = row_index * width + column_index
         flat_index = index.reshape(*index.shape[:2], 1, -1)
-        items = jnp.take_along_axis(parts, flat_index, axis=3)
-        return items.reshape(*parts.shape[:3], *index.shape[2:])
+        items = jnp.take_along_axis(images, flat_index, axis=3)
+        return items.reshape(*images.shape[:3], *index.shape[2:])
 
     first_row = jnp.floor(y)
     first_column = jnp.floor(x)
@@ -140,4 +145,6 @@ def _interpolated(parts: Array, y: Array, x: Array, height: int, width: int, pad
             if padded:
                 weight = jnp.where(is_inside(row, column), weight, 0)
             total = total + items_at(row, column) * weight[:, :, None]
-    return total if padded else jnp.where(is_inside(y, x)[:, :, None], total, 0)
+    if padded:
+        return total
+    return jnp.where(is_inside(y, x)[:, :, None], total, 0)

@@ -22,7 +22,6 @@ from lowering.extents import (
     is_symbolic,
     show,
     volume,
-    with_extent,
 )
 from lowering.graph import ABSENT, TensorType
 from lowering.kernels.precision import widened
@@ -55,12 +54,12 @@ def _suppression_type(
         require.same_dtype(scores=scores, score_threshold=score_threshold)
         require.one(score_threshold=score_threshold)
     require.not_negative(max_output_boxes_per_class=max_output_boxes_per_class)
-    most = _most(scores.shape[2], max_output_boxes_per_class)
+    most = _limited(scores.shape[2], max_output_boxes_per_class)
     return TensorType((scores.shape[0] * scores.shape[1] * most, 3), "int32")
 
 
-def _most(boxes: int, limit: int) -> int:
-    """Return the largest number of boxes that may be selected. A limit of 0 means no limit."""
+def _limited(boxes: int, limit: int) -> int:
+    """Return the smaller one of a number of boxes and a limit. A limit of 0 means no limit."""
     return boxes if boxes is UNKNOWN or limit == 0 else min(boxes, limit)
 
 
@@ -73,25 +72,27 @@ def non_max_suppression(
     score_threshold: Array | Literal[False],
     center_point_box: bool,
 ) -> Array:
-    """Return rows (batch, class, box) of the boxes that overlap no selected box of higher score.
+    """Select the boxes of each class by score. Return rows (batch, class, box) of their indices.
 
     `boxes` has the shape (batches, boxes, 4), and `scores` has the shape (batches, classes,
-    boxes). Rows are sorted by batch, by class and by falling score, and rows with equal scores
-    by box. A box is left out if its score is not above `score_threshold`, or if its
-    intersection over union with a selected box of higher score is above `iou_threshold`. The
-    result has batches * classes * min(limit, boxes) rows. Rows after the last selected box hold
-    -1.
+    boxes). A box is left out if its score is not above `score_threshold`, or if its
+    intersection over union with a selected box of higher score is above `iou_threshold`. At
+    most `max_output_boxes_per_class` boxes of a class are selected, where 0 means no limit,
+    unlike in ONNX.
+
+    Rows are sorted by batch, by class and by falling score, and rows with equal scores by box.
+    There is a row for each box that may be selected at most. Rows after the last selected box
+    hold -1.
 
     A box is given by two opposite corners in any order, as y, x, y, x. If `center_point_box` is
-    true, it is given as centre x, centre y, width, height. The limit is
-    `max_output_boxes_per_class`, where 0 means no limit, unlike in ONNX.
+    true, it is given as centre x, centre y, width, height.
     """
     wide_boxes = widened(jnp.asarray(boxes))
     wide_scores = widened(jnp.asarray(scores))
     if wide_scores.size == 0:
-        return jnp.zeros((0, 3), jnp.int32)
+        return jnp.zeros((0, 3), jnp.int32)  # there is no box that may be selected
     corners = _corners(wide_boxes, center_point_box)
-    most = _most(wide_boxes.shape[1], max_output_boxes_per_class)
+    most = _limited(wide_boxes.shape[1], max_output_boxes_per_class)
     eligible = jnp.ones(wide_scores.shape, bool)
     if score_threshold is not False:
         eligible = wide_scores > widened(jnp.asarray(score_threshold)).reshape(())
@@ -99,16 +100,17 @@ def non_max_suppression(
     def select(corners: Array, scores: Array, eligible: Array) -> Array:
         return suppressed(corners, scores, eligible, most, iou_threshold)
 
-    select_by_class = jax.vmap(select, (None, 0, 0))
+    # All classes of an image share the corners.
+    select_by_class = jax.vmap(select, in_axes=(None, 0, 0))
     # The indices of boxes have the shape (batches, classes, most).
     box_index = jax.vmap(select_by_class)(corners, wide_scores, eligible)
-    rows = _numbered(box_index)
+    rows = _index_rows(box_index)
     is_filled = rows[:, 2] >= 0
     order = jnp.argsort(~is_filled, stable=True)  # filled rows come first
     return jnp.where(is_filled[:, None], rows, -1)[order]
 
 
-def _numbered(box_index: Array) -> Array:
+def _index_rows(box_index: Array) -> Array:
     """Return rows (batch, class, box) for indices of boxes (batches, classes, most)."""
     batch_index = lax.broadcasted_iota(jnp.int32, box_index.shape, 0)
     class_index = lax.broadcasted_iota(jnp.int32, box_index.shape, 1)
@@ -116,10 +118,10 @@ def _numbered(box_index: Array) -> Array:
 
 
 def _corners(boxes: Array, center_point_box: bool) -> Array:
-    """Return the lower and the upper corner of each box, in the last axis.
+    """Return boxes (..., 4) as the lower corner and then the upper corner.
 
-    A box is given by two opposite corners. If `center_point_box` is true, it is given by its centre
-    and its extents.
+    `boxes` has two opposite corners of each box. If `center_point_box` is true, it has the centre
+    and the extents of each box instead.
     """
     first, second = boxes[..., :2], boxes[..., 2:]
     if center_point_box:
@@ -142,7 +144,9 @@ def non_zero(input: Array) -> Array:
     x = jnp.asarray(input)
     (flat_index,) = jnp.nonzero(x.reshape(-1), size=x.size, fill_value=-1)
     flat_index = flat_index.astype(jnp.int32)[None, :]
-    # The stride of an axis is the distance of neighbours along this axis in the flat input.
+    # The stride of an axis is the distance of neighbours along this axis in the flat input. With
+    # the shape (2, 3) the strides are (3, 1), and the flat index 5 has the indices 5 // 3 % 2 = 1
+    # and 5 // 1 % 3 = 2.
     strides: list[Any] = [volume(x.shape[axis + 1 :]) for axis in range(x.ndim)]
     return jnp.where(flat_index < 0, -1, flat_index // _column(strides) % _column(x.shape))
 
@@ -161,11 +165,12 @@ def _sorted_type(
     require.one_of("rotation", rotation, _ROTATIONS)
     if rotation != "none":
         require.layout("[batches,boxes,5]", boxes=boxes)
+        # `_suppression_type` expects the four numbers of boxes without an angle.
         boxes = TensorType((*boxes.shape[:2], 4), boxes.dtype)
     limit = max_output_boxes_per_class
-    # `_suppression_type` also checks the operands. Its limit 0 means no limit, but here the limit 0
-    # means no rows.
-    row_count, _ = _suppression_type(boxes, scores, limit or 1, ABSENT).shape
+    # The call also checks the operands. For `_suppression_type` the limit 0 means no limit, but
+    # here the limit 0 means no rows.
+    row_count, _ = _suppression_type(boxes, scores, limit or 1, score_threshold=ABSENT).shape
     if limit == 0:
         row_count = 0
     return (
@@ -187,21 +192,24 @@ def sorted_suppression(
     sigma: float = 0.0,
     rotation: str = "none",
 ) -> tuple[Array, Array, Array]:
-    """Return the rows of `non_max_suppression`, rows (batch, class, score), and their number (1,).
+    """Return rows (batch, class, box), rows (batch, class, score), and the number of rows (1,).
 
-    The first two results are parallel: row i of the second has the score of the box in row i of
-    the first. If `sorts` is true, the rows of all batches and classes are sorted by falling
-    score. Rows after the last box hold -1. If `sigma` is above 0, an overlap with a selected
-    box lowers the score of a box instead of removing the box (see `softened`). If `rotation` is
-    not "none", a box is given as centre x, centre y, width, height, and an angle in radians. A
-    "clockwise" angle turns from x to y, and a "counterclockwise" angle from y to x. If
-    `max_output_boxes_per_class` is 0, there are no rows.
+    The boxes are selected as in `non_max_suppression`. Row i of the second result has the score
+    of the box in row i of the first result. Rows after the last box hold -1.
+
+    - `max_output_boxes_per_class`: if it is 0, there are no rows
+    - `sorts`: if it is true, the rows of all batches and classes are sorted by falling score
+    - `sigma`: if it is above 0, an overlap with a selected box lowers the score of a box,
+      instead of removing the box (see `softened`)
+    - `rotation`: unless it is "none", a box is given as centre x, centre y, width, height, and
+      an angle in radians. A "clockwise" angle turns from x to y, and a "counterclockwise" angle
+      from y to x.
     """
     x = jnp.asarray(scores)
     if max_output_boxes_per_class == 0 or x.size == 0:
         return jnp.zeros((0, 3), jnp.int32), jnp.zeros((0, 3), x.dtype), jnp.zeros(1, jnp.int32)
     wide_scores = widened(x)
-    most = _most(x.shape[2], max_output_boxes_per_class)
+    most = _limited(x.shape[2], max_output_boxes_per_class)
     wide_boxes = widened(jnp.asarray(boxes))
     if rotation == "none":
         wide_boxes = _corners(wide_boxes, center_point_box)
@@ -214,14 +222,15 @@ def sorted_suppression(
         """Return the indices (most,) of selected boxes of one class, and their scores."""
         eligible = scores > least
         if sigma > 0:
-            return softened(boxes, scores, eligible, most, least, sigma, overlap=overlap_of)
-        chosen = suppressed(boxes, scores, eligible, most, iou_threshold, overlap=overlap_of)
+            return softened(boxes, scores, eligible, most, least, sigma, overlap_of=overlap_of)
+        chosen = suppressed(boxes, scores, eligible, most, iou_threshold, overlap_of=overlap_of)
         return chosen, jnp.where(chosen >= 0, scores[chosen], -jnp.inf)
 
-    select_by_class = jax.vmap(select, (None, 0))
+    # All classes of an image share the boxes.
+    select_by_class = jax.vmap(select, in_axes=(None, 0))
     # Both results have the shape (batches, classes, most).
     box_index, chosen_scores = jax.vmap(select_by_class)(wide_boxes, wide_scores)
-    indices = _numbered(box_index)
+    indices = _index_rows(box_index)
     flat_scores = chosen_scores.reshape(-1)
     is_filled = box_index.reshape(-1) >= 0  # False for padding
     # Padding has the score -inf. It goes last in both orders.
@@ -246,23 +255,22 @@ def _unique_type(input: TensorType, axis: int) -> tuple[TensorType, ...]:
     if count == MAX_EXTENT:
         # The index after the last one is computed too, and must fit int32.
         raise InvalidShape(f"'input' has {count} items, their indices have 32 bits")
-    items = TensorType(with_extent(input.shape, axis, count), input.dtype)
     indices = TensorType((count,), "int32")
-    return items, indices, indices, indices, TensorType((1,), "int32")
+    return input, indices, indices, indices, TensorType((1,), "int32")
 
 
 @rules.rule("unique", _unique_type)
 def unique(ctx: Context, input: Array, axis: int, sorts: bool) -> tuple[Array, ...]:
     """Return the distinct sub-tensors along an axis, and four int32 tensors about them.
 
-    A sub-tensor is all that the input has at one index of the axis. If `sorts` is true, the
+    A sub-tensor is a slice of the input at one index of the axis. If `sorts` is true, the
     distinct sub-tensors are sorted. Otherwise they are in the order of their first indices. The
-    first result has the extent of the input. After the distinct sub-tensors it repeats the last
+    first result has the shape of the input. After the distinct sub-tensors it repeats the last
     of them. The int32 tensors are:
 
-    1. the first index of each distinct sub-tensor in the input, continued by its last item
+    1. the first index of each distinct sub-tensor in the input, then the last such index again
     2. for each index of the input, the index of its sub-tensor among the distinct ones
-    3. the number of occurrences of each distinct sub-tensor, continued by 0
+    3. the number of occurrences of each distinct sub-tensor, then 0
     4. the number of distinct sub-tensors, of shape (1,)
     """
     x = jnp.asarray(input)
@@ -271,7 +279,9 @@ def unique(ctx: Context, input: Array, axis: int, sorts: bool) -> tuple[Array, .
     if is_static(extent) and extent == 0:
         empty = jnp.zeros((0,), jnp.int32)
         return x, empty, empty, empty, jnp.zeros((1,), jnp.int32)
-    ctx.unroll(volume(rows.shape[1:]))  # sorts by each item of a row in turn
+    # `_distinct` sorts the rows by one column after another. The context may refuse so many
+    # operations.
+    ctx.unroll(volume(rows.shape[1:]))
     first, inverse, counts = _distinct(rows)
     is_filled = counts > 0  # False for padding
     if not sorts:
@@ -298,23 +308,30 @@ def unique(ctx: Context, input: Array, axis: int, sorts: bool) -> tuple[Array, .
 
 
 def _distinct(rows: Array) -> tuple[Array, Array, Array]:
-    """Return three tensors about the distinct rows of an array, in sorted order.
+    """Return three tensors about the distinct rows of an array. Each has an item for each row.
 
-    They are the first index of each distinct row, the number of the distinct row for each row, and
-    the number of occurrences of each distinct row. Each has as many items as there are rows, and
-    the first and the last continue by the number of rows and by 0. NaN equals NaN. The number of
+    The distinct rows are numbered in sorted order. The tensors are:
+
+    1. the first index of each distinct row, then the number of all rows
+    2. for each row, the number of the equal distinct row, from 0 on
+    3. the number of occurrences of each distinct row, then 0
+
+    For the rows a, c, a they are (0, 1, 3), (0, 1, 0) and (2, 1, 0). NaN equals NaN. The number of
     rows may be symbolic.
     """
     count = rows.shape[0]
     width = volume(rows.shape[1:])
     columns = rows.reshape(count, width)
     order = jnp.lexsort([columns[:, i] for i in reversed(range(width))])
-    in_order = columns[order]
+    in_order = columns[order]  # the sorted rows
     indices = jnp.arange(count, dtype=order.dtype)
     previous = in_order[jnp.maximum(indices - 1, 0)]
-    both_nan = (in_order != in_order) & (previous != previous)
-    is_new = ((in_order != previous) & ~both_nan).any(1) | (indices == 0)
+    both_nan = (in_order != in_order) & (previous != previous)  # only NaN is not itself
+    is_new = ((in_order != previous) & ~both_nan).any(axis=1) | (indices == 0)
+    # For each of the sorted rows, `number` is the number of the equal distinct row.
     number = jnp.cumsum(is_new, dtype=order.dtype) - 1
     zeros = jnp.zeros_like(order)
     first = jnp.full_like(order, count).at[number].min(order)
-    return first, zeros.at[order].set(number), zeros.at[number].add(1)
+    inverse = zeros.at[order].set(number)
+    occurrences = zeros.at[number].add(1)
+    return first, inverse, occurrences

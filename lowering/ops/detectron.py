@@ -27,9 +27,9 @@ _LARGEST_LOG_FACTOR = math.log(1000 / 16)  # the upper bound of log dw and log d
 def refined(boxes: Array, deltas: Array, offset: float, largest: float) -> Array:
     """Return boxes (..., 4) moved and scaled by deltas (dx, dy, log dw, log dh).
 
-    A box is x1, y1, x2, y2, and its extent is the difference of its ends plus `offset`. dx and
-    dy are parts of the extents, and dw and dh are factors of the extents. `largest` is the
-    upper bound of log dw and log dh.
+    A box is x1, y1, x2, y2. The width of a box is x2 - x1 + offset, and the height is y2 - y1 +
+    offset. The centre moves by dx * width and dy * height. The new width is dw * width, and the
+    new height is dh * height. `largest` is the upper bound of log dw and log dh.
     """
     low, high = boxes[..., :2], boxes[..., 2:]
     moves, log_factors = deltas[..., :2], deltas[..., 2:]
@@ -83,14 +83,14 @@ def anchored_proposals(
     anchors, height, width), and `anchors` the shape (height, width, anchors, 4).
 
     A row of `image` has the height and the width of an image. If `scales` is true, one or two
-    factors of `min_size`, the least width and height of a region, follow in the row. The extent
-    of a box is the difference of its ends plus `pixel_offset`. For overlaps it is the
-    difference plus `overlap_offset`. The `pre_nms` best regions of an image are compared, and
-    at most `post_nms` of them are returned. Regions are sorted by image. Rows after the last
-    region of the last image are 0.
+    scales follow in the row, and a region has at least the width and height `min_size` * scale.
+    The extent of a box is the difference of two ends plus `pixel_offset`. For overlaps the
+    extent is the difference plus `overlap_offset`. The `pre_nms` best regions of an image are
+    compared, and at most `post_nms` of them are returned. Regions are sorted by image. Rows
+    after the last region of the last image are 0.
     """
     dtype = jnp.asarray(scores).dtype
-    info, anchors, deltas, scores = (
+    image_rows, anchors, deltas, scores = (
         widened(jnp.asarray(x)) for x in (image, anchors, deltas, scores)
     )
     batch, count, height, width = scores.shape
@@ -99,33 +99,37 @@ def anchored_proposals(
     flat_scores = scores.transpose(0, 2, 3, 1).reshape(batch, -1)
     most = min(pre_nms, volume(scores.shape[1:]))
     overlap_of = partial(overlap, offset=overlap_offset, touches=False)
-    if not most:
+    if not most:  # no region can be selected
         rows = jnp.zeros((batch * post_nms, 5), dtype)
         return rows[:, :4], rows[:, 4], jnp.zeros(batch, jnp.int32)
 
-    def regions_of_image(info: Array, moves: Array, scores: Array) -> tuple[Array, Array, Array]:
+    def regions_of_image(
+        info: Array, image_moves: Array, image_scores: Array
+    ) -> tuple[Array, Array, Array]:
         """Return the best regions of an image, their scores, and whether each row has a region.
 
-        `info` is a row of `image`, `moves` are the deltas (height, width, anchors, 4), and
-        `scores` has one item for each anchor and position.
+        `info` is a row of `image`, `image_moves` are the deltas (height, width, anchors, 4),
+        and `image_scores` has one item for each anchor and position.
         """
-        regions = refined(anchors, moves, pixel_offset, _LARGEST_LOG_FACTOR).reshape(-1, 4)
-        height, width = info[0], info[1]
-        ends = jnp.stack([width, height, width, height]) - pixel_offset
+        regions = refined(anchors, image_moves, pixel_offset, _LARGEST_LOG_FACTOR).reshape(-1, 4)
+        image_height, image_width = info[0], info[1]
+        image_ends = jnp.stack([image_width, image_height, image_width, image_height])
+        ends = image_ends - pixel_offset
         regions = jnp.maximum(jnp.minimum(regions, ends[None]), 0)
-        # `scale` has the factors of the least width and of the least height. Item 2 of `info` is
-        # the factor of the height. The last item is the factor of the width, and may be item 2 too.
+        # `scale` has the scales of the width and of the height. Item 2 of `info` is the scale of
+        # the height. The last item is the scale of the width. It is item 2 if there is one scale.
         scale = jnp.stack([info[-1], info[2]]) if scales else jnp.ones(2, info.dtype)
         sizes = regions[:, 2:] - regions[:, :2] + pixel_offset
-        best = jnp.argsort(-scores, stable=True)[:most]
-        best_regions, best_scores = regions[best], scores[best]
+        best = jnp.argsort(-image_scores, stable=True)[:most]
+        best_regions, best_scores = regions[best], image_scores[best]
         is_large = jnp.all(sizes[best] >= (min_size * scale)[None], axis=1)
         chosen = suppressed(
             best_regions, best_scores, is_large, post_nms, nms_threshold, overlap_of
         )
+        # The index -1 selects any region. The last result marks such rows as empty.
         return best_regions[chosen], best_scores[chosen], chosen >= 0
 
-    regions, region_scores, has_region = jax.vmap(regions_of_image)(info, moves, flat_scores)
+    regions, region_scores, has_region = jax.vmap(regions_of_image)(image_rows, moves, flat_scores)
     rows = jnp.concatenate([regions, region_scores[..., None]], axis=-1).reshape(-1, 5)
     rows, is_filled = filled_first(rows, has_region.reshape(-1))
     rows = jnp.where(is_filled[:, None], rows, 0).astype(dtype)
@@ -160,23 +164,24 @@ def refined_detections(
     """Return the refined regions (x1, y1, x2, y2), their classes and their scores.
 
     The results have the shapes (keep, 4), (keep,) and (keep,). `rois` has the shape (n, 4),
-    `deltas` the shape (n, 4 * classes), and `scores` the shape (n, classes). The deltas are
-    divided by `weights`, and `largest` is the upper bound of the logarithms among them. The
-    first class is the background, which is left out. Boxes suppress each other only within a
-    class, of which at most `keep_per_class` boxes remain. Rows are sorted by class and, within
-    a class, by falling score. If more than `keep` boxes remain, rows are sorted only by falling
-    score. Rows after the last box are 0.
+    `deltas` the shape (n, 4 * classes), and `scores` the shape (n, classes). The deltas (dx,
+    dy, log dw, log dh) are divided by `weights`, and `largest` is the upper bound of log dw and
+    log dh. The first class is the background, which is left out. Boxes suppress each other only
+    within a class. At most `keep_per_class` boxes of a class remain, where a negative number
+    means no limit. Rows are sorted by class and, within a class, by falling score. If more than
+    `keep` boxes remain, rows are sorted only by falling score. Rows after the last box are 0.
     """
     dtype = jnp.asarray(rois).dtype
     rois, deltas, scores = (widened(jnp.asarray(x)) for x in (rois, deltas, scores))
     count, classes = scores.shape
     moves = deltas.reshape(count, classes, 4) / jnp.asarray(weights, deltas.dtype)[None, None]
     boxes = jnp.maximum(refined(rois[:, None], moves, offset=1.0, largest=largest), 0)
+    # A region without area becomes the box 0, 0, 0, 0 with the score 0.
     has_area = jnp.all(rois[:, 2:] > rois[:, :2], axis=1)
     boxes = jnp.where(has_area[:, None, None], boxes, 0)
     scores = jnp.where(has_area[:, None], scores, 0)
     most = min(keep_per_class, count) if keep_per_class >= 0 else count
-    if not most or not classes:
+    if not most or not classes:  # no box can be selected
         no_scores = jnp.zeros(keep, dtype)
         return jnp.zeros((keep, 4), dtype), jnp.zeros(keep, jnp.int32), no_scores
     overlap_of = partial(overlap, offset=1.0, touches=False)
@@ -186,8 +191,9 @@ def refined_detections(
         eligible = scores > score_threshold
         return suppressed(boxes, scores, eligible, most, nms_threshold, overlap_of)
 
-    chosen = jax.vmap(select, (1, 1))(boxes, scores)  # (classes, most)
+    chosen = jax.vmap(select, in_axes=(1, 1))(boxes, scores)  # (classes, most)
     labels = jnp.broadcast_to(jnp.arange(classes, dtype=jnp.int32)[:, None], chosen.shape)
+    # From here on, the boxes of all classes lie along one axis. Class 0 is the background.
     remains = ((chosen >= 0) & (labels > 0)).reshape(-1)
     labels = labels.reshape(-1)
     box_index = jnp.maximum(chosen.reshape(-1), 0)

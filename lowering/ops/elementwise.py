@@ -28,7 +28,7 @@ def _is_inexact(x: Array) -> bool:
 
 
 def like(check: Callable[..., None]) -> Callable[[TensorType], TensorType]:
-    """Return an `infer` function that calls `check(x=x)`, and returns the type x of the operand."""
+    """Return an `infer` function for one operand, which checks and returns the operand's type."""
 
     def infer(x: TensorType) -> TensorType:
         check(x=x)
@@ -111,7 +111,8 @@ def rounded(x: Array, ties: str) -> Array:
     "away", and to the even integer if it is "even".
     """
     if ties == "up":
-        # This is floor(x + 0.5), whose sum would be inexact just below 0.5, and from 2**23 on.
+        # This is floor(x + 0.5) without the rounding error of the sum. In float32 the sum has an
+        # error for x just below 0.5, and for x from 2**23 on.
         floor = jnp.floor(x)
         return jnp.where(x - floor >= 0.5, floor + 1, floor)
     if ties == "away":
@@ -135,7 +136,9 @@ def round_(ctx: Context, x: Array, ties: str = "up") -> Array:
     if not _is_inexact(x):
         return x
     integers = rounded(x, ties)
-    return straight_through(integers, x) if ctx.straight_through else integers
+    if ctx.straight_through:
+        return straight_through(integers, x)  # has the derivative 1
+    return integers
 
 
 def _same_type(x: TensorType, y: TensorType) -> TensorType:
@@ -143,7 +146,7 @@ def _same_type(x: TensorType, y: TensorType) -> TensorType:
     return TensorType(broadcast_shapes(x.shape, y.shape), x.dtype)
 
 
-def _pair(check: Callable[..., None]) -> Callable[[TensorType, TensorType], TensorType]:
+def _pair_type(check: Callable[..., None]) -> Callable[[TensorType, TensorType], TensorType]:
     """Return an `infer` function for two operands of one dtype, which calls `check(x=x, y=y)`."""
 
     def infer(x: TensorType, y: TensorType) -> TensorType:
@@ -153,7 +156,9 @@ def _pair(check: Callable[..., None]) -> Callable[[TensorType, TensorType], Tens
     return infer
 
 
-_numbers_type, _bits_type, _shift_type = map(_pair, (require.number, require.bits, require.integer))
+_numbers_type, _bits_type, _shift_type = map(
+    _pair_type, (require.number, require.bits, require.integer)
+)
 
 
 def _extremum_type(x: TensorType, y: TensorType) -> TensorType:
@@ -193,8 +198,8 @@ _register_binary("le", _comparison_type, jnp.less_equal, _LOGICAL)
 _register_binary("ge", _comparison_type, jnp.greater_equal, _LOGICAL)
 _register_binary("eq", _comparison_type, jnp.equal, _LOGICAL)
 _register_binary("ne", _comparison_type, jnp.not_equal, _LOGICAL)
-_register_binary("and", _pair(require.logical), jnp.logical_and, _LOGICAL)
-_register_binary("or", _pair(require.logical), jnp.logical_or, _LOGICAL)
+_register_binary("and", _pair_type(require.logical), jnp.logical_and, _LOGICAL)
+_register_binary("or", _pair_type(require.logical), jnp.logical_or, _LOGICAL)
 
 _register_binary("bitwise_and", _bits_type, jnp.bitwise_and, _BITS)
 _register_binary("bitwise_or", _bits_type, jnp.bitwise_or, _BITS)
@@ -205,6 +210,7 @@ _register_binary("bitwise_xor", _bits_type, jnp.bitwise_xor, _BITS)
 def divide(x: Array, y: Array) -> Array:
     """Return x / y. An integer quotient is rounded towards 0, and is 0 where y is 0."""
     x, y = align(x, y)
+    # One of the operands may be a Python number, whose type may differ from the other dtype.
     if _is_inexact(jnp.asarray(x)) or _is_inexact(jnp.asarray(y)):
         return jnp.divide(x, y)
     # `lax.div` rounds integer quotients towards 0, and needs operands of one shape.
@@ -214,11 +220,11 @@ def divide(x: Array, y: Array) -> Array:
     return jnp.where(is_zero, 0, lax.div(dividend, nonzero_divisor))
 
 
-@rules.rule("rem", _pair(require.ordered))
+@rules.rule("rem", _pair_type(require.ordered))
 def remainder(x: Array, y: Array) -> Array:
     """Return x - y * trunc(x / y) without rounding errors.
 
-    For integers the result is 0 where y is 0.
+    The result has the sign of x. For integers the result is 0 where y is 0.
     """
     x, y = jnp.broadcast_arrays(*align(x, y))
     if _is_inexact(x):
@@ -232,8 +238,8 @@ def remainder(x: Array, y: Array) -> Array:
 def power(x: Array, y: Array) -> Array:
     """Return x to the power y. For integers a power with y < 0 is rounded towards 0.
 
-    For floating-point x and a constant whole number y from -16 to 16, the derivative is finite
-    at negative x.
+    If y is one constant whole number from -16 to 16, the derivative by floating-point x is
+    finite at negative x.
     """
     x = jnp.asarray(x)
     if not _is_inexact(x):
@@ -250,16 +256,17 @@ def power(x: Array, y: Array) -> Array:
 def _integer_power(x: Array, y: Array) -> Array:
     """Return x to the power y for integers. A power with y < 0 is rounded towards 0."""
     positive_power = jnp.power(x, jnp.maximum(y, 0))
-    # If y is negative, all powers are truncated to 0 except those of 1 and -1.
+    # If y is negative, all powers are truncated to 0 except the powers of 1 and -1. These are 1 for
+    # even y, and x for odd y.
     power_of_unit = jnp.where(y % 2 == 0, x * x, x)
     negative_power = jnp.where(jnp.abs(x) == 1, power_of_unit, 0)
     return jnp.where(y >= 0, positive_power, negative_power)
 
 
-def _shift_bounds(x: Array, y: Array) -> tuple[Array, Array, Array, int]:
-    """Return x and y in one shape, where y is within the bits of x, and the number of bits.
+def _shift_operands(x: Array, y: Array) -> tuple[Array, Array, Array, int]:
+    """Return x and y in one shape, whether a shift by y is in range, and the number of bits of x.
 
-    Platforms differ in shifts that are out of range.
+    A shift is in range if 0 <= y < the number of bits. Platforms differ in other shifts.
     """
     x, y = jnp.broadcast_arrays(*align(x, y))
     bit_count = jnp.iinfo(x.dtype).bits
@@ -269,8 +276,11 @@ def _shift_bounds(x: Array, y: Array) -> tuple[Array, Array, Array, int]:
 
 @rules.rule("shift_left", _shift_type, not_differentiable=_BITS)
 def shift_left(x: Array, y: Array) -> Array:
-    """Return x shifted left by y bits, or 0 where y is negative or not below the dtype's bits."""
-    x, y, is_inside, _ = _shift_bounds(x, y)
+    """Return x shifted left by y bits.
+
+    The result is 0 where y is negative or not below the number of bits of the dtype.
+    """
+    x, y, is_inside, _ = _shift_operands(x, y)
     shifted = jnp.left_shift(x, jnp.where(is_inside, y, 0))
     return jnp.where(is_inside, shifted, 0)
 
@@ -282,7 +292,7 @@ def shift_right(x: Array, y: Array) -> Array:
     Where y is negative or not below the number of bits of the dtype, the result is -1 for
     negative x and 0 for other x.
     """
-    x, y, is_inside, bit_count = _shift_bounds(x, y)
+    x, y, is_inside, bit_count = _shift_operands(x, y)
     # If y is out of range, all bits are shifted out in two steps: by `bit_count` - 1, and by 1.
     shifted = jnp.right_shift(x, jnp.where(is_inside, y, bit_count - 1))
     return jnp.where(is_inside, shifted, jnp.right_shift(shifted, jnp.ones_like(y)))

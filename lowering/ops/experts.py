@@ -65,7 +65,7 @@ def _experts_type(
     why = f"there are {experts} experts that take {items} items to {hidden} and back"
     for name, operand in present.items():
         require.shape(name, operand, shapes[name], why)
-    needs_w3 = activation == "swiglu" or limit or "w3_bias" in present
+    needs_w3 = activation == "swiglu" or limit != 0 or "w3_bias" in present
     if needs_w3 and "w3" not in present:
         raise InvalidOperation("'swiglu', 'limit' and 'w3_bias' need the weights 'w3'")
     if k < 1 or k > experts:
@@ -80,9 +80,9 @@ def _experts_work(input: TensorType, w1: TensorType, w3: TensorType, w2_bias: Te
     experts = w1.shape[0]
     items = input.shape[-1]
     tokens = volume(input.shape[:-1])
-    # All experts together have two or three products with as many items as w1 has.
+    # w1, w2 and w3 have as many items as each other. A token is multiplied once by each item.
     product_count = 2 if w3 == ABSENT else 3
-    # The logits and the weighted sum of the biases are products with `experts` * `items` items.
+    # `router` and `w2_bias` have `experts` * `items` items. Each is multiplied once for a token.
     small_product_count = 1 if w2_bias == ABSENT else 2
     work_of_token = product_count * volume(w1.shape) + small_product_count * experts * items
     return tokens * work_of_token
@@ -106,18 +106,21 @@ def mixture_of_experts(
     alpha: float,
     limit: float,
 ) -> Array:
-    """Return the weighted sum of the `k` experts with the largest logits, for each token x.
+    """Return, for each token, the weighted sum of the `k` experts with the largest logits.
 
     The input has the shape (tokens..., items), `router` has the shape (experts, items), w1 and
     w3 have the shape (experts, items, hidden), and w2 has the shape (experts, hidden, items).
-    The logits are x `router`^T. Of equal logits the first wins.
+    For a token x, the logits of the experts are x `router`^T. Of equal logits the first wins.
 
-    An expert is (f(x w1) * (x w3)) w2, or f(x w1) w2 if w3 is False. The biases are added to
-    the products: `router_bias` to the logits, and `w1_bias`, `w2_bias` and `w3_bias` to the
-    products with w1, w2 and w3. `activation` is the name of the function f: "silu", "relu", or
-    "gelu", which is `gelu` with "tanh". "swiglu" stands for silu and needs w3. If `limit` is
-    positive and there is w3, `clamped_swiglu` with `alpha` and `limit` replaces f and the product
-    with x w3.
+    For a token x, an expert computes (f(x w1) * (x w3)) w2, or f(x w1) w2 if w3 is False. The
+    biases are added to the products: `router_bias` to the logits, and `w1_bias`, `w2_bias` and
+    `w3_bias` to the products with w1, w2 and w3. `activation` is the name of the function f:
+
+    - "silu" or "relu"
+    - "gelu": `gelu` with the approximation "tanh"
+    - "swiglu": silu, but w3 is needed
+
+    If `limit` is positive, an expert computes `clamped_swiglu(x w1, x w3, alpha, limit) w2`.
 
     The weight of an expert depends on `gate`:
 
@@ -156,6 +159,7 @@ def mixture_of_experts(
             inner = clamped_swiglu(inner, factor, alpha, limit)
         else:
             inner = _ACTIVATIONS[activation](inner) * factor
+    # The weights are applied first, since the product with w2 also adds up the experts.
     result = product("teh,ehd->td", inner * weights[..., None], w2)
     if w2_bias is not False:
         result += product("te,ed->td", weights, w2_bias)
@@ -179,5 +183,6 @@ def _gates(logits: Array, k: int, gate: str) -> Array:
         case _:
             weights = largest
     is_chosen = jax.nn.one_hot(chosen, logits.shape[-1], dtype=logits.dtype)
-    # The products have the shape (tokens, k, experts). For each expert at most one of k is not 0.
+    # The products have the shape (tokens, k, experts). In each column at most one of k items is not
+    # 0, so that the sum moves each weight to the index of its expert.
     return jnp.sum(weights[..., None] * is_chosen, axis=-2)

@@ -34,7 +34,8 @@ def _constant_type(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> Tenso
         numbers: Any = value
         may_have_nan = float in set(map(type, numbers))
         if not may_have_nan:
-            # If the least and the greatest number are in range, all numbers are in range.
+            # If the least and the greatest number are in range, all numbers are in range. With NaN
+            # there would be no least number.
             numbers = (min(numbers), max(numbers))
         require.within(dtype, numbers)
     return TensorType(shape, dtype)
@@ -70,6 +71,7 @@ def _range_type(start: float, end: float, step: float, dtype: str) -> TensorType
 
 def _count(start: float, end: float, step: float) -> int:
     """Return (end - start) / step, rounded up."""
+    # Since `//` rounds down, the negated quotient of the negated range is rounded up.
     count: Any = -((start - end) // step)
     return count if is_symbolic(count) else int(count)
 
@@ -83,5 +85,6 @@ def range_(
         numbers = lax.iota(dtype, _count(start, end, step))
         return jnp.asarray(start).astype(dtype) + jnp.asarray(step).astype(dtype) * numbers
     count = max(0, _count(start, end, step))
+    # Before the host computes many items, the context may refuse them.
     ctx.fold(_ARRAYS_OF_RANGE * count)
     return (start + step * np.arange(count)).astype(dtype)

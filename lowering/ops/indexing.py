@@ -23,7 +23,8 @@ _REDUCTIONS = ("none", "add", "mul", "min", "max")
 def _index(indices: Array) -> Array:
     """Return indices as int32, unless they have 64 bits."""
     indices = jnp.asarray(indices)
-    return indices if indices.dtype.itemsize == 8 else indices.astype(jnp.int32)
+    has_64_bits = indices.dtype.itemsize == 8
+    return indices if has_64_bits else indices.astype(jnp.int32)
 
 
 def _gather_elements_type(input: TensorType, indices: TensorType, axis: int) -> TensorType:
@@ -32,7 +33,10 @@ def _gather_elements_type(input: TensorType, indices: TensorType, axis: int) -> 
 
 
 def _require_elements(input: TensorType, indices: TensorType, axis: int) -> None:
-    """Refuse indices that are no integers, or larger than the input along other axes."""
+    """Refuse indices that are not integers, or do not fit the input along the other axes.
+
+    Indices must have the rank of the input. Only along `axis` may they be longer than the input.
+    """
     require.integer(indices=indices)
     axis = normal_axis(axis, len(input.shape))
     _require_same_rank("indices", indices.shape, "input", input.shape)
@@ -71,12 +75,13 @@ def gather_elements(input: Array, indices: Array, axis: int) -> Array:
 def _gather_nd_type(input: TensorType, indices: TensorType, batch_dims: int) -> TensorType:
     """Check the arguments of `gather_nd`, and return the type of its result."""
     require.integer(indices=indices)
-    last = min(len(input.shape), len(indices.shape)) - 1
-    if last < 0:
+    # At least one axis of each operand is no batch axis.
+    most_batch_axes = min(len(input.shape), len(indices.shape)) - 1
+    if most_batch_axes < 0:
         raise InvalidShape(
             f"'input' {show(input.shape)} and 'indices' {show(indices.shape)} must have axes"
         )
-    _require_batch(input.shape, indices.shape, batch_dims, last)
+    _require_batch(input.shape, indices.shape, batch_dims, most_batch_axes)
     count = _coordinate_count(indices.shape, len(input.shape) - batch_dims)
     shape = indices.shape[:-1] + input.shape[batch_dims + count :]
     return TensorType(shape, input.dtype)
@@ -156,9 +161,10 @@ def _scatter_elements_type(
     _require_reduction(input, updates, reduction)
     _require_elements(input, indices, axis)
     if not updates.shape:
-        return input
+        return input  # a scalar update fits all indices
     _require_same_rank("updates", updates.shape, "indices", indices.shape)
-    if any(m < n for m, n in zip(updates.shape, indices.shape, strict=True)):
+    extents = zip(updates.shape, indices.shape, strict=True)
+    if any(update_extent < index_extent for update_extent, index_extent in extents):
         raise InvalidShape(
             f"'updates' {show(updates.shape)} must have an item for each of 'indices' "
             f"{show(indices.shape)}"
@@ -175,12 +181,13 @@ def scatter_elements(
     If several updates have the same index, 'none' writes one of them, which on most platforms
     is the last. The reductions 'add', 'mul', 'min' and 'max' combine all updates at an index
     with the input's item. Equal extremes share the derivative. `indices` may be smaller than
-    `input`. As in torch, `indices` may also be smaller than `updates`. Only the updates at the
-    places of indices are then written. A scalar update is written at all indices.
+    `input`. As in torch, `indices` may also be smaller than `updates`. Then updates outside of
+    the shape of `indices` are not written. A scalar update is written at all indices.
     """
     x = jnp.asarray(input)
     index = _index(indices)
     axis = axis % x.ndim
+    # Along axes other than `axis`, an update is written at the position that it has in `updates`.
     coordinates: list[Array] = []
     for input_axis in range(x.ndim):
         if input_axis == axis:
@@ -201,7 +208,7 @@ def _scatter_nd_type(
     _require_reduction(input, updates, reduction)
     require.integer(indices=indices)
     if indices.shape[-1:] == (UNKNOWN,):
-        return input
+        return input  # without the number of coordinates, the shape of the updates is unknown
     count = _coordinate_count(indices.shape, len(input.shape))
     expected = indices.shape[:-1] + input.shape[count:]
     why = "it is that of 'indices' without the last axis, then that of a sub-tensor of 'input'"
@@ -249,9 +256,9 @@ def _multiply_jvp(
     """Return the products, and their tangents.
 
     jax differentiates products only if the indices are unique. The derivative by an update is the
-    product of the other updates at its index. If one of the other updates is 0, the derivative is
-    0. Otherwise it is the product of all non-zero updates at the index, divided by this update
-    unless this update is 0.
+    product of the other updates at the same index. For the updates 2, 3 and 0 these products are 0,
+    0 and 6. If one of the other updates is 0, their product is 0. Otherwise it is the product of
+    all non-zero updates at the index, divided by this update unless this update is 0.
     """
     x, coordinates, updates = primals
     x_tangent, _, update_tangents = tangents
@@ -261,7 +268,8 @@ def _multiply_jvp(
     factors = jnp.where(is_zero, 1.0, updates)
     product = _multiply(jnp.ones_like(x), coordinates, factors)
     zero_counts = jnp.zeros(x.shape, jnp.int32).at[coordinates].add(zero_or_one, mode="drop")
-    # Compute, for each update, the product of the other updates at the same index.
+    # Compute, for each update, the product of the other updates at the same index. No other update
+    # is 0 if the number of zeros is 1 for an update of 0, and 0 for any other update.
     has_no_other_zero = zero_counts.at[coordinates].get(mode="fill") == zero_or_one
     quotients = product.at[coordinates].get(mode="fill", fill_value=0) / factors
     other_products = jnp.where(has_no_other_zero, quotients, 0.0)
@@ -330,7 +338,7 @@ def one_hot(indices: Array, axis: int, depth: int, off_value: float, on_value: f
     index = _index(indices)
     axis = axis % (index.ndim + 1)
     from_start = jnp.where(index < 0, index + depth, index)
-    expanded = jnp.expand_dims(from_start, axis)
+    expanded = jnp.expand_dims(from_start, axis)  # with extent 1 along the new axis
     shape = with_extent(expanded.shape, axis, depth)
     positions = lax.broadcasted_iota(expanded.dtype, shape, axis)
     return jnp.where(expanded == positions, jnp.float32(on_value), jnp.float32(off_value))

@@ -17,7 +17,7 @@ from lowering.extents import Shape, differ, is_zero, padded, show, volume
 from lowering.graph import TensorType, is_complex, is_float
 from lowering.kernels import contraction
 from lowering.kernels.broadcast import align, broadcast_shapes, expand
-from lowering.kernels.precision import accumulator as sums_of
+from lowering.kernels.precision import accumulator as sum_dtype_of
 from lowering.kernels.precision import left_operand_anywhere, precision_of, widened
 from lowering.ops import require, rules
 from lowering.tracing import Context
@@ -37,9 +37,9 @@ def matrix_shape(shape: Shape, transpose: bool) -> Shape:
 def product_shape(names: tuple[str, str], left: Shape, right: Shape, layout: str) -> Shape:
     """Return the shape of a product of matrices with the shapes `left` and `right`.
 
-    Both shapes end in rows and columns. Raises InvalidShape if the shapes do not agree. `names`
-    has the names of the operands for the error, and `layout` is its hint if the summed extents
-    differ.
+    Both shapes end in rows and columns. Raises InvalidShape if the shapes do not agree. The error
+    has the names of the operands from `names`. If the columns of the left operand and the rows of
+    the right operand differ, the error has the hint `layout`.
     """
     left_name, right_name = names
     if len(left) != len(right):
@@ -106,7 +106,7 @@ def _product(ctx: Context, A: Array, B: Array, *, transposeA: bool, transposeB: 
         left = jnp.swapaxes(left, -1, -2)
     if transposeB:
         right = jnp.swapaxes(right, -1, -2)
-    sum_dtype = sums_of(jnp.result_type(A, B))
+    sum_dtype = sum_dtype_of(jnp.result_type(A, B))
     left = left_operand_anywhere(left, sum_dtype)
     precision = precision_of(sum_dtype, ctx.precision)
     return jnp.matmul(left, right, precision=precision, preferred_element_type=sum_dtype)
@@ -171,19 +171,20 @@ def _einsum_work(inputs: list[TensorType], expr: str) -> int:
 
 @rules.rule("einsum", _einsum_type, work=_einsum_work)
 def einsum(ctx: Context, inputs: Sequence[Array], expr: str, accumulator: str, dtype: str) -> Array:
-    """Sum the products of all inputs over the letters of `expr` that its result lacks.
+    """Multiply the inputs, and sum over the letters of `expr` that are not in its result.
 
-    For example, `expr` is "ij,jk->ik" for a matrix product. Axes of extent 1 broadcast. Sums
-    are computed in the wider of the dtype `accumulator` and the inputs' dtype, in at least 32
-    bits, and then cast to `dtype`.
+    For example, `expr` is "ij,jk->ik" for a matrix product, which is summed over j. Axes of
+    extent 1 broadcast. Sums are computed in the wider one of the dtype `accumulator` and the
+    inputs' dtype, in at least 32 bits. The sums are cast to `dtype`.
     """
     terms, result = contraction.parse(expr, [len(input.shape) for input in inputs])
     input_dtype = np.dtype(inputs[0].dtype)
 
     def width(dtype: np.dtype[np.generic]) -> tuple[int, int]:
+        """Return the key by which the wider dtype is chosen: the kind decides before the size."""
         return _generality(str(dtype)), dtype.itemsize
 
-    sum_dtype = sums_of(max(np.dtype(accumulator), input_dtype, key=width))
+    sum_dtype = sum_dtype_of(max(np.dtype(accumulator), input_dtype, key=width))
     if _generality(str(input_dtype)) != _generality(accumulator):
         # For example, products of integers are to be summed as real numbers.
         inputs = [jnp.asarray(input).astype(sum_dtype) for input in inputs]

@@ -28,36 +28,38 @@ def _counted_type(input: TensorType, count: TensorType, axis: int) -> TensorType
 
 @rules.rule("counted", _counted_type)
 def counted(input: Array, count: Array, axis: int, extent: int, most: int) -> Array:
-    """Return the first `count` items of the input along an axis. The others are padding.
+    """Return the first `count` items of the input along an axis. The items after them are padding.
 
     `extent` is the symbol for the number of items, which is at most `most`.
     """
     x = jnp.asarray(input)
-    items = jnp.asarray(count).reshape(())
-    return _counted().bind(x, items, axis=axis % x.ndim, extent=extent, most=most)
+    item_count = jnp.asarray(count).reshape(())
+    return _counted().bind(x, item_count, axis=axis % x.ndim, extent=extent, most=most)
 
 
 def _filled_type(input: TensorType, shape: Shape) -> TensorType:
-    fits = len(shape) == len(input.shape)
-    if not fits or any(n < m for n, m in zip(shape, input.shape, strict=True)):
+    has_same_rank = len(shape) == len(input.shape)
+    extents = zip(shape, input.shape, strict=True)
+    if not has_same_rank or any(new_extent < extent for new_extent, extent in extents):
         raise InvalidShape(f"{show(input.shape)} cannot be padded to {show(shape)}")
     return TensorType(shape, input.dtype)
 
 
 @rules.rule("filled", _filled_type)
 def filled(input: Array, shape: Shape, value: float | str) -> Array:
-    """Return a tensor or a list with the shape `shape`, with `value` behind the items.
+    """Extend a tensor or a list to the shape `shape`. Along each axis, `value` follows the items.
 
-    `value` is a number, or "nan", "inf" or "-inf", for which documents have no literal.
+    `value` is a number, or "nan", "inf" or "-inf", since documents have no literals for these.
     """
     x = jnp.asarray(input)
     number = float(value) if isinstance(value, str) else value
     filling = jnp.asarray(number, x.dtype)
-    for axis, (before, after) in enumerate(zip(x.shape, shape, strict=True)):
-        if not is_symbolic(before) and not is_symbolic(after):
+    for axis, (extent, new_extent) in enumerate(zip(x.shape, shape, strict=True)):
+        if not is_symbolic(extent) and not is_symbolic(new_extent):
             widths = [(0, 0)] * x.ndim
-            widths[axis] = (0, after - before)
+            widths[axis] = (0, new_extent - extent)
             x = jnp.pad(x, widths, constant_values=filling)
+    # Axes with a symbolic extent are lists, which only the primitive extends.
     has_lists = any(map(is_symbolic, x.shape))
     return _filled().bind(x, shape=shape, value=number) if has_lists else x
 
@@ -65,7 +67,7 @@ def filled(input: Array, shape: Shape, value: float | str) -> Array:
 @cache
 def _counted() -> Any:
     """Return the primitive of `counted`, for which `lowering.padding_rules` has a rule."""
-    from lowering.primitives import shape_primitive
+    from lowering.primitives import shape_primitive  # only networks with lists need this import
 
     def shape(x: Any, count: Any, axis: int, extent: Any, most: int) -> Shape:
         return with_extent(tuple(x.shape), axis, extent)
@@ -76,6 +78,6 @@ def _counted() -> Any:
 @cache
 def _filled() -> Any:
     """Return the primitive of `filled`, for which `lowering.padding_rules` has a rule."""
-    from lowering.primitives import shape_primitive
+    from lowering.primitives import shape_primitive  # only networks with lists need this import
 
     return shape_primitive("filled", lambda x, shape, value: shape)

@@ -18,11 +18,11 @@ def _lookup_type(input: TensorType, values: TensorType, fallback: TensorType) ->
     require.integer(input=input)
     require.same_dtype(values=values, fallback=fallback)
     require.one(fallback=fallback)
-    _require_list("values", values)
+    _require_vector("values", values)
     return TensorType(input.shape, values.dtype)
 
 
-def _require_list(name: str, operand: TensorType) -> None:
+def _require_vector(name: str, operand: TensorType) -> None:
     """Raise InvalidShape unless an operand is a vector with at least one item."""
     if len(operand.shape) != 1 or operand.shape[0] == 0:
         raise InvalidShape(
@@ -45,7 +45,7 @@ def direct_lookup(input: Array, values: Array, fallback: Array) -> Array:
 def _reverse_type(input: TensorType, keys: TensorType, fallback: int) -> TensorType:
     require.int32(fallback=fallback)
     require.same_dtype(require.ordered, input=input, keys=keys)
-    _require_list("keys", keys)
+    _require_vector("keys", keys)
     return TensorType(input.shape, "int32")
 
 
@@ -57,11 +57,11 @@ def reverse_lookup(input: Array, keys: Array, fallback: int) -> Array:
     """
     x, keys = jnp.asarray(input), jnp.asarray(keys)
     order = jnp.argsort(keys, stable=True).astype(jnp.int32)
-    # The place of the first key that is not below the item, among the sorted keys. If all keys are
-    # below the item, the last key is taken, which is not equal.
+    # The candidate for an item is the first of the sorted keys that is not below the item. If all
+    # keys are below the item, it is the last key, which is not equal to the item.
     sorted_index = jnp.minimum(jnp.searchsorted(keys[order], x), len(keys) - 1)
-    nearest = order[sorted_index]
-    return jnp.where(keys[nearest] == x, nearest, jnp.int32(fallback))
+    candidate = order[sorted_index]
+    return jnp.where(keys[candidate] == x, candidate, jnp.int32(fallback))
 
 
 _TABLES = {"trees": "[?]", "nodes": "[?,5]", "leaves": "[?,2]"}
@@ -133,7 +133,7 @@ def tree_ensemble(
     thresholds = lax.bitcast_convert_type(node_table[:, 3], jnp.float32)
 
     def descend(state: tuple[Array, Array]) -> tuple[Array, Array]:
-        """Go from each node to the next one. Leaves stay."""
+        """Go from each node to the next one. A leaf stays as it is."""
         depth, index = state  # the index of a node, for each row of the input and each tree
         node = node_table[index]
         feature, child_if_true, child_if_false = node[..., 0], node[..., 1], node[..., 2]
@@ -141,9 +141,10 @@ def tree_ensemble(
         value = jnp.take_along_axis(x, feature, axis=-1, mode="clip")
         threshold = thresholds[index]
         code = codes[index]
-        # One of the three relations holds, or none if the value is NaN.
-        relations = jnp.stack([value < threshold, value == threshold, value > threshold], -1)
-        is_true = jnp.any(relations & jnp.asarray(_COMPARISONS)[code], -1)
+        # One of the three relations holds, or none of them if the value is NaN. The comparison is
+        # true if the row of its code has True for this relation.
+        relations = jnp.stack([value < threshold, value == threshold, value > threshold], axis=-1)
+        is_true = jnp.any(relations & jnp.asarray(_COMPARISONS)[code], axis=-1)
         is_true |= jnp.isnan(value) & is_nan_true
         child = jnp.where(is_true, child_if_true, child_if_false)
         is_leaf = code == 0
@@ -176,22 +177,26 @@ def _votes(first: Array, end: Array, leaves: Array, classes: int, aggregate: str
     batch_axes = range(first.ndim - 1)
     batch = tuple(lax.broadcasted_iota(jnp.int32, first.shape, axis) for axis in batch_axes)
     # A tree adds 1 at its first row, and subtracts 1 after its last row. The running sums are the
-    # numbers of times that each row is reached.
-    edges = jnp.zeros((*first.shape[:-1], len(leaves) + 1), jnp.int32)
-    edges = edges.at[(*batch, first)].add(1)
-    edges = edges.at[(*batch, end)].add(-1)
-    times = jnp.moveaxis(jnp.cumsum(edges, -1)[..., :-1], -1, 0)  # (rows, ...)
+    # numbers of trees that reach each row. A tree that reaches the rows 1 and 2 of 4 rows has the
+    # changes 0 1 0 -1 0, and the sums 0 1 1 0 0.
+    changes = jnp.zeros((*first.shape[:-1], len(leaves) + 1), jnp.int32)
+    changes = changes.at[(*batch, first)].add(1)
+    changes = changes.at[(*batch, end)].add(-1)
+    tree_counts = jnp.cumsum(changes, axis=-1)[..., :-1]
+    tree_counts = jnp.moveaxis(tree_counts, -1, 0)  # (rows, ...)
     row_classes = leaves[:, 0]
     weights = lax.bitcast_convert_type(leaves[:, 1], jnp.float32)
-    weights = weights.reshape(-1, *[1] * (times.ndim - 1))
-    vote_counts = segment_sum(times, row_classes, classes)
+    weights = weights.reshape(-1, *[1] * (tree_counts.ndim - 1))  # (rows, 1, ...)
+    vote_counts = segment_sum(tree_counts, row_classes, classes)  # (classes, ...)
     match aggregate:
         case "MAX":
-            scores = segment_max(jnp.where(times > 0, weights, -jnp.inf), row_classes, classes)
+            reached_weights = jnp.where(tree_counts > 0, weights, -jnp.inf)
+            scores = segment_max(reached_weights, row_classes, classes)
         case "MIN":
-            scores = segment_min(jnp.where(times > 0, weights, jnp.inf), row_classes, classes)
+            reached_weights = jnp.where(tree_counts > 0, weights, jnp.inf)
+            scores = segment_min(reached_weights, row_classes, classes)
         case _:
-            scores = segment_sum(times.astype(jnp.float32) * weights, row_classes, classes)
+            scores = segment_sum(tree_counts.astype(jnp.float32) * weights, row_classes, classes)
             if aggregate == "AVERAGE":
                 scores = scores / jnp.maximum(vote_counts, 1).astype(jnp.float32)
     return jnp.moveaxis(jnp.where(vote_counts > 0, scores, 0.0), 0, -1)

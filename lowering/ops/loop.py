@@ -71,6 +71,7 @@ def _loop_type(
     require.one(condition=next_condition.type)
     state_count = len(initial)
     state_inputs = body.inputs[len(body.inputs) - state_count :]
+    # `require_body` checks afterwards that the body has enough inputs and outputs.
     for input, initial_type, value in zip(state_inputs, initial, values, strict=False):
         require_constant_state(input.name, initial_type, value.type)
     iteration_number = TensorType((), count.dtype)
@@ -87,7 +88,12 @@ def _loop_type(
     return types
 
 
-@rules.rule("loop", _loop_type, work=lambda body, limit: max(limit, 1) * total(body))
+def _loop_work(body: Graph, limit: int) -> int:
+    """Return the work of all iterations. An unknown number of iterations counts as one."""
+    return max(limit, 1) * total(body)
+
+
+@rules.rule("loop", _loop_type, work=_loop_work)
 def loop(
     ctx: Context,
     count: Array,
@@ -100,9 +106,14 @@ def loop(
 ) -> list[Array]:
     """Run `body` until it computes a false condition. The body is traced once.
 
-    The module's docstring describes the parameters. If `limit` is not negative, the loop
-    becomes a `lax.scan` with `limit` steps, which skips the body after the last iteration.
-    Otherwise it becomes a `lax.while_loop`.
+    The body reads the number of the iteration, the tensors `full` and the states, which begin
+    as `initial`. It computes whether the loop continues, the next states, and a value for each
+    item (which, axis, sign) of `outputs`. The results are the last value for "last", and all
+    values joined along the axis for "full". The module's docstring has the details.
+
+    There are at most `count` iterations, or any number if `count` is negative. If `limit` is
+    not negative, the loop becomes a `lax.scan` with `limit` steps, which skips the body after
+    the last iteration. Otherwise it becomes a `lax.while_loop`.
     """
     states = [jnp.asarray(state) for state in initial]
     state_count = len(states)
@@ -113,17 +124,21 @@ def loop(
     carried_values, stacked_values = carried_and_stacked(next_states, values, outputs)
 
     def iterate(number: Array, carried: Sequence[Array]) -> tuple[Array, list[Array], list[Array]]:
-        """Run the body once. Return whether it runs again, carried values and stacked values."""
+        """Run the body once. Return whether to run it again, and carried and stacked values.
+
+        Of the values in `carried`, the body reads only the states, which come first.
+        """
         inputs = [number, *full, *carried[:state_count]]
         computed = trace(body, ctx, parameters={}, states={}, inputs=inputs)
         goes_on = jnp.asarray(computed[next_condition]).reshape(())
-        goes_on &= (bound < 0) | (number + 1 < bound)
+        goes_on &= (bound < 0) | (number + 1 < bound)  # below 0 there is no bound
         carry = [jnp.asarray(computed[value]) for value in carried_values]
         return goes_on, carry, [jnp.asarray(computed[value]) for value in stacked_values]
 
     number_type = jax.ShapeDtypeStruct((), bound.dtype)
     _, carried_types, stacked_types = jax.eval_shape(iterate, number_type, states)
-    # Carried values other than states are zeros before the first iteration.
+    # The carried values are the states and then values that are only returned. The latter are zeros
+    # before the first iteration.
     first = states + [jnp.zeros(x.shape, x.dtype) for x in carried_types[state_count:]]
     begins = jnp.asarray(condition).reshape(()) & (bound != 0)
 
@@ -225,9 +240,9 @@ def branch(
 ) -> list[Array]:
     """Return the results of `then_body` if the condition is true, and otherwise of `else_body`.
 
-    The condition is a logical scalar. The bodies are graphs without parameters or states. Each
-    of them takes `operands` as inputs, and the types of their results are equal. Under `jax.vmap`
-    the results of both bodies are computed.
+    The condition is a logical scalar. The bodies are graphs without parameters or states. Both
+    bodies take `operands` as inputs, and have results of equal types. Under `jax.vmap` the
+    results of both bodies are computed.
     """
 
     def function_of(body: Graph) -> Callable[[Sequence[Array]], list[Array]]:

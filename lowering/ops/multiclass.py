@@ -26,7 +26,7 @@ _ORDERS = ("score", "class", "none")
 _DECAYS = ("linear", "gaussian")
 
 
-def _type(
+def _suppression_type(
     boxes: TensorType, scores: TensorType, counts: TensorType, top_k: int, keep_top_k: int,
     background: int, order: str,
 ) -> tuple[TensorType, TensorType, TensorType]:  # fmt: skip
@@ -51,7 +51,7 @@ def _type(
         raise InvalidShape(
             f"'boxes' {show(boxes.shape)} must have the boxes of 'scores' {show(scores.shape)}"
         )
-    rows = batch * _rows(classes, count, top_k, keep_top_k)
+    rows = batch * _most_rows(classes, count, top_k, keep_top_k)
     return (
         TensorType((rows, 6), scores.dtype),
         TensorType((rows, 1), "int32"),
@@ -59,22 +59,22 @@ def _type(
     )
 
 
-def _rows(classes: int, boxes: int, top_k: int, keep_top_k: int) -> int:
-    """Return the largest number of boxes that can remain of an image.
+def _most_rows(classes: int, boxes: int, top_k: int, keep_top_k: int) -> int:
+    """Return the largest number of boxes of an image that can remain.
 
     Of each class at most `top_k` boxes are compared, and of all classes at most `keep_top_k`
-    remain. A negative limit is none.
+    remain. A negative number means no limit.
     """
-    return _most(classes * _most(boxes, top_k), keep_top_k)
+    return _limited(classes * _limited(boxes, top_k), keep_top_k)
 
 
-def _most(count: int, limit: int) -> int:
-    """Return the smaller of a count and a limit. A negative limit is none."""
+def _limited(count: int, limit: int) -> int:
+    """Return the smaller one of a count and a limit. A negative limit means no limit."""
     return count if limit < 0 or count is UNKNOWN else min(count, limit)
 
 
-def _none(batch: int, dtype: np.dtype[np.generic]) -> tuple[Array, Array, Array]:
-    """Return no rows, no indices, and 0 as each image's number of rows."""
+def _without_rows(batch: int, dtype: np.dtype[np.generic]) -> tuple[Array, Array, Array]:
+    """Return the results for `batch` images without any box: no rows, no indices, and zeros."""
     no_indices = jnp.zeros((0, 1), jnp.int32)
     return jnp.zeros((0, 6), dtype), no_indices, jnp.zeros(batch, jnp.int32)
 
@@ -83,12 +83,12 @@ def _ranked(
     boxes: Array, box_index: Array, labels: Array, scores: Array, indices: Array, keep: int,
     order: str, across: bool, dtype: np.dtype[np.generic],
 ) -> tuple[Array, Array, Array]:  # fmt: skip
-    """Return rows (class, score, x1, y1, x2, y2), `indices`, and the number of rows of each image.
+    """Return rows (class, score, x1, y1, x2, y2), `indices`, and each image's number of rows.
 
-    `box_index` has the shape (batch, classes, most), and contains indices of `boxes`, which has
-    the shape (batch, classes or 1, n, 4). `labels`, `scores` and `indices` have the class, the
-    score and the index in the result of each of these boxes. The score is -inf where there is
-    no box.
+    `boxes` has the shape (batch, classes or 1, n, 4), and `box_index` (batch, classes, most) has
+    the indices of the remaining boxes along axis 2. For each remaining box, `labels`, `scores`
+    and `indices` have the class, the score and the index that is returned. The score is -inf
+    where there is no box.
 
     The `keep` best boxes of each image remain. Rows are sorted by `order`, which is "class",
     "score" or "none". If `across` is false, rows are first sorted by image, so that boxes of one
@@ -108,16 +108,19 @@ def _ranked(
     best_boxes = jnp.take_along_axis(chosen_boxes, best[..., None], axis=1)
     has_box = scores > -jnp.inf
     images = jnp.broadcast_to(jnp.arange(batch)[:, None], has_box.shape)
+    # Rows with equal keys are sorted by score anyway. Therefore only an order across images needs
+    # scores among the keys.
     keys: list[Array] = [images]
     if order == "class":
         keys = [labels, images] if across else [images, labels]
     elif order == "score" and across:
         keys = [-scores, images]
-    # The first key in this list decides first. `jnp.lexsort` takes the keys in reverse order.
+    # Filled rows come first. After that the first key in this list decides first. `jnp.lexsort`
+    # takes the keys in reverse order.
     flat_keys = [key.reshape(-1) for key in [~has_box, *keys, -scores, labels]]
     row_order = jnp.lexsort(tuple(reversed(flat_keys)))
     columns = [labels[..., None].astype(scores.dtype), scores[..., None], best_boxes]
-    rows = jnp.concatenate(columns, -1).reshape(-1, 6)[row_order]
+    rows = jnp.concatenate(columns, axis=-1).reshape(-1, 6)[row_order]
     index_rows = indices.reshape(-1, 1)[row_order]
     is_filled = has_box.reshape(-1, 1)[row_order]
     counts = jnp.sum(has_box, axis=1, dtype=jnp.int32)
@@ -130,7 +133,7 @@ def _matrix_type(
     decay: str,
 ) -> tuple[TensorType, TensorType, TensorType]:  # fmt: skip
     require.one_of("decay", decay, _DECAYS)
-    return _type(boxes, scores, ABSENT, top_k, keep_top_k, background, order)
+    return _suppression_type(boxes, scores, ABSENT, top_k, keep_top_k, background, order)
 
 
 @rules.rule("matrix_suppression", _matrix_type, not_differentiable=_CHOICES)
@@ -144,11 +147,12 @@ def matrix_suppression(
     `boxes` has the shape (batch, n, 4), and `scores` has the shape (batch, classes, n). The
     index of a box is image * n + box.
 
-    A score is multiplied by the least factor of all better boxes of the same class. The factor
-    is (1 - o) / (1 - m), or exp(sigma (m^2 - o^2)) if `decay` is "gaussian". Here o is the
-    overlap of the two boxes, and m is the largest overlap of the better box with boxes of still
-    higher scores. A box is left out if its multiplied score is not above `post_threshold`. The
-    class `background` is left out.
+    Each better box of the same class, that is each box with a higher score, gives a factor.
+    The score of a box is multiplied by the least of these factors. The factor is (1 - o) / (1 -
+    m), or exp(sigma (m^2 - o^2)) if `decay` is "gaussian". Here o is the overlap of the two
+    boxes, and m is the largest overlap of the better box with boxes of still higher scores. A
+    box is left out if its score is not above `score_threshold`, or if its multiplied score is
+    not above `post_threshold`. The class `background` is left out.
 
     Of each class the `top_k` best boxes are compared, and of each image the `keep_top_k` best
     remain. Rows are sorted as `order` and `across` say (see `_ranked`). Rows after the last box
@@ -158,9 +162,9 @@ def matrix_suppression(
     boxes = widened(jnp.asarray(boxes))
     scores = widened(jnp.asarray(scores))
     batch, classes, count = scores.shape
-    most = _most(count, top_k)
+    most = _limited(count, top_k)
     if not classes * most:
-        return _none(batch, dtype)
+        return _without_rows(batch, dtype)
     # Boxes are sorted by falling score. This mask (most, most) tells whether box i is better than
     # box j.
     is_better = jnp.arange(most)[:, None] < jnp.arange(most)[None, :]
@@ -171,27 +175,30 @@ def matrix_suppression(
         The argument is the number of an image, and the scores (n,) of its boxes for the class.
         A box that is left out has the score -inf.
         """
-        image, scores = image_and_scores
-        box_index = jnp.argsort(-scores, stable=True)[:most].astype(jnp.int32)
+        image, class_scores = image_and_scores
+        box_index = jnp.argsort(-class_scores, stable=True)[:most].astype(jnp.int32)
         best_boxes = boxes[image][box_index]
-        best_scores = scores[box_index]
+        best_scores = class_scores[box_index]
 
         def overlaps_of(box: Array) -> Array:
+            """Return the overlaps (most,) of a box with all best boxes."""
             return overlap(box[:, None], best_boxes.T, pixel_offset, touches=False)
 
         overlaps = jax.vmap(overlaps_of)(best_boxes)
         overlaps = jnp.where(is_better, jnp.maximum(overlaps, 0), 0)  # (better box, worse box)
-        # `largest` has the largest overlap of each box with any better box.
+        # `largest` (better box, 1) has the largest overlap of the better box with any box that is
+        # still better.
         largest = jnp.max(overlaps, axis=0, initial=0)[:, None]
         if decay == "gaussian":
             factors = jnp.exp(sigma * (largest**2 - overlaps**2))
         else:
-            factors = (1 - overlaps) / (1 - largest + 1e-10)
+            factors = (1 - overlaps) / (1 - largest + 1e-10)  # the divisor is not 0
         least_factor = jnp.min(jnp.where(is_better, factors, 1), axis=0, initial=1)
         new_scores = best_scores * least_factor
         remains = (best_scores > score_threshold) & (new_scores > post_threshold)
         return box_index, jnp.where(remains, new_scores, -jnp.inf)
 
+    # `lax.map` holds the overlaps of only one image and class at a time.
     images = jnp.repeat(jnp.arange(batch), classes)
     box_index, new_scores = lax.map(decayed, (images, scores.reshape(-1, count)))
     box_index = box_index.reshape(batch, classes, most)
@@ -199,12 +206,12 @@ def matrix_suppression(
     labels = lax.broadcasted_iota(jnp.int32, box_index.shape, 1)
     new_scores = jnp.where(labels == background, -jnp.inf, new_scores)
     indices = box_index + count * lax.broadcasted_iota(jnp.int32, box_index.shape, 0)
-    keep = _rows(classes, count, top_k, keep_top_k)
+    keep = _most_rows(classes, count, top_k, keep_top_k)
     boxes = boxes[:, None]  # all classes have the same boxes
     return _ranked(boxes, box_index, labels, new_scores, indices, keep, order, across, dtype)
 
 
-@rules.rule("multiclass_suppression", _type, not_differentiable=_CHOICES)
+@rules.rule("multiclass_suppression", _suppression_type, not_differentiable=_CHOICES)
 def multiclass_suppression(
     boxes: Array, scores: Array, counts: Array | Literal[False], score_threshold: float,
     iou_threshold: float, top_k: int, keep_top_k: int, background: int, eta: float,
@@ -220,18 +227,18 @@ def multiclass_suppression(
     first image, the next `counts[1]` boxes to the second, and so on. The index of a box is then
     box * classes + class.
 
-    `eta` is the `decay` of `suppressed`. Of each class the `top_k` best boxes are compared, and
-    of each image the `keep_top_k` best remain. Rows are sorted as `order` and `across` say (see
-    `_ranked`). Rows after the last box hold -1.
+    If `iou_threshold` is above 0.5, it is multiplied by `eta` after each selected box. Of each
+    class the `top_k` best boxes are compared, and of each image the `keep_top_k` best remain.
+    Rows are sorted as `order` and `across` say (see `_ranked`). Rows after the last box hold -1.
     """
     dtype = jnp.asarray(boxes).dtype
     boxes = widened(jnp.asarray(boxes))
     scores = widened(jnp.asarray(scores))
     classes, count = scores.shape[-2:]
-    most = _most(count, top_k)
+    most = _limited(count, top_k)
     if not classes * most:
         batch = len(boxes) if counts is False else len(counts)
-        return _none(batch, dtype)
+        return _without_rows(batch, dtype)
     overlap_of = partial(overlap, offset=pixel_offset)
 
     def select(boxes: Array, scores: Array, eligible: Array) -> Array:
@@ -243,27 +250,23 @@ def multiclass_suppression(
             eligible[best],
             most,
             iou_threshold,
-            overlap=overlap_of,
+            overlap_of=overlap_of,
             decay=eta,
         )
         return jnp.where(selected >= 0, best.astype(jnp.int32)[selected], -1)
 
     eligible = scores >= score_threshold
     if counts is False:
-        select_by_class = jax.vmap(select, (None, 0, 0))
+        select_by_class = jax.vmap(select, in_axes=(None, 0, 0))
         box_index = jax.vmap(select_by_class)(boxes, scores, eligible)
         boxes = boxes[:, None]  # all classes of an image have the same boxes
     else:
         # Each image gets the boxes of all images, but only its own boxes are eligible.
-        # For the counts (2, 3), the boxes 0 and 1 belong to image 0, and the boxes 2, 3 and 4 to
-        # image 1.
-        ends = jnp.cumsum(jnp.asarray(counts))[:, None]
-        starts = ends - jnp.asarray(counts)[:, None]
-        box_numbers = jnp.arange(count)[None, :]
-        is_of_image = (box_numbers < ends) & (box_numbers >= starts)
+        is_of_image = _image_mask(jnp.asarray(counts), count)
+        batch = len(is_of_image)
         eligible = eligible[None] & is_of_image[:, None]
-        boxes = jnp.broadcast_to(boxes, (len(ends), *boxes.shape))
-        scores = jnp.broadcast_to(scores, (len(ends), *scores.shape))
+        boxes = jnp.broadcast_to(boxes, (batch, *boxes.shape))
+        scores = jnp.broadcast_to(scores, (batch, *scores.shape))
         box_index = jax.vmap(jax.vmap(select))(boxes, scores, eligible)
     # `box_index` has the shape (batch, classes, most). The label is the number of the class.
     labels = lax.broadcasted_iota(jnp.int32, box_index.shape, 1)
@@ -276,5 +279,17 @@ def multiclass_suppression(
         indices = box_index + count * images
     else:
         indices = box_index * classes + labels
-    keep = _rows(classes, count, top_k, keep_top_k)
+    keep = _most_rows(classes, count, top_k, keep_top_k)
     return _ranked(boxes, box_index, labels, chosen_scores, indices, keep, order, across, dtype)
+
+
+def _image_mask(counts: Array, box_count: int) -> Array:
+    """Return the mask (batch, boxes) of the boxes that belong to each image.
+
+    The first `counts[0]` boxes belong to image 0, the next `counts[1]` boxes to image 1, and so on.
+    For the counts (2, 3), image 0 has the boxes 0 and 1, and image 1 has the boxes 2, 3 and 4.
+    """
+    ends = jnp.cumsum(counts)[:, None]
+    starts = ends - counts[:, None]
+    box_numbers = jnp.arange(box_count)[None, :]
+    return (box_numbers < ends) & (box_numbers >= starts)

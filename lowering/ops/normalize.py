@@ -27,30 +27,29 @@ def _axes_type(input: TensorType, axes: Ints, epsilon: float) -> TensorType:
 
 
 def _divided(x: Array, norm: Array, bias: Array | float, epsilon: Array | float) -> Array:
-    """Return x divided by norm + bias, or by epsilon if this is larger.
+    """Return x / max(norm + bias, epsilon).
 
-    0 / 0 gives 0 here, so that zeros stay zeros without bias and epsilon.
+    0 / 0 gives 0 here, so that zeros stay zeros if bias and epsilon are 0.
     """
     divisor = jnp.maximum(norm + bias, epsilon)
     return x / jnp.where(divisor == 0, 1.0, divisor)
 
 
 def _root(squares: Array) -> Array:
-    """Return the square root, whose derivative at 0 is 0 here.
-
-    The derivative of sqrt at 0 is infinite. To select only the result would make the gradient NaN,
-    so that the operand of sqrt is selected too.
-    """
+    """Return the square root. The derivative at 0 is 0 here, instead of infinite."""
+    # If only the result of sqrt was selected, the derivative would be 0 * infinity, which is NaN.
+    # Therefore the operand of sqrt is selected too.
     is_zero = squares == 0
     positive = jnp.where(is_zero, 1.0, squares)
     return jnp.where(is_zero, 0.0, jnp.sqrt(positive))
 
 
 def _unit(x: Array, axes: Ints, bias: float, epsilon: float) -> Array:
-    """Return the largest magnitude along the axes, of the input, the bias and epsilon.
+    """Return the unit for a normalisation: the largest magnitude of x, the bias and epsilon.
 
-    In this unit norms neither overflow nor underflow. A normalised result does not depend on the
-    unit of input, bias and epsilon, so that no derivative has to go through the unit.
+    The magnitude of x is taken along the axes, which remain with extent 1. Divided by the unit, x
+    has norms that neither overflow nor underflow. If x, the bias and epsilon are all divided by the
+    unit, the normalised result does not change, so that no derivative has to go through the unit.
     """
     largest = jnp.max(jnp.abs(x), axis=axes, keepdims=True)
     unit = lax.stop_gradient(jnp.maximum(largest, max(abs(bias), epsilon)))
@@ -58,10 +57,10 @@ def _unit(x: Array, axes: Ints, bias: float, epsilon: float) -> Array:
 
 
 def _register_normalization(kind: str, norm_of: Callable[[Array, Ints], Array]) -> None:
-    """Register the rule of `kind`, which divides the input by `norm_of(input, axes)`.
+    """Register the rule of `kind`, which divides the input by a norm.
 
-    The divisor is the norm plus a bias, but at least epsilon. Axes of the norm remain, with
-    extent 1.
+    The norm is `norm_of(input, axes)`, in which the axes remain with extent 1. The divisor is the
+    norm plus a bias, but at least epsilon.
     """
 
     def lower(input: Array, axes: Ints, bias: float, epsilon: float) -> Array:
@@ -148,7 +147,7 @@ def batch_normalization(
     x, *parameters = align(jnp.asarray(input), mean, variance, offset, scale)
     wide_parameters = [widened(jnp.asarray(parameter, x.dtype)) for parameter in parameters]
     mean, variance, offset, scale = wide_parameters
-    # The factor and the term depend only on parameters, so that they can be prepared before calls.
+    # The factor and the term do not depend on the input, so that they can be prepared before calls.
     # All sums are in float32 or a wider dtype.
     factor = scale * lax.rsqrt(variance + epsilon)
     term = offset - mean * factor

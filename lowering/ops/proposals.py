@@ -19,7 +19,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, differ, show, volume
 from lowering.graph import ABSENT, TensorType
 from lowering.kernels.precision import widened
-from lowering.kernels.suppression import filled_first, overlap, suppressed
+from lowering.kernels.suppression import best_mask, filled_first, overlap, suppressed
 from lowering.ops import require, rules
 
 _CHOICES = "it chooses boxes"
@@ -71,16 +71,16 @@ def _detection_type(
 
 
 def _prior_count(shape: tuple[int, ...], normalized: bool) -> int:
-    """Return the number of prior boxes, given the shape of the operand that holds them."""
-    items_of_a_box = 4 if normalized else 5
+    """Return the number of prior boxes. `shape` is the shape of the operand with the boxes."""
+    items_of_a_box = 4 if normalized else 5  # unless normalized, an image number comes first
     return shape[-1] // items_of_a_box
 
 
 def _rows_of_an_image(boxes: int, classes: int, top_k: int, keep_top_k: int) -> int:
     """Return the largest number of detections of an image.
 
-    This is `keep_top_k` if it is positive. Otherwise each of the classes has as many detections
-    as there are boxes, but at most `top_k` if `top_k` is positive.
+    If `keep_top_k` is positive, it is this number. Otherwise each of the classes has as many
+    detections as there are boxes, but at most `top_k` if `top_k` is positive.
     """
     if keep_top_k > 0:
         return keep_top_k
@@ -88,7 +88,7 @@ def _rows_of_an_image(boxes: int, classes: int, top_k: int, keep_top_k: int) -> 
 
 
 def _limited(boxes: int, top_k: int) -> int:
-    """Return the number of boxes, but at most `top_k` if it is positive."""
+    """Return the number of boxes, but at most `top_k` if `top_k` is positive."""
     return min(top_k, boxes) if top_k > 0 else boxes
 
 
@@ -107,12 +107,19 @@ def detection_output(
     score. The row after the last detection has the image -1, and further rows are zeros.
 
     `locations` has the changes of the prior boxes, and `confidences` has a score for each box and
-    class. `priors` has the boxes. Unless `variance_encoded` is true, `priors` also has the
-    variances, which are factors of the changes. If `share_location` is true, all classes of a box
-    have one common location. Boxes suppress each other only within a class. Of each class the
-    `top_k` best boxes are compared, and of all classes of an image the `keep_top_k` best boxes
-    remain. If `decrease_label` is true, a box is only in its best class, and class numbers begin
-    at 0.
+    class. `priors` has the boxes, and the variances, by which the changes are multiplied. Boxes
+    suppress each other only within a class. Of each class the `top_k` best boxes are compared,
+    and of all classes of an image the `keep_top_k` best boxes remain.
+
+    - `anchor_locations`: changes that are applied to the prior boxes first, or False
+    - `anchor_confidences`: two scores for each box, or False. If the second one is below
+      `objectness_threshold`, the box is only in the class `background_label`.
+    - `share_location`: whether all classes of a box have one location
+    - `variance_encoded`: whether `priors` has no variances
+    - `center_size`: whether changes are for the centre and the extents, instead of the corners
+    - `clip_before`, `clip_after`: whether all boxes, and the detections, are clipped to [0, 1]
+    - `decrease_label`: whether a box is only in its best class, and class numbers begin at 0
+    - `normalized`: whether ends of prior boxes are not divided by `input_size` (height, width)
     """
     dtype = jnp.asarray(locations).dtype
     locations, confidences, priors = (
@@ -123,87 +130,104 @@ def detection_output(
     location_sets = 1 if share_location else num_classes
     height, width = input_size
     size = jnp.asarray([width, height, width, height], priors.dtype)
-    boxes, variances = _boxes(priors, count, normalized, variance_encoded, size)
+    boxes, variances = _boxes_and_variances(priors, count, normalized, variance_encoded, size)
     offsets = locations.reshape(batch, count, location_sets, 4)
     scores = confidences.reshape(batch, count, num_classes)
     if anchor_confidences is not False:
+        # An anchor has two scores, of which the second one is for an object.
         objectness = widened(jnp.asarray(anchor_confidences)).reshape(batch, count, 2)[..., 1]
         is_empty = objectness < objectness_threshold
-        scores = _background_where(is_empty, scores, background_label)
+        scores = _with_empty_boxes(scores, is_empty, background_label)
     boxes = jnp.broadcast_to(boxes, (batch, *boxes.shape[1:]))
     variances = jnp.broadcast_to(variances, (batch, *variances.shape[1:]))
     if anchor_locations is not False:
+        # The boxes are refined twice: here for all classes, and then by `locations`.
         moves = widened(jnp.asarray(anchor_locations)).reshape(batch, count, 1, 4)
         boxes = _decoded(boxes[:, :, None], variances[:, :, None], moves, center_size)[:, :, 0]
     decoded = _decoded(boxes[:, :, None], variances[:, :, None], offsets, center_size)
     if clip_before:
         decoded = jnp.clip(decoded, 0, 1)
-    most = _limited(count, top_k)
-    keep = _rows_of_an_image(count, num_classes, top_k, keep_top_k)
-
-    def detections(decoded: Array, scores: Array) -> tuple[Array, Array]:
-        """Return rows (keep, 6) with an image's detections, and the mask (keep,) of filled rows.
-
-        A row is (class, score, x1, y1, x2, y2). `decoded` has the shape (boxes, location sets,
-        4), and `scores` has the shape (boxes, classes).
-        """
-
-        def chosen_of_class(class_scores: Array, eligible: Array, label: Array) -> Array:
-            """Return the indices (most,) of the boxes of a class that are not suppressed."""
-            class_boxes = decoded[:, jnp.minimum(label, location_sets - 1)]
-            eligible = _best_mask(class_scores, eligible, most)
-            return suppressed(class_boxes, class_scores, eligible, most, nms_threshold)
-
-        if decrease_label:
-            eligible = _best_class_mask(scores, confidence_threshold, most)
-        else:
-            eligible = scores > confidence_threshold
-        classes = jnp.arange(num_classes)
-        if background_label >= 0:
-            eligible = eligible & (classes[None, :] != background_label)
-        chosen = jax.vmap(chosen_of_class)(scores.T, eligible.T, classes)  # (classes, most)
-        is_box = chosen >= 0
-        chosen_scores = jnp.take_along_axis(scores.T, jnp.maximum(chosen, 0), axis=1)
-        is_filled = _best_mask(chosen_scores.reshape(-1), is_box.reshape(-1), keep)
-        labels = jnp.broadcast_to(classes[:, None], chosen.shape).reshape(-1)
-        box_index = jnp.maximum(chosen.reshape(-1), 0)
-        # If all classes share the locations, there is only the set 0.
-        chosen_boxes = decoded[box_index, jnp.minimum(labels, location_sets - 1)]
-        shown_labels = labels - 1 if decrease_label else labels
-        label_column = shown_labels[:, None].astype(chosen_boxes.dtype)
-        columns = [label_column, chosen_scores.reshape(-1, 1), chosen_boxes]
-        rows, is_filled = filled_first(jnp.concatenate(columns, axis=1), is_filled)
-        missing = max(keep - len(rows), 0)
-        rows = jnp.pad(rows, [(0, missing), (0, 0)])
-        is_filled = jnp.pad(is_filled, [(0, missing)])
-        return rows[:keep], is_filled[:keep]
-
+    detections = partial(
+        _detections_of_image,
+        background_label=background_label,
+        decrease_label=decrease_label,
+        confidence_threshold=confidence_threshold,
+        nms_threshold=nms_threshold,
+        most=_limited(count, top_k),
+        keep=_rows_of_an_image(count, num_classes, top_k, keep_top_k),
+    )
     rows, is_filled = jax.vmap(detections)(decoded, scores)  # (batch, keep, 6)
     if clip_after:
         rows = rows.at[..., 2:].set(jnp.clip(rows[..., 2:], 0, 1))
     return _rows_of_all_images(rows, is_filled).astype(dtype).reshape(1, 1, -1, 7)
 
 
+def _detections_of_image(
+    boxes: Array, scores: Array, *, background_label: int, decrease_label: bool,
+    confidence_threshold: float, nms_threshold: float, most: int, keep: int,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Return rows (keep, 6) with an image's detections, and the mask (keep,) of filled rows.
+
+    A row is (class, score, x1, y1, x2, y2). `boxes` has the shape (boxes, location sets, 4), and
+    `scores` has the shape (boxes, classes). Of each class the `most` best boxes are compared. The
+    other parameters are as in `detection_output`.
+    """
+    location_sets = boxes.shape[1]
+    classes = jnp.arange(scores.shape[1])
+
+    def chosen_of_class(class_scores: Array, eligible: Array, label: Array) -> Array:
+        """Return the indices (most,) of the boxes of a class that are not suppressed."""
+        # If all classes share the locations, there is only the set 0.
+        class_boxes = boxes[:, jnp.minimum(label, location_sets - 1)]
+        eligible = best_mask(class_scores, eligible, most)
+        return suppressed(class_boxes, class_scores, eligible, most, nms_threshold)
+
+    if decrease_label:
+        eligible = _best_class_mask(scores, confidence_threshold, most)
+    else:
+        eligible = scores > confidence_threshold
+    if background_label >= 0:
+        eligible = eligible & (classes[None, :] != background_label)
+    chosen = jax.vmap(chosen_of_class)(scores.T, eligible.T, classes)
+    is_box = chosen >= 0  # (classes, most)
+    chosen_scores = jnp.take_along_axis(scores.T, jnp.maximum(chosen, 0), axis=1)
+    # From here on, the boxes of all classes lie along one axis.
+    is_filled = best_mask(chosen_scores.reshape(-1), is_box.reshape(-1), keep)
+    labels = jnp.broadcast_to(classes[:, None], chosen.shape).reshape(-1)
+    box_index = jnp.maximum(chosen.reshape(-1), 0)
+    chosen_boxes = boxes[box_index, jnp.minimum(labels, location_sets - 1)]
+    shown_labels = labels - 1 if decrease_label else labels
+    label_column = shown_labels[:, None].astype(chosen_boxes.dtype)
+    columns = [label_column, chosen_scores.reshape(-1, 1), chosen_boxes]
+    rows, is_filled = filled_first(jnp.concatenate(columns, axis=1), is_filled)
+    # If there are fewer rows than `keep`, empty rows follow.
+    missing = max(keep - len(rows), 0)
+    rows = jnp.pad(rows, [(0, missing), (0, 0)])
+    is_filled = jnp.pad(is_filled, [(0, missing)])
+    return rows[:keep], is_filled[:keep]
+
+
 def _best_class_mask(scores: Array, threshold: float, most: int) -> Array:
     """Return the mask (boxes, classes) of the best class of each of the `most` best boxes.
 
-    `scores` has the shape (boxes, classes). Class 0, the background, is no best class. A box counts
-    only if the score of its best class is at least the threshold.
+    `scores` has the shape (boxes, classes). Class 0 is the background, which is not compared. A box
+    without a score of at least the threshold has no best class.
     """
     class_numbers = jnp.arange(scores.shape[1])[None, :]
     best_class = jnp.argmax(scores[:, 1:], axis=1) + 1
     is_confident = scores >= threshold
     is_best_class = is_confident & (class_numbers == best_class[:, None])
+    # The best score is -inf for a box without a best class.
     best_score = jnp.where(is_best_class, scores, -jnp.inf).max(axis=1)
-    is_among_best = _best_mask(best_score, jnp.isfinite(best_score), most)
+    is_among_best = best_mask(best_score, jnp.isfinite(best_score), most)
     return is_best_class & is_among_best[:, None]
 
 
-def _background_where(is_empty: Array, scores: Array, background_label: int) -> Array:
+def _with_empty_boxes(scores: Array, is_empty: Array, background_label: int) -> Array:
     """Return `scores` (batch, boxes, classes), changed for boxes without an object.
 
-    Where `is_empty` (batch, boxes) is true, the score of the background is 1 and all other scores
-    are 0.
+    Where `is_empty` (batch, boxes) is true, the score of the class `background_label` becomes 1,
+    and all other scores become 0.
     """
     is_background = jnp.arange(scores.shape[-1]) == background_label
     background_scores = is_background.astype(scores.dtype)[None, None, :]
@@ -226,29 +250,15 @@ def _rows_of_all_images(rows: Array, filled: Array) -> Array:
     return numbered.at[:, 0].set(image_column)
 
 
-def _best_mask(scores: Array, eligible: Array, most: int) -> Array:
-    """Return the mask of the `most` largest scores among the eligible scores.
-
-    `scores`, `eligible` and the mask have the shape (n,). Of equal scores the first win.
-    """
-    count = len(scores)
-    if most >= count:
-        return eligible
-    order = jnp.argsort(jnp.where(eligible, -scores, jnp.inf), stable=True)
-    # The rank of a score is the place of the score in this order.
-    rank = jnp.zeros(count, jnp.int32).at[order].set(jnp.arange(count, dtype=jnp.int32))
-    return eligible & (rank < most)
-
-
-def _boxes(
+def _boxes_and_variances(
     priors: Array, count: int, normalized: bool, variance_encoded: bool, size: Array
 ) -> tuple[Array, Array]:
     """Return prior boxes and their variances, each of shape (1 or batch, count, 4).
 
     `priors` has the shape (1 or batch, 2, count * 4), with the boxes and then the variances. If
     `variance_encoded` is true, there are only boxes, and the variances are 1. If `normalized`
-    is false, a box has five items, of which the first is an image, and its ends are divided by
-    `size`.
+    is false, a box has five items: the number of an image, and four ends, which are divided
+    here by `size`.
     """
     batch = priors.shape[0]
     items_of_a_box = 4 if normalized else 5
@@ -264,10 +274,10 @@ def _boxes(
 
 
 def _decoded(boxes: Array, variances: Array, offsets: Array, center_size: bool) -> Array:
-    """Return boxes (..., 4) that are moved and scaled by offsets, multiplied by variances.
+    """Return boxes (..., 4) that are moved and scaled by changes. A change is variance * offset.
 
-    If `center_size` is true, offsets change the centre in units of the extents, and the logarithms
-    of the extents. Otherwise they are added to the corners.
+    If `center_size` is false, the changes are added to the corners. Otherwise the first two changes
+    move the centre by change * extent, and the last two scale the extents by exp(change).
     """
     changes = variances * offsets
     if not center_size:
@@ -316,11 +326,21 @@ def proposal(
     The results have the shapes (batch * post_nms, 5) and (batch * post_nms,). `scores` has the
     shape (batch, 2 * anchors, height, width), of which the second half is for objects, and
     `deltas` has the shape (batch, 4 * anchors, height, width). `anchors` are boxes x1, y1, x2,
-    y2 relative to the position of an item. `image` has three or four items: the height, the
-    width, and one or two factors of `min_size`, the least extents of a region.
+    y2 relative to the position of an item. The distance of two positions is `feature_stride`.
+    `image` has three or four items: the height, the width, and one or two scales. A region
+    should have at least the extents `min_size` * scale. The `pre_nms` best regions of an image
+    are compared. The row after the last region of an image has the image -1, and the image's
+    further rows are zeros.
 
-    If `swaps` is true, y is before x in anchors, deltas and regions, as in TensorFlow. The row
-    after the last region of an image has the image -1, and the image's further rows are zeros.
+    - `coordinate_scale`, `size_scale`: the numbers by which deltas are divided
+    - `pixel_offset`: the number that is added to the difference of two ends to give an extent
+    - `clips_anchors`, `clips_before`, `clips_after`: whether anchors, all regions, and the
+      selected regions are clipped to the image
+    - `swaps`: whether y is before x in anchors, deltas and regions, as in TensorFlow
+    - `truncates`: whether extents are truncated to integers, and regions that are too small or
+      have no positive score are left out. Otherwise a region that is too small has the score 0.
+    - `normalizes`: whether regions are divided by the extents of the image
+    - `later_ties`: whether of equal scores the last wins
     """
     dtype = jnp.asarray(scores).dtype
     scores, deltas = (widened(jnp.asarray(x)) for x in (scores, deltas))
@@ -333,64 +353,50 @@ def proposal(
     extents = info[:2]  # height, width
     corner_limits = extents if swaps else extents[::-1]
     limits = jnp.concatenate([corner_limits, corner_limits])
-    # Item 2 is a factor of the second extent. Item 3, if there is one, is a factor of the first.
+    # Item 2 is the scale of the second extent. Item 3, if there is one, is the scale of the first.
     has_two_scales = info.shape[0] > 3
     first_scale = info[3] if has_two_scales else info[2]
     smallest = jnp.stack([first_scale, info[2]]) * min_size
 
-    def clipped(boxes: Array, offset: float = pixel_offset) -> Array:
-        """Return boxes (..., 4) whose ends are at least 0 and at most the limits - `offset`."""
-        ones = (1,) * (boxes.ndim - 1)
-        ends = (limits - offset).reshape(*ones, 4)
-        return jnp.minimum(jnp.maximum(boxes, 0), ends)
+    ends = limits - pixel_offset
+    if clips_anchors:
+        boxes = _clipped(boxes, ends)
 
-    def moved(delta: Array) -> Array:
-        """Return the boxes (height, width, anchors, 4) of an image, moved and scaled by its deltas.
-
-        `delta` has the shape (4 * anchors, height, width).
-        """
-        moves = delta.reshape(count, 4, height, width).transpose(2, 3, 0, 1)
-        old_boxes = clipped(boxes) if clips_anchors else boxes
-        low, high = old_boxes[..., :2], old_boxes[..., 2:]
-        extent = high - low + pixel_offset
-        centre = low + extent / 2
-        new_centre = moves[..., :2] / coordinate_scale * extent + centre
-        new_extent = jnp.exp(moves[..., 2:] / size_scale) * extent
-        new_low = new_centre - new_extent / 2
-        new_high = new_centre + new_extent / 2
-        regions = jnp.concatenate([new_low, new_high], axis=-1)
-        return clipped(regions) if clips_before else regions
-
-    def best_regions(score: Array, delta: Array) -> tuple[Array, Array, Array]:
+    def best_regions(image_scores: Array, image_deltas: Array) -> tuple[Array, Array, Array]:
         """Return the best regions of an image, their scores, and whether each row has a region.
 
-        `score` has the shape (2 * anchors, height, width), and `delta` the shape (4 * anchors,
-        height, width). The results have `post_nms` rows.
+        `image_scores` has the shape (2 * anchors, height, width), and `image_deltas` the shape
+        (4 * anchors, height, width). The results have `post_nms` rows.
         """
-        regions = moved(delta).reshape(-1, 4)
-        object_scores = score[count:].transpose(1, 2, 0).reshape(-1)
+        # The moves have the shape (height, width, anchors, 4).
+        moves = image_deltas.reshape(count, 4, height, width).transpose(2, 3, 0, 1)
+        centre_moves = moves[..., :2] / coordinate_scale
+        log_factors = moves[..., 2:] / size_scale
+        regions = _moved(boxes, centre_moves, log_factors, pixel_offset)
+        if clips_before:
+            regions = _clipped(regions, ends)
+        regions = regions.reshape(-1, 4)
+        object_scores = image_scores[count:].transpose(1, 2, 0).reshape(-1)
         sizes = regions[:, 2:] - regions[:, :2] + pixel_offset
         if truncates:
-            sizes = jnp.trunc(sizes)
-        is_large = jnp.all(sizes >= smallest[None], axis=-1)
-        if truncates:
-            is_large = is_large & (object_scores > 0)
-        if later_ties:  # of equal scores the last then wins
-            regions, object_scores, is_large = regions[::-1], object_scores[::-1], is_large[::-1]
-        if truncates:
+            is_large = jnp.all(jnp.trunc(sizes) >= smallest[None], axis=-1)
             ranked_scores = object_scores
-            eligible = is_large
+            eligible = is_large & (object_scores > 0)
         else:
+            is_large = jnp.all(sizes >= smallest[None], axis=-1)
             ranked_scores = jnp.where(is_large, object_scores, 0.0)
             eligible = jnp.ones_like(is_large)
+        if later_ties:
+            # The first of equal scores wins. In reverse order this is the last one.
+            regions, ranked_scores, eligible = regions[::-1], ranked_scores[::-1], eligible[::-1]
         if pre_nms > 0:
-            eligible = _best_mask(ranked_scores, eligible, pre_nms)
+            eligible = best_mask(ranked_scores, eligible, pre_nms)
         overlap_of = partial(overlap, offset=pixel_offset)
         chosen = suppressed(regions, ranked_scores, eligible, post_nms, nms_threshold, overlap_of)
         is_filled = chosen >= 0
         best = regions[jnp.maximum(chosen, 0)]
         if clips_after:
-            best = clipped(best, offset=0.0)
+            best = _clipped(best, limits)
         if normalizes:
             best = best / limits[None]
         best = jnp.where(is_filled[:, None], best, 0.0)
@@ -404,6 +410,24 @@ def proposal(
     image_column = jnp.where(is_filled, images, images_after)[..., None]
     rows = jnp.concatenate([image_column, regions], axis=-1)
     return rows.reshape(-1, 5).astype(dtype), region_scores.reshape(-1).astype(dtype)
+
+
+def _clipped(boxes: Array, ends: Array) -> Array:
+    """Return boxes (..., 4) in which each end is at least 0 and at most the item of `ends` (4,)."""
+    ones = (1,) * (boxes.ndim - 1)
+    return jnp.minimum(jnp.maximum(boxes, 0), ends.reshape(*ones, 4))
+
+
+def _moved(boxes: Array, moves: Array, log_factors: Array, pixel_offset: float) -> Array:
+    """Return boxes (..., 4) that are moved by move * extent, and scaled by exp(log_factor).
+
+    An extent is the difference of two ends plus `pixel_offset`.
+    """
+    low, high = boxes[..., :2], boxes[..., 2:]
+    extent = high - low + pixel_offset
+    new_centre = moves * extent + (low + extent / 2)
+    new_extent = jnp.exp(log_factors) * extent
+    return jnp.concatenate([new_centre - new_extent / 2, new_centre + new_extent / 2], axis=-1)
 
 
 def _shifts(
@@ -444,7 +468,7 @@ def ctc_greedy_decoder(probabilities: Array, mask: Array, merges: bool) -> Array
     step_count, _, class_count = x.shape
     best = jnp.argmax(x, axis=2).astype(jnp.int32)
     is_first = jnp.arange(step_count)[:, None] == 0
-    has_step = jnp.where(is_first, True, mask != 0)
+    has_step = is_first | (mask != 0)
     is_inside = jnp.cumprod(has_step.astype(jnp.int32), axis=0) > 0
     previous = jnp.concatenate([jnp.full_like(best[:1], -1), best[:-1]])
     is_label = is_inside & (best != class_count - 1)
@@ -456,5 +480,5 @@ def ctc_greedy_decoder(probabilities: Array, mask: Array, merges: bool) -> Array
         classes, is_filled = filled_first(path, is_label)
         return jnp.where(is_filled, classes, -1)
 
-    paths = jax.vmap(packed, (1, 1))(best, is_label)
+    paths = jax.vmap(packed, in_axes=(1, 1))(best, is_label)
     return paths.astype(x.dtype)[:, :, None, None]

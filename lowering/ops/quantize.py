@@ -29,22 +29,24 @@ from lowering.tracing import Context
 
 
 def _quantized_type(
-    x: TensorType, bits: int, least: int = 1, ties: str = "up", **levels: TensorType
+    x: TensorType, bits: int, least_bits: int = 1, ties: str = "up", **levels: TensorType
 ) -> TensorType:
-    """Check the arguments of a quantisation to at least `least` bits, and return the type of x."""
+    """Check the arguments of a quantisation, and return the type of x, which the result has too.
+
+    `levels` has the operands that decide the levels, such as the ends of the range.
+    """
     require.one_of("ties", ties, TIES)
     require.same_dtype(require.floating, x=x, **levels)
     require.fits("'x'", x, **levels)
-    if not least <= bits <= 64:
-        raise InvalidOperation(f"'bits' must be at least {least} and at most 64, it is {bits}")
+    if not least_bits <= bits <= 64:
+        raise InvalidOperation(f"'bits' must be at least {least_bits} and at most 64, it is {bits}")
     return x
 
 
 def _wide(x: Array) -> Array:
-    """Convert an array of 16-bit floats to float32. Other arrays and Python floats stay.
+    """Convert an array of 16-bit floats to float32. Other x are returned unchanged.
 
-    The mantissa of 16-bit floats is too short for the number of levels. Python floats are wide
-    enough.
+    The mantissa of 16-bit floats is too short for the number of levels.
     """
     is_narrow = not isinstance(x, float) and x.dtype.itemsize < 4
     return jnp.asarray(x, jnp.float32) if is_narrow else x
@@ -53,8 +55,9 @@ def _wide(x: Array) -> Array:
 def _min_max_type(
     x: TensorType, bits: int, signed: bool, symmetric: bool, ties: str = "up", **ends: TensorType
 ) -> TensorType:
+    # Symmetric integers of 1 bit would have only one level.
     least_bits = 2 if signed and symmetric else 1
-    return _quantized_type(x, bits, least=least_bits, ties=ties, **ends)
+    return _quantized_type(x, bits, least_bits, ties, **ends)
 
 
 def _with_derivative(ctx: Context, result: Array, x: Array, low: Array, high: Array) -> Array:
@@ -96,7 +99,8 @@ def min_max_linear_quantize(
     divisor = jnp.where(span == 0, 1.0, span)
     distance = jnp.maximum(jnp.minimum(x, high), low) - low
     level = rounded(distance / divisor * steps, ties)
-    result = _with_derivative(ctx, level / steps * span + low, x, low, high).astype(dtype)
+    rounded_x = level / steps * span + low
+    result = _with_derivative(ctx, rounded_x, x, low, high).astype(dtype)
     return noted(result, level, span / steps, low, lowest=0, highest=int(steps))
 
 
@@ -119,7 +123,7 @@ def zero_point_linear_quantize(
     symmetric: bool,
     ties: str = "up",
 ) -> Array:
-    """Return (q - zero_point) * scale that is nearest to x, for an integer q of `bits` bits.
+    """Round x to the nearest number (q - zero_point) * scale, where q is an integer of `bits` bits.
 
     q is signed if `signed` is true. If `symmetric` is true too, q is not the least signed
     integer. `ties` is "up", "away" or "even", the direction of numbers halfway between two
@@ -133,17 +137,18 @@ def zero_point_linear_quantize(
     x, zero, scale = align(jnp.asarray(x), zero_point, scale)
     dtype = x.dtype
     x, scale = _wide(x), _wide(scale)
-    # If the zero point is a Python integer, `start` is computed without a trace, so that its value
-    # is available in the trace.
+    # `start` is the number for q = 0. If the zero point and the scale are constants, `start` is
+    # computed without a trace, so that `noted` can read its value.
     static_zero = zero if isinstance(zero, int) else zero.astype(x.dtype)
     start = -static_zero * scale
     zero = jnp.asarray(zero).astype(x.dtype)
-    level = rounded(x / scale, ties) + zero
-    level = jnp.maximum(jnp.minimum(level, float(top)), float(bottom))
+    q = rounded(x / scale, ties) + zero
+    q = jnp.maximum(jnp.minimum(q, float(top)), float(bottom))
     low = (float(bottom) - zero) * scale
     high = (float(top) - zero) * scale
-    result = _with_derivative(ctx, (level - zero) * scale, x, low, high).astype(dtype)
-    return noted(result, level, scale, start, lowest=bottom, highest=top)
+    rounded_x = (q - zero) * scale
+    result = _with_derivative(ctx, rounded_x, x, low, high).astype(dtype)
+    return noted(result, q, scale, start, lowest=bottom, highest=top)
 
 
 def _logarithmic_type(x: TensorType, max: TensorType, bits: int) -> TensorType:
@@ -158,9 +163,10 @@ def logarithmic_quantize(ctx: Context, x: Array, max: Array, bits: int) -> Array
     rounded up.
     """
     x, max = align(jnp.asarray(x), max)
-    # frexp is exact. log2 is not exact at powers of two, where a rounded-up result would jump. The
-    # mantissa is from 0.5 to 1, and |x| is mantissa * 2^exponent.
+    # frexp is exact. log2 is not exact at powers of two, where rounding up could give the next
+    # integer. |x| is mantissa * 2^exponent, and the mantissa is at least 0.5 and below 1.
     mantissa, exponent = jnp.frexp(lax.stop_gradient(jnp.abs(x)))
+    # log2(|x|) is exponent + log2(mantissa). It is nearer to exponent - 1 if log2(mantissa) < -0.5.
     exponent = jnp.where(mantissa < math.sqrt(0.5), exponent - 1, exponent)
     max_mantissa, top = jnp.frexp(lax.stop_gradient(jnp.asarray(max)))
     top = jnp.where(max_mantissa == 0.5, top - 1, top)  # a power of two is not rounded up
@@ -199,17 +205,19 @@ def fake_quantize(
     """
     dtype = jnp.asarray(x).dtype
     aligned = align(jnp.asarray(x), input_low, input_high, output_low, output_high)
-    x, low, high, first, last = map(_wide, aligned)
+    x, low, high, first_output, last_output = map(_wide, aligned)
     smaller = jnp.minimum(low, high)
     larger = jnp.maximum(low, high)
     span = high - low
     divisor = jnp.where(span == 0, 1.0, span)
     last_level = float(levels - 1)
-    level = rounded((x - low) / divisor * last_level, "even")
+    level = rounded((x - low) / divisor * last_level, ties="even")
     level = jnp.where(x > larger, last_level, level)
     level = jnp.where(x <= smaller, 0.0, level)
-    between = level / last_level * (last - first) + first
-    result = jnp.where(level == last_level, last, between)
+    output_span = last_output - first_output
+    between = level / last_level * output_span + first_output
+    # For the last level the formula could give a number next to `last_output`.
+    result = jnp.where(level == last_level, last_output, between)
     result = _with_derivative(ctx, result, x, smaller, larger).astype(dtype)
-    step = (last - first) / last_level
-    return noted(result, level, step, first, lowest=0, highest=levels - 1)
+    step = output_span / last_level
+    return noted(result, level, step, first_output, lowest=0, highest=levels - 1)

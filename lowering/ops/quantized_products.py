@@ -24,7 +24,7 @@ from lowering.extents import Shape, differ, show
 from lowering.graph import TensorType, is_integer
 from lowering.kernels import byte_products, contraction
 from lowering.kernels.correlation import Slide
-from lowering.kernels.windows import Padding, Sliding, basic
+from lowering.kernels.windows import Padding, Sliding, basic_windows
 from lowering.ops import require, rules
 from lowering.ops.conv import conv, conv_shape, conv_work
 from lowering.tracing import Context
@@ -46,7 +46,7 @@ def _einsum_type(
 ) -> TensorType:
     """Check the arguments of `quantized_einsum`, and return the type of its result."""
     terms, result = contraction.parse(expr, [len(a.shape), len(b.shape)])
-    if len(terms) not in (2, 9):
+    if len(terms) not in (2, 2 + len(_PARAMETERS)):
         raise InvalidOperation(
             f"'expr' names the axes of {len(terms)} tensor(s)",
             hint=f"there must be two, or also those of {', '.join(_PARAMETERS)}",
@@ -88,9 +88,9 @@ def quantized_einsum(
     `expr` has terms for a, b and the result, as in `mk,kn->mn`. It may also have terms for the
     bias, the zero points and the scales, in the order of the parameters, as in
     `mk,kn,m,,m,,,,->mn`. Such a term is the letter of the axis along which the parameter has an
-    item for each channel, or is empty if the parameter has a single item. The axis is one of
-    the result's axes, except that it is an axis of a for `a_zero_point`, and an axis of b for
-    `b_zero_point`.
+    item for each channel, or is empty if the parameter has a single item. For `a_zero_point`
+    the axis is an axis of a, for `b_zero_point` an axis of b, and for the other parameters an
+    axis of the result.
     """
     terms, result = contraction.parse(expr, [len(a.shape), len(b.shape)])
     left, right, *parameter_terms = terms
@@ -125,7 +125,7 @@ def _conv_type(
     shape = conv_shape(input.shape, filter.shape, bias.shape, groups, **window)
     filter_names = ("filter_zero_point", "filter_scale")
     filter_types = {name: parameters.pop(name) for name in filter_names}
-    require.one(**parameters)
+    require.one(**parameters)  # the remaining parameters have one item
     for name, type in filter_types.items():
         # The operand has one item, or an item for each output channel. The channels are axis 1 of
         # the result.
@@ -158,13 +158,14 @@ def quantized_conv(
     # A letter stands for each axis: c for the output channels, b for the batch, and x for others.
     filter_axes = "c" + "x" * (rank - 1)
     result_axes = "bc" + "x" * (rank - 2)
-    # An empty letter stands for a single item, which becomes a scalar.
-    input_zero = _along(_wide(input_zero_point), "", "")
+    input_zero = _scalar(_wide(input_zero_point))
     filter_zeros = _along(_wide(filter_zero_point), "c", filter_axes)
-    windows = basic(input.shape[2:], filter.shape[2:], **window)
+    windows = basic_windows(input.shape[2:], filter.shape[2:], **window)
     has_several_channels = filter.shape[1] > 1
+    # `byte_products.correlate` pads only with the zero point, which stands for the real number 0.
     is_padded_with_zeros = windows.border in ("constant", "ignore")
     if byte_products.is_byte(input, filter) and has_several_channels and is_padded_with_zeros:
+        # The operations of each cell are traced. The context may refuse so many operations.
         ctx.unroll(windows.volume)
         slide = Slide(
             stride=windows.stride,
@@ -181,9 +182,9 @@ def quantized_conv(
     return _requantised(
         total,
         left=_along(filter_scale, "c", result_axes),
-        right=_along(input_scale, "", ""),
-        output=_along(output_scale, "", ""),
-        zero_point=_along(_wide(output_zero_point), "", ""),
+        right=_scalar(input_scale),
+        output=_scalar(output_scale),
+        zero_point=_scalar(_wide(output_zero_point)),
         dtype=dtype,
     )
 
@@ -199,14 +200,15 @@ def _require_types(**operands: TensorType) -> None:
 
 
 def _require_channels(name: str, extents: Shape, letter: str, term: str, shape: Shape) -> None:
-    """Refuse a parameter unless it has one item, or one for each index along the axis `letter`.
+    """Refuse a parameter unless it has one item, or an item for each index along one axis.
 
-    `extents` is the shape of the parameter. `term` has a letter for each axis of the tensor
-    with the shape `shape`.
+    `name` and `extents` are the name and the shape of the parameter. The axis is an axis of a
+    tensor with the shape `shape`. `term` has a letter for each axis of this tensor, and `letter`
+    is the letter of the axis, or "" if the parameter must have one item.
     """
     long_extents = [extent for extent in extents if differ(extent, 1)]
     if not long_extents:
-        return
+        return  # the parameter has one item
     has_channels = len(letter) == 1 and term.count(letter) == 1
     channels = shape[term.index(letter)] if has_channels else 1
     if len(long_extents) > 1 or differ(long_extents[0], channels):
@@ -217,7 +219,7 @@ def _require_channels(name: str, extents: Shape, letter: str, term: str, shape: 
 
 
 def _result_type(shape: Shape, dtype: str) -> TensorType:
-    """Return the type of a result. Raises InvalidOperation if it is not of integers."""
+    """Return the type of a result. Raises InvalidOperation if `dtype` is no integer dtype."""
     if not is_integer(dtype):
         raise InvalidOperation(
             f"the result must be of integers, it is of {dtype}",
@@ -231,25 +233,31 @@ def _wide(x: Array) -> Array:
     return jnp.asarray(x).astype(jnp.int32)
 
 
+def _scalar(x: Array) -> Array:
+    """Return a parameter with one item as a scalar."""
+    return jnp.asarray(x).reshape(())
+
+
 def _along(x: Array, letter: str, term: str) -> Array:
     """Reshape a parameter so that it lies along one axis of a tensor and broadcasts to the others.
 
-    `term` has a letter for each axis of the tensor, and `letter` is the axis. A parameter with
-    one item becomes a scalar.
+    `term` has a letter for each axis of the tensor, and `letter` is the axis: for the letter "n"
+    and the term "mnk" a parameter (5,) gets the shape (1, 5, 1). A parameter with one item becomes
+    a scalar.
     """
     x = jnp.asarray(x)
     if x.size == 1:
-        return x.reshape(())
+        return _scalar(x)
     return x.reshape([-1 if name == letter else 1 for name in term])
 
 
 def _requantised(
     total: Array, *, left: Array, right: Array, output: Array, zero_point: Array, dtype: str
 ) -> Array:
-    """Return the integers that stand for a sum of products, as the module's docstring says.
+    """Return saturated(round(total * left * right / output) + zero_point) as integers.
 
-    `total` has int32 sums. `left`, `right` and `output` are the scales of the operands and of the
-    result, and `zero_point` is the result's zero point.
+    `total` has int32 sums of products. `left`, `right` and `output` are the scales of the two
+    operands and of the result, and `zero_point` is the result's zero point.
     """
     left_scale = left.astype(jnp.float32)
     right_scale = right.astype(jnp.float32)
@@ -258,6 +266,6 @@ def _requantised(
     # float32 cannot hold all int32 sums. With the factor 1 the sum stays as it is.
     scaled = jnp.where(factor == 1, total, scaled)
     limits = jnp.iinfo(dtype)
-    if limits.bits < 32:
+    if limits.bits < 32:  # the limits less the zero point fit int32
         scaled = jnp.clip(scaled, limits.min - zero_point, limits.max - zero_point)
     return (scaled + zero_point).astype(dtype)

@@ -17,24 +17,27 @@ from lowering.ops import require, rules
 from lowering.tracing import Context
 
 
-def _cell_type(blocks: int, state: tuple[str, TensorType], **products: TensorType) -> TensorType:
-    """Return the type of a state. Refuse it unless it has the shape of one block of the products.
+def _cell_type(
+    block_count: int, state: tuple[str, TensorType], **products: TensorType
+) -> TensorType:
+    """Return the type of a state. Refuse it unless it has the shape of one block of each product.
 
-    `state` is the name of the state and its type. Each of the products ends in `blocks` blocks.
+    `state` is a pair of the name and the type of the state. The last axis of a product consists of
+    `block_count` blocks, one for each gate.
     """
     name, state_type = state
     require.same_dtype(require.floating, **products, **{name: state_type})
     for product, type in products.items():
-        if not type.shape or differ(type.shape[-1] % blocks, 0):
-            raise InvalidShape(f"'{product}' {show(type.shape)} must end in {blocks} blocks")
-        hidden = type.shape[-1] // blocks
-        why = f"it is one of the {blocks} blocks at the end of '{product}' {show(type.shape)}"
+        if not type.shape or differ(type.shape[-1] % block_count, 0):
+            raise InvalidShape(f"'{product}' {show(type.shape)} must end in {block_count} blocks")
+        hidden = type.shape[-1] // block_count
+        why = f"it is one of the {block_count} blocks at the end of '{product}' {show(type.shape)}"
         require.shape(name, state_type, (*type.shape[:-1], hidden), why)
     return state_type
 
 
 def _lstm_type(gates: TensorType, cell: TensorType) -> tuple[TensorType, TensorType]:
-    state_type = _cell_type(blocks=4, state=("cell", cell), gates=gates)
+    state_type = _cell_type(block_count=4, state=("cell", cell), gates=gates)
     return state_type, state_type
 
 
@@ -52,22 +55,24 @@ def lstm_pointwise(gates: Array, cell: Array) -> tuple[Array, Array]:
 
 
 def _gru_type(state: TensorType, **gates: TensorType) -> TensorType:
-    return _cell_type(blocks=3, state=("state", state), **gates)
+    return _cell_type(block_count=3, state=("state", state), **gates)
 
 
 @rules.rule("gru_pointwise", _gru_type)
 def gru_pointwise(input_gates: Array, state_gates: Array, state: Array) -> Array:
-    """Return the next state (..., hidden) of a GRU.
+    """Return the next state (..., hidden) of a GRU: u * state + (1 - u) * new.
 
-    `input_gates` and `state_gates`, of shape (..., 3 * hidden), are the products of weights
-    with the input and with the state, plus biases. The gates are update, reset and new, in this
-    order, as in ONNX with `linear_before_reset`.
+    Here u is the update gate, and `new` is computed from the other gates. `input_gates` and
+    `state_gates`, of shape (..., 3 * hidden), are the products of weights with the input and
+    with the state, plus biases. The gates are update, reset and new, in this order, as in ONNX
+    with `linear_before_reset`.
     """
     input_update, input_reset, input_new = jnp.split(jnp.asarray(input_gates), 3, axis=-1)
     state_update, state_reset, state_new = jnp.split(jnp.asarray(state_gates), 3, axis=-1)
     reset = jax.nn.sigmoid(input_reset + state_reset)
     new = jnp.tanh(input_new + reset * state_new)
-    return new + jax.nn.sigmoid(input_update + state_update) * (state - new)
+    update = jax.nn.sigmoid(input_update + state_update)
+    return new + update * (state - new)
 
 
 def _sequence_type(
@@ -142,17 +147,18 @@ def gru_sequence(
     recurrent = jnp.asarray(recurrent_weight)
     hidden = recurrent.shape[1]
     if bias is False:
-        biases = jnp.zeros((2, 1, 1), x.dtype)
+        biases = jnp.zeros((2, 1, 1), x.dtype)  # broadcasts to all gates
     else:
         biases = jnp.asarray(bias).reshape(2, 1, 3 * hidden)
+    input_bias, state_bias = biases[0], biases[1]  # for the products with the two weights
     if weight is not False:
         weight = jnp.asarray(weight)
-        x = jnp.einsum("bti,gi->btg", x, weight, precision=ctx.precision) + biases[:1]
+        x = jnp.einsum("bti,gi->btg", x, weight, precision=ctx.precision) + input_bias
 
     def step(state: Array, input_gates: Array) -> tuple[Array, Array]:
         """Return the next state twice: for the next time step, and for the first result."""
         product = jnp.einsum("bh,gh->bg", state, recurrent, precision=ctx.precision)
-        next_state = gru_pointwise(input_gates, product + biases[1], state)
+        next_state = gru_pointwise(input_gates, product + state_bias, state)
         return next_state, next_state
 
     first = jnp.asarray(initial_state).reshape(x.shape[0], hidden)
@@ -222,19 +228,19 @@ def _delta_type(
     require.layout("[batch,time,heads,width]", query=query, value=value)
     batch, time, heads, width = query.shape
     require.shape("key", key, query.shape, "it has the shape of 'query'")
-    groups = value.shape[2]
+    value_heads = value.shape[2]
     why = "it has the shape of 'query', but may have more heads"
-    require.shape("value", value, (batch, time, groups, width), why)
-    if differ(groups % heads, 0):
+    require.shape("value", value, (batch, time, value_heads, width), why)
+    if differ(value_heads % heads, 0):
         raise InvalidShape(
             f"the heads of 'value' {show(value.shape)} must be a multiple of those of 'query' "
             f"{show(query.shape)}"
         )
     why = "it has a number for each time and head of 'value'"
-    require.shape("log_decay", log_decay, (batch, time, groups), why)
-    require.shape("beta", beta, (batch, time, groups), why)
+    require.shape("log_decay", log_decay, (batch, time, value_heads), why)
+    require.shape("beta", beta, (batch, time, value_heads), why)
     why = "it has a matrix for each head of 'value'"
-    require.shape("initial_state", initial_state, (batch, groups, width, width), why)
+    require.shape("initial_state", initial_state, (batch, value_heads, width, width), why)
     return TensorType(value.shape, query.dtype), initial_state
 
 
@@ -272,15 +278,15 @@ def gated_delta_rule(
     # The sequences get the shape (time, batch, heads, width). Those of log decays and of rates
     # (`beta`) have no width.
     time_first = [jnp.moveaxis(jnp.asarray(sequence, dtype), 1, 0) for sequence in sequences]
-    q, k, values, log_decays, rates = time_first
-    groups = values.shape[2] // q.shape[2]
-    width = q.shape[-1]
-    queries = jnp.repeat(_unit(q), groups, axis=2) / math.sqrt(width)
-    keys = jnp.repeat(_unit(k), groups, axis=2)
-    decays = jnp.exp(log_decays)[..., None, None]
+    queries, keys, values, log_decays, rates = time_first
+    heads_per_key = values.shape[2] // queries.shape[2]
+    width = queries.shape[-1]
+    queries = jnp.repeat(_unit(queries), heads_per_key, axis=2) / math.sqrt(width)
+    keys = jnp.repeat(_unit(keys), heads_per_key, axis=2)
+    decays = jnp.exp(log_decays)[..., None, None]  # (time, batch, heads, 1, 1)
 
     def read(vectors: Array, memory: Array) -> Array:
-        """Return the product of each head's vector and its state."""
+        """Return the product of a vector and the state, for each head."""
         return jnp.einsum("bhi,bhij->bhj", vectors, memory, precision=ctx.precision)
 
     def step(memory: Array, items: tuple[Array, ...]) -> tuple[Array, Array]:

@@ -14,7 +14,7 @@ from jax import Array, lax
 
 from lowering.errors import InvalidShape
 from lowering.extents import Ints, show
-from lowering.graph import TensorType
+from lowering.graph import TensorType, is_integer
 from lowering.kernels.precision import widened
 from lowering.ops import require, rules
 from lowering.ops.elementwise import divide
@@ -88,13 +88,13 @@ def _require_countable(input: TensorType, axes: Ints) -> None:
 
 def _sum_type(input: TensorType, axes: Ints) -> TensorType:
     reduced = _number_type(input, axes)
-    if require.is_integer(input.dtype):
+    if is_integer(input.dtype):  # a mean of integers is divided by their number
         _require_countable(input, axes)
     return reduced
 
 
 def _count(x: Array, axes: Ints, dtype: np.dtype[np.generic]) -> Array:
-    """Return the number of items along the axes, in a dtype."""
+    """Return the number of items along the axes, as an array of the dtype `dtype`."""
     return jnp.asarray(math.prod(x.shape[axis] for axis in axes)).astype(dtype)
 
 
@@ -148,14 +148,14 @@ def _register_index_rule(kind: str, function: Callable[..., Array]) -> None:
     """Register the rule of `kind`, which returns the index of the least or the greatest item.
 
     `function` is `lax.argmin` or `lax.argmax`. An index over several axes is row-major, in the
-    tensor's order of axes. Of equal extrema the first wins. With `last` the last wins, which is the
-    first in the reversed tensor.
+    tensor's order of axes. Of equal extrema the first wins, or the last if `last` is true.
     """
 
     def lower(input: Array, axes: Ints, last: bool = False) -> Array:
         x = jnp.asarray(input)
         if last:
-            # The last extremum is the first one of the reversed tensor.
+            # The last extremum is the first one of the reversed tensor. The index i in the reversed
+            # tensor is the index `last_index` - i in x.
             last_index = _count(x, axes, np.dtype(np.int32)) - 1
             return last_index - lower(lax.rev(x, axes), axes)
         if len(axes) == 1:
@@ -194,7 +194,9 @@ def _register_running(kind: str, function: Callable[..., Array], neutral: int) -
         running = function(wide, axis, reverse=reverse).astype(x.dtype)
         if not exclusive:
             return running
-        # Move the results by one item: cut the last one off, and put the neutral item first.
+        # Move the results by one item: cut the last one off, and put the neutral item first. In
+        # reverse, cut the first one off, and put the neutral item last. A pad is a triple (before,
+        # after, between), and a negative number cuts items off.
         pads = [(0, 0, 0)] * x.ndim
         pads[axis] = (-1, 1, 0) if reverse else (1, -1, 0)
         return lax.pad(running, jnp.asarray(neutral, x.dtype), pads)

@@ -31,10 +31,12 @@ def _pool_type(
     require.layout("[N,5]", rois=rois)
     require.one_of("mode", mode, _MODES)
     require.length("bins", bins, 2, "axes")
-    parts = bins[0] * bins[1] if mode == "bilinear" else group_size**2
-    if differ(input.shape[1], output_channels * parts):
+    # Each bin of an output channel has its own input channel.
+    bin_count = bins[0] * bins[1] if mode == "bilinear" else group_size**2
+    if differ(input.shape[1], output_channels * bin_count):
         raise InvalidShape(
-            f"'input' {show(input.shape)} must have {parts} channels for each of {output_channels}"
+            f"'input' {show(input.shape)} must have {bin_count} channels for each of "
+            f"{output_channels}"
         )
     require.int32(**{f"bins[{axis}]": count for axis, count in enumerate(bins)})
     require_positive("bins", bins)
@@ -45,8 +47,8 @@ def _pool_type(
         require.layout("[N,2K,H,W]", offsets=offsets)
         expected = (rois.shape[0], *offsets.shape[1:])
         require.shape("offsets", offsets, expected, "one for each row of 'rois'")
-        kinds = offsets.shape[1] // 2
-        if offsets.shape[1] % 2 or not kinds or output_channels % kinds:
+        class_count = offsets.shape[1] // 2
+        if offsets.shape[1] % 2 or not class_count or output_channels % class_count:
             raise InvalidShape(
                 f"'offsets' {show(offsets.shape)} must have 2 channels for each class, and the "
                 f"number of classes must divide the {output_channels} channels"
@@ -86,11 +88,12 @@ def position_sensitive_roi_pool(
     if mode == "deformable":
         deformed = partial(pool.deformed, bins, offset_scale)
         if offsets is False:
-            pooled = jax.vmap(deformed, (0, 0, None))(regions, images, None)
+            pooled = jax.vmap(deformed, in_axes=(0, 0, None))(regions, images, None)
         else:
             pooled = jax.vmap(deformed)(regions, images, jnp.asarray(offsets))
     elif mode == "bilinear":
         rows, columns = bins
+        # The operations of each sample are traced. The context may refuse so many operations.
         ctx.unroll(rows * columns)
         pooled = jax.vmap(partial(pool.interpolated, bins))(regions, images)
     else:
@@ -133,7 +136,7 @@ class _Pool:
         corners = lax.round(region[1:], lax.RoundingMethod.AWAY_FROM_ZERO)
         start = corners[:2] * self.scale
         end = (corners[2:] + 1) * self.scale
-        size = jnp.maximum(end - start, 0.1) / self.group_size
+        size = jnp.maximum(end - start, 0.1) / self.group_size  # of a bin
         bin_numbers = self._bin_numbers()
 
         def is_touched(axis: int, extent: int) -> Array:
@@ -146,14 +149,17 @@ class _Pool:
         # Corners have x at the index 0, and y at the index 1.
         rows = is_touched(axis=1, extent=height).astype(self.x.dtype)
         columns = is_touched(axis=0, extent=width).astype(self.x.dtype)
+        # The letters stand for channel, bin row, bin column, row and column.
         planes = self._planes(image)
         total = jnp.einsum("cghyx,gy,hx->cgh", planes, rows, columns, precision="highest")
-        count = (rows.sum(1)[:, None] * columns.sum(1)[None, :])[None]
+        count = (rows.sum(axis=1)[:, None] * columns.sum(axis=1)[None, :])[None]
         has_items = count > 0
         return jnp.where(has_items, total / jnp.where(has_items, count, 1), 0)
 
     def interpolated(self, bins: tuple[int, int], region: Array, image: Array) -> Array:
-        """Return interpolated samples of a region, averaged over `bins` (rows, columns).
+        """Return interpolated samples of a region, averaged over the cells of the region.
+
+        `bins` has the numbers of rows and columns of cells. Each cell has channels of its own.
 
         `region` is (image, x1, y1, x2, y2), and `image` is the number of the image.
         """
@@ -162,21 +168,27 @@ class _Pool:
         rows, columns = bins
         corners = region[1:] * self.scale
         start = corners[:2]
-        extent = jnp.array([width - 1, height - 1], dtype)
+        # Corners are parts of the axes, and are multiplied by the index of the last item.
+        last_item = jnp.array([width - 1, height - 1], dtype)
         size = (corners[2:] - corners[:2]) / jnp.array([columns, rows], dtype)
         planes = self.x[image].reshape(rows, columns, self.channels, height, width)
         bin_numbers = self._bin_numbers()
 
         def samples(row: int, column: int) -> Array:
-            """Return the samples (channels, bin rows, bin columns) at one place of all bins."""
+            """Return samples (channels, bin rows, bin columns) of one cell of the region.
+
+            The region is divided into `rows` * `columns` cells. Each cell has as many samples as
+            the result has bins.
+            """
             low = start + size * jnp.array([column, row], dtype)  # x, y
             if self.group_size > 1:
-                step_x, step_y = size * extent / (self.group_size - 1)
-                low_x, low_y = low * extent
+                step_x, step_y = size * last_item / (self.group_size - 1)
+                low_x, low_y = low * last_item
                 sample_rows = bin_numbers * step_y + low_y
                 sample_columns = bin_numbers * step_x + low_x
             else:
-                middle_x, middle_y = (2 * low + size) / 2 * extent
+                # A single sample lies in the middle of the cell.
+                middle_x, middle_y = (2 * low + size) / 2 * last_item
                 sample_rows = jnp.full(1, middle_y)
                 sample_columns = jnp.full(1, middle_x)
             return _linear(planes[row, column], sample_rows, sample_columns)
@@ -226,6 +238,7 @@ class _Pool:
             samples = first[..., None] + steps[None, None, None]
             is_inside = ((samples >= -0.5) & (samples <= extent - 0.5)).astype(dtype)
             items = jnp.arange(extent, dtype=dtype)
+            # The distances have the shape (channels, bin rows, bin columns, samples, extent).
             clipped = jnp.clip(samples, 0, extent - 1)
             distance = jnp.abs(clipped[..., None] - items[None, None, None, None])
             weight = jnp.sum(jnp.maximum(1 - distance, 0) * is_inside[..., None], axis=-2)
@@ -233,6 +246,7 @@ class _Pool:
 
         column_weights, column_counts = shares(axis=0, count=sample_columns, extent=width)
         row_weights, row_counts = shares(axis=1, count=sample_rows, extent=height)
+        # The letters stand for channel, bin row, bin column, row and column.
         planes = self._planes(image)
         total = jnp.einsum(
             "cghyx,cghy,cghx->cgh", planes, row_weights, column_weights, precision="highest"

@@ -30,8 +30,8 @@ _MOST_RESULTS = 100_000
 def _requirement(what: str, holds: Callable[[str], bool], hint: str = "") -> Callable[..., None]:
     """Return a check that raises an error unless `holds` is true for the dtype of each operand.
 
-    The error says that the operand must hold `what`. If the operand holds logical values, the
-    error has the hint.
+    The error says that the operand must hold `what`, for example "integers". If the operand holds
+    logical values, the error has the hint.
     """
 
     def check(**operands: TensorType) -> None:
@@ -94,15 +94,15 @@ def rank(shape: Sequence[int]) -> None:
         raise InvalidOperation(f"'shape' has {len(shape)} extents, arrays have at most {MAX_RANK}")
 
 
-def length(name: str, items: Sequence[object], length: int, what: str) -> None:
-    """Refuse an attribute whose value `items` does not have `length` items.
+def length(name: str, items: Sequence[object], expected: int, what: str) -> None:
+    """Refuse the value `items` of an attribute unless it has the expected number of items.
 
-    The error says that it must have an item for each of the `length` `what`, for example
-    "axes".
+    The error says that the attribute `name` must have an item for each of `expected` things. `what`
+    is the plural for these things, such as "axes".
     """
-    if len(items) != length:
+    if len(items) != expected:
         raise InvalidShape(
-            f"'{name}' must have an item for each of the {length} {what}, it has {len(items)}"
+            f"'{name}' must have an item for each of the {expected} {what}, it has {len(items)}"
         )
 
 
@@ -114,14 +114,14 @@ def shape(name: str, operand: TensorType, expected: Shape, why: str) -> None:
         )
 
 
-def layout(axes: str, hint: str = "", **operands: TensorType) -> None:
+def layout(pattern: str, hint: str = "", **operands: TensorType) -> None:
     """Refuse operands that do not match a layout such as `[N,4]`, where N may be any extent."""
-    names = axes[1:-1].split(",")
-    expected = [int(axis) if axis.isdigit() else UNKNOWN for axis in names]
+    extents = pattern[1:-1].split(",")
+    expected = [int(extent) if extent.isdigit() else UNKNOWN for extent in extents]
     for name, operand in operands.items():
         if shapes_differ(operand.shape, expected):
             raise InvalidShape(
-                f"'{name}' must have the shape {axes}, it has {show(operand.shape)}", hint=hint
+                f"'{name}' must have the shape {pattern}, it has {show(operand.shape)}", hint=hint
             )
 
 
@@ -130,15 +130,15 @@ def fits(name: str, target: TensorType, **operands: TensorType) -> None:
 
     `name` stands for the target in the error.
     """
-    shape = target.shape
+    target_shape = target.shape
     for operand, type in operands.items():
-        is_longer = len(type.shape) > len(shape)
+        is_longer = len(type.shape) > len(target_shape)
         # A shorter shape is continued by 1s, which broadcast.
-        pairs = zip(type.shape, shape, strict=False)
+        pairs = zip(type.shape, target_shape, strict=False)
         if is_longer or any(n != 1 and differ(n, extent) for n, extent in pairs):
             raise InvalidShape(
                 f"'{operand}' of shape {show(type.shape)} must broadcast to {name} of shape "
-                f"{show(shape)}",
+                f"{show(target_shape)}",
                 hint="shapes are matched from the left: a value for each channel has shape [1,C]",
             )
 
@@ -201,7 +201,7 @@ def count_of_results(count: int) -> None:
 def one_of(name: str, value: str, allowed: Sequence[str]) -> None:
     """Refuse an attribute's value that is not one of the allowed names."""
     if value not in allowed:
-        names = ", ".join(f"'{name}'" for name in allowed)
+        names = ", ".join(f"'{choice}'" for choice in allowed)
         raise InvalidOperation(f"'{name}' must be one of {names}, it is '{value}'")
 
 

@@ -76,7 +76,7 @@ def area_downsample(input: Array, factor: Shape) -> Array:
         if block_extent > 1:
             block_count = input.shape[axis] // block_extent
             blocks = with_extent(input.shape, axis, block_count, block_extent)
-            input = jnp.mean(input.reshape(blocks), axis + 1)
+            input = jnp.mean(input.reshape(blocks), axis=axis + 1)
     return input
 
 
@@ -131,7 +131,7 @@ def multilinear_upsample(
         if method == "aligned":
             x = upsample_aligned(x, axis, times, ctx.fold)
         else:
-            x = upsample_linear(x, axis, times, method == "symmetric", border)
+            x = upsample_linear(x, axis, times, shift=method == "symmetric", border=border)
     return x.astype(input.dtype)
 
 
@@ -149,8 +149,8 @@ def _require_factor(input: TensorType, factor: Shape) -> None:
 def _of_all_axes(factor: Shape, rank: int) -> Shape:
     """Return the factors of all `rank` axes, from the factors of the first spatial axes.
 
-    The factor of batch, channels and other spatial axes is 1: for (2, 3) and rank 5 it returns
-    (1, 1, 2, 3, 1).
+    The factor of batch, channels and other spatial axes is 1. For the factors (2, 3) and the rank 5
+    the result is (1, 1, 2, 3, 1).
     """
     missing = rank - 2 - len(factor)
     return (1,) * min(2, rank) + factor + (1,) * missing

@@ -32,10 +32,10 @@ from lowering.kernels.resampling import (
     Method,
     cubic_kernel,
     host_work,
-    length,
     multiply_adds,
     places,
     resample,
+    resized_length,
 )
 from lowering.kernels.rounding import saturated
 from lowering.ops import require, rules
@@ -82,8 +82,9 @@ def _resize_type(
     if scales:
         pairs = zip(input.shape, scales, strict=True)
         shape = tuple(_extent(extent, scale, rounds) for extent, scale in pairs)
-    for before, after in zip(input.shape, shape, strict=True):
-        is_empty, becomes_empty = before == 0, after == 0
+    for extent, new_extent in zip(input.shape, shape, strict=True):
+        is_empty = extent == 0
+        becomes_empty = new_extent == 0
         if is_empty != becomes_empty:
             raise InvalidShape(
                 f"'input' {show(input.shape)} cannot be resized to {show(shape)}: an empty axis "
@@ -93,13 +94,11 @@ def _resize_type(
 
 
 def _require_roi(roi: TensorType, items: int) -> None:
-    """Raise InvalidShape unless `roi` is a vector with as many items as `items` says."""
-    if roi == ABSENT:
-        actual = "there is none"
-    elif len(roi.shape) != 1 or differ(roi.shape[0], items):
-        actual = f"it is {roi}"
-    else:
+    """Raise InvalidShape unless `roi` is present, and is a vector with `items` items."""
+    is_vector = roi != ABSENT and len(roi.shape) == 1
+    if is_vector and not differ(roi.shape[0], items):
         return
+    actual = "there is none" if roi == ABSENT else f"it is {roi}"
     raise InvalidShape(
         f"'{CROP}' needs a 'roi' of shape [{items}], {actual}",
         hint="it has the starts of all axes of 'input', then the ends, as parts of the extents",
@@ -113,22 +112,23 @@ def _extent(extent: int, scale: float, rounds: bool) -> int:
     """
     if extent is UNKNOWN:
         return UNKNOWN
-    return _count(length(extent, scale), rounds)
+    return _item_count(resized_length(extent, scale), rounds)
 
 
-def _count(length: float, rounds: bool) -> int:
-    """Return a length as an integer, rounded down, or to the nearest one if `rounds` is true."""
-    return int(length + 0.5) if rounds else int(length)
+def _item_count(new_length: float, rounds: bool) -> int:
+    """Return a length, rounded down, or to the nearest integer if `rounds` is true."""
+    return int(new_length + 0.5) if rounds else int(new_length)
 
 
 def _lengths(shape: Shape, scales: tuple[float, ...], sizes: Shape) -> tuple[float, ...]:
     """Return the lengths to which the axes are resized. Without scales they are `sizes`."""
-    return tuple(map(length, shape, scales)) if scales else sizes
+    return tuple(map(resized_length, shape, scales)) if scales else sizes
 
 
 def _resize_work(
     input: TensorType, scales: tuple[float, ...], sizes: Shape, mode: str, antialias: bool
 ) -> int:
+    # The coordinates and the rounding do not matter for the number of multiply-adds.
     method = Method("half_pixel", mode, "floor", antialias=antialias)
     return multiply_adds(input.shape, _lengths(input.shape, scales, sizes), method)
 
@@ -151,10 +151,12 @@ def resize(
 ) -> Array:
     """Resize the input as ONNX Resize does. The `nearest_mode` "simple" is the mode of OpenVINO.
 
-    One of `sizes` and `scales` is empty, and the other has an item for each axis. The extents
-    become `sizes`, or extent * scale, rounded down, or to the nearest integer if `rounds` is
-    true. Only the `coordinate_transformation_mode` 'tf_crop_and_resize' uses `roi` and
-    `extrapolation_value`, which is the value at positions outside of the input. If
+    One of `sizes` and `scales` is empty, and the other has an item for each axis. With `sizes`
+    the extents become `sizes`. With `scales` they become extent * scale, rounded down, or
+    rounded to the nearest integer if `rounds` is true.
+
+    Only the `coordinate_transformation_mode` 'tf_crop_and_resize' uses `roi` and
+    `extrapolation_value`. The latter is the value at positions outside of the input. If
     `exclude_outside` is true, items beyond the ends have the weight 0. If `antialias` is true,
     the kernel is wider along axes that shrink.
     """
@@ -168,6 +170,8 @@ def resize(
         antialias=antialias,
     )
     x = jnp.asarray(input)
+    # The region has the starts of all axes, and then their ends. A constant region stays a numpy
+    # array, so that the host computes the places.
     region = None
     if coordinates == CROP and isinstance(roi, np.ndarray):
         region = roi.astype(np.float64)
@@ -176,18 +180,22 @@ def resize(
     dtype = x.dtype
     if mode != "nearest":
         x = widened(x)
-    for axis, target in enumerate(_lengths(x.shape, scales, sizes)):
+    for axis, new_length in enumerate(_lengths(x.shape, scales, sizes)):
         extent = x.shape[axis]
         if extent == 0:
-            continue
+            continue  # an empty axis stays empty
         ends = None if region is None else (region[axis], region[axis + x.ndim])
-        item_count, gather_count = host_work(extent, target, method)
-        ctx.fold(item_count)
+        # The context may refuse too much work on the host, and too many traced operations.
+        host_items, gather_count = host_work(extent, new_length, method)
+        ctx.fold(host_items)
         ctx.unroll(gather_count)
-        where = places(extent, target, coordinates, ends, _count(target, rounds))
-        x = resample(x, axis, where, target / extent, method)
+        count = _item_count(new_length, rounds)
+        item_places = places(extent, new_length, coordinates, region=ends, count=count)
+        x = resample(x, axis, item_places, scale=new_length / extent, method=method)
         if region is not None:
-            is_outside = ((where < 0) | (where > extent - 1)).reshape(along(axis, x.ndim))
+            is_outside = (item_places < 0) | (item_places > extent - 1)
+            is_outside = is_outside.reshape(along(axis, x.ndim))
+            # The fill must be finite in the dtype of the result.
             fill_dtype = dtype if is_float(dtype.name) else x.dtype
             fill = saturated(extrapolation_value, fill_dtype)
             x = jnp.where(is_outside, jnp.asarray(fill, x.dtype), x)
@@ -208,20 +216,23 @@ _Tap = tuple[Array, Array]
 
 
 def _bilinear(place: Array, bounded: Callable[[Array], Array]) -> list[_Tap]:
-    """Return the items before and after a place, which `bounded` first moves into the axis."""
+    """Return taps for the items before and after a place.
+
+    `bounded` moves a place into the axis.
+    """
     place = bounded(place)
     first = jnp.floor(place)
     return [(_item(first), first + 1 - place), (_item(first + 1), place - first)]
 
 
 def _nearest(place: Array, bounded: Callable[[Array], Array]) -> list[_Tap]:
-    """Return the item nearest to a place, which `bounded` first moves into the axis."""
+    """Return a tap for the item nearest to a place. `bounded` moves a place into the axis."""
     nearest = jnp.round(bounded(place))
     return [(_item(nearest), jnp.ones_like(place))]
 
 
 def _bicubic(place: Array, bounded: Callable[[Array], Array]) -> list[_Tap]:
-    """Return the four items nearest to a place. `bounded` moves them into the axis."""
+    """Return taps for the four items around a place. `bounded` moves an item into the axis."""
     first = jnp.floor(place)
     taps: list[_Tap] = []
     for offset in (-1, 0, 1, 2):
@@ -246,9 +257,10 @@ _PADDINGS = ("zeros", "border", "reflection")
 def _bounded(place: Array, extent: int, padding_mode: str, align_corners: bool) -> Array:
     """Return a position along an axis, moved into the axis by `padding_mode`, as in torch.
 
-    'zeros' leaves the position unchanged, 'border' moves it to the nearest end, and 'reflection'
-    reflects it at the ends. `align_corners` decides where these mirrors are: at the centres or at
-    the outer edges of the first and the last item. The derivatives are as in torch too.
+    'zeros' leaves the position unchanged, 'border' moves the position to the nearest end, and
+    'reflection' reflects the position at two mirrors. If `align_corners` is true, the mirrors are
+    at the centres of the first and the last item. Otherwise they are at the outer edges of these
+    items. The derivatives are as in torch too.
     """
     if padding_mode == "zeros":
         return place
@@ -256,12 +268,13 @@ def _bounded(place: Array, extent: int, padding_mode: str, align_corners: bool) 
         # `span` is the distance between the two mirrors.
         first_mirror, span = (0.0, extent - 1.0) if align_corners else (-0.5, float(extent))
         if span == 0:
-            return jnp.zeros_like(place)
+            return jnp.zeros_like(place)  # both mirrors are at the only item
         is_before = place < first_mirror
         distance = jnp.where(is_before, first_mirror - place, place - first_mirror)
         remainder = lax.rem(distance, jnp.full_like(distance, 2 * span))
         place = jnp.where(remainder < span, remainder, 2 * span - remainder) + first_mirror
-    # Clamp the position. NaN goes to the first item, as in torch.
+    # Clamp the position to the centres of the first and the last item. NaN goes to the first item,
+    # as in torch.
     is_positive = place > 0
     at_most_last = jnp.where(place < extent - 1, place, extent - 1.0)
     return jnp.where(is_positive, at_most_last, 0.0)
@@ -326,8 +339,10 @@ def grid_sample(
     taps: list[list[_Tap]] = []
     for axis, extent in enumerate(x.shape[2:]):
         from_start = points[..., -1 - axis] + 1  # from 0 to 2
+        # The place goes from 0 to extent - 1 if corners are aligned, or from -1/2 to extent - 1/2.
         place = from_start / 2 * (extent - 1) if align_corners else (from_start * extent - 1) / 2
 
+        # The default keeps the extent of this axis, since the loop changes the variable.
         def bounded(place: Array, extent: int = extent) -> Array:
             return _bounded(place, extent, padding_mode, align_corners)
 
@@ -340,6 +355,7 @@ def grid_sample(
             mode="fill", fill_value=0, wrap_negative_indices=False
         )
 
+    # The operations of each combination are traced. The context may refuse so many operations.
     ctx.unroll(math.prod(map(len, taps)))
     total = jnp.zeros((), x.dtype)
     # A combination has one tap for each axis. Its weight is the product of the taps' weights.

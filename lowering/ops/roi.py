@@ -76,12 +76,12 @@ def avg_roi_pool(input: Array, rois: Array, batch_index: Array, output_size: Sha
 
     def pool(plane: Array, rows: Array, columns: Array) -> Array:
         zero = np.array(0, plane.dtype)
-        sums_of_rows = _masked(jnp.sum, plane, rows, zero)
-        total = _masked(jnp.sum, sums_of_rows, columns, zero)
-        count = jnp.sum(rows, 1)[None, :, None] * jnp.sum(columns, 1)[None, None, :]
+        sums_of_rows = _masked(jnp.sum, plane, rows, zero)  # (channels, width, bin rows)
+        total = _masked(jnp.sum, sums_of_rows, columns, zero)  # (channels, bin rows, bin columns)
+        count = jnp.sum(rows, axis=1)[None, :, None] * jnp.sum(columns, axis=1)[None, None, :]
         return total / jnp.maximum(count, 1).astype(plane.dtype)
 
-    return _pool(pool, input, rois, batch_index, output_size)
+    return _pool_regions(pool, input, rois, batch_index, output_size)
 
 
 @rules.rule("max_roi_pool", _roi_type)
@@ -93,12 +93,13 @@ def max_roi_pool(input: Array, rois: Array, batch_index: Array, output_size: Sha
     """
 
     def pool(plane: Array, rows: Array, columns: Array) -> Array:
+        # The shapes are (channels, width, bin rows) and (channels, bin rows, bin columns).
         maxima_of_rows = _masked(jnp.max, plane, rows, lowest(plane.dtype))
         maxima = _masked(jnp.max, maxima_of_rows, columns, lowest(plane.dtype))
-        has_items = jnp.any(rows, 1)[None, :, None] & jnp.any(columns, 1)[None, None, :]
+        has_items = jnp.any(rows, axis=1)[None, :, None] & jnp.any(columns, axis=1)[None, None, :]
         return jnp.where(has_items, maxima, np.array(0, plane.dtype))
 
-    return _pool(pool, input, rois, batch_index, output_size)
+    return _pool_regions(pool, input, rois, batch_index, output_size)
 
 
 def _resample_type(
@@ -108,6 +109,7 @@ def _resample_type(
     return _roi_type(input, rois, batch_index, output_size)
 
 
+# Each item of the result is interpolated between 4 items.
 @rules.rule("roi_resample", _resample_type, work=lambda result: 4 * volume(result.shape))
 def roi_resample(
     input: Array, rois: Array, batch_index: Array, output_size: Shape, method: str
@@ -143,10 +145,10 @@ def _places(start: Array, end: Array, count: int, method: str) -> Array:
     return first + number * (length - 1) / max(count - 1, 1)
 
 
-def _pool(
+def _pool_regions(
     pool: Callable[..., Array], input: Array, rois: Array, batch_index: Array, output_size: Shape
 ) -> Array:
-    """Apply `pool` to one region after another, and stack the results.
+    """Call `pool` for one region after another, and stack the results.
 
     `pool` takes the image (channels, height, width) of a region and the masks of the rows and
     of the columns in each bin, and returns the pooled bins. The gradient computes `pool` again,
@@ -173,8 +175,9 @@ def _bins(start: Array, end: Array, count: int, extent: int) -> Array:
     extent `extent`.
     """
     length = jnp.maximum(end - start + 1, 1)
-    # The product of a bin's number and `length` may not fit int32. The products of a bin's number
-    # with the quotient and with the remainder fit.
+    # The product number * length may not fit int32. Since length is quotient * count + remainder,
+    # number * length / count equals number * quotient + number * remainder / count. These products
+    # fit.
     quotient, remainder = length // count, length % count
     number = jnp.arange(count, dtype=np.int32)
     next_number = number + 1
@@ -190,9 +193,10 @@ def _bins(start: Array, end: Array, count: int, extent: int) -> Array:
 def _masked(
     reduce: Callable[..., Array], x: Array, mask: Array, fill: NDArray[np.generic]
 ) -> Array:
-    """Reduce an array (channels, extent, ...) over its second axis within each of n masks.
+    """Reduce an array (channels, extent, ...) over the axis `extent`, within each of n masks.
 
     The masks have the shape (n, extent), and the result has the shape (channels, ..., n).
     """
-    selected = jnp.where(mask[None, :, :, None], x[:, None], fill)
-    return jnp.moveaxis(reduce(selected, 2), 1, -1)
+    selected = jnp.where(mask[None, :, :, None], x[:, None], fill)  # (channels, n, extent, ...)
+    reduced = reduce(selected, 2)  # (channels, n, ...)
+    return jnp.moveaxis(reduced, 1, -1)

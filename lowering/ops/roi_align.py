@@ -21,7 +21,7 @@ from lowering.tracing import Context
 _MODES = ("avg", "max", "max_share")
 
 
-def _type(
+def _align_type(
     input: TensorType, rois: TensorType, batch_index: TensorType, output_size: Shape,
     sampling_ratio: int, mode: str,
 ) -> TensorType:  # fmt: skip
@@ -38,7 +38,8 @@ def _type(
     return bins_type(input, rois, batch_index, output_size)
 
 
-@rules.rule("roi_align", _type, work=lambda result: 16 * volume(result.shape))
+# For any `sampling_ratio`, a bin is counted as 4 samples, each interpolated between 4 items.
+@rules.rule("roi_align", _align_type, work=lambda result: 16 * volume(result.shape))
 def roi_align(
     ctx: Context, input: Array, rois: Array, batch_index: Array, output_size: Shape,
     sampling_ratio: int, mode: str, least: float = 0.0,
@@ -86,41 +87,15 @@ def roi_align(
         counts: Any = (sampling_ratio, sampling_ratio)  # the samples of a bin along x, and along y
         if not sampling_ratio:
             counts = jnp.ceil(bin).astype(jnp.int32)
-        grid = _Grid(start, bin, bins, counts)
+        grid = _Grid(start=start, bin=bin, bins=bins, counts=counts)
         if is_separable:
+            # The weight of an item in a mean is the product of a row's and a column's weight.
             height, width = plane.shape[1:]
-            rows = grid.weights(1, height).astype(x.dtype)
-            columns = grid.weights(0, width).astype(x.dtype)
+            rows = grid.weights(axis=1, extent=height).astype(x.dtype)
+            columns = grid.weights(axis=0, extent=width).astype(x.dtype)
             return jnp.einsum("cyx,hy,wx->chw", plane, rows, columns, precision="highest")
 
-        column_count, row_count = counts
-        sample_count = column_count * row_count
-        join_samples = jnp.add if mode == "avg" else jnp.maximum
-        join_shares = jnp.maximum if mode == "max_share" else jnp.add
-
-        def join_sample(number: Array, total: Array) -> Array:
-            """Join one sample of each bin with the samples before it."""
-            column = grid.positions(0, number % column_count)[None, :]
-            row = grid.positions(1, number // column_count)[:, None]
-            if is_rotated:
-                # Rotate the position around the centre of the region.
-                centre_x, centre_y, angle = roi[0], roi[1], roi[4]
-                cos = jnp.cos(angle)
-                sin = jnp.sin(angle)
-                column, row = column * cos - row * sin, column * sin + row * cos
-                column = column + centre_x
-                row = row + centre_y
-            return join_samples(total, _sampled(plane, row, column, join_shares))
-
-        # A bin without samples is 0, even where the maximum of samples may be negative.
-        initial: Array | int = 0
-        if mode == "max_share":
-            initial = jnp.where(jnp.asarray(sample_count) > 0, -jnp.inf, 0)
-        total = jnp.full((len(plane), *output_size), initial, x.dtype)
-        total = lax.fori_loop(0, sample_count, join_sample, total)
-        if mode == "avg":
-            total = total / jnp.maximum(jnp.asarray(sample_count, x.dtype), 1)
-        return total
+        return _joined_samples(plane, grid, roi, mode)
 
     pooled = lax.map(jax.checkpoint(pool), (regions, jnp.asarray(batch_index)))
     if is_separable:
@@ -175,6 +150,53 @@ class _Grid(NamedTuple):
         zeros = jnp.zeros((self.bins[axis], extent), dtype)
         total = lax.fori_loop(0, self.counts[axis], add_weights, zeros)
         return total / jnp.maximum(jnp.asarray(self.counts[axis], dtype), 1)
+
+
+def _joined_samples(plane: Array, grid: _Grid, roi: Array, mode: str) -> Array:
+    """Return the bins (channels, bin rows, bin columns) of a region, by a loop over the samples.
+
+    `plane` is the image (channels, height, width) of the region, and `grid` has the samples. `roi`
+    has five numbers if the region is rotated, and four otherwise. `mode` is as in `roi_align`.
+    """
+    is_rotated = len(roi) == 5
+    bin_columns, bin_rows = grid.bins
+    column_count, row_count = grid.counts
+    sample_count = column_count * row_count
+    join_samples = jnp.add if mode == "avg" else jnp.maximum
+    join_shares = jnp.maximum if mode == "max_share" else jnp.add
+
+    def join_sample(number: Array, total: Array) -> Array:
+        """Join one sample of each bin with the samples before it."""
+        column = grid.positions(0, number % column_count)[None, :]
+        row = grid.positions(1, number // column_count)[:, None]
+        if is_rotated:
+            row, column = _rotated(row, column, roi)
+        return join_samples(total, _sampled(plane, row, column, join_shares))
+
+    # Only the maximum for "max_share" may be negative, so that it starts from -inf. A bin without
+    # samples is 0.
+    initial: Array | int = 0
+    if mode == "max_share":
+        initial = jnp.where(jnp.asarray(sample_count) > 0, -jnp.inf, 0)
+    total = jnp.full((len(plane), bin_rows, bin_columns), initial, plane.dtype)
+    total = lax.fori_loop(0, sample_count, join_sample, total)
+    if mode == "avg":
+        total = total / jnp.maximum(jnp.asarray(sample_count, plane.dtype), 1)
+    return total
+
+
+def _rotated(row: Array, column: Array, roi: Array) -> tuple[Array, Array]:
+    """Rotate positions around the centre of a region. Return their rows and columns in the image.
+
+    `row` and `column` are relative to the centre. `roi` is centre x, centre y, width, height, and
+    an angle from x to y in radians.
+    """
+    centre_x, centre_y, angle = roi[0], roi[1], roi[4]
+    cos = jnp.cos(angle)
+    sin = jnp.sin(angle)
+    image_column = column * cos - row * sin + centre_x
+    image_row = column * sin + row * cos + centre_y
+    return image_row, image_column
 
 
 def _is_inside(position: Array, extent: int) -> Array:

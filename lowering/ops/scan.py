@@ -89,6 +89,7 @@ def _scan_type(
         chunk_types.append(TensorType(shape, type.dtype))
     first_state = len(scanned) + len(full)
     state_inputs = body.inputs[first_state:]
+    # `require_body` checks afterwards that the body has enough inputs and outputs.
     for input, initial_type, value in zip(state_inputs, initial, body.outputs, strict=False):
         require_constant_state(input.name, initial_type, value.type)
     require_body(body, [*chunk_types, *full, *initial], len(initial) + len(outputs))
@@ -99,10 +100,13 @@ def _scan_type(
     return types
 
 
-def require_body(body: Graph, operands: Sequence[TensorType], count: int) -> None:
-    """Refuse a body whose inputs do not have the types `operands`, or without `count` results."""
+def require_body(body: Graph, operands: Sequence[TensorType], output_count: int) -> None:
+    """Refuse a body whose inputs do not have the types `operands`, or with too many or few outputs.
+
+    A body must have `output_count` outputs.
+    """
     require.length("inputs", body.inputs, len(operands), "tensors that a body is given")
-    require.length("outputs", body.outputs, count, "results of a body")
+    require.length("outputs", body.outputs, output_count, "results of a body")
     for value, type in zip(body.inputs, operands, strict=True):
         if value.type.dtype != type.dtype or shapes_differ(value.type.shape, type.shape):
             raise InvalidShape(f"'{value.name}' of a body is {value.type}, it is given {type}")
@@ -127,7 +131,8 @@ def result_type(value: TensorType, which: str, axis: int, count: int) -> TensorT
     """Return the type of a result of a loop with `count` iterations.
 
     `value` is the type that one iteration computes. For `which` "last" the result is the value
-    of the last iteration. For "full" it is the values of all iterations, joined along the axis.
+    of the last iteration. For "full" the result has the values of all iterations, joined along
+    the axis.
     """
     if which == "last":
         return value
@@ -158,8 +163,16 @@ def scan(
 ) -> list[Array]:
     """Run `body` for each chunk of the scanned tensors. The body is traced once.
 
-    The module's docstring describes the parameters. Derivatives go through all iterations.
+    Tensor i of `scanned` is cut along `axes[i]` into chunks of the extent abs(chunks[i]). The
+    body reads a chunk of each of them, the tensors `full` and the states, which begin as
+    `initial`. It computes the next states, and a value for each item (which, axis, chunk) of
+    `outputs`. The results are the last value for "last", and all values joined along the axis
+    for "full". The first `skip` iterations are left out. The module's docstring has the
+    details.
+
+    Derivatives go through all iterations.
     """
+    # Other tensors may have more chunks than the first one, which are not read.
     count = _iterations(np.shape(scanned[0]), axes[0], chunks[0])
     stacked_chunks: list[Array] = []
     for tensor, axis, chunk in zip(scanned, axes, chunks, strict=True):
@@ -171,7 +184,10 @@ def scan(
     carried_values, stacked_values = carried_and_stacked(next_states, values, outputs)
 
     def iterate(carried: list[Array], chunks: list[Array]) -> tuple[list[Array], list[Array]]:
-        """Run the body once. Return the carried values and the values that are stacked."""
+        """Run the body once. Return the carried values and the values that are stacked.
+
+        Of the values in `carried`, the body reads only the states, which come first.
+        """
         inputs = [*chunks, *full, *carried[:state_count]]
         computed = trace(body, ctx, parameters={}, states={}, inputs=inputs)
         carry = [jnp.asarray(computed[value]) for value in carried_values]
@@ -179,7 +195,8 @@ def scan(
 
     first = states
     if len(carried_values) > state_count:
-        # Carried values other than states are zeros before the first iteration.
+        # The carried values are the states and then values that are only returned. The latter are
+        # zeros before the first iteration.
         chunk_types = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in stacked_chunks]
         carried_types, _ = jax.eval_shape(iterate, states, chunk_types)
         first = states + [jnp.zeros(x.shape, x.dtype) for x in carried_types[state_count:]]
@@ -197,11 +214,12 @@ def scan(
 def carried_and_stacked(
     states: Sequence[Value], values: Sequence[Value], outputs: Outputs
 ) -> tuple[list[Value], list[Value]]:
-    """Return the values that an iteration hands to the next, and the values kept of all iterations.
+    """Return the carried values and the stacked values of a loop.
 
-    `values` has a value for each item of `outputs`. The first result has the `states`, and the
-    values of which only the last is a result of the loop. The second has the values whose
-    output is "full".
+    An iteration hands the carried values to the next iteration. The stacked values of all
+    iterations are collected. `values` has a value for each item of `outputs`: a value with the
+    output "full" is stacked, and a value with the output "last" is carried. The `states` come
+    first among the carried values.
     """
     carried = list(states)
     stacked: list[Value] = []
@@ -230,7 +248,7 @@ def _parts(x: Array, axis: int, chunk: int) -> Array:
     chunk_count = x.shape[axis] // size
     cut = x.reshape(with_extent(x.shape, axis, chunk_count, size))
     parts = jnp.moveaxis(cut, axis, 0)
-    return jnp.flip(parts, 0) if chunk < 0 else parts
+    return jnp.flip(parts, axis=0) if chunk < 0 else parts
 
 
 def joined(values: Array, axis: int, chunk: int, skipped: int) -> Array:
@@ -242,6 +260,7 @@ def joined(values: Array, axis: int, chunk: int, skipped: int) -> Array:
     if skipped:
         values = jnp.pad(values, [(skipped, 0)] + [(0, 0)] * (values.ndim - 1))
     if chunk < 0:
-        values = jnp.flip(values, 0)
-    axis %= values.ndim - 1
+        values = jnp.flip(values, axis=0)
+    rank = values.ndim - 1  # of the value of one iteration
+    axis = axis % rank
     return merged(jnp.moveaxis(values, 0, axis), axis)

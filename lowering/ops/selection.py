@@ -48,10 +48,10 @@ def _slice_type(input: TensorType, axes: Ints, begin: Ints, end: Ints, stride: I
 
 
 def _bounds(begin: int, end: int, step: int, extent: int) -> tuple[int, int]:
-    """Return the first index of a slice, and the index at which it stops, without negative counts.
+    """Return the first index of a slice, and the index at which the slice stops.
 
-    `begin` and `end` may count from the end, and `end` is excluded. A slice that goes backwards
-    to item 0 stops at -1.
+    `begin` and `end` may be negative, and then count from the end. The results count from the
+    start, and the second one is excluded. A slice that goes backwards to item 0 stops at -1.
     """
 
     def from_start(bound: int) -> int:
@@ -59,7 +59,7 @@ def _bounds(begin: int, end: int, step: int, extent: int) -> tuple[int, int]:
 
     first = from_start(begin)
     if end == 0 and step > 0:
-        return first, extent
+        return first, extent  # here the end 0 stands for the end of the axis
     return max(first, -1), max(from_start(end), -1)
 
 
@@ -77,10 +77,7 @@ def slice_(input: Array, axes: Ints, begin: Ints, end: Ints, stride: Ints) -> Ar
     for axis, first, stop, step in zip(axes, begin, end, steps, strict=True):
         extent = x.shape[axis]
         if any(map(is_symbolic, (first, stop, extent))):
-            is_to_end = step > 0 and not is_symbolic(stop) and stop == 0
-            bounds = slice(first, None if is_to_end else stop, step)
-            earlier_axes = (slice(None),) * axis
-            x = x[(*earlier_axes, bounds)]
+            x = _symbolic_slice(x, axis, first, stop, step)
             continue
         first_index, stop_index = _bounds(first, stop, step, extent)
         if step < 0:
@@ -93,6 +90,17 @@ def slice_(input: Array, axes: Ints, begin: Ints, end: Ints, stride: Ints) -> Ar
         largest_step = max(extent, 1)
         x = lax.slice_in_dim(x, first_index, stop_index, min(abs(step), largest_step), axis)
     return x
+
+
+def _symbolic_slice(x: Array, axis: int, first: int, stop: int, step: int) -> Array:
+    """Slice x along one axis, if a bound or the extent is symbolic.
+
+    If the step is positive, a `stop` of 0 is the end of the axis.
+    """
+    is_to_end = step > 0 and not is_symbolic(stop) and stop == 0
+    bounds = slice(first, None if is_to_end else stop, step)
+    earlier_axes = (slice(None),) * axis
+    return x[(*earlier_axes, bounds)]
 
 
 def _dynamic_slice_type(input: TensorType, start: TensorType, length: int, axis: int) -> TensorType:
@@ -113,8 +121,8 @@ def dynamic_slice(input: Array, start: Array, length: int, axis: int) -> Array:
     """Return `length` items along the axis from the index `start` on. `start` may be traced.
 
     A negative index counts from the end. An index beyond the axis reads NaN from a floating-point
-    tensor. From integers it reads the least number if they are signed, otherwise the greatest
-    number. From logical values it reads true.
+    tensor, the least number from signed integers, the greatest number from unsigned integers, and
+    true from logical values.
     """
     first = jnp.asarray(start).reshape(())
     return jnp.take(jnp.asarray(input), first + jnp.arange(length, dtype=first.dtype), axis=axis)
@@ -139,7 +147,8 @@ def triangle(input: Array, k: Array, upper: bool) -> Array:
     matrix_shape = x.shape[-2:]
     rows = lax.broadcasted_iota(limit.dtype, matrix_shape, 0)
     columns = lax.broadcasted_iota(limit.dtype, matrix_shape, 1)
-    stays = columns - rows >= limit if upper else columns - rows <= limit
+    diagonal = columns - rows
+    stays = diagonal >= limit if upper else diagonal <= limit
     return jnp.where(stays, x, jnp.zeros_like(x))
 
 
@@ -172,11 +181,12 @@ def _pad_type(input: TensorType, padding: Padding, border: str) -> TensorType:
             raise InvalidShape(
                 f"there is nothing in {show(input.shape)} to pad with border '{border}'"
             )
-        mirrored = {"reflect": extent - 1, "reflect-even": extent}.get(border)
-        if mirrored is not None and max(before, after) > mirrored:
+        # 'reflect' does not mirror the item at the edge. Other borders do not mirror items.
+        mirror_count = {"reflect": extent - 1, "reflect-even": extent}.get(border)
+        if mirror_count is not None and max(before, after) > mirror_count:
             raise InvalidShape(
-                f"'padding' {(before, after)} along axis {axis} is more than the {mirrored} items "
-                f"that border '{border}' can mirror in 'input' {show(input.shape)}"
+                f"'padding' {(before, after)} along axis {axis} is more than the {mirror_count} "
+                f"items that border '{border}' can mirror in 'input' {show(input.shape)}"
             )
     shape: list[int] = []
     for (before, after), extent in zip(padding, input.shape, strict=True):
@@ -193,11 +203,12 @@ def pad(input: Array, padding: Padding, border: str, value: float) -> Array:
     """
     x = jnp.asarray(input)
     if border == "constant":
+        # `saturated` keeps a large value finite. The cast is for integers and logical values.
         float_dtype = x.dtype if is_float(x.dtype.name) else np.float32
         fill = cast(saturated(value, float_dtype), x.dtype.name)
         return lax.pad(x, fill, [(before, after, 0) for before, after in padding])
     if not x.ndim:
-        return x
+        return x  # a scalar has no axes to pad
     return jnp.pad(x, padding, mode=PAD_MODES[border])
 
 

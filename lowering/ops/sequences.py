@@ -51,23 +51,22 @@ def ctc_loss(
     of classes that become the labels in two steps. First, if `merges` is true, equal neighbours
     of the path are merged. Then blanks are removed. If p is 0, the result is infinite.
 
-    The labels are changed before this. If `unique` is true, labels that are equal to an earlier
-    label are removed. Otherwise, if `collapses` is true, equal neighbours among the labels are
-    merged.
+    The labels themselves are changed first. If `unique` is true, labels that are equal to an
+    earlier label are removed. Otherwise, if `collapses` is true, equal neighbours among the
+    labels are merged.
 
     Source: Graves et al. 2006, Connectionist temporal classification, section 4.1.
     """
-    x = jax.nn.log_softmax(widened(jnp.asarray(logits)), axis=2)
-    label_rows = jnp.asarray(labels)
+    log_probabilities = jax.nn.log_softmax(widened(jnp.asarray(logits)), axis=2)
 
-    def loss(x: Array, steps: Array, labels: Array, count: Array) -> Array:
+    def loss(log_rows: Array, step_count: Array, label_row: Array, length: Array) -> Array:
         """Return the loss of one sequence.
 
-        `x` has the shape (time, classes), and the first `steps` rows count. `labels` has the shape
-        (labels,), and the first `count` items count.
+        `log_rows` has the shape (time, classes), of which only the first `step_count` rows are
+        used. `label_row` has the shape (labels,), of which only the first `length` items are used.
         """
-        most_labels = labels.shape[0]
-        labels, label_count = _reduced_labels(labels, count, unique=unique, collapses=collapses)
+        most_labels = label_row.shape[0]
+        labels, label_count = _reduced_labels(label_row, length, unique=unique, collapses=collapses)
         # A path goes through these states: a blank, the first label, a blank, the second label, ...
         states = jnp.arange(2 * most_labels + 1)
         is_blank = states % 2 == 0
@@ -78,36 +77,41 @@ def ctc_loss(
         class_before_blank = jnp.roll(class_of_state, 2)
         labels_stay_apart = (class_of_state != class_before_blank) | (not merges)
         may_skip = ~is_blank & (states > 1) & labels_stay_apart
-        start = jnp.where(states < 2, x[0, class_of_state], _LOG_OF_ZERO)
+        # A path starts in the first blank or in the first label, which are the states 0 and 1.
+        start = jnp.where(states < 2, log_rows[0, class_of_state], _LOG_OF_ZERO)
 
         def step(sums: Array, time_and_row: tuple[Array, Array]) -> tuple[Array, None]:
-            """Return the log probabilities of all paths to each state, after one time step."""
+            """Add one time step to the log probabilities of all paths that end in each state."""
             time, row = time_and_row
             stayed = jnp.where(may_stay, sums, _LOG_OF_ZERO)
             advanced = jnp.where(states > 0, jnp.roll(sums, 1), _LOG_OF_ZERO)
             skipped = jnp.where(may_skip, jnp.roll(sums, 2), _LOG_OF_ZERO)
             arrivals = jnp.stack([stayed, advanced, skipped])
             new_sums = jax.nn.logsumexp(arrivals, axis=0) + row[class_of_state]
-            return jnp.where(time < steps, new_sums, sums), None
+            return jnp.where(time < step_count, new_sums, sums), None
 
-        sums, _ = lax.scan(step, start, (jnp.arange(1, x.shape[0]), x[1:]))
-        # A path ends in the last label, or in the blank after it.
+        later_times = jnp.arange(1, log_rows.shape[0])
+        sums, _ = lax.scan(step, start, (later_times, log_rows[1:]))
+        # A path ends in the last label, or in the blank after it. Label i has the state 2 * i + 1.
         is_end = (states == 2 * label_count) | (states == 2 * label_count - 1)
         total = jax.nn.logsumexp(jnp.where(is_end, sums, _LOG_OF_ZERO))
+        # The logarithm of a possible path is far above this bound.
         is_impossible = total < 0.1 * _LOG_OF_ZERO
         return jnp.where(is_impossible, jnp.inf, -total)
 
-    losses = jax.vmap(loss)(x, jnp.asarray(logit_lengths), label_rows, jnp.asarray(label_lengths))
+    operands = (logit_lengths, labels, label_lengths)
+    losses = jax.vmap(loss)(log_probabilities, *map(jnp.asarray, operands))
     return losses.astype(jnp.asarray(logits).dtype)
 
 
 def _reduced_labels(
     labels: Array, count: Array, *, unique: bool, collapses: bool
 ) -> tuple[Array, Array]:
-    """Move the remaining labels of a sequence to the front. Return all labels, and how many remain.
+    """Move the remaining labels of a sequence to the front. Return the labels, and their number.
 
-    `labels` has the shape (labels,), and its first `count` items count. `unique` and `collapses`
-    are as in `ctc_loss`, and decide which labels remain.
+    `labels` has the shape (labels,), and only the first `count` items are labels. `unique` and
+    `collapses` are as in `ctc_loss`, and decide which labels remain. The number is that of the
+    remaining labels.
     """
     index = jnp.arange(labels.shape[0])
     is_label = index < count

@@ -33,6 +33,24 @@ def _merged(shapes: Sequence[Shape]) -> Shape:
 def _reshape_type(input: TensorType, shape: Ints, axis_start: int, axis_count: int) -> TensorType:
     """Check the arguments of `reshape`, and return the type of its result."""
     rank = len(input.shape)
+    _require_reshape(rank, shape, axis_start, axis_count)
+    end = rank if axis_count == -1 else axis_start + axis_count
+    # This dict maps the index of each 0 in `shape` to the axis whose extent the 0 copies.
+    copied = {i: i + axis_start for i, extent in enumerate(shape) if extent == 0}
+    if copied:
+        last_index = max(copied)
+        if copied[last_index] >= rank:
+            raise InvalidShape(
+                f"'shape' {list(shape)} has a 0 at item {last_index}, but 'input' "
+                f"{show(input.shape)} has no axis {copied[last_index]} to copy"
+            )
+    extents = _with_copies(input.shape, shape, axis_start)
+    extents = _inferred(input.shape, range(axis_start, end), extents, set(copied.values()))
+    return TensorType(input.shape[:axis_start] + extents + input.shape[end:], input.dtype)
+
+
+def _require_reshape(rank: int, shape: Ints, axis_start: int, axis_count: int) -> None:
+    """Refuse attributes of `reshape` that are out of range. `rank` is the rank of the input."""
     require.rank(shape)
     if not 0 <= axis_start <= rank:
         raise InvalidOperation(f"'axis_start' must lie in [0,{rank}], it is {axis_start}")
@@ -45,19 +63,6 @@ def _reshape_type(input: TensorType, shape: Ints, axis_start: int, axis_count: i
             "'shape' must hold extents, 0 for one of the input's and at most one -1, "
             f"it is {list(shape)}"
         )
-    end = rank if axis_count == -1 else axis_start + axis_count
-    # Maps the index of each 0 in `shape` to the axis whose extent it copies.
-    copied = {i: i + axis_start for i, extent in enumerate(shape) if extent == 0}
-    if copied:
-        last_index = max(copied)
-        if copied[last_index] >= rank:
-            raise InvalidShape(
-                f"'shape' {list(shape)} has a 0 at item {last_index}, but 'input' "
-                f"{show(input.shape)} has no axis {copied[last_index]} to copy"
-            )
-    extents = _with_copies(input.shape, shape, axis_start)
-    extents = _fill(input.shape, range(axis_start, end), extents, set(copied.values()))
-    return TensorType(input.shape[:axis_start] + extents + input.shape[end:], input.dtype)
 
 
 def _with_copies(input: Shape, shape: Ints, axis_start: int) -> Shape:
@@ -69,37 +74,38 @@ def _with_copies(input: Shape, shape: Ints, axis_start: int) -> Shape:
     return tuple(extents)
 
 
-def _fill(input: Shape, replaced: range, extents: Shape, copied: set[int]) -> Shape:
+def _inferred(input: Shape, replaced: range, extents: Shape, copied: set[int]) -> Shape:
     """Return the shape `extents`, with -1 replaced so that the number of items is unchanged.
 
     `extents` are the new extents in the place of the axes `replaced` of the shape `input`.
     `copied` are the axes whose extents were copied to `extents`. Raises InvalidShape if the
-    numbers of items do not agree.
+    numbers of items do not agree. For example, (4, -1) in the place of the extents (2, 6) becomes
+    (4, 3).
     """
     old_extents = [input[axis] for axis in replaced]
     free = {axis for axis in replaced if _is_free(input[axis])}
     copied_free = {axis for axis in copied if _is_free(input[axis])}
     # If the copied extents are exactly those that are unknown or 0, only the other extents are
-    # compared.
+    # compared. For the extents (?, 6) and the new extents (?, 2, -1), -1 becomes 6 / 2.
     leaves_out_free = free == copied_free and len(free) == sum(map(_is_free, extents))
     if leaves_out_free:
-        count = volume(extent for extent in old_extents if not _is_free(extent))
-        due = volume(extent for extent in extents if extent != -1 and not _is_free(extent))
+        old_count = volume(extent for extent in old_extents if not _is_free(extent))
+        new_count = volume(extent for extent in extents if extent != -1 and not _is_free(extent))
     else:
         is_unknown = any(extent is UNKNOWN for extent in old_extents)
-        count = UNKNOWN if is_unknown else volume(old_extents)
-        due = volume(extent for extent in extents if extent != -1 and extent is not UNKNOWN)
+        old_count = UNKNOWN if is_unknown else volume(old_extents)
+        new_count = volume(extent for extent in extents if extent != -1 and extent is not UNKNOWN)
     source = show(old_extents)
     hint = "0 copies an extent of the input, -1 is the extent that the other extents leave"
     if -1 not in extents:
-        if differ(count, due):
-            message = f"{source} cannot be reshaped to {show(extents)}: {count} items are not {due}"
-            raise InvalidShape(message, hint)
+        if differ(old_count, new_count):
+            message = f"{old_count} items are not {new_count}"
+            raise InvalidShape(f"{source} cannot be reshaped to {show(extents)}: {message}", hint)
         return extents
-    if due == 0 or differ(count % due, 0):
-        message = f"{count} items are no multiple of {due}"
+    if new_count == 0 or differ(old_count % new_count, 0):
+        message = f"{old_count} items are no multiple of {new_count}"
         raise InvalidShape(f"{source} cannot be reshaped to {show(extents)}: {message}", hint)
-    return tuple(count // due if extent == -1 else extent for extent in extents)
+    return tuple(old_count // new_count if extent == -1 else extent for extent in extents)
 
 
 def _is_free(extent: int) -> bool:
@@ -194,6 +200,7 @@ def _concat_type(values: Sequence[TensorType], axis: int) -> TensorType:
     """Check the arguments of `concat`, and return the type of its result."""
     _require_values(values)
     require.axis(axis, len(values[0].shape))
+    # Along the axis, the extents of the values may differ.
     shapes = [with_extent(value.shape, axis, 1) for value in values if len(value.shape) > axis]
     all_have_axis = len(shapes) == len(values)
     if not all_have_axis or any(shapes_differ(shape, shapes[0]) for shape in shapes):
@@ -293,7 +300,7 @@ def _unstack_type(value: TensorType, axis: int) -> list[TensorType]:
 def unstack(ctx: Context, value: Array, axis: int) -> list[Array]:
     """Return the sub-tensor at each index along the axis. The sub-tensors do not have this axis."""
     x = jnp.asarray(value)
-    ctx.unroll(x.shape[axis])
+    ctx.unroll(x.shape[axis])  # the context may refuse so many operations
     return [lax.index_in_dim(x, i, axis, keepdims=False) for i in range(x.shape[axis])]
 
 
@@ -319,7 +326,7 @@ def cast(input: Array | NDArray[np.generic], dtype: str) -> Array:
     if dtype == "bool":
         return x if x.dtype == jnp.bool_ else x != 0
     if dtype in HALVES and x.dtype != dtype and x.dtype.itemsize > 1:
-        return rounded_to(x, dtype)
+        return rounded_to(x, dtype)  # numbers of 8 bits need no rounding
     is_from_float = jnp.issubdtype(x.dtype, jnp.floating)
     is_to_integer = jnp.issubdtype(dtype, jnp.integer)
     if not is_from_float or not is_to_integer:

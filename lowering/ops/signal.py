@@ -94,6 +94,7 @@ def fft(input: Array, axis: int, inverse: bool) -> Array:
     transform is the inverse one, which is not divided by the extent.
     """
     x = jnp.asarray(input)
+    # With the norm "forward" only the transform that is not inverse is divided.
     transform = partial(jnp.fft.ifft, norm="forward") if inverse else jnp.fft.fft
     return _pairs(transform(_complex(x), axis=axis % x.ndim), x.dtype)
 
@@ -164,6 +165,7 @@ def stft(
     frames_shape = (frame_count, frame_length)
     item_numbers = lax.broadcasted_iota(np.int32, frames_shape, 1)
     starts = lax.broadcasted_iota(np.int32, frames_shape, 0) * frame_step
+    # The axes of frames and of their items replace the axis of the signal.
     frames = jnp.take(x, item_numbers + starts, axis=frame_axis, mode="clip")
     if window is not False:
         weights = jnp.ravel(jnp.asarray(window, x.dtype))

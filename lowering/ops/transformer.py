@@ -25,7 +25,7 @@ def _require_trailing(name: str, shape: Shape, target: Shape, what: str) -> None
     is_longer = len(shape) > len(target)
     # A shorter shape is preceded by 1s.
     pairs = zip(reversed(shape), reversed(target), strict=False)
-    if is_longer or any(extent != 1 and differ(extent, due) for extent, due in pairs):
+    if is_longer or any(extent != 1 and differ(extent, expected) for extent, expected in pairs):
         raise InvalidShape(
             f"'{name}' of shape {show(shape)} must broadcast to {what} {show(target)}",
             hint="shapes are matched from the right here, a shorter one is preceded by 1s",
@@ -69,6 +69,7 @@ def _exponentials(scores: Array) -> tuple[Array, Array]:
     """
     wide = widened(scores)
     largest = jnp.max(wide, axis=-1, keepdims=True, initial=-jnp.inf)
+    # Without this selection, a row of -inf would give exp(-inf + inf), which is NaN.
     largest = lax.stop_gradient(jnp.where(jnp.isfinite(largest), largest, 0.0))
     exponentials = jnp.exp(wide - largest)
     total = jnp.sum(exponentials, axis=-1, keepdims=True)
@@ -135,6 +136,7 @@ def attention(
     values = jnp.asarray(value)
     *batch, heads, times, items = query_array.shape
     key_heads = keys.shape[-3]
+    # The heads of queries are split into two axes, so that heads of keys and values broadcast.
     groups = (key_heads, heads // key_heads)
     queries = query_array.reshape(*batch, *groups, times, items)
     factor = scale or 1 / math.sqrt(items)
@@ -168,7 +170,7 @@ def _grouped(mask: Array, rank: int, groups: tuple[int, int]) -> Array:
     """
     mask = _preceded(mask, rank - 1)
     *batch, heads, times, keys = mask.shape
-    mask_groups = groups if heads > 1 else (1, 1)
+    mask_groups = groups if heads > 1 else (1, 1)  # all heads share one mask
     return mask.reshape(*batch, *mask_groups, times, keys)
 
 

@@ -19,7 +19,7 @@ from lowering.kernels.windows import (
     Padding,
     Pool,
     Windows,
-    basic,
+    basic_windows,
     extend,
     lowest,
     positions,
@@ -27,7 +27,7 @@ from lowering.kernels.windows import (
     require_basic,
     require_positive,
     require_reverse,
-    reverse,
+    reverse_windows,
     valid_counts,
     window_max_and_index,
 )
@@ -40,7 +40,7 @@ def _window_type(input: TensorType, **pool: Unpack[Pool]) -> TensorType:
     require.ordered(input=input)
     require.one_of("border", pool["border"], POOL_BORDERS)
     require_attributes(len(input.shape), pool)
-    windows = basic(input.shape, **pool)
+    windows = basic_windows(input.shape, **pool)
     require_basic(windows)
     return TensorType(windows.downscaled, input.dtype)
 
@@ -54,7 +54,7 @@ def pool_type(input: TensorType, **pool: Unpack[Pool]) -> TensorType:
     return _window_type(input, **pool)
 
 
-def _reverse_type(input: TensorType, output_shape: Shape, **pool: Unpack[Pool]) -> TensorType:
+def _debox_type(input: TensorType, output_shape: Shape, **pool: Unpack[Pool]) -> TensorType:
     """Check the arguments of `debox`, and return the type of its result."""
     require.floating(input=input)
     require.one_of("border", pool["border"], POOL_BORDERS)
@@ -63,26 +63,27 @@ def _reverse_type(input: TensorType, output_shape: Shape, **pool: Unpack[Pool]) 
         raise InvalidOperation(
             f"'output_shape' {list(output_shape)} must have {len(input.shape)} items"
         )
-    windows = _reverse(input.shape, output_shape, **pool)
+    windows = _debox_windows(input.shape, output_shape, **pool)
     if output_shape:
         require_positive("output_shape", windows.upscaled)
     require_reverse(windows, pool["padding"])
     return TensorType(windows.upscaled, input.dtype)
 
 
-def _reverse(shape: Shape, output_shape: Shape, **pool: Unpack[Pool]) -> Windows:
+def _debox_windows(shape: Shape, output_shape: Shape, **pool: Unpack[Pool]) -> Windows:
     """Return the windows of a debox on an input of the shape `shape`.
 
-    If windows do not span the batch, the batch extent is that of the input, whatever
-    `output_shape` says.
+    If windows do not span the batch, the batch extent of the input replaces that of
+    `output_shape`.
     """
+    # If an attribute has no items, windows have size 1, stride 1 and no padding along the batch.
     has_size_1 = pool["size"][:1] in ((), (1,))
     has_stride_1 = pool["stride"][:1] in ((), (1,))
     is_unpadded = pool["padding"][:1] in ((), ((0, 0),))
     keeps_batch = has_size_1 and has_stride_1 and is_unpadded
     if output_shape and keeps_batch:
         output_shape = (shape[0], *output_shape[1:])
-    return reverse(shape, output_shape, **pool)
+    return reverse_windows(shape, output_shape, **pool)
 
 
 @rules.rule("box", pool_type)
@@ -90,17 +91,17 @@ def box(ctx: Context, input: Array, normalize: bool, **pool: Unpack[Pool]) -> Ar
     """Return the sum of each window, or the mean if `normalize` is true.
 
     With the border 'ignore' the mean is over the cells that lie on the input. With other
-    borders it is over all cells of the window.
+    borders the mean is over all cells of the window.
     """
-    windows = basic(input.shape, **pool)
+    windows = basic_windows(input.shape, **pool)
     x, padding = bordered(input, windows)
     # A sum may overflow float16 even if the mean does not. Therefore sums are computed in a wider
     # dtype.
     sum_dtype = accumulator(x.dtype)
     results = _sums(x.astype(sum_dtype), windows, windows.stride, padding)
     if normalize and windows.border == "ignore":
-        # A window that lies only on padding has no cell to count. The divisor 1 gives it the mean
-        # 0.
+        # A window that lies only on padding has the sum 0 and no cell to count. With the divisor 1
+        # its mean is 0.
         counts = np.maximum(valid_counts(windows, ctx.fold), 1)
         results = results / counts.astype(sum_dtype)
     elif normalize:
@@ -109,7 +110,7 @@ def box(ctx: Context, input: Array, normalize: bool, **pool: Unpack[Pool]) -> Ar
 
 
 def _sums(x: Array, windows: Windows, stride: Shape, padding: Padding) -> Array:
-    """Return the sum of each window, for another stride and padding than `windows` has."""
+    """Return the sum of each window. `stride` and `padding` replace those of `windows`."""
     zero = np.array(0, x.dtype)
     return lax.reduce_window(
         x,
@@ -122,16 +123,16 @@ def _sums(x: Array, windows: Windows, stride: Shape, padding: Padding) -> Array:
     )
 
 
-@rules.rule("debox", _reverse_type)
+@rules.rule("debox", _debox_type)
 def debox(input: Array, output_shape: Shape, normalize: bool, **pool: Unpack[Pool]) -> Array:
     """Add each item to all cells of its window in the result.
 
     If `normalize` is true, the item is first divided by the number of cells of a window.
     """
-    windows = _reverse(input.shape, output_shape, **pool)
+    windows = _debox_windows(input.shape, output_shape, **pool)
     x, padding = spread(input, windows)
-    # Put zeros between the items, which are then a stride apart. The sums over windows have stride
-    # 1.
+    # Put zeros between the items, which are then `windows.stride` apart. Windows of this input
+    # have stride 1.
     edges: list[tuple[int, int, int]] = []
     for (before, after), stride in zip(padding, windows.stride, strict=True):
         edges.append((before, after, stride - 1))
@@ -148,7 +149,7 @@ def max_pool(input: Array, **pool: Unpack[Pool]) -> Array:
     derivative goes to the first of equal maxima.
     """
     x = jnp.asarray(input)
-    windows = basic(input.shape, **pool)
+    windows = basic_windows(input.shape, **pool)
     padding, border = windows.padding, windows.border
     is_dilated = any(dilation > 1 for dilation in windows.dilation)
     if is_dilated:
@@ -156,9 +157,17 @@ def max_pool(input: Array, **pool: Unpack[Pool]) -> Array:
         maximum, _ = window_max_and_index(x, windows, border)
         return maximum
     if border != "ignore":
+        # `reduce_window` would pad with the initial value, which suits only the border 'ignore'.
         x = extend(x, padding, border)
         padding = ((0, 0),) * x.ndim
-    return lax.reduce_window(x, lowest(x.dtype), lax.max, windows.size, windows.stride, padding)
+    return lax.reduce_window(
+        x,
+        init_value=lowest(x.dtype),
+        computation=lax.max,
+        window_dimensions=windows.size,
+        window_strides=windows.stride,
+        padding=padding,
+    )
 
 
 @rules.rule("avg_pool", pool_type)
@@ -212,11 +221,11 @@ def max_pool_with_index(
     """Return the maximum of each window, and the index of the first cell that has it.
 
     The index numbers the cells of the window in row-major order. If `first_axis` is not
-    negative, it numbers the items of the input in row-major order, over the axes from
-    `first_axis` on.
+    negative, the index instead numbers the items of the input in row-major order, over the axes
+    from `first_axis` on.
     """
     x = jnp.asarray(input)
-    windows = basic(input.shape, **pool)
+    windows = basic_windows(input.shape, **pool)
     maximum, index = window_max_and_index(x, windows, windows.border)
     if first_axis < 0:
         return maximum, index
@@ -226,7 +235,7 @@ def max_pool_with_index(
         padding_before, _ = windows.padding[axis]
         coordinate = cells[axis] - padding_before
         # Padding has the maximum only if all items are the lowest number. In this case take the
-        # first cell on the input.
+        # first cell on the input: the cells are `dilation` items apart.
         coordinate = jnp.where(coordinate < 0, coordinate % windows.dilation[axis], coordinate)
         input_index = input_index * x.shape[axis] + coordinate
     return maximum, input_index
@@ -245,7 +254,7 @@ def sample(input: Array, index: Array, **pool: Unpack[Pool]) -> Array:
     The cells of a window are numbered in row-major order. With the borders 'constant' and
     'ignore' items outside of the input are 0.
     """
-    windows = basic(input.shape, **pool)
+    windows = basic_windows(input.shape, **pool)
     x = jnp.asarray(extend(input, windows.padding, windows.border))
     return x.at[positions(index, windows)].get(mode="clip")
 
@@ -257,7 +266,7 @@ def _desample_type(
     _require_index(index, input.shape, "the input")
     require.one_of("border", pool["border"], POOL_BORDERS)
     pool["border"] = "constant"
-    return _reverse_type(input, output_shape, **pool)
+    return _debox_type(input, output_shape, **pool)
 
 
 @rules.rule("desample", _desample_type)
@@ -266,7 +275,7 @@ def desample(input: Array, index: Array, output_shape: Shape, **pool: Unpack[Poo
 
     The cells of a window are numbered in row-major order.
     """
-    windows = _reverse(input.shape, output_shape, **pool)
+    windows = _debox_windows(input.shape, output_shape, **pool)
     covered: list[int] = []  # the extents that the windows span, with the padding
     edges: list[tuple[int, int, int]] = []
     for axis, count in enumerate(windows.downscaled):
@@ -282,12 +291,15 @@ def desample(input: Array, index: Array, output_shape: Shape, **pool: Unpack[Poo
     return lax.pad(cells, zero, edges)
 
 
-def _require_index(index: TensorType, shape: Shape, whose: str) -> None:
-    """Refuse an index that has no integers, or another shape. `whose` shape is for the error."""
+def _require_index(index: TensorType, shape: Shape, owner: str) -> None:
+    """Refuse an index that has no integers, or not the shape `shape`.
+
+    `owner` is the tensor that has this shape, for the error.
+    """
     require.integer(index=index)
     if shapes_differ(index.shape, shape):
         raise InvalidShape(
-            f"'index' {show(index.shape)} must have the shape of {whose}, {show(shape)}"
+            f"'index' {show(index.shape)} must have the shape of {owner}, {show(shape)}"
         )
 
 
@@ -310,12 +322,13 @@ def _adaptive_type(input: TensorType, output_size: Shape) -> TensorType:
     return TensorType((*input.shape[:2], *output_size), input.dtype)
 
 
-def _windows(ctx: Context, extent: int, count: int) -> NDArray[np.bool_]:
+def _adaptive_windows(ctx: Context, extent: int, count: int) -> NDArray[np.bool_]:
     """Return the mask (count, extent) of the indices in each of `count` windows along an axis.
 
     The windows are those of torch's adaptive pools. For an extent e, window i of n covers the
     indices from floor(i e / n) to before ceil((i + 1) e / n).
     """
+    # Before the host computes many items, the context may refuse them.
     ctx.fold(_ITEMS_OF_INDEX * count * extent)
     number = np.arange(count)[:, None]
     index = np.arange(extent)[None, :]
@@ -332,20 +345,21 @@ def adaptive_avg_pool(ctx: Context, input: Array, output_size: Shape) -> Array:
     """
     x = widened(jnp.asarray(input))
     for axis, count in enumerate(output_size, 2):
-        windows = _windows(ctx, x.shape[axis], count).astype(x.dtype)
+        windows = _adaptive_windows(ctx, x.shape[axis], count).astype(x.dtype)
         weights = windows / windows.sum(axis=1, keepdims=True)
+        # Sum over the axis of x and axis 1 of the weights. The windows become the last axis.
         means = jnp.tensordot(x, weights, ((axis,), (1,)), precision="highest")
         x = jnp.moveaxis(means, -1, axis)
     return x.astype(jnp.asarray(input).dtype)
 
 
-def _with_places_type(input: TensorType, output_size: Shape) -> tuple[TensorType, TensorType]:
+def _adaptive_max_type(input: TensorType, output_size: Shape) -> tuple[TensorType, TensorType]:
     output = _adaptive_type(input, output_size)
     require.indexable(input=TensorType(input.shape[2:], input.dtype))
     return output, TensorType(output.shape, "int32")
 
 
-@rules.rule("adaptive_max_pool", _with_places_type)
+@rules.rule("adaptive_max_pool", _adaptive_max_type)
 def adaptive_max_pool(ctx: Context, input: Array, output_size: Shape) -> tuple[Array, Array]:
     """Return the maximum of each window, and its index in the channel.
 
@@ -357,7 +371,7 @@ def adaptive_max_pool(ctx: Context, input: Array, output_size: Shape) -> tuple[A
     indices = jnp.arange(int(np.prod(extents)), dtype=jnp.int32).reshape(extents)
     indices = jnp.broadcast_to(indices, x.shape)
     for axis, count in enumerate(output_size, 2):
-        mask = jnp.asarray(_windows(ctx, x.shape[axis], count))
+        mask = jnp.asarray(_adaptive_windows(ctx, x.shape[axis], count))
         # Put an axis of windows before the axis of items.
         item_axis = axis + 1
         mask_shape = [1] * (x.ndim + 1)
@@ -366,6 +380,7 @@ def adaptive_max_pool(ctx: Context, input: Array, output_size: Shape) -> tuple[A
         candidates = jnp.where(is_in_window, jnp.expand_dims(x, axis), lowest(x.dtype))
         candidate_indices = jnp.broadcast_to(jnp.expand_dims(indices, axis), candidates.shape)
         best = jnp.argmax(candidates, axis=item_axis, keepdims=True)
+        # The axis of windows replaces the axis of items.
         x = jnp.take_along_axis(candidates, best, item_axis).squeeze(item_axis)
         indices = jnp.take_along_axis(candidate_indices, best, item_axis).squeeze(item_axis)
     return x, indices

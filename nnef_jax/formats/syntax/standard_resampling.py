@@ -72,7 +72,7 @@ def standard_resampling(operation: Operation) -> Resampling | None:
     # An open extent counts as 1, since scales do not depend on it.
     shape = [1 if extent is UNKNOWN else extent for extent in x.type.shape]
     # The extents of the result.
-    lengths = list(map(resampling.length, shape, scales)) if scales else attributes["sizes"]
+    lengths = list(map(resampling.resized_length, shape, scales)) if scales else attributes["sizes"]
     upscaling = _factors(lengths, shape)
     downscaling = _factors(shape, lengths)
     upsample = _upsample(x, upscaling, attributes) if upscaling else None

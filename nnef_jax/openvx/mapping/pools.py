@@ -33,7 +33,7 @@ def pool(operation: MappedOperation) -> VxLayer:
     is_sum = not attributes.pop("normalize", True)  # only `box` has this attribute
     if is_sum:
         raise Unfit("it sums, but the layer averages")
-    window = windows.basic(shape, **attributes)
+    window = windows.basic_windows(shape, **attributes)
     # The first two axes are those of the batch and the channels.
     spans_axes = any(extent != 1 for extent in (*window.size[:2], *window.stride[:2]))
     pads_axes = any(pads != (0, 0) for pads in window.padding[:2])

@@ -39,7 +39,7 @@ def convolution(operation: MappedOperation) -> VxLayer:
     operation.require_fixed("filter", "bias")
     shape = operation.require_planes("input")
     filter = operation.shape("filter")
-    window = windows.basic(shape[2:], filter[2:], **_window_attributes(operation))
+    window = windows.basic_windows(shape[2:], filter[2:], **_window_attributes(operation))
     padding = symmetric(window, window.border)
     require_smallest_strides(window, padding)
     groups = operation.attributes["groups"] or shape[1]  # 0 means a group for each channel
@@ -76,7 +76,7 @@ def deconvolution(operation: MappedOperation) -> VxLayer:
     filter = operation.shape("filter")
     output = operation.result.shape
     declared_output = operation.attributes["output_shape"]
-    window = windows.reverse(
+    window = windows.reverse_windows(
         shape[2:], declared_output[2:], filter[2:], **_window_attributes(operation)
     )
     groups = output[1] // filter[1]

@@ -17,7 +17,7 @@ from lowering.kernels.correlation import (
     spread,
     transposed_filter,
 )
-from lowering.kernels.windows import basic, reverse
+from lowering.kernels.windows import basic_windows, reverse_windows
 
 RNG = np.random.default_rng(2)
 
@@ -57,10 +57,10 @@ def test_correlations_of_groups() -> None:
 def test_borders() -> None:
     x = np.arange(1, 4, dtype=np.int32)[None, None]
     for border, wanted in (("constant", [3, 6, 5]), ("replicate", [4, 6, 8])):
-        windows = basic((3,), (3,), border, (), (), ())
+        windows = basic_windows((3,), (3,), border, (), (), ())
         made = conv(x, np.ones((1, 1, 3), np.int32), windows, 1, None, np.int32)
         np.testing.assert_array_equal(made, [[wanted]])
-    extended, padding = bordered(x, basic((3,), (3,), "replicate", (), (), ()))
+    extended, padding = bordered(x, basic_windows((3,), (3,), "replicate", (), (), ()))
     assert extended.shape == (1, 1, 5) and padding == ((0, 0),)
 
 
@@ -68,9 +68,9 @@ def test_a_reverse_is_the_transpose() -> None:
     """<conv(x), y> = <x, deconv(y)>, for strides, dilations and groups."""
     given = {"border": "constant", "padding": ((1, 2),), "stride": (2,), "dilation": (2,)}
     x, filter = integers(1, 4, 9), integers(6, 2, 3)
-    down = basic((9,), (3,), **given)
+    down = basic_windows((9,), (3,), **given)
     y = integers(1, 6, *down.downscaled)
-    up = reverse(down.downscaled, (9,), (3,), **given)
+    up = reverse_windows(down.downscaled, (9,), (3,), **given)
     x, y, filter = (jnp.asarray(a, jnp.float32) for a in (x, y, filter))
     forth = conv(x, filter, down, 2, "highest", jnp.float32)
     back = deconv(y, transposed_filter(filter, 2), up, 2, "highest", jnp.float32)
@@ -81,8 +81,8 @@ def test_a_reverse_is_the_transpose() -> None:
 def test_what_reverse_windows_read() -> None:
     """Windows of 3 a stride 2 apart, the first cell cut: place i has cell 2 n + k - 1 = i."""
     given = {"border": "constant", "padding": ((1, 1),), "stride": (2,), "dilation": (1,)}
-    x, padding = spread(integers(2), reverse((2,), (), (3,), **given))
+    x, padding = spread(integers(2), reverse_windows((2,), (), (3,), **given))
     assert x.shape == (2,) and padding == ((1, 1),)
-    assert spread(x, reverse((2,), (4,), (3,), **given))[1] == ((1, 2),)
-    wide = spread(x, reverse((2,), (4,), (3,), **(given | {"border": "replicate"})))
+    assert spread(x, reverse_windows((2,), (4,), (3,), **given))[1] == ((1, 2),)
+    wide = spread(x, reverse_windows((2,), (4,), (3,), **(given | {"border": "replicate"})))
     assert wide[0].shape == (3,) and wide[1] == ((1, 0),)

@@ -11,19 +11,20 @@ from lowering.kernels.resampling import (
     bilinear,
     cubic_kernel,
     host_work,
-    length,
     merged,
     multiply_adds,
     places,
     resample,
+    resized_length,
     upsample_aligned,
     upsample_linear,
 )
 
 
 def test_lengths() -> None:
-    assert length(10, float(np.float32(1.7))) == 17 and length(17, 1 / float(np.float32(1.7))) == 10
-    assert length(3, 1.5) == 4.5
+    scale = float(np.float32(1.7))
+    assert resized_length(10, scale) == 17 and resized_length(17, 1 / scale) == 10
+    assert resized_length(3, 1.5) == 4.5
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_a_single_place() -> None:
 )
 def test_nearest(mode: str, scale: float, wanted: list[int]) -> None:
     x, method = np.int32([[0, 1, 2]]), Method("asymmetric", "nearest", mode)
-    where = places(3, length(3, scale), "asymmetric", None)
+    where = places(3, resized_length(3, scale), "asymmetric", None)
     np.testing.assert_array_equal(resample(jnp.asarray(x), 1, where, scale, method), [wanted])
 
 

@@ -10,14 +10,14 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN
 from lowering.kernels.windows import (
     PAD_MODES,
-    basic,
+    basic_windows,
     extend,
     lowest,
     positions,
     require_attributes,
     require_basic,
     require_reverse,
-    reverse,
+    reverse_windows,
     spans,
     valid_counts,
     window_max_and_index,
@@ -26,26 +26,26 @@ from lowering.kernels.windows import (
 
 def test_basic_windows() -> None:
     """Extents are ceil(X / s) with automatic padding, else (P + X + Q - F) / s + 1."""
-    automatic = basic((7, 5), (3, 2), "constant", (), (2, 1), (1, 2))
+    automatic = basic_windows((7, 5), (3, 2), "constant", (), (2, 1), (1, 2))
     assert automatic.downscaled == (4, 5)
     assert automatic.padding == ((1, 1), (1, 1)) and automatic.dilated == (3, 3)
-    assert basic((6,), (3,), "constant", (), (2,), ()).padding == ((0, 1),)
-    given = basic((7, 5), (3, 2), "constant", ((0, 0), (1, 2)), (2, 1), ())
+    assert basic_windows((6,), (3,), "constant", (), (2,), ()).padding == ((0, 1),)
+    given = basic_windows((7, 5), (3, 2), "constant", ((0, 0), (1, 2)), (2, 1), ())
     assert given.downscaled == (3, 7) and given.volume == 6
-    assert basic((UNKNOWN, 5), (3, 2), "constant", (), (), ()).downscaled == (UNKNOWN, 5)
+    assert basic_windows((UNKNOWN, 5), (3, 2), "constant", (), (), ()).downscaled == (UNKNOWN, 5)
     assert spans((1, 3), (5, 2)) == (1, 5)
 
 
 def test_reverse_windows() -> None:
     """Extents are X s with automatic padding, else (X - 1) s + F - P - Q."""
     sliding = {"border": "constant", "stride": (2,), "dilation": (2,)}
-    assert reverse((4,), (), (3,), padding=(), **sliding).upscaled == (8,)
-    windows = reverse((4,), (), (3,), padding=((1, 0),), **sliding)
+    assert reverse_windows((4,), (), (3,), padding=(), **sliding).upscaled == (8,)
+    windows = reverse_windows((4,), (), (3,), padding=((1, 0),), **sliding)
     assert windows.upscaled == (10,) and windows.downscaled == (4,)
     require_reverse(windows, ((1, 0),))
-    assert reverse((4,), (11,), (3,), padding=((1, 0),), **sliding).upscaled == (11,)
+    assert reverse_windows((4,), (11,), (3,), padding=((1, 0),), **sliding).upscaled == (11,)
     with pytest.raises(InvalidShape, match="windows have 5 positions"):
-        require_reverse(reverse((4,), (12,), (3,), padding=((1, 0),), **sliding), ((1, 0),))
+        require_reverse(reverse_windows((4,), (12,), (3,), padding=((1, 0),), **sliding), ((1, 0),))
 
 
 @pytest.mark.parametrize("border", [*PAD_MODES, "constant"])
@@ -58,7 +58,7 @@ def test_borders(border: str, pads) -> None:
 
 
 def test_counts_of_cells() -> None:
-    windows = basic((4, 2), (3, 1), "ignore", ((1, 3), (0, 0)), (2, 1), ())
+    windows = basic_windows((4, 2), (3, 1), "ignore", ((1, 3), (0, 0)), (2, 1), ())
     told: list[int] = []  # they begin at -1, 1 and 3 of four items
     np.testing.assert_array_equal(valid_counts(windows, told.append), [[2], [3], [1]])
     assert len(told) == 1
@@ -67,7 +67,7 @@ def test_counts_of_cells() -> None:
 def test_maxima_and_indices() -> None:
     """The first of equal ones, in row-major order; NaN is the greatest, nothing the least."""
     x = jnp.float32([[1, 5, 5], [5, 0, jnp.nan]])
-    windows = basic((2, 3), (2, 2), "ignore", ((0, 0), (0, 1)), (), ())
+    windows = basic_windows((2, 3), (2, 2), "ignore", ((0, 0), (0, 1)), (), ())
     maximum, index = window_max_and_index(x, windows, "ignore")
     np.testing.assert_array_equal(maximum, [[5, np.nan, np.nan]])
     np.testing.assert_array_equal(index, [[1, 3, 2]])
@@ -79,7 +79,7 @@ def test_maxima_and_indices() -> None:
 
 def test_many_cells_are_a_loop() -> None:
     x = jnp.asarray(np.sin(np.arange(100, dtype=np.float32)))
-    windows = basic((100,), (70,), "ignore", ((0, 0),), (10,), ())
+    windows = basic_windows((100,), (70,), "ignore", ((0, 0),), (10,), ())
     maximum, index = window_max_and_index(x, windows, "ignore")
     rows = np.lib.stride_tricks.sliding_window_view(np.asarray(x), 70)[::10]
     np.testing.assert_array_equal(maximum, rows.max(1))
@@ -110,4 +110,4 @@ def test_wrong_attributes(attributes, what: str) -> None:
 )
 def test_windows_that_do_not_fit(shape, size, border, padding, what: str) -> None:
     with pytest.raises(InvalidShape, match=what):
-        require_basic(basic(shape, size, border, padding, (), ()))
+        require_basic(basic_windows(shape, size, border, padding, (), ()))

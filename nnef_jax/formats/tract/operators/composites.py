@@ -280,7 +280,7 @@ def resize(
     if coordinates == "align_corners" and can_compute_sizes:
         lengths: list[int] = []
         for extent, scale in zip(shape, scales, strict=True):
-            lengths.append(int(resampling.length(extent, scale)))
+            lengths.append(int(resampling.resized_length(extent, scale)))
         sizes = tuple(lengths)
         scales = ()
     if coordinates == "pytorch_half_pixel":
