@@ -58,7 +58,7 @@ def graphs() -> tuple[str, ...]:
 
 
 def sole_member(first_bytes: bytes) -> str:
-    """Return the name that a network in a single file gets as the only member of an archive.
+    """Return the name of the member that a network in a single file becomes, such as "model.onnx".
 
     `first_bytes` has the first bytes of the file. Return "" if no format recognises them.
     """
@@ -72,14 +72,14 @@ def sole_member(first_bytes: bytes) -> str:
 def format_of(archive: Archive, name: str = "auto") -> Format:
     """Return the format with a name. For "auto", return the format that recognises the network.
 
-    Raises ArchiveError if no format recognises the network. This happens only if the graph was
-    removed from the archive in the meantime.
+    Raises ArchiveError if the graph was removed from the archive in the meantime.
     """
     if name != "auto":
         return _format(name)
     for format in map(_format, reversed(FORMATS)):
         if format.recognises(archive):
             return format
+    # Some format recognises each graph that exists.
     raise ArchiveError(f"{archive.location(archive.graph)} is not there any more")
 
 

@@ -49,12 +49,12 @@ class ExtentNeeded(Exception):
 
 
 class ExtentImplied(ExtentNeeded):
-    """An operation allows only one value of an extent that the document leaves open.
+    """An operation allows only one value for an extent that the document leaves open.
 
     Args:
         input: the name of the input that has the extent.
         axis: the axis of the input.
-        extent: the only possible value.
+        extent: the value.
     """
 
     def __init__(self, input: str, axis: int, extent: int) -> None:
@@ -100,22 +100,25 @@ class Options:
     labels: frozenset[str] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Pickle cannot store every function that `progress` may be. A pickled network reads no
-        # variables, so it does not need the function.
+        """Return the class and the arguments by which pickle makes a copy.
+
+        The copy has no `progress`, since pickle cannot store every function. A pickled network
+        reads no variables, so it does not need the function.
+        """
         picklable = replace(self, progress=None)
         arguments = [getattr(picklable, option.name) for option in fields(self)]
         return type(self), tuple(arguments)
 
     def unfixed(self, names: Iterable[str]) -> list[str]:
-        """Return the names of inputs without the inputs whose values the user fixes."""
+        """Return the names of the inputs whose values the user does not fix."""
         return [name for name in names if name not in self.values]
 
     def value(self, name: str, shape: Sequence[Any] | None, dtype: str) -> NDArray[Any]:
         """Return the value of a fixed input, converted to the input's declared dtype.
 
-        `shape` is the declared shape, in which an open extent is UNKNOWN or anything but a number.
-        Raises InvalidShape if the value has another shape, and InvalidOperation if an integer or
-        logical input has a real value.
+        `shape` is the declared shape. An open extent in it is UNKNOWN, None or a name. If the shape
+        is None, any shape is allowed. Raises InvalidShape if the value has another shape, and
+        InvalidOperation if an integer or logical input has a real value.
         """
         array = self.values[name]
         declared_shape = array.shape if shape is None else shape
@@ -125,7 +128,8 @@ class Options:
             message = f"its value has the shape {show(array.shape)}, it must have [{shown_shape}]"
             raise InvalidShape(message)
         declared_dtype = np.dtype(dtype)
-        needs_integers = declared_dtype.kind in "iub"  # integers or bool
+        # In numpy, "i" and "u" are the kinds of integers, and "b" is the kind of bool.
+        needs_integers = declared_dtype.kind in "iub"
         has_integers = array.dtype.kind in "iub"
         if needs_integers and not has_integers:
             message = f"its value is {array.dtype.name}, it must be {declared_dtype.name}"
@@ -135,7 +139,8 @@ class Options:
     def shape(self, name: str, declared: Sequence[int | str | None]) -> Shape:
         """Return the shape of an input: the shape that the user chose, or else the declared shape.
 
-        A declared extent may be a name, which stands for its value in `extents`.
+        An extent may be a name, which stands for its value in `extents`. `open_extent` takes the
+        place of an open extent.
         """
         extents: list[int] = []
         for extent_or_name in self.input_shapes.get(name, declared):
@@ -148,7 +153,10 @@ class Options:
 
 
 def _fits(shape: Shape, declared: Sequence[Any]) -> bool:
-    """Tell whether a shape fits a declared shape, in which any extent but a number is open."""
+    """Tell whether a shape fits a declared shape, in which open extents allow any extent.
+
+    An open extent is UNKNOWN, or is no integer.
+    """
     if len(shape) != len(declared):
         return False
     for extent, declared_extent in zip(shape, declared, strict=True):
@@ -175,7 +183,10 @@ class Format(Protocol):
     HAS_WEIGHTS_BESIDE: bool
 
     def recognises(self, archive: Archive) -> bool:
-        """Tell whether an archive that has a member with a name in `GRAPHS` is of this format."""
+        """Tell whether an archive is of this format.
+
+        The archive has a member whose name matches one of `GRAPHS`.
+        """
         ...
 
     def read(self, archive: Archive, options: Options) -> Frontend:
@@ -216,15 +227,16 @@ class Frontend(ABC):
 
         An input that is not in `options.input_shapes` has the shape that the document declares.
 
-        Raises NnefError, and ExtentNeeded if the structure of the graph depends on an open extent.
+        Raises NnefError if the document cannot be flattened. Raises ExtentNeeded if the structure
+        of the graph depends on an open extent.
         """
 
     @abstractmethod
     def stored(self, graph: Graph) -> Stored:
         """Return the data of the graph's variables, in the dtypes of the graph.
 
-        Arrays are memory-mapped if possible. Raises NnefError, which names all variables whose data
-        are missing or wrong.
+        Arrays are memory-mapped if possible. If data are missing or wrong, raises an NnefError that
+        names all variables with such data.
         """
 
     def declared_shapes(self, options: Options) -> Shapes:
@@ -279,11 +291,14 @@ class Frontend(ABC):
         return [self]
 
     def spans(self) -> Mapping[str, Span]:
-        """Return the place in the source at which each name is assigned, by name."""
+        """Return the place of the assignment of each name, by the name."""
         return {}
 
     def identifiers(self, graph: Graph) -> Mapping[str, str]:
-        """Return the names of the graph's tensors, by their identifiers in a saved graph.quant."""
+        """Return the names of the graph's tensors, by their identifiers in a saved graph.quant.
+
+        By default, the identifier of a tensor is its name in the document.
+        """
         return {name: name for name in self.spans() if name in graph.values}
 
     def unsavable(self) -> Sequence[NnefError]:
@@ -294,7 +309,7 @@ class Frontend(ABC):
         """Return the archive of the document, with new data for its variables.
 
         `arrays` has the data by the label of the variable. `quantization` is the text of a new
-        graph.quant. If it is None, the graph.quant of the document is kept.
+        graph.quant. If `quantization` is None, the graph.quant of the document is kept.
         """
         raise UnsupportedError(f"a network of {self.dialect} cannot be saved")
 
@@ -308,22 +323,30 @@ class Frontend(ABC):
     ) -> Written:
         """Return a part of the graph as an archive with a flat document.
 
-        In the flat document, rounding of quantised tensors is an operation. `graph` is the graph of
-        the entire document, flattened with `options`. `cut` cuts the part out of a graph. `arrays`
-        are the data by label, and `quantization` is the text of graph.quant. Raises
-        UnsupportedError, which names everything that the format cannot express.
+        In the flat document, rounding of quantised tensors is an operation. Raises an
+        UnsupportedError that names everything the format cannot express.
+
+        Args:
+            graph: the graph of the entire document, flattened with `options`.
+            options: the options of the load.
+            cut: cuts the part out of a graph.
+            arrays: the data by label.
+            quantization: the text of graph.quant, or None if there is none.
         """
         raise UnsupportedError(f"a part of a network of {self.dialect} cannot be saved")
 
     def converted(self, graph: Graph, data: Arrays | None, *, flat: bool, keep: bool) -> Written:
         """Return the archive of the document in the newest version of its format.
 
-        The graph is the first member of the archive. `graph` and `data` are the document's graph
-        and data. If `data` is None, the archive has no data. If `flat`, the archive has a flat
-        document. `keep` is for formats that are written as NNEF: it tells whether operations that
-        NNEF lacks become custom operations.
+        The graph is the first member of the archive. Raises an UnsupportedError that names
+        everything NNEF cannot express.
 
-        Raises UnsupportedError, which names everything that NNEF cannot express.
+        Args:
+            graph: the document's graph.
+            data: the document's data by label. If None, the archive has no data.
+            flat: whether the archive has a flat document.
+            keep: for formats that are written as NNEF, whether operations that NNEF lacks become
+                custom operations.
         """
         raise UnsupportedError(f"a network of {self.dialect} cannot be converted")
 
@@ -332,7 +355,7 @@ class Frontend(ABC):
 class Written:
     """An archive to be written.
 
-    `members` maps names to members, of which the graph is the first.
+    `members` are the members by name. The first member is the graph.
     """
 
     members: Mapping[str, Member]
@@ -343,9 +366,10 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The data of a network's variables by label, and the front end to flatten the network with.
+    """The data of a network's variables by label, and the front end that flattens the network.
 
-    The front end is a new one if the data decide which tensors are rounded in a run.
+    Usually this is the front end that read the data. It is another one if the data decide which
+    tensors are rounded in a run.
     """
 
     data: dict[str, NDArray[Any]]

@@ -46,8 +46,8 @@ class Evaluator(Emitter, ABC):
     def _invoke(self, node: tree.Invocation, frame: Frame, names: Sequence[str]) -> Any:
         """Invoke an operation; return its result, or a generator that returns the result.
 
-        A generator is returned if evaluating the operation takes several steps; `_run` drives the
-        generator to its end. `names` are the names of the results.
+        A generator is returned if parts of the invocation are evaluated by generators. `_run`
+        drives a generator to its end. `names` are the names of the results.
         """
 
     def _emit(
@@ -55,8 +55,9 @@ class Evaluator(Emitter, ABC):
     ) -> tuple[Any, ...]:
         """Add an operation to the graph and return its results.
 
-        For some kinds, `_POSITIVE_ATTRIBUTES` has the name of an attribute whose items must be at
-        least `least`. Raises ExtentNeeded if an extent among the operands is unknown.
+        The items of the attributes in `_POSITIVE_ATTRIBUTES` must be at least `least`, unless the
+        user has a rule for the kind. Raises ExtentNeeded if an extent among the operands is
+        unknown.
         """
         steps = RESULT_STEPS * result_count(kind, operands, attributes)
         self.spend(steps, place.node, place.frame)
@@ -75,11 +76,11 @@ class Evaluator(Emitter, ABC):
     def _run(self, step: object) -> Any:
         """Drive a generator to its end and return its value.
 
-        If the generator yields other generators, these are driven to their ends too, and their
-        values are sent to it. If `step` is no generator, it is returned unchanged.
+        A generator that is driven may yield another generator. Then the other generator is driven
+        to its end, and its value is sent back. If `step` is no generator, it is returned unchanged.
         """
-        stack: list[Step] = []
-        result = step  # a generator to drive, or the value to send to the last generator
+        stack: list[Step] = []  # Each generator waits for the value of the generator after it.
+        result = step  # a generator to drive, or a value to send to the last generator
         while True:
             if isinstance(result, GeneratorType):
                 stack.append(result)
@@ -97,8 +98,8 @@ class Evaluator(Emitter, ABC):
     def _evaluate(self, node: tree.Expression, frame: Frame, names: Sequence[str] = ()) -> Any:
         """Evaluate an expression; return its value, or a generator that returns the value.
 
-        A generator is returned if evaluating the expression takes several steps. `names` are the
-        names of the tensors that are added to the graph for the expression.
+        A generator is returned if parts of the expression are evaluated by generators. `names` are
+        the names of the tensors that are added to the graph for the expression.
         """
         # `spend` is only called if the limit is exceeded, since a call for each literal and name
         # would take time.
@@ -110,7 +111,7 @@ class Evaluator(Emitter, ABC):
                 return value
             case tree.Identifier(name=name):
                 value = frame.values[name]
-                if value is Poisoned:
+                if value is Poisoned:  # The assignment of the name had an error.
                     raise Poisoned
                 return value
             case tree.Invocation():
@@ -134,8 +135,8 @@ class Evaluator(Emitter, ABC):
     def _all(self, items: Sequence[tree.Expression], frame: Frame) -> Any:
         """Evaluate expressions; return the list of their values.
 
-        If evaluating one of the expressions takes several steps, return a generator that returns
-        the list.
+        If one of the expressions is evaluated by a generator, return a generator that returns the
+        list.
         """
         values: list[Any] = []
         pending = iter(items)
@@ -159,9 +160,10 @@ class Evaluator(Emitter, ABC):
     def _remaining(
         self, step: Step, values: list[Any], pending: Iterator[tree.Expression], frame: Frame
     ) -> Step:
-        """Evaluate the pending expressions, append their values, and return the list of all values.
+        """Evaluate the remaining expressions; return the list of all values.
 
-        `step` is the generator of the first value.
+        `values` are the values of earlier expressions. The next value comes from the generator
+        `step`, and all later values from the expressions `pending`.
         """
         first_value = yield step
         values.append(first_value)
@@ -187,32 +189,34 @@ class Evaluator(Emitter, ABC):
         match node:
             case tree.Select(condition=condition, true_value=true_value, false_value=false_value):
                 is_true = yield self._evaluate(condition, frame)
-                chosen = true_value if is_true else false_value
-                result = yield self._evaluate(chosen, frame, names)
+                chosen_expression = true_value if is_true else false_value
+                result = yield self._evaluate(chosen_expression, frame, names)
                 return result
             case tree.Unary(operator=operator, operand=operand):
                 value = yield self._evaluate(operand, frame)
                 if isinstance(value, Value):
                     kind = library.UNARY_OPERATORS[operator]
                     place = CallPlace(node, frame, names)
-                    result, *_ = self._emit(kind, {"x": value}, {}, place)
+                    result, *_ = self._emit(kind, {"x": value}, attributes={}, place=place)
                     return result
                 return plain_values.UNARY[operator](value)
             case tree.Subscript(sequence=sequence, index=index):
                 values = yield self._evaluate(sequence, frame)
                 position = yield self._evaluate(index, frame)
-                return self._value(node, frame, lambda: plain_values.item(values, position))
+                return self._computed(node, frame, lambda: plain_values.item(values, position))
             case tree.Subrange(sequence=sequence, begin=begin, end=end):
                 values = yield self._evaluate(sequence, frame)
                 first = (yield self._evaluate(begin, frame)) if begin else None
                 last = (yield self._evaluate(end, frame)) if end else None
-                return self._value(node, frame, lambda: plain_values.subrange(values, first, last))
+                return self._computed(
+                    node, frame, lambda: plain_values.subrange(values, first, last)
+                )
             case tree.Builtin(function=function, argument=argument):
                 value = yield self._evaluate(argument, frame)
                 if function == "range_of":
                     # Each integer of the range is an object of its own, which takes memory.
                     self.spend(len(value) // 2, node, frame)
-                return self._value(
+                return self._computed(
                     node, frame, lambda: plain_values.builtin(function, value), value
                 )
             case _:
@@ -221,8 +225,8 @@ class Evaluator(Emitter, ABC):
     def _declared(self, node: tree.SyntaxNode, frame: Frame, value: object, type: Type) -> Any:
         """Convert the value of an argument to the declared type of its parameter.
 
-        Only documents of 1.0 provisional need such conversions, since they write scalars as
-        integers.
+        Only documents of 1.0 provisional need such conversions. They may have an integer in the
+        place of a scalar.
         """
         if not self.document.provisional:
             return value
@@ -230,14 +234,14 @@ class Evaluator(Emitter, ABC):
         def convert() -> Any:
             return plain_values.as_declared(value, type, self.meter)
 
-        return self._value(node, frame, convert)
+        return self._computed(node, frame, convert)
 
-    def _value(
+    def _computed(
         self, node: tree.SyntaxNode, frame: Frame, compute: Callable[[], Any], *operands: Any
     ) -> Any:
-        """Call `compute` and return its result. Its errors get the place of a node.
+        """Call `compute` and return its result. An error that it raises gets the place of a node.
 
-        Steps are counted for the lengths of the result and of `operands`.
+        Steps of the meter are counted for the lengths of the result and of `operands`.
         """
         try:
             value = compute()
@@ -265,22 +269,28 @@ class Evaluator(Emitter, ABC):
             return True
         right = yield self._evaluate(node.right, frame)
         if operator in ("&&", "||") and not isinstance(left, Value):
+            # The left operand is True for && or False for ||, so the right one is the result.
             return right
         if isinstance(left, Value) or isinstance(right, Value):
             left = self._declared(node, frame, left, Tensor("scalar"))
             right = self._declared(node, frame, right, Tensor("scalar"))
             kind = library.OPERATORS[operator]
             place = CallPlace(node, frame, names)
-            result, *_ = self._emit(kind, {"x": left, "y": right}, {}, place)
+            operands = {"x": left, "y": right}
+            result, *_ = self._emit(kind, operands, attributes={}, place=place)
             return result
 
         def compute() -> Any:
             return plain_values.binary(operator, left, right, self.meter)
 
-        return self._value(node, frame, compute, left, right)
+        return self._computed(node, frame, compute, left, right)
 
     def _comprehension(self, node: tree.Comprehension, frame: Frame) -> Step:
-        """Evaluate an array comprehension; return the list of its items."""
+        """Evaluate an array comprehension; return the list of its items.
+
+        An example is `[for a in x, b in y if a < b yield a * b]`. Its loops run together: they take
+        the first items of x and y, then the second items, and so on.
+        """
         iterables: list[Any] = []
         for loop in node.loops:
             iterable = yield self._evaluate(loop.iterable, frame)
@@ -295,12 +305,13 @@ class Evaluator(Emitter, ABC):
             self.spend(len(node.loops), node, frame)
             for loop, loop_item in zip(node.loops, loop_items, strict=True):
                 frame.values[loop.name] = loop_item
-            is_kept = True
+            meets_condition = True
             if node.condition is not None:
-                is_kept = yield self._evaluate(node.condition, frame)
-            if is_kept:
+                meets_condition = yield self._evaluate(node.condition, frame)
+            if meets_condition:
                 item = yield self._evaluate(node.item, frame)
                 items.append(item)
+        # The names of the loops have values only inside the comprehension.
         for loop in node.loops:
             frame.values.pop(loop.name, None)
         return items

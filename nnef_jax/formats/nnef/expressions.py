@@ -23,7 +23,6 @@ _LOGIC = frozenset({"&&", "||"})
 _LARGEST_TUPLE = 1000  # the largest number of items of a tuple, with the items of inner tuples
 _INTEGER_AND_SCALAR = {t.INTEGER, t.SCALAR}
 
-
 # Invocations, by the name of the operation.
 Calls = Mapping[str, Sequence[tree.Invocation]]
 
@@ -54,7 +53,7 @@ class ExpressionTypes:
         self._tuples: dict[tuple[t.Type, ...], t.TupleOf] = {}
 
     def fits(self, actual: t.Type, formal: t.Type) -> bool:
-        """Tell whether the type `actual` fits the declared type `formal`, as `types.fits` does.
+        """Tell whether the type `actual` fits the declared type `formal`; see `types.fits`.
 
         In documents of 1.0 provisional, integers fit scalars.
         """
@@ -83,7 +82,7 @@ class ExpressionTypes:
                 type = self._loops.get(name) or self.types.get(name)
                 if isinstance(type, t.Tensor):
                     return type
-                return self._counted(type) if type else self._report_undefined(expression)
+                return self._metered(type) if type else self._report_undefined(expression)
             case tree.Array(items=items):
                 return self._array(items)
             case tree.Tuple():
@@ -92,7 +91,7 @@ class ExpressionTypes:
                 return self._invocation(expression)
             case tree.Unary(operator=operator, operand=operand):
                 type = self.type_of(operand)
-                result = _unary(operator, type)
+                result = _result_of_unary(operator, type)
                 if result is not None:
                     return result
                 message = f"operator '{operator}' does not take a value of type {type}"
@@ -111,7 +110,7 @@ class ExpressionTypes:
                 return self._builtin(function, self.type_of(argument), expression)
 
     def _tuple(self, expression: tree.Tuple) -> t.Type:
-        """Return the type of a tuple. It is made only once for all tuples with equal types."""
+        """Return the type of a tuple. All tuples with equal types of items share one type."""
         types = tuple([self.type_of(item) for item in expression.items])
         type = self._tuples.get(types)
         if type is None:
@@ -144,8 +143,8 @@ class ExpressionTypes:
             return type
         return self._report_error(f"a value of type {type} has no ranges", expression)
 
-    def _counted(self, type: t.Type) -> t.Type:
-        """Return `type` after counting the steps of the meter that comparing a large type takes."""
+    def _metered(self, type: t.Type) -> t.Type:
+        """Return `type` unchanged, and count the steps of the meter that comparing it takes."""
         if isinstance(type, t.TupleOf | t.ArrayOf):
             self.scope.meter.spend(t.weight(type), "the text")
         return type
@@ -172,12 +171,12 @@ class ExpressionTypes:
         return "assign it before this"
 
     def _common(self, a: t.Type, b: t.Type) -> t.Type | None:
-        """Return the type that the types `a` and `b` have in common, as `types.common` does.
+        """Return the type that the types `a` and `b` have in common; see `types.common`.
 
         In documents of 1.0 provisional, the common type of an integer and a scalar is a scalar.
         """
-        mixed = self.provisional and {a, b} == _INTEGER_AND_SCALAR
-        return t.SCALAR if mixed else t.common(a, b)
+        becomes_scalar = self.provisional and {a, b} == _INTEGER_AND_SCALAR
+        return t.SCALAR if becomes_scalar else t.common(a, b)
 
     @cached_property
     def _targets(self) -> Set[str]:
@@ -193,14 +192,15 @@ class ExpressionTypes:
         `title` names the expression in the error.
         """
         actual = self.type_of(expression)
-        if not t.fits(actual, expected) or isinstance(actual, t.Tensor):
+        is_tensor = isinstance(actual, t.Tensor)  # Its value is not known when the text is read.
+        if is_tensor or not t.fits(actual, expected):
             self._report_error(f"{title} must be of type {expected}, this is {actual}", expression)
 
     def _array(self, items: Sequence[tree.Expression]) -> t.Type:
         """Return the type of an array, whose items must have a common type."""
         item_type: t.Type = t.ANY
         for position, item in enumerate(items):
-            if isinstance(item, tree.Literal):  # the usual case, which needs no call
+            if isinstance(item, tree.Literal):  # Most items are literals, which need no call.
                 type = t.LITERALS[item.value.__class__]
             else:
                 type = self.type_of(item)
@@ -219,35 +219,44 @@ class ExpressionTypes:
         left = self.type_of(node.left)
         right = self.type_of(node.right)
         are_mixed = {left, right} == _INTEGER_AND_SCALAR
-        if are_mixed and self.provisional:  # the integer becomes a scalar
+        if are_mixed and self.provisional:  # The integer becomes a scalar.
             left = t.SCALAR
             right = t.SCALAR
         if isinstance(left, t.Anything) or isinstance(right, t.Anything):
             return t.LOGICAL if operator == "in" else t.ANY
-        hint = ""
         has_tensor = isinstance(left, t.Tensor) or isinstance(right, t.Tensor)
         if has_tensor:
-            due_item = "logical" if operator in _LOGIC else "scalar"
-            due = t.Tensor(due_item)
-            operands_fit = self.fits(left, due) and self.fits(right, due)
-            if operands_fit and operator != "in":
-                result_item = "scalar" if operator in _ARITHMETIC else "logical"
-                return t.Tensor(result_item)
-            if t.INTEGER in (left, right):
-                hint = "write an integer with a point to use it with a tensor"
+            result = self._binary_of_tensors(operator, left, right)
         else:
-            result = _binary(operator, left, right)
-            if result is not None:
-                return result
-            if are_mixed:
-                hint = "integers and scalars do not mix: write scalar(...) or a number with a point"
+            result = _result_of_binary(operator, left, right)
+        if result is not None:
+            return result
+        hint = ""
+        if has_tensor and t.INTEGER in (left, right):
+            hint = "write an integer with a point to use it with a tensor"
+        elif are_mixed:
+            hint = "integers and scalars do not mix: write scalar(...) or a number with a point"
         message = f"operator '{operator}' does not take types {left} and {right}"
         return self._report_error(message, node, hint)
+
+    def _binary_of_tensors(self, operator: str, left: t.Type, right: t.Type) -> t.Type | None:
+        """Return the type of the result of a binary operator with a tensor among its operands.
+
+        Return None if the operator does not take operands of these types.
+        """
+        due_item = "logical" if operator in _LOGIC else "scalar"
+        due = t.Tensor(due_item)
+        operands_fit = self.fits(left, due) and self.fits(right, due)
+        if operator == "in" or not operands_fit:
+            return None
+        result_item = "scalar" if operator in _ARITHMETIC else "logical"
+        return t.Tensor(result_item)
 
     def _subscript(self, node: tree.Subscript) -> t.Type:
         """Return the type of an item of a tuple, an array or a string."""
         type = self.type_of(node.sequence)
         if isinstance(type, t.TupleOf):
+            # The items of a tuple may have different types, so the index must be a literal.
             match node.index:
                 case tree.Literal(value=int(index)) if 0 <= index < len(type.items):
                     return type.items[index]
@@ -255,7 +264,7 @@ class ExpressionTypes:
                     last = len(type.items) - 1
                     message = f"the index into a tuple must be a literal from 0 to {last}"
                     return self._report_error(message, node)
-        item_type = _item(type)
+        item_type = _type_of_items(type)
         if item_type is None:
             return self._report_error(f"a value of type {type} has no items", node)
         self._expect(node.index, t.INTEGER, "an index")
@@ -266,12 +275,12 @@ class ExpressionTypes:
         loop_types: dict[str, t.Type] = {}
         for loop in node.loops:
             type = self.type_of(loop.iterable)
-            item_type = _item(type)
+            item_type = _type_of_items(type)
             if item_type is None:
                 message = f"a value of type {type} cannot be iterated"
                 item_type = self._report_error(message, loop.iterable)
-            defining = (self.types, self._loops, loop_types)
-            if any(loop.name in types for types in defining):
+            types_of_defined_names = (self.types, self._loops, loop_types)
+            if any(loop.name in types for types in types_of_defined_names):
                 self._report_error(
                     f"'{loop.name}' is already defined", loop, "give the loop another name"
                 )
@@ -305,6 +314,7 @@ class ExpressionTypes:
         self.calls[node.operation].append(node)
         fragment = self.scope.lookup(node.operation, self.fragment)
         if fragment is None:
+            # The operation is reported later, by means of `calls`.
             for argument in node.arguments:
                 self.type_of(argument.value)
             return t.ANY
@@ -328,7 +338,7 @@ class ExpressionTypes:
             has_new_errors = len(self.errors) > error_count
             if not has_new_errors:
                 self._results[key] = result
-        return result if isinstance(result, t.Tensor) else self._counted(result)
+        return result if isinstance(result, t.Tensor) else self._metered(result)
 
     def _result(
         self,
@@ -347,10 +357,11 @@ class ExpressionTypes:
             actual = types.get(parameter.name)
             if actual is None:
                 continue
+            # If nothing says what `?` stands for, it stands for a scalar here.
             concrete = t.substitute(parameter.type, generic or "scalar")
             if self.fits(actual, concrete):
                 continue
-            due = parameter.type if generic is None else concrete
+            due = parameter.type if generic is None else concrete  # as the message shows it
             title = f"'{parameter.name}' of '{fragment.name}'"
             message = f"{title} must be of type {self.shown(due)}, this is {actual}"
             argument = node.arguments[positions[parameter.name]]
@@ -362,10 +373,7 @@ class ExpressionTypes:
         return results[0] if len(results) == 1 else t.TupleOf(tuple(results))
 
     def how_to_write(self, formal: t.Type, actual: t.Type) -> str:
-        """Return a hint how to write an argument of type `actual` as the type `formal` needs it.
-
-        Return "" if there is no hint.
-        """
+        """Return a hint how to write an argument of type `actual` for the type `formal`, or ""."""
         match formal, actual:
             case _, t.Primitive("integer") if t.fits(t.SCALAR, formal):
                 return "write the number with a point, as in 2.0"
@@ -381,49 +389,63 @@ class ExpressionTypes:
     ) -> str | None:
         """Return the type that `?` stands for in an invocation.
 
-        The type is the generic argument, such as `<scalar>`. If there is none, it is deduced from
-        the types of the arguments. If that fails, it is the default that the fragment declares.
-        Return None if the fragment is not generic.
+        The type is the generic argument, such as `<scalar>`. If there is none, the type is deduced
+        from the types of the arguments. If that fails, the type is the default that the fragment
+        declares. Return None if the fragment is not generic, or if there is no default.
         """
         if node.generic is not None:
-            if not fragment.generic:
-                self._report_error(
-                    f"'{fragment.name}' is not generic, it takes no <{node.generic}>", node
-                )
-            is_within_generic = self.fragment is not None and self.fragment.generic
-            if node.generic == "?" and not is_within_generic:
-                self._report_error("'?' stands for nothing here", node)
+            self._check_generic_argument(fragment, node)
             return node.generic
         if not fragment.generic:
             return None
-        for parameter in fragment.parameters:
-            if parameter.name not in types:
-                continue
-            type = types[parameter.name]
-            deduced = t.deduce(type, parameter.type)
-            if deduced:
-                # A provisional text may write an integer for a tensor of scalars.
-                is_provisional_integer = self.provisional and type == t.INTEGER
-                is_for_tensor = t.has_tensor(parameter.type)
-                return "scalar" if is_provisional_integer and is_for_tensor else deduced
+        deduced = self._deduced_generic(fragment, types)
+        if deduced is not None:
+            return deduced
         generic_types = (t.GENERIC, t.Tensor("?"))
-        has_generic = any(t.holds(p.type, *generic_types) for p in fragment.parameters)
-        if fragment.generic_default is None and not has_generic:
+        has_generic_parameter = any(t.holds(p.type, *generic_types) for p in fragment.parameters)
+        if fragment.generic_default is None and not has_generic_parameter:
             name = fragment.name
             hint = f"write {name}<scalar>(...), {name}<integer>(...) or {name}<logical>(...)"
             message = f"the arguments of '{name}' do not tell what its '?' stands for"
             self._report_error(message, node, hint)
         return fragment.generic_default
 
+    def _check_generic_argument(self, fragment: tree.Fragment, node: tree.Invocation) -> None:
+        """Report a generic argument of an invocation that is not allowed, such as `<scalar>`."""
+        if not fragment.generic:
+            self._report_error(
+                f"'{fragment.name}' is not generic, it takes no <{node.generic}>", node
+            )
+        is_within_generic = self.fragment is not None and self.fragment.generic
+        if node.generic == "?" and not is_within_generic:
+            self._report_error("'?' stands for nothing here", node)
 
-def _item(type: t.Type) -> t.Type | None:
+    def _deduced_generic(self, fragment: tree.Fragment, types: Mapping[str, t.Type]) -> str | None:
+        """Return the type of `?` by the first argument that has a type with `?`, or None.
+
+        `types` has the types of the arguments by the name of the parameter.
+        """
+        for parameter in fragment.parameters:
+            if parameter.name not in types:
+                continue
+            type = types[parameter.name]
+            deduced = t.deduce(type, parameter.type)
+            if deduced:
+                # A provisional text may have an integer in the place of a tensor of scalars.
+                is_provisional_integer = self.provisional and type == t.INTEGER
+                is_for_tensor = t.has_tensor(parameter.type)
+                return "scalar" if is_provisional_integer and is_for_tensor else deduced
+        return None
+
+
+def _type_of_items(type: t.Type) -> t.Type | None:
     """Return the type of the items of an array or string, or None for other types."""
     if isinstance(type, t.ArrayOf):
         return type.item
     return type if type in (t.STRING, t.ANY) else None
 
 
-def _unary(operator: str, type: t.Type) -> t.Type | None:
+def _result_of_unary(operator: str, type: t.Type) -> t.Type | None:
     """Return the type of the result of a unary operator on an operand of type `type`.
 
     Return None if the operator does not take an operand of this type.
@@ -442,7 +464,7 @@ def _unary(operator: str, type: t.Type) -> t.Type | None:
             return None
 
 
-def _binary(operator: str, left: t.Type, right: t.Type) -> t.Type | None:
+def _result_of_binary(operator: str, left: t.Type, right: t.Type) -> t.Type | None:
     """Return the type of the result of a binary operator on operands that are not tensors.
 
     Return None if the operator does not take operands of these types.

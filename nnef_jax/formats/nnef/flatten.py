@@ -51,8 +51,8 @@ def flatten(
     to the quantisers that round these tensors after they are computed.
 
     Raises SemanticError, ShapeError, UnsupportedError or LimitError. All errors of the document are
-    raised together, except those that follow from another error. Raises ExtentNeeded if the graph
-    depends on an open extent.
+    raised together, but errors that only follow from another error are left out. Raises
+    ExtentNeeded if the graph depends on an open extent.
     """
     with within_memory("the flat graph"):
         return _Flattener(scope, options, quantizers).flatten(calls)
@@ -73,7 +73,7 @@ def evaluate(expression: tree.Expression, source: Source, scope: Scope, options:
         raise flattener.error(message, invocation, frame, hint)
     try:
         return flattener.run(expression, frame)
-    except KeyError:  # the expression reads a name, for which `frame` has no value
+    except KeyError:  # The expression reads a name, and `frame` has no values of names.
         raise ExtentNeeded from None
 
 
@@ -89,6 +89,7 @@ class _Flattener(Evaluator):
         self.quantizers = quantizers
         self.errors: list[NnefError] = []
         self.variables: set[Value] = set()
+        # Maps quantised tensors to the same tensors before quantisation.
         self.unquantized: dict[Value, Value] = {}
         self.bodies: Set[str] = set()  # the names of the fragments that enclose this graph
         self._atomic: dict[int, bool] = {}  # the results of `_is_atomic` by the id of the fragment
@@ -105,17 +106,20 @@ class _Flattener(Evaluator):
         """Flatten the document's graph. `calls` are the invocations in its body."""
         graph = self.document.graph
         source = self.document.source
-        refused = self._refused([*self._entry_calls(), (calls, source)])
+        unsupported_names = self._unsupported_names([*self._entry_calls(), (calls, source)])
         frame = Frame(fragment=None, source=source, values={})
+        # Inserted tensors must not take the names of the document.
         for assignment in graph.body:
             self.builder.reserve(_names(assignment))
         for assignment in graph.body:
-            if refused and add_if_unsupported(self, assignment, frame.values, refused, source):
+            if unsupported_names and add_if_unsupported(
+                self, assignment, frame.values, unsupported_names, source
+            ):
                 continue
             try:
                 self._assign(assignment, frame)
             except Poisoned:
-                pass  # the assignment reads a name whose error is already in `errors`
+                pass  # The assignment reads a name whose error is already in `errors`.
             except LimitError as error:
                 error.span = error.span or tree.span_in(source, assignment.value)
                 raise
@@ -136,30 +140,31 @@ class _Flattener(Evaluator):
         """Evaluate an assignment of the graph's body, and set its names in `frame`."""
         value = self.run(assignment.value, frame, _names(assignment))
         for name, item in self.unpacked(assignment.target, value, frame):
-            if not isinstance(item, Value) or item.name != name:
+            has_name = isinstance(item, Value) and item.name == name
+            if not has_name:
                 item = self._named(name, item, assignment, frame)
             if self.quantizers:
                 item = self._quantized(name, item)
             frame.values[name] = item
 
     def _entry_calls(self) -> list[tuple[Calls, Source]]:
-        """Return the invocations in each entry of graph.quant, with the entry's source."""
+        """Return a pair (invocations, source) for each entry of graph.quant."""
         quantizers = self.quantizers.values()
         return [(calls_of([quantizer.node]), quantizer.source) for quantizer in quantizers]
 
-    def _refused(self, bodies: Sequence[tuple[Calls, Source]]) -> frozenset[str]:
+    def _unsupported_names(self, bodies: Sequence[tuple[Calls, Source]]) -> frozenset[str]:
         """Return the names of unsupported operations and of the fragments that call them.
 
-        If the network is flattened to be run, not only to be shown, raise UnsupportedError for
-        unsupported operations instead.
+        `bodies` are the places where the search for operations begins. If the network is flattened
+        to be run, not only to be shown, raise UnsupportedError for unsupported operations instead.
         """
         search = (bodies, self.scope, self._has_rule, self._is_atomic)
         if self.options.outline:
-            refused_operations = [*unsupported(*search), *self.scope.undeclared()]
+            operations = [*unsupported(*search), *self.scope.undeclared()]
             fragments = {fragment.name: fragment for fragment in self.document.fragments}
-            refused = callers_of(refused_operations, fragments)
-            if refused:
-                return refused
+            names = callers_of(operations, fragments)
+            if names:
+                return names
         refuse_unsupported(*search)
         return frozenset()
 
@@ -185,14 +190,13 @@ class _Flattener(Evaluator):
         """
         dtype = self.builder.literal_type(value).dtype
         attributes = {"shape": [1] * rank, "value": [value], "dtype": dtype}
-        (constant,) = self.emit("constant", {}, attributes, place)
+        (constant,) = self.emit("constant", operands={}, attributes=attributes, place=place)
         return constant
 
     def _quantized(self, name: str, value: Value) -> Value:
-        """Return the tensor that expressions read for `name`, which is assigned to `value`.
+        """Return `value`, the value of a name, after the quantisation of the name (spec 7.1).
 
-        If graph.quant has an entry for the name, the tensor is `value` after quantisation (spec
-        7.1). Otherwise it is `value`.
+        If graph.quant has no entry for the name, `value` is returned unchanged.
         """
         quantizer = self.quantizers.get(name)
         if quantizer is None:
@@ -213,8 +217,10 @@ class _Flattener(Evaluator):
     # Invocations
 
     def _invoke(self, node: tree.Invocation, frame: Frame, names: Sequence[str]) -> Any:
+        """Invoke an operation; see `Evaluator._invoke`."""
         fragment = self.scope.lookup(node.operation, frame.fragment)
-        assert fragment is not None, node.operation  # `semantics.check` has looked the operation up
+        # `semantics.check` has reported operations that nothing declares.
+        assert fragment is not None, node.operation
         form = self.scope.form(fragment, node)
         place = CallPlace(node, frame, names)
 
@@ -231,8 +237,8 @@ class _Flattener(Evaluator):
     ) -> Any:
         """Apply an operation to the values of its parameters; return its result.
 
-        If the operation is a fragment whose body is evaluated, return a generator that returns the
-        result.
+        `values` has a value for each parameter of `fragment`, in the order of `form`. If the body
+        of the fragment is evaluated, return a generator that returns the result.
         """
         node, frame, _ = place
         if self.document.provisional:
@@ -251,14 +257,16 @@ class _Flattener(Evaluator):
             return self._call(fragment, arguments, generic, place)
         operands = {name: arguments[name] for name in form.operands}
         attributes = {name: arguments[name] for name in form.attributes}
+        if fragment.name in GENERIC_RESULT and not is_custom:
+            try:
+                attributes["dtype"] = dtype_of(generic, self.builder)
+            except InvalidOperation as error:
+                raise self.invalid(
+                    error, fragment.name, operands={}, node=node, frame=frame
+                ) from None
         if is_custom:
             results = self._emit_custom(kind, operands, attributes, place)
         else:
-            if fragment.name in GENERIC_RESULT:
-                try:
-                    attributes["dtype"] = dtype_of(generic, self.builder)
-                except InvalidOperation as error:
-                    raise self.invalid(error, fragment.name, {}, node, frame) from None
             results = self._emit(fragment.name, operands, attributes, place)
         return results[0] if len(results) == 1 else results
 
@@ -269,9 +277,10 @@ class _Flattener(Evaluator):
         generic: str | None,
         place: CallPlace,
     ) -> Step:
-        """Evaluate the body of a fragment for arguments; return the results of the fragment.
+        """Evaluate the body of a fragment; return the result, or the tuple of results.
 
-        `generic` is the type that `?` stands for in the body.
+        `arguments` has the values of the parameters by name. `generic` is the type that `?` stands
+        for in the body.
         """
         node, frame, names = place
         calls = (*frame.calls, Call(fragment.name, tree.span_in(frame.source, node)))
@@ -298,6 +307,7 @@ class _Flattener(Evaluator):
                 # the result is an array.
                 tensor_names = names
             else:
+                # A tensor that is no result gets its name in the fragment, after the prefix.
                 tensor_names = [name_by_result.get(x) or self.local(prefix + x) for x in targets]
             value = yield self._evaluate(assignment.value, inner, tensor_names)
             inner.values.update(self.unpacked(assignment.target, value, inner))
@@ -314,7 +324,8 @@ class _Flattener(Evaluator):
 
         A fragment for which the user has a rule is not a custom operation.
         """
-        if fragment.source is not self.document.source or fragment.name in self.options.rules:
+        is_in_document = fragment.source is self.document.source
+        if not is_in_document or fragment.name in self.options.rules:
             return ""
         return custom_kind(fragment)
 
@@ -334,8 +345,8 @@ class _Flattener(Evaluator):
         except NnefError:
             raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            # The document declares the operation itself, so nothing has checked that the arguments
-            # have the types that the kind takes.
+            # The declaration is in the document. It may have other types than the kind takes, so
+            # the rule of the kind may fail in any way.
             message = f"'{kind}' does not take its arguments: {error}"
             raise self.error(message, place.node, place.frame) from error
 
@@ -346,7 +357,9 @@ class _Flattener(Evaluator):
         """
         tensor_dtypes = [x.type.dtype for x in operands.values() if isinstance(x, Value)]
         integer_dtypes = set(filter(is_integer, tensor_dtypes))
-        if len(integer_dtypes) != 1 or self.builder.integer in integer_dtypes:
+        is_single_dtype = len(integer_dtypes) == 1
+        # Literals have the dtype `builder.integer` anyway.
+        if not is_single_dtype or self.builder.integer in integer_dtypes:
             return operands
         convert = np.dtype(integer_dtypes.pop()).type
         converted = dict(operands)
@@ -387,7 +400,7 @@ class _Flattener(Evaluator):
     def _introduce(
         self, kind: str, arguments: ByName, generic: str | None, place: CallPlace
     ) -> Value:
-        """Return the tensor of an operation that introduces a tensor.
+        """Return the tensor that an operation introduces.
 
         `kind` is the name of the operation: "external", "variable" or "update". `generic` is the
         type that `?` stands for in the operation.
@@ -402,18 +415,18 @@ class _Flattener(Evaluator):
                 return self._variable(name, arguments["shape"], arguments["label"], dtype, place)
             return self._update(arguments["variable"], arguments["value"], place)
         except InvalidOperation as error:
-            raise self.invalid(error, kind, {}, node, frame) from None
+            raise self.invalid(error, kind, operands={}, node=node, frame=frame) from None
 
     def _external(self, name: str, shape: Sequence[int], dtype: str, place: CallPlace) -> Value:
         """Add an input to the graph, or a constant if the user fixes the value of the input."""
-        # In a document, the extent 0 is open (spec 4.1.1). In the options of a load, None is open,
-        # and 0 is an empty axis.
+        # In a document, the extent 0 is open (spec 4.1.1). In `declared` and in the options of a
+        # load, None is open, and 0 is an empty axis.
         declared = [extent or None for extent in shape]
         if name in self.options.values:
             array = self.options.value(name, declared, dtype)
             items = array.ravel().tolist()
-            constant = {"shape": array.shape, "value": items, "dtype": dtype}
-            (result,) = self.emit("constant", {}, constant, place)
+            attributes = {"shape": array.shape, "value": items, "dtype": dtype}
+            (result,) = self.emit("constant", operands={}, attributes=attributes, place=place)
             return result
         input_shape = self.options.input_shapes.get(name, declared)
         type = external_type(input_shape, dtype, self.options.open_extent)
@@ -432,10 +445,11 @@ class _Flattener(Evaluator):
 
     def _update(self, variable: Any, value: Any, place: CallPlace) -> Value:
         """Update a variable by `value`, a tensor or a number, and return the new tensor."""
+        is_tensor = isinstance(variable, Value)  # If not, `builder.update` refuses it.
         if not isinstance(value, Value):
-            rank = len(variable.type.shape) if isinstance(variable, Value) else 1
+            rank = len(variable.type.shape) if is_tensor else 1
             value = self._constant(value, rank, place)
-        if isinstance(variable, Value):
+        if is_tensor:
             variable = self.unquantized.get(variable, variable)
         return self.builder.update(variable, value)
 
@@ -444,7 +458,8 @@ class _Flattener(Evaluator):
     def _is_atomic(self, fragment: tree.Fragment) -> bool:
         """Tell whether a call of a fragment becomes a single operation of the graph.
 
-        Otherwise the body of the fragment is evaluated.
+        Otherwise the body of the fragment is evaluated. This is so if there is a body, and if the
+        fragment has no rule or the user wants all bodies to be evaluated.
         """
         is_atomic = self._atomic.get(id(fragment))
         if is_atomic is None:
@@ -468,7 +483,8 @@ class _Flattener(Evaluator):
         final_fragment = standard().get(name)  # the declaration in 1.0 final
         is_final = fragment is final_fragment
         if name in self.options.rules:
-            return is_in_document or is_final or final_fragment is None
+            is_only_provisional = final_fragment is None
+            return is_in_document or is_final or is_only_provisional
         if is_in_document or name not in ops.rules:
             return False
         is_primitive = fragment.body is None and final_fragment is not None

@@ -37,8 +37,8 @@ from nnef_jax.storage.writer import Member
 class StandardFrontend(TextFrontend):
     """A checked document of NNEF 1.0 with the entries of its graph.quant.
 
-    The entries round tensors only after the data of variables are read, since an entry may also say
-    how a file's codes are decoded.
+    An entry of graph.quant rounds a tensor in a run, or tells how the codes in a file are decoded.
+    Which entries round is only known after the data of variables are read; see `stored`.
     """
 
     def __init__(self, archive: Archive, options: Options) -> None:
@@ -73,8 +73,10 @@ class StandardFrontend(TextFrontend):
             if value.operation != "external" or len(value.arguments) != 1:
                 continue
             (shape_argument,) = value.arguments
+            # A shape that depends on the shape of another input is left out.
             with suppress(ExtentNeeded):
                 extents = evaluate(shape_argument.value, source, self.scope, options)
+                # In a document, the extent 0 is open.
                 shapes[target.name] = [extent or None for extent in extents]
         return shapes
 
@@ -84,15 +86,16 @@ class StandardFrontend(TextFrontend):
         An input that is not in `options.input_shapes` has the shape that the document declares.
         """
         graph = flatten(self.scope, self._calls, options, self._rounding)
-        if self._rounding:
-            # All variables of the document have data. A variable without data belongs to a fragment
-            # that graph.quant calls.
-            message = "a quantisation algorithm must not have variables"
-            errors: list[NnefError] = []
-            for variable in (*graph.parameters, *graph.states):
-                if variable.label not in self._labels:
-                    errors.append(SemanticError(message, span=variable.span))
-            raise_all(errors)
+        if not self._rounding:
+            return graph
+        # All variables of the document have data. A variable without data belongs to a fragment
+        # that graph.quant calls.
+        message = "a quantisation algorithm must not have variables"
+        errors: list[NnefError] = []
+        for variable in (*graph.parameters, *graph.states):
+            if variable.label not in self._labels:
+                errors.append(SemanticError(message, span=variable.span))
+        raise_all(errors)
         return graph
 
     def stored(self, graph: Graph) -> Stored:
@@ -103,17 +106,17 @@ class StandardFrontend(TextFrontend):
         decodes the data. An entry that decodes data does not round the parameter in a run.
         """
         data: dict[str, NDArray[Any]] = {}
-        rounding = dict(self._entries)
+        rounding = dict(self._entries)  # `_read` removes entries that only decode data
         errors: list[NnefError] = []
-        entry_names: dict[Value | None, str] = {}  # the name of the first entry for each tensor
+        entry_by_tensor: dict[Value | None, str] = {}  # the name of the first entry of each tensor
         for name in self._entries:
-            entry_names.setdefault(graph.values.get(name), name)
+            entry_by_tensor.setdefault(graph.values.get(name), name)
         variables = (*graph.parameters, *graph.states)
         for position, variable in enumerate(variables):
             if self.options.progress is not None:
                 self.options.progress(position, len(variables))
             try:
-                name = entry_names.get(variable.value, "")
+                name = entry_by_tensor.get(variable.value, "")
                 data[variable.label] = self._read(variable, name, rounding)
             except NnefError as error:
                 error.span = error.span or variable.span
@@ -133,9 +136,8 @@ class StandardFrontend(TextFrontend):
     ) -> NDArray[Any]:
         """Read the data of a variable from its file.
 
-        `name` is the name for which graph.quant has an entry for the variable, or "" if it has
-        none. An entry that decodes the data, and need not round the variable any more, is removed
-        from `rounding`.
+        `name` is the name of the variable's entry in graph.quant, or "" if there is none. If the
+        entry decodes the data of a parameter, the entry is removed from `rounding`.
         """
         meter = self.options.meter
         declared = variable.value.type
@@ -159,8 +161,8 @@ class StandardFrontend(TextFrontend):
                     "or another algorithm into graph.quant",
                 )
             array = dequantize(file, self._entries[name], member, meter)
-            # A parameter keeps the decoded values, which rounding does not change. A state gets new
-            # values in a run, so the entry of a state remains.
+            # Rounding would not change the decoded values of a parameter. A state gets new values
+            # in a run, so the entry of a state remains.
             if isinstance(variable, Parameter):
                 rounding.pop(name, None)
         return convert(array.reshape(declared.shape), jnp.dtype(declared.dtype), member, meter)
@@ -168,7 +170,7 @@ class StandardFrontend(TextFrontend):
     def members(self, arrays: Arrays, quantization: str | None) -> Written:
         """Return the archive that was read, with `arrays` in the place of its data.
 
-        The result notes that the graph does not depend on the data.
+        The archive is certain to load as the same graph, since graphs do not depend on the data.
         """
         return replace(super().members(arrays, quantization), loads_same_graph=True)
 
@@ -191,16 +193,16 @@ class StandardFrontend(TextFrontend):
             names = conversion.names
             quantization = self.quantization.text if self.quantization else ""
         members: dict[str, Member] = {GRAPH: text.encode()}
-        entries = [quantization]
+        texts_of_entries = [quantization]
         if data is not None:
             for variable in (*graph.parameters, *graph.states):
                 name = names.get(variable.value, "")
                 content, entry = self._final_file(variable, name, data, conversion)
                 members[member_of(variable.label)] = content
-                entries.append(entry)
-        all_entries = "\n".join([entry for entry in entries if entry])
-        if all_entries:
-            members[QUANTIZATION] = all_entries.encode()
+                texts_of_entries.append(entry)
+        new_quantization = "\n".join([entry for entry in texts_of_entries if entry])
+        if new_quantization:
+            members[QUANTIZATION] = new_quantization.encode()
         return Written(members)
 
     def _final_file(
@@ -222,11 +224,13 @@ class StandardFrontend(TextFrontend):
             return file, ""
         # The header of the file names an algorithm, which a header of 1.0 final cannot do. If
         # possible, the algorithm becomes an entry of graph.quant. A run then rounds the parameter,
-        # which does not change it. Otherwise the file gets the real numbers.
+        # which does not change it.
         quantizer = self.reader.header(file.quantization, member)
-        can_have_entry = isinstance(variable, Parameter) and name not in self._entries
-        if name and can_have_entry:
+        has_entry = name in self._entries
+        can_get_entry = isinstance(variable, Parameter) and name != "" and not has_entry
+        if can_get_entry:
             return file, conversion.entry(name, variable.value, quantizer)
+        # Otherwise the file gets the real numbers.
         return data[variable.label], ""
 
     def _file(self, member: str) -> TensorFile:
@@ -249,7 +253,7 @@ class _Conversion:
 
     @property
     def names(self) -> Mapping[Value, str]:
-        """Return the name of each value of the graph in the document."""
+        """Return the name in the document of each value of the graph that has one."""
         names: dict[Value, str] = {}
         for name, value in self.graph.values.items():
             is_in_document = name in self._same_target
@@ -258,7 +262,11 @@ class _Conversion:
         return names
 
     def flat(self, meter: Meter) -> tuple[str, Mapping[Value, str], str]:
-        """Return a flat document, the names of its values, and its graph.quant, in 1.0 final."""
+        """Return the texts of a flat document and its graph.quant, in 1.0 final.
+
+        The result is (document, names, graph.quant). The names are those of the graph's values in
+        the flat document. Raises UnsupportedError for entries that do not fit the flat document.
+        """
         writer = FlatWriter(self.graph, meter)
         document = writer.write()
         raise_all(list(self._unfit_entries()))
@@ -276,8 +284,8 @@ class _Conversion:
     def _unfit_entries(self) -> Iterator[NnefError]:
         """Yield an error for each entry of graph.quant that would act differently in a flat text.
 
-        Either the entry would round a tensor that has several names, or it names an operation that
-        has another meaning in 1.0 final.
+        Either the entry would round a tensor that has several names, or the entry names an
+        operation that has another meaning in 1.0 final.
         """
         for name, quantizer in self.entries.items():
             other = self._other_name(name)
@@ -295,16 +303,19 @@ class _Conversion:
             yield UnsupportedError(message, span=quantizer.span())
 
     def _other_name(self, name: str) -> str | None:
-        """Return another name of the value with the name `name` that an entry would not round.
+        """Return another name of a value that the entry for `name` does not round in the document.
 
-        Return None if there is no such name. In the document, a later assignment reads the value by
-        its first name, rounded or not. An entry does not round other identifiers of the same
-        assignment, nor other variables with the same label.
+        Return None if there is no such name. In a flat document, the value has a single name, so
+        the entry would round more than in the document.
         """
         value = self.graph.values[name]
         aliases = self._aliases.get(value, frozenset[str]())
         if name in aliases:
+            # The entry for an alias does not round the first name.
             return value.name
+        # An entry for the first name rounds all aliases that later assignments make of it. It does
+        # not round other identifiers of the same assignment, nor other variables with the same
+        # label.
         if value not in self._variables:
             aliases = aliases & self._same_target[name]
         return min(aliases, default=None)
@@ -319,7 +330,10 @@ class _Conversion:
 
     @cached_property
     def _same_target(self) -> Mapping[str, Set[str]]:
-        """Return all names in the target of an assignment, by each name in this target."""
+        """Map each name to all names in the target of its assignment.
+
+        For the assignment `(a, b) = ...`, both a and b are mapped to the set of a and b.
+        """
         names_by_name: dict[str, Set[str]] = {}
         for assignment in self.document.graph.body:
             names = {identifier.name for identifier in tree.identifiers(assignment.target)}
@@ -330,5 +344,6 @@ class _Conversion:
     def entry(self, name: str, value: Value, quantizer: Quantizer) -> str:
         """Return the line of graph.quant that quantises `value`, whose name is `name`."""
         node = quantizer.invocation(name, value.type, variable=value in self._variables)
-        node = replace(node, arguments=node.arguments[1:])  # the first argument is the tensor
+        # An entry does not have the first argument, the tensor.
+        node = replace(node, arguments=node.arguments[1:])
         return f'"{name}": {print_expression(node)};\n'

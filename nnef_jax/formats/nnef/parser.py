@@ -60,14 +60,17 @@ _VERSION = re.compile(
 def parse(source: Source, meter: Meter) -> tree.Document:
     """Parse a document of NNEF 1.0, final or provisional.
 
-    Raises NnefSyntaxError if the text is not in the language, and LimitError if it is too large.
+    Raises NnefSyntaxError if the text is not in the language, and LimitError if the text is too
+    large.
     """
     text = source.text
     provisional = is_provisional(text)
     if provisional:
+        # The parser reads `text`, with semicolons between statements. Places of errors are offsets
+        # in the text of `source`, which has spaces in their place.
         meter.spend(TOKEN_STEPS * count_tokens(text), source.name)
-        spaced, text = end_statements(text)
-        source = source if spaced == source.text else Source(source.name, spaced)
+        spaced_text, text = end_statements(text)
+        source = source if spaced_text == source.text else Source(source.name, spaced_text)
     document, features = STANDARD.parse(source, meter, text=text, provisional=provisional)
     check_features(source, provisional, features)
     _check_extensions(document, features)
@@ -81,18 +84,20 @@ def parse_quantization(
 
     See section 5.3 of the specification.
     """
-    return STANDARD.parse(source, meter, "quantization")
+    return STANDARD.parse(source, meter, start="quantization")
 
 
 def _check_extensions(document: tree.Document, features: Sequence[tuple[str, int]]) -> None:
     """Raise NnefSyntaxError if a document uses compositional syntax without its extension.
 
-    Only documents of 1.0 final declare extensions. In a document of 1.0 provisional, the statements
-    of the graph must be invocations. Their arguments may be computed, as in appendix C and chapter
-    7, although the provisional specification calls the graph flat.
+    `features` has the name and the offset of each use of a feature. Only documents of 1.0 final
+    declare extensions. In a document of 1.0 provisional, the statements of the graph must be
+    invocations.
     """
     source = document.source
     if document.provisional:
+        # The arguments of invocations may be computed. The provisional specification calls the
+        # graph flat, but its appendix C and chapter 7 have computed arguments.
         for statement in document.graph.body:
             if not isinstance(statement.value, tree.Invocation):
                 raise NnefSyntaxError(
@@ -102,7 +107,7 @@ def _check_extensions(document: tree.Document, features: Sequence[tuple[str, int
                     "move expressions into a fragment",
                 )
         return
-    # The pairs are reversed, so that the first offset of a feature replaces its later offsets.
+    # A later pair of `dict` wins. The pairs are reversed, so the first offset of a feature wins.
     first_offsets = dict(reversed(features))
     for feature, (extension, message) in EXTENDED.items():
         if feature in first_offsets and extension not in document.extensions:
@@ -123,8 +128,8 @@ def is_provisional(text: str) -> bool:
 def check_features(source: Source, provisional: bool, features: Sequence[tuple[str, int]]) -> None:
     """Raise NnefSyntaxError if a text uses features that its dialect does not have.
 
-    `features` has the name and the offset of each use of a feature. For each feature that the
-    dialect does not have, the error contains the first use.
+    `features` has the name and the offset of each use of a feature. The error is at the first use
+    of a feature. A text of 1.0 final has an error for each such feature.
     """
     foreign_features = FINAL_FEATURES if provisional else PROVISIONAL_FEATURES
     dialect = "1.0 provisional" if provisional else "1.0 final"
@@ -138,8 +143,8 @@ def check_features(source: Source, provisional: bool, features: Sequence[tuple[s
         message = f"{title} is not part of NNEF {dialect}"
         errors.append(NnefSyntaxError(message, span=Span(source, offset), hint=hint))
     if provisional and errors:
-        # Probably the text is in 1.0 final, and only lacks the semicolon after the version. The
-        # remaining errors would then only distract from the first one.
+        # Probably the text is in 1.0 final, and only lacks the semicolon after the version. Then
+        # all errors but the first would distract from the cause.
         semicolon = "begin it with 'version 1.0;', with the semicolon"
         errors[0].hint = f"if this is a text of 1.0 final, {semicolon}"
         del errors[1:]
@@ -150,11 +155,10 @@ def end_statements(text: str) -> tuple[str, str]:
     """Return a text of 1.0 provisional twice: with spaces, and with semicolons, between statements.
 
     The first result has at least one space before each statement and before each closing `}`. In
-    the second result, the first character of this space, or of a comment in its place, is a
-    semicolon. All other characters have the same offsets in both results. A statement begins with
-    the identifiers, arrays and tuples before a single `=` that is outside of brackets.
+    the second result, the first character of this space is a semicolon, and comments are spaces.
+    All characters have the same offsets in both results.
 
-    For example, the second result for `a = f(x) b = g(a)` is `a = f(x);b = g(a)`.
+    For example, `a = f(x)b = g(a)` becomes `a = f(x) b = g(a)` and `a = f(x);b = g(a)`.
     """
     tokens = _tokens(text)
     without_comments = TOKEN.sub(_blank_comment, text)
@@ -162,7 +166,7 @@ def end_statements(text: str) -> tuple[str, str]:
     with_semicolons = ""
     offset = 0  # the end of the part of the text that both results already have
     for index in _statement_ends(tokens):
-        # The space between two statements, or " " if there is none, as in "f(x)b = g(a)".
+        # The space between two statements may have a comment, or may be empty.
         begin = tokens[index - 1].end
         end = tokens[index].start
         space = text[begin:end] or " "
@@ -193,20 +197,26 @@ def _tokens(text: str) -> list[_Token]:
     for match in TOKEN.finditer(text):
         if match.lastgroup == "skip":
             continue
+        # The text of a string may look like other tokens, so it is left out.
         token_text = "''" if match.lastgroup == "string" else match[0]
         tokens.append(_Token(token_text, match.start(), match.end()))
     return tokens
 
 
 def _statement_ends(tokens: Sequence[_Token]) -> Iterator[int]:
-    """Yield the indices of the tokens before which a semicolon is missing."""
+    """Yield the indices of the tokens before which a semicolon is missing.
+
+    A statement begins with its target: the identifiers, arrays and tuples before a single `=` that
+    is outside of brackets. A body ends with `}`.
+    """
     depth = 0  # the number of open brackets
     is_in_body = False
     target = 0  # the index of the first token of a possible target
     previous = ""  # the text of the previous token
     for index, token in enumerate(tokens):
         end = 0  # the index of the token before which a statement ends
-        # A target continues after a comma. Any other token may begin a target.
+        # A comma, and the token after a comma, continue a target. Any other token outside of
+        # brackets may begin a target. So may the second of two commas.
         is_comma = token.text == ","
         follows_comma = previous == ","
         begins_target = depth == 0 and is_comma == follows_comma

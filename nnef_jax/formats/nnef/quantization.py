@@ -44,6 +44,7 @@ class _ArgumentTypes(ExpressionTypes):
     """Infers the types of the arguments in an entry of graph.quant."""
 
     def how_to_define(self, name: str) -> str:
+        """Return a hint for an undefined name, which is probably the name of a tensor."""
         return "arguments must be numbers: tensors have no value here"
 
     def fits(self, actual: Type, formal: Type) -> bool:
@@ -56,12 +57,14 @@ class _ArgumentTypes(ExpressionTypes):
         return super().fits(actual, formal)
 
     def shown(self, formal: Type) -> str:
+        """Return a declared type in the form that messages show, such as "scalar or scalar[]"."""
         if not isinstance(formal, Tensor):
             return str(formal)
         item = formal.item or "scalar"
         return f"{item} or {item}[]"
 
     def how_to_write(self, formal: Type, actual: Type) -> str:
+        """Return a hint how to write an argument that has a wrong type, or "" if there is none."""
         needs_point = "scalar" in self.shown(formal) and "integer" in str(actual)
         return "write numbers with a point, as in 2.0" if needs_point else ""
 
@@ -81,7 +84,7 @@ class QuantizationReader:
         Raises NnefSyntaxError if the text is not in the language. Raises a SemanticError that
         contains all errors of the entries.
         """
-        lines: dict[str, int] = {}  # the line of the entry for each identifier
+        line_by_name: dict[str, int] = {}  # the line of the entry for each identifier
         quantizers: dict[str, Quantizer] = {}
         errors: list[NnefError] = []
         values: dict[str, tree.Expression] = {}  # the assigned expression by the identifier
@@ -91,15 +94,15 @@ class QuantizationReader:
         labels = _labels(values)
         for key, node in parse_quantization(source, self.meter):
             name = str(key.value)
-            quote_count = 2
+            quote_count = 2  # The key is the name in quotes.
             span = Span(source, key.offset, len(name) + quote_count)
             try:
                 if name not in values:
                     raise self._unknown_tensor(name, values, labels, span)
-                if name in lines:
-                    message = f"tensor '{name}' already has an entry on line {lines[name]}"
+                if name in line_by_name:
+                    message = f"tensor '{name}' already has an entry on line {line_by_name[name]}"
                     raise SemanticError(message, span=span)
-                lines[name] = span.line
+                line_by_name[name] = span.line
                 quantizers[name] = self._quantizer(node, source, self._document.provisional)
             except NnefError as error:
                 errors += error.errors
@@ -126,6 +129,7 @@ class QuantizationReader:
         `text` is the invocation in the header, and `member` is the name of the file. Raises
         NnefSyntaxError or SemanticError if the invocation is not valid.
         """
+        # The invocation becomes an entry of graph.quant for a tensor with any name.
         source = Source(member, f'"data": {text}')
         entries = parse_quantization(source, self.meter)
         if len(entries) != 1:
@@ -135,11 +139,15 @@ class QuantizationReader:
         return self._quantizer(node, source, provisional=True)
 
     def _quantizer(self, node: tree.Expression, source: Source, provisional: bool) -> Quantizer:
-        """Return the quantiser for the invocation in an entry, and check its arguments."""
+        """Return the quantiser for the invocation in an entry, and check its arguments.
+
+        If `provisional`, an integer may take the place of a scalar.
+        """
         fragment = self._algorithm(node, source)
         assert isinstance(node, tree.Invocation)
         tensor, *parameters = fragment.parameters
         _check_names(node, source, fragment)
+        # An entry leaves out the first argument, the tensor. A call that has it can be checked.
         tensor_argument = tree.Argument(node.offset, None, tree.Identifier(node.offset, _TENSOR))
         call = replace(node, operation=fragment.name, arguments=(tensor_argument, *node.arguments))
         errors: list[NnefError] = []
@@ -152,11 +160,13 @@ class QuantizationReader:
         positions = self._scope.form(fragment, call).positions
         for parameter in parameters:
             position = positions.get(parameter.name)
-            if position is not None:
-                value = self._value(call.arguments[position].value, source)
-                value = _as_declared(value, parameter.type)
-                if not isinstance(parameter.type, ArrayOf | TupleOf):
-                    values[parameter.name] = value
+            if position is None:  # The parameter has its default.
+                continue
+            # Every argument is evaluated for its errors. A quantiser has no arrays and tuples.
+            value = self._value(call.arguments[position].value, source)
+            value = _as_declared(value, parameter.type)
+            if not isinstance(parameter.type, ArrayOf | TupleOf):
+                values[parameter.name] = value
         quantizer = Quantizer(source, node, fragment.name, values)
         if fragment.name in ALGORITHMS:
             raise_all(list(quantizer.problems()))
@@ -179,8 +189,8 @@ class QuantizationReader:
             if not hint:
                 hint = f"there are {', '.join(ALGORITHMS)}, and the document's own fragments"
             raise SemanticError(message, span=span, hint=hint)
-        types = [parameter.type for parameter in fragment.parameters[:1]]
-        types += [result.type for result in fragment.results]
+        first_parameters = fragment.parameters[:1]  # empty for a fragment without parameters
+        types = [declared.type for declared in (*first_parameters, *fragment.results)]
         if len(types) != 2 or any(type not in _TENSORS_OF_SCALARS for type in types):
             message = f"fragment '{name}' cannot quantise a tensor"
             hint = "its first parameter and its only result must be of type tensor<scalar>"
@@ -189,16 +199,17 @@ class QuantizationReader:
 
     def _value(self, expression: tree.Expression, source: Source) -> Any:
         """Return the value of an argument: a number, a list, or the array of a `constant`."""
-        if not isinstance(expression, tree.Invocation) or expression.operation != "constant":
-            return evaluate(expression, source, self._scope, self._options)
-        return self._constant(expression, source)
+        if isinstance(expression, tree.Invocation) and expression.operation == "constant":
+            return self._constant(expression, source)
+        return evaluate(expression, source, self._scope, self._options)
 
     def _constant(self, expression: tree.Invocation, source: Source) -> NDArray[Any]:
-        """Return the array of a `constant`, an argument whose names are checked already.
+        """Return the array of an argument `constant(shape = ..., value = ...)`.
 
         Raises ShapeError if the values do not fit the shape, and LimitError if the array would be
         too large.
         """
+        # The names of the arguments are checked already.
         arguments: dict[str | None, Any] = {}
         for argument in expression.arguments:
             arguments[argument.name] = self._value(argument.value, source)
@@ -220,9 +231,10 @@ class QuantizationReader:
 
 
 def _check_names(node: tree.Invocation, source: Source, fragment: tree.Fragment) -> None:
-    """Raise SemanticError unless all arguments of an entry are named, and none is the tensor.
+    """Raise SemanticError if an argument of an entry has no name, or has the name of the tensor.
 
-    `node` is the invocation in the entry, and `fragment` is the declaration of its operation.
+    `node` is the invocation in the entry, and `fragment` is the declaration of its operation. The
+    tensor is the first parameter of the fragment.
     """
     tensor, *parameters = fragment.parameters
     for argument in node.arguments:
@@ -254,7 +266,7 @@ def _labels(values: dict[str, tree.Expression]) -> dict[Any, str]:
 def _as_declared(value: Any, type: Type) -> Any:
     """Convert the value of an argument to a declared type: an integer becomes a scalar.
 
-    Texts of 1.0 provisional write scalars as integers.
+    Texts of 1.0 provisional may have an integer in the place of a scalar.
     """
     if isinstance(value, list):
         return [_as_declared(item, type) for item in value]  # pyright: ignore[reportUnknownVariableType]

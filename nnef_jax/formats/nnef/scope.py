@@ -61,7 +61,8 @@ class Scope:
 
         `caller` is the fragment that calls the operation, or None if the graph calls it.
         """
-        if caller is not None and caller.source is not self.document.source:
+        is_called_by_library = caller is not None and caller.source is not self.document.source
+        if is_called_by_library:
             return standard().get(name)
         return self._declarations.get(name)
 
@@ -74,7 +75,7 @@ class Scope:
         return {node.operation for node in calls if node.operation not in self._declarations}
 
     def form(self, fragment: Fragment, invocation: Invocation) -> Form:
-        """Return the form of an invocation of a fragment, as `form_of` does.
+        """Return the form of an invocation of a fragment; see `form_of`.
 
         The form is computed only once for all invocations that have the same names of arguments.
         """
@@ -88,5 +89,5 @@ class Scope:
         return form
 
     def similar(self, name: str) -> str:
-        """Return a hint that names operations with names like `name`, or "" if there are none."""
+        """Return a hint with names of operations that are similar to `name`, or "" if none is."""
         return did_you_mean(name, self._fragments, self.library, meter=self.meter, cutoff=0.7)

@@ -30,9 +30,10 @@ def check(scope: Scope, *, outline: bool = False) -> Calls:
     operations that nothing declares are allowed, unless there are other errors.
     """
     checker = _Checker(scope)
-    with within_memory("the text"):  # a large limit of nesting may exhaust the stack
+    with within_memory("the text"):  # A large limit of nesting may exhaust the stack.
         calls = checker.run()
-        if checker.errors or not outline:
+        allows_unknown = outline and not checker.errors
+        if not allows_unknown:
             checker.unknown_operations()
     raise_all(sorted(checker.errors, key=_offset))
     return calls
@@ -50,8 +51,10 @@ class _Checker:
         self.scope = scope
         self.document = scope.document
         self.errors: list[NnefError] = []
+        # The invocations of operations that nothing declares, by operation.
         self.unknown: defaultdict[str, list[tree.Invocation]] = defaultdict(list)
-        source, provisional = self.document.source, self.document.provisional
+        source = self.document.source
+        provisional = self.document.provisional
         self.types = partial(ExpressionTypes, scope, source, provisional, self.errors)
 
     def run(self) -> Calls:
@@ -85,15 +88,17 @@ class _Checker:
 
     def _fragment(self, fragment: tree.Fragment) -> None:
         """Check the declaration of a fragment and its body."""
-        attribute: tree.FormalParameter | None = None
         for declared in _repeated([*fragment.parameters, *fragment.results]):
             self._report(f"'{declared.name}' is declared twice in '{fragment.name}'", declared)
+        last_attribute: tree.FormalParameter | None = None
         for parameter in fragment.parameters:
-            if not t.has_tensor(parameter.type):
-                attribute = parameter
-            elif attribute is not None and not self.document.provisional:
+            is_attribute = not t.has_tensor(parameter.type)
+            if is_attribute:
+                last_attribute = parameter
+            elif last_attribute is not None and not self.document.provisional:
                 self._report(
-                    f"tensor '{parameter.name}' is declared after attribute '{attribute.name}'",
+                    f"tensor '{parameter.name}' is declared after attribute "
+                    f"'{last_attribute.name}'",
                     parameter,
                     hint="declare all tensors first: only they may be positional",
                 )
@@ -103,7 +108,7 @@ class _Checker:
             return
         types = {parameter.name: parameter.type for parameter in fragment.parameters}
         results = {result.name: result.type for result in fragment.results}
-        self._body(fragment.body, types, results, fragment)
+        self._body(fragment.body, types, results, fragment)  # adds the assigned names to `types`
         for result in fragment.results:
             if result.name not in types:
                 message = f"result '{result.name}' of '{fragment.name}' is never assigned"
@@ -112,15 +117,16 @@ class _Checker:
     def _default(
         self, fragment: tree.Fragment, parameter: tree.FormalParameter, default: tree.Expression
     ) -> None:
-        """Check a default: it has to be a literal of the type of the parameter."""
+        """Report a default that is not a literal of the type of the parameter."""
         if not tree.is_literal(default):
             self._report(f"the default of '{parameter.name}' is not a literal", default)
             return
         declared = parameter.type
         expressions = self.types(fragment=fragment, types={})
         actual = expressions.type_of(default)
-        formal = t.substitute(declared, fragment.generic_default)
-        if not expressions.fits(actual, formal):
+        # In the declared type, `?` stands for the default that the fragment has for `?`.
+        concrete = t.substitute(declared, fragment.generic_default)
+        if not expressions.fits(actual, concrete):
             message = f"the default of '{parameter.name}' has type {actual}, declared is {declared}"
             self._report(message, default)
 
@@ -135,9 +141,9 @@ class _Checker:
     ) -> Calls:
         """Check the assignments of a body in order; return the body's invocations, by operation.
 
-        `types` has the types of the parameters; the types of the names that are assigned are added
-        to it. `results` has the declared types of the results. `fragment` is None for the graph's
-        body.
+        At first, `types` has the types of the parameters. The method adds the types of the names
+        that are assigned. `results` has the declared types of the results. `fragment` is None for
+        the graph's body.
         """
         parameters = types.keys() - results.keys()
         assigned: set[str] = set()
@@ -165,8 +171,8 @@ class _Checker:
     ) -> list[tuple[tree.Identifier, t.Type]]:
         """Return each identifier in the target of an assignment with the type of its value.
 
-        `type` is the type of the assigned value. If the target does not fit this type, an error is
-        reported.
+        `type` is the type of the assigned value. If the target does not fit `type`, an error is
+        reported, and the identifiers have the type `ANY`.
         """
         if isinstance(target, tree.Identifier):
             return [(target, type)]
@@ -201,8 +207,8 @@ class _Checker:
         for result in graph.results:
             if result.name in parameters:
                 message = f"'{result.name}' is a parameter of the graph and a result of it"
-                other = f"write y = copy({result.name}); and return y"
-                self._report(message, result, f"names are unique in a declaration: {other}")
+                advice = f"write y = copy({result.name}); and return y"
+                self._report(message, result, f"names are unique in a declaration: {advice}")
         types: dict[str, t.Type] = {}
         calls = self._body(graph.body, types, results={}, fragment=None)
         for parameter in graph.parameters:
@@ -221,26 +227,34 @@ class _Checker:
     ) -> None:
         """Report assignments of the graph that the specification does not allow (spec 3.3.1).
 
-        Each name must stand for a tensor. A parameter of the graph must be assigned by `external`,
-        and `external` must not assign any other name.
+        Each name must stand for a tensor. `types` has the types of the names. Parameters and
+        `external` belong together; see `_check_externals`.
         """
-        parameters = {parameter.name for parameter in graph.parameters}
-        # The ids of the `external` invocations that are valid, and of those whose error is already
-        # reported.
-        settled: set[int] = set()
         for assignment in graph.body:
-            value = assignment.value
-            is_external = isinstance(value, tree.Invocation) and value.operation == "external"
-            if is_external:
-                settled.add(id(value))
             for identifier in tree.identifiers(assignment.target):
-                name = identifier.name
-                type = types[name]
+                type = types[identifier.name]
                 is_tensor = isinstance(type, t.Tensor) or t.fits(type, t.TENSOR)
                 if not is_tensor:
                     rule = "in the graph every name stands for one tensor"
                     hint = "unpack tuples as (a, b) = ... and arrays as [a, b] = ..."
-                    self._report(f"'{name}' has type {type}, {rule}", identifier, hint)
+                    self._report(f"'{identifier.name}' has type {type}, {rule}", identifier, hint)
+        self._check_externals(graph, calls)
+
+    def _check_externals(self, graph: tree.GraphDefinition, calls: Calls) -> None:
+        """Report parameters that `external` does not assign, and other uses of `external`.
+
+        `calls` are the invocations in the graph's body, by operation.
+        """
+        parameters = {parameter.name for parameter in graph.parameters}
+        # The ids of `external` invocations that need no further report.
+        settled: set[int] = set()
+        for assignment in graph.body:
+            value = assignment.value
+            is_external = isinstance(value, tree.Invocation) and value.operation == "external"
+            if is_external:  # The invocation is valid, or is reported below.
+                settled.add(id(value))
+            for identifier in tree.identifiers(assignment.target):
+                name = identifier.name
                 is_parameter = name in parameters
                 if is_external and not is_parameter:
                     message = "is assigned by 'external' but is not a parameter of the graph"
@@ -257,15 +271,15 @@ class _Checker:
                 self._report("'external' must be assigned to a parameter of the graph", node, hint)
 
     def unknown_operations(self) -> None:
-        """Report the operations that nothing declares."""
+        """Report the operations that nothing declares, each at its first use."""
         for name, uses in self.unknown.items():
-            often = f", used {len(uses)} times" if len(uses) > 1 else ""
+            count = f", used {len(uses)} times" if len(uses) > 1 else ""
             hint = self.scope.similar(name)
             if not hint and name.startswith("tract_"):
                 hint = "load(..., dialect='tract') reads a document of tract that does not say so"
             elif not hint:
                 hint = "operations beyond the standard need a fragment that defines them"
-            self._report(f"unknown operation '{name}'{often}", uses[0], hint)
+            self._report(f"unknown operation '{name}'{count}", uses[0], hint)
 
 
 _Named = tree.Identifier | tree.FormalParameter | tree.ResultDeclaration
@@ -301,12 +315,14 @@ def refuse_unsupported(
 ) -> None:
     """Raise UnsupportedError if a document reaches operations that have no rule and no body.
 
-    The search begins in `bodies`, pairs of the invocations in a body and the body's source, and
-    continues in the bodies of the fragments that they call. `is_atomic` tells whether a fragment is
-    not expanded.
+    The arguments are as for `unsupported`.
     """
     uses = unsupported(bodies, scope, has_rule, is_atomic)
-    refuse(uses, lambda _: ("", "give the operation a body, or a rule: rules=registry"))
+
+    def origin_and_hint(_: str) -> tuple[str, str]:
+        return "", "give the operation a body, or a rule: rules=registry"
+
+    refuse(uses, origin_and_hint)
 
 
 def unsupported(
@@ -315,11 +331,16 @@ def unsupported(
     has_rule: Callable[[tree.Fragment], bool],
     is_atomic: Callable[[tree.Fragment], bool],
 ) -> Mapping[str, Sequence[Span]]:
-    """Return the operations without a rule that a document reaches, with the places of their calls.
+    """Return the operations without rule and body that a document reaches.
 
-    The search begins in `bodies`, pairs of the invocations in a body and the body's source, and
-    continues in the bodies of the fragments that they call. `is_atomic` tells whether a fragment is
-    not expanded.
+    The result maps the name of an operation to the places of its calls.
+
+    Args:
+        bodies: pairs (invocations, source), one for each body in which the search begins. The
+            search continues in the bodies of the fragments that these bodies call.
+        scope: the declarations of the document.
+        has_rule: tells whether a fragment has a rule.
+        is_atomic: tells whether the body of a fragment is not evaluated.
     """
     uses: defaultdict[str, list[Span]] = defaultdict(list)
     visited: set[int] = set()
@@ -335,14 +356,14 @@ def unsupported(
                 continue
             if fragment.body is None:
                 if not has_rule(fragment):
-                    uses[fragment.name] += [
-                        body.span or tree.span_in(body.source, x) for x in nodes
-                    ]
+                    spans = [body.span or tree.span_in(body.source, node) for node in nodes]
+                    uses[fragment.name] += spans
             elif not is_atomic(fragment):
                 visited.add(id(fragment))
                 span = None
                 is_from_library = fragment.source not in sources
                 if is_from_library:
+                    # Calls in a library are reported at the call of the document that leads there.
                     span = body.span or tree.span_in(body.source, nodes[0])
                 calls = calls_of(assignment.value for assignment in fragment.body)
                 pending.append(_Body(fragment, calls, fragment.source, span))

@@ -44,8 +44,8 @@ def _checked(value: int) -> int:
 def _divide(dividend: Known, divisor: Known) -> Known:
     """Divide two integers or two real numbers.
 
-    The quotient of integers is truncated towards 0. A real number divided by 0 gives infinity or
-    NaN.
+    The quotient of integers is truncated towards 0. Real numbers are divided as in IEEE 754: 1 / 0
+    is infinity, 1 / -0.0 is -infinity, and 0 / 0 is NaN.
     """
     if isinstance(dividend, int):
         if divisor == 0:
@@ -55,11 +55,15 @@ def _divide(dividend: Known, divisor: Known) -> Known:
         return dividend / divisor
     if dividend == 0.0 or math.isnan(dividend):
         return math.nan
-    return math.copysign(math.inf, dividend) * math.copysign(1.0, divisor)
+    sign_of_divisor = math.copysign(1.0, divisor)
+    return math.copysign(math.inf, dividend) * sign_of_divisor
 
 
 def _power(base: Known, exponent: Known) -> Known:
-    """Raise an integer or a real number to a power."""
+    """Compute the power of an integer or a real number.
+
+    A power of a real number that is too large becomes infinity or -infinity.
+    """
     if isinstance(base, int):
         if exponent < 0:
             raise InvalidValue("an integer has no negative power")
@@ -68,11 +72,11 @@ def _power(base: Known, exponent: Known) -> Known:
         return base**exponent
     try:
         return math.pow(base, exponent)
-    except OverflowError:  # the power is too large for a float
+    except OverflowError:
         is_positive = base > 0 or exponent % 2 == 0
         return math.inf if is_positive else -math.inf
     except ValueError:
-        if base == 0.0:  # 0 to a negative power
+        if base == 0.0:  # The exponent is negative.
             return math.inf
         raise InvalidValue(f"{base} to the power {exponent} is not a real number") from None
 
@@ -90,7 +94,7 @@ _RELATIONS: dict[str, Callable[[Known, Known], bool]] = {
 
 
 def binary(symbol: str, left: Known, right: Known, meter: Meter) -> Known:
-    """Compute `left symbol right`, where neither operand is a tensor."""
+    """Compute the binary operator `symbol`, such as "+", of two values that are not tensors."""
     if symbol in _RELATIONS:
         require_known((left, right), meter)
         return _RELATIONS[symbol](left, right)
@@ -101,15 +105,17 @@ def binary(symbol: str, left: Known, right: Known, meter: Meter) -> Known:
     # Only a text of 1.0 provisional may mix integers and real numbers.
     are_mixed = isinstance(left, int) != isinstance(right, int)
     if are_mixed:
-        left, right = float(left), float(right)
+        left = float(left)
+        right = float(right)
     result = _ARITHMETIC[symbol](left, right)
     return _checked(result) if isinstance(result, int) else result
 
 
 def _joined(symbol: str, left: Known, right: Known, most: int) -> Known:
-    """Join two arrays or strings if `symbol` is "+", or repeat one if it is "*".
+    """Return left + right or left * right for an array or a string `left`.
 
-    Raises TooLarge if the result would have more than `most` items.
+    `symbol` is "+" for two arrays or strings that are joined. It is "*" if `left` is repeated
+    `right` times. Raises TooLarge if the result would have more than `most` items.
     """
     if symbol == "*":
         _require_extent(right)
@@ -122,10 +128,10 @@ def _joined(symbol: str, left: Known, right: Known, most: int) -> Known:
 
 
 def _leaves(values: Iterable[Known], meter: Meter) -> Iterator[Known]:
-    """Yield the items of arrays and tuples, at any depth, that are no arrays or tuples themselves.
+    """Yield the items at any depth that are no arrays or tuples: 1, 2, 3 for [1, [2, 3]].
 
-    An array may contain the same array many times. Therefore the number of items may grow
-    exponentially with the depth. Raises TooLarge if there are too many items.
+    The items are yielded in any order. An array may contain the same array many times, so the
+    number of items may grow exponentially with the depth. Raises TooLarge if there are too many.
     """
     pending = list(values)
     count = len(pending)
@@ -183,8 +189,10 @@ def builtin(function: str, value: Known) -> Known:
     """Apply a built-in function or a cast (spec 3.3.3)."""
     match function:
         case "shape_of":
+            # A number has no axes. NNEF has no tensors of fewer than 2 axes, so further axes of
+            # extent 1 are appended.
             shape = list(value.type.shape) if isinstance(value, Value) else []
-            missing_axes = 2 - len(shape)  # NNEF has no tensors of a lower rank
+            missing_axes = max(2 - len(shape), 0)
             return shape + [1] * missing_axes
         case "length_of":
             return len(value)
@@ -237,16 +245,18 @@ def _require_extent(*values: Known) -> None:
 def as_declared(value: Known, type: Type, meter: Meter) -> Known:
     """Convert an argument in a text of 1.0 provisional to its declared type.
 
-    An integer becomes a scalar if the type asks for it.
+    An integer becomes a scalar if the type is a scalar or a tensor of scalars. Raises TooLarge if
+    the argument has too many items.
     """
     if isinstance(value, _SEQUENCES):
-        for _ in _leaves([value], meter):  # raises TooLarge if there are too many items
+        # The loop counts the items. `_leaves` raises TooLarge.
+        for _ in _leaves([value], meter):
             pass
     return _as_declared(value, type)
 
 
 def _as_declared(value: Known, type: Type) -> Known:
-    """Convert a value and its items as `as_declared` does, without counting the items."""
+    """Convert a value and its items; see `as_declared`. The items are not counted."""
     match value, type:
         case bool(), _:
             return value

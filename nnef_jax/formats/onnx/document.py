@@ -23,11 +23,12 @@ class Node:
         inputs: the names of the input tensors. The name "" stands for an input that is left out.
         outputs: the names of the output tensors. The name "" stands for an output that is left out.
         attributes: the values of attributes by name.
-        references: the attributes that take their value from an attribute of the function around
-            the node. The name in the node is mapped to the name in the function.
+        references: for attributes that take their value from an attribute of the function around
+            the node. The name of the node's attribute is mapped to the name of the function's
+            attribute.
         span: the node's line in the listing.
-        reads: the names of the tensors around the node that the node reads, either itself or in the
-            graphs in its attributes.
+        reads: the names of the tensors that the node reads, either itself or in the graphs in its
+            attributes. Tensors of these graphs are left out.
         overload: the overload of the function that the node calls.
     """
 
@@ -70,8 +71,8 @@ class ModelPort:
 class ModelGraph:
     """The graph of a model, or a graph in an attribute of a node.
 
-    `tensors` are the initialisers by name. `reads` are the names of the outer tensors that this
-    graph reads, which belong to the graph around the node.
+    `tensors` are the initialisers by name. `reads` are the names of the tensors that this graph
+    reads from the graph around it.
     """
 
     name: str

@@ -26,7 +26,7 @@ from nnef_jax.formats.onnx.document import (
     titled,
 )
 from nnef_jax.formats.onnx.protobuf import Raw
-from nnef_jax.formats.onnx.tensor_types import dtype_of, size_of, unpacked
+from nnef_jax.formats.onnx.tensor_types import converted, dtype_of, size_of, unpacked
 from nnef_jax.limits import Meter
 from nnef_jax.storage.bitstream import BITS, CODES_PER_STEP
 
@@ -67,7 +67,7 @@ _DEFAULT_DOMAIN = ("", "ai.onnx")  # the two names of the standard's domain
 class Reader:
     """Reads the protobuf message of a model.
 
-    Errors refer to a line in a listing of the nodes, which has a line for each node.
+    Errors refer to lines of a listing, which has a line for each node.
 
     Args:
         name: the name of the file, for errors.
@@ -91,7 +91,8 @@ class Reader:
         """Read a ModelProto and check it. Raises a NnefError that has all errors of the model."""
         if not model.HasField("graph"):
             raise ArchiveError(f"{self.name} is no ONNX model: it has no graph")
-        if not 0 <= model.ir_version <= _LARGEST_IR_VERSION:  # a missing version is read as 0
+        # Protobuf reads a missing version as 0.
+        if not 0 <= model.ir_version <= _LARGEST_IR_VERSION:
             raise ArchiveError(
                 f"{self.name} is an ONNX model of IR version {model.ir_version}, which is unknown",
                 hint="versions 3 to 14 exist: the file is damaged, or `ir_version` was set wrongly",
@@ -116,11 +117,12 @@ class Reader:
         for nodes in groups:
             lines += _lines(nodes)
         source = Source(self.name, "\n".join(lines) or "(no nodes)")
+        lines.append("")  # an empty line after the text, the place of a graph without further nodes
         start = 0
-        lines.append("")  # this line is the place of the graph itself
         for line in lines:
-            self._spans.append(Span(source, start, max(len(line), 1)))
-            start += len(line) + 1  # the next line follows a line break
+            length = max(len(line), 1)  # A place has at least one letter.
+            self._spans.append(Span(source, start, length))
+            start += len(line) + 1  # The next line follows a line break.
 
     def _place(self) -> Span:
         """Return the place of the node that is read next, or of the graph after the last node."""
@@ -130,6 +132,34 @@ class Reader:
     def graph(self, proto: GraphProto) -> ModelGraph:
         """Read a GraphProto."""
         span = self._place()
+        labels, tensors = self._initializers(proto, span)
+        self.check_distinct(_texts(x.name for x in proto.input), span)
+        # Old files have the initialisers among the inputs too. They are left out here.
+        inputs = [self.port(x) for x in proto.input if _decoded(x.name) not in tensors]
+        outputs = [self.port(x) for x in proto.output]
+        nodes = [self.node(x) for x in proto.node]
+        input_names = [port.name for port in inputs]
+        defined = [*input_names, *labels, *_outputs_of(nodes)]
+        self.check_distinct(defined, span)
+        reads = {port.name for port in outputs}
+        for node in nodes:
+            reads |= node.reads
+        outer_reads = frozenset(reads.difference(defined))
+        return ModelGraph(
+            name=_decoded(proto.name),
+            nodes=tuple(nodes),
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+            tensors=tensors,
+            span=span,
+            reads=outer_reads,
+        )
+
+    def _initializers(self, proto: GraphProto, span: Span) -> tuple[list[str], dict[str, Constant]]:
+        """Read the initialisers of a graph; return their labels, and the tensors by label.
+
+        A tensor that cannot be read is left out, and `errors` gets an error at the place `span`.
+        """
         labels: list[str] = []
         # For each label, the function that reads its tensor.
         readers: list[Callable[[str], Constant]] = []
@@ -143,27 +173,7 @@ class Reader:
         for label, read in zip(labels, readers, strict=True):
             with self.located(f"initializer '{label}'", span):
                 tensors[label] = read(label)
-        self.check_distinct(_texts(x.name for x in proto.input), span)
-        # Old files list the initialisers among the inputs too. They are left out here.
-        inputs = [self.port(x) for x in proto.input if _decoded(x.name) not in tensors]
-        outputs = [self.port(x) for x in proto.output]
-        nodes = [self.node(x) for x in proto.node]
-        input_names = [port.name for port in inputs]
-        defined = [*input_names, *labels, *_outputs_of(nodes)]
-        self.check_distinct(defined, span)
-        reads = {port.name for port in outputs}
-        for node in nodes:
-            reads |= node.reads
-        outer_reads = frozenset(reads.difference(defined))
-        return ModelGraph(
-            _decoded(proto.name),
-            tuple(nodes),
-            tuple(inputs),
-            tuple(outputs),
-            tensors,
-            span,
-            outer_reads,
-        )
+        return labels, tensors
 
     def function(self, proto: FunctionProto) -> Function:
         """Read a FunctionProto."""
@@ -175,16 +185,20 @@ class Reader:
         inputs = _texts(proto.input)
         self.check_distinct([*inputs, *_outputs_of(nodes)], span)
         versions = {self._domain(x.domain): x.version for x in proto.opset_import}
-        return Function(inputs, _texts(proto.output), nodes, defaults, versions)
+        outputs = _texts(proto.output)
+        return Function(inputs, outputs, nodes, defaults=defaults, versions=versions)
 
     def check_distinct(self, names: Sequence[str], span: Span) -> None:
-        """Append an error with the place `span` to `errors` if a name occurs twice in `names`."""
+        """Append an error to `errors` if a name occurs twice in `names`.
+
+        `span` is the place of the error.
+        """
         earlier_names = set[str]()
         for name in names:
             if name in earlier_names:
                 self.errors.append(SemanticError(f"'{name}' is given twice", span=span))
                 return
-            if name:
+            if name:  # The name "" stands for nothing, so it may occur twice.
                 earlier_names.add(name)
 
     def node(self, proto: NodeProto) -> Node:
@@ -210,10 +224,10 @@ class Reader:
             for graph in graphs_in(value):
                 reads |= graph.reads
         return Node(
-            name,
-            operator,
-            self._domain(proto.domain),
-            inputs,
+            name=name,
+            operator=operator,
+            domain=self._domain(proto.domain),
+            inputs=inputs,
             outputs=_texts(proto.output),
             attributes=attributes,
             references=references,
@@ -230,42 +244,43 @@ class Reader:
         if proto.type == _SPARSE:
             return self.sparse(proto.sparse_tensor)
         if proto.type == _SPARSE_LIST:
-            return None  # no operator of the standard has such an attribute
-        field = _VALUE_FIELDS.get(proto.type)
-        if field is None:
+            return None  # No operator of the standard has such an attribute.
+        field_name = _VALUE_FIELDS.get(proto.type)
+        if field_name is None:
             # Old files do not store the type of an attribute. The type follows from the field that
             # is set. If no field is set, the value is an empty list.
             set_fields = [name for name in _VALUE_FIELDS.values() if _is_set(proto, name)]
-            field = set_fields[0] if set_fields else "ints"
-        value = getattr(proto, field)
+            field_name = set_fields[0] if set_fields else "ints"
+        value = getattr(proto, field_name)
         readers: dict[str, Any] = {
             "s": _decoded, "strings": _decoded, "t": self.tensor, "tensors": self.tensor,
             "g": self.graph, "graphs": self.graph,
         }  # fmt: skip
-        read = readers.get(field, _unchanged)
-        is_list = len(field) > 1
-        return tuple(map(read, value)) if is_list else read(value)
+        read = readers.get(field_name, _unchanged)
+        if _is_list(field_name):
+            return tuple(map(read, value))
+        return read(value)
 
     def port(self, proto: ValueInfoProto) -> ModelPort:
         """Read the description of an input or output of a graph."""
         name = _decoded(proto.name)
         kind = proto.type.WhichOneof("value")
         if kind is None:
-            return ModelPort(name, "", None)
+            return ModelPort(name, dtype="", shape=None)
         if kind != "tensor_type":
-            return ModelPort(name, "", None, is_tensor=False)
+            return ModelPort(name, dtype="", shape=None, is_tensor=False)
         type = proto.type.tensor_type
         shape: tuple[int | str | None, ...] | None = None
         if type.HasField("shape"):
             shape = tuple(map(_extent, type.shape.dim))
-        dtype = ""  # stands for a dtype that the file does not say
-        if type.elem_type:
-            try:
-                dtype = dtype_of(type.elem_type)
-            except InvalidOperation:
-                # The items are strings, or the code of their type is unknown. Both are refused when
-                # the input is flattened.
-                dtype = "string"
+        if not type.elem_type:  # The file does not say the dtype.
+            return ModelPort(name, dtype="", shape=shape)
+        try:
+            dtype = dtype_of(type.elem_type)
+        except InvalidOperation:
+            # The items are strings, or the code of their type is unknown. Both are refused when the
+            # input is flattened.
+            dtype = "string"
         return ModelPort(name, dtype, shape)
 
     def tensor(self, proto: TensorProto, label: str = "") -> Constant:
@@ -278,20 +293,24 @@ class Reader:
         shape = _shape(proto)
         items = volume(shape)
         if dtype in BITS:
+            # Items of fewer than 8 bits are unpacked to bytes.
             self.meter.spend(items // CODES_PER_STEP, f"tensor '{label}'")
             self.meter.expand(items, f"tensor '{label}'")
         if proto.data_location == _EXTERNAL:
             data = self._external(proto, size_of(dtype, items))
+            array = unpacked(data, dtype, shape)
         elif proto.HasField("raw_data"):
             data = self.raw.get(proto.raw_data)
+            array = unpacked(data, dtype, shape)
         else:
-            return Constant(self._typed(proto, dtype, shape, items), dtype, label)
-        return Constant(unpacked(data, dtype, shape), dtype, label)
+            array = self._typed(proto, dtype, shape, items)
+        return Constant(array, dtype, label)
 
     def _external(self, proto: TensorProto, size: int) -> memoryview:
         """Return the bytes of a tensor that is stored in another file.
 
-        If the message does not say how many bytes the tensor has, it has `size` bytes.
+        `size` is the number of bytes if the message does not have this number. Raises
+        `_AlreadyReported` if the file is one of `_unreadable`.
         """
         entries = {_decoded(x.key): _decoded(x.value) for x in proto.external_data}
         location = entries.get("location", "")
@@ -321,15 +340,18 @@ class Reader:
     def _typed(
         self, proto: TensorProto, dtype: str, shape: tuple[int, ...], items: int
     ) -> NDArray[Any]:
-        """Return the array of a tensor whose items are stored as numbers in the message."""
-        field = _ITEM_FIELDS.get(dtype, "int32")
-        stored_dtype = "float32" if field == "float" else field
-        stored = np.array(getattr(proto, f"{field}_data"), stored_dtype)
+        """Return the array of a tensor whose items are stored as numbers in the message.
+
+        `items` is the number of items in the tensor's shape.
+        """
+        field_name = _ITEM_FIELDS.get(dtype, "int32")
+        stored_dtype = "float32" if field_name == "float" else field_name
+        stored = np.array(getattr(proto, f"{field_name}_data"), stored_dtype)
         tensor_dtype = np.dtype(dtype)
         # Complex items are stored as pairs of a real and an imaginary part.
         is_complex = tensor_dtype.kind == "c"
-        array = stored.view(tensor_dtype) if is_complex else _converted(stored, dtype)
-        if dtype in BITS:
+        array = stored.view(tensor_dtype) if is_complex else converted(stored, dtype)
+        if dtype in BITS:  # A stored number has the bits of several items.
             return unpacked(memoryview(array.tobytes()), dtype, shape)
         if array.size != items:
             raise InvalidOperation(f"it has {array.size} items, its shape is {list(shape)}")
@@ -342,9 +364,9 @@ class Reader:
         shape = _shape(proto)
         count = values.array.size
         # An index is a position in the flat tensor, or consists of a position along each axis.
-        allowed_shapes = {(count,), (count, len(shape))}
+        has_allowed_shape = indices.shape in {(count,), (count, len(shape))}
         has_integers = indices.dtype.kind in "iu"
-        if not has_integers or indices.shape not in allowed_shapes or np.any(indices < 0):
+        if not has_integers or not has_allowed_shape or np.any(indices < 0):
             raise InvalidOperation("its indices are no list of places, one for each value")
         dense_size = size_of(values.type, volume(shape))
         self.meter.expand(dense_size, f"tensor '{label}'")
@@ -365,7 +387,7 @@ class Reader:
         """
         try:
             yield
-        except NnefError:  # such as a LimitError, which is a ValueError too
+        except NnefError:  # A LimitError is a ValueError too, but ends the reading.
             raise
         except _AlreadyReported:
             pass
@@ -381,7 +403,7 @@ class Reader:
 
 
 class _AlreadyReported(ValueError):
-    """The file that has a tensor cannot be read, and an earlier tensor has reported this file."""
+    """The data of a tensor are in a file that cannot be read, and `errors` has an error for it."""
 
 
 def _lines(nodes: Iterable[NodeProto]) -> list[str]:
@@ -390,13 +412,14 @@ def _lines(nodes: Iterable[NodeProto]) -> list[str]:
     for node in nodes:
         lines.append(_line(node))
         for attribute in node.attribute:
+            # `attribute.g` is a graph without nodes if the attribute has no graph.
             for graph in (attribute.g, *attribute.graphs):
                 lines += _lines(graph.node)
     return lines
 
 
 def _line(node: NodeProto) -> str:
-    """Return the line that the listing has for a node."""
+    """Return the line of the listing for a node, such as "Add 'sum' (x, y) -> (z)"."""
     domain = f"{_decoded(node.domain)}." if node.domain not in _DEFAULT_DOMAIN else ""
     name = f" '{_decoded(node.name)}'" if node.name else ""
     inputs = ", ".join(_texts(node.input))
@@ -435,25 +458,6 @@ def _extent(proto: TensorShapeProto.Dimension) -> int | str | None:
     return None if proto.dim_value == -1 else proto.dim_value
 
 
-def _converted(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Convert numbers that the message stores to items of a dtype.
-
-    Floats of up to 16 bits are stored as integers with the bits of the floats; these integers are
-    returned. Raises InvalidOperation if an integer does not fit the dtype.
-    """
-    tensor_dtype = np.dtype(dtype)
-    has_integers = stored.dtype.kind in "iu"
-    is_real = tensor_dtype.kind in "fV"  # "V" is the kind of the dtypes that ml_dtypes adds
-    item_dtype: Any = tensor_dtype
-    if has_integers and is_real:
-        item_dtype = f"u{tensor_dtype.itemsize}"
-    array = stored.astype(item_dtype, copy=False)
-    changed_items = stored[stored != array]
-    if has_integers and changed_items.size > 0:
-        raise InvalidOperation(f"it has {changed_items[0]}, which is no {dtype}")
-    return array
-
-
 def _unchanged(value: object) -> object:
     return value
 
@@ -471,7 +475,13 @@ def _texts(values: Iterable[str | bytes]) -> tuple[str, ...]:
     return tuple(map(_decoded, values))
 
 
-def _is_set(proto: AttributeProto, field: str) -> bool:
+def _is_set(proto: AttributeProto, field_name: str) -> bool:
     """Tell whether a field of an attribute has a value, or has items if it is a list."""
-    is_list = len(field) > 1
-    return len(getattr(proto, field)) > 0 if is_list else proto.HasField(field)
+    if _is_list(field_name):
+        return len(getattr(proto, field_name)) > 0
+    return proto.HasField(field_name)
+
+
+def _is_list(field_name: str) -> bool:
+    """Tell whether a field of `_VALUE_FIELDS` is a list. The names of other fields are letters."""
+    return len(field_name) > 1

@@ -50,6 +50,7 @@ def flatten(document: ModelDocument, options: Options, data: dict[str, NDArray[A
         graph = NodeGraph(options, data)
         top = document.graph
         input_names = [port.name for port in top.inputs]
+        # Inserted tensors must not take the names of the document.
         graph.builder.reserve(input_names)
         for node in top.nodes:
             graph.builder.reserve(_named_outputs(node))
@@ -61,8 +62,8 @@ def flatten(document: ModelDocument, options: Options, data: dict[str, NDArray[A
         flattener.flatten_nodes(top.nodes, tensors, output_names)
         outputs = [flattener.output(port, tensors, top) for port in top.outputs]
         constant_names = [name for name, value in tensors.items() if isinstance(value, Constant)]
-        reads_and_outputs = [(node.reads, _named_outputs(node)) for node in top.nodes]
-        graph.fold(constant_names, reads_and_outputs)
+        reads_and_results = [(node.reads, _named_outputs(node)) for node in top.nodes]
+        graph.fold(constant_names, reads_and_results)
         return graph.builder.graph(top.name, outputs, output_names, options.unfixed(input_names))
 
 
@@ -89,16 +90,18 @@ class NodeFlattener:
     def input(self, port: ModelPort, top: ModelGraph) -> Tensor:
         """Add an input of the model to the graph, and return the input's tensor.
 
-        `port` describes the input, and `top` is the model's graph.
+        `port` describes the input, and `top` is the model's graph. If the file does not say the
+        dtype, the input has the dtype of its fixed value, or float32.
         """
         with locating_errors(f"input '{port.name}'", top.span):
-            if not port.is_tensor or port.dtype == "string":
-                kind = "strings" if port.dtype == "string" else "a sequence or an optional"
+            has_strings = port.dtype == "string"
+            if has_strings or not port.is_tensor:
+                kind = "strings" if has_strings else "a sequence or an optional"
                 raise InvalidOperation(f"it is {kind}, of which there are no arrays in JAX")
             dtype = port.dtype
-            value = self.graph.options.values.get(port.name)
             if not dtype:
-                dtype = "float32" if value is None else value.dtype.name
+                fixed_value = self.graph.options.values.get(port.name)
+                dtype = "float32" if fixed_value is None else fixed_value.dtype.name
             return self.graph.input(port.name, port.shape, dtype, dtype, top.span)
 
     def output(self, port: ModelPort, tensors: Mapping[str, NodeOperand], top: ModelGraph) -> Value:
@@ -122,7 +125,8 @@ class NodeFlattener:
     ) -> None:
         """Flatten the nodes on which `outputs` depend.
 
-        `tensors` has the inputs and initialisers by name. The results of the nodes are added to it.
+        At first, `tensors` has the inputs and initialisers by name. The method adds the results of
+        the nodes.
         """
         name_count = sum(len(node.reads) + len(node.outputs) for node in nodes)
         self.graph.meter.spend(name_count, "the network")
@@ -133,13 +137,13 @@ class NodeFlattener:
         if is_for_show:
             flatten = self._flattened_for_show
         else:
-            flatten = self._flattened
             raise_all([self._unsupported(node) for node in needed if not self._is_known(node)])
+            flatten = self._flattened
         for node in needed:
             operands = _operands(node, tensors)
             results = flatten(self._with_references_resolved(node), operands, tensors)
             # The lengths may differ: a node may leave out its last outputs, and the function that
-            # flattens it may leave out its last results.
+            # flattens the node may leave out its last results.
             for name, value in zip(node.outputs, results, strict=False):
                 if name:
                     tensors[name] = value
@@ -159,17 +163,19 @@ class NodeFlattener:
     ) -> Sequence[NodeOperand]:
         """Flatten a node of a model that is only shown, never run, and return the node's results.
 
-        If the operator is not supported, the results are tensors without a type.
+        The results are tensors without a type if the operator is not supported, or if the node
+        reads a tensor without a type.
         """
-        kind = node.operator
         reads_untyped = has_untyped(tensors.get(name) for name in node.reads)
-        if not reads_untyped:
+        if reads_untyped:
+            kind = node.operator
+        else:
             try:
                 if self._is_known(node):
                     return self._flattened(node, operands, tensors)
             except UnsupportedError:
-                pass  # a graph or a function of the node has a node that is not supported
-            kind = unknown(kind)
+                pass  # A graph or a function of the node has a node that is not supported.
+            kind = unknown(node.operator)
         names = _named_outputs(node)
         results = add_untyped(self.graph, kind, operands, names, node.span)
         result_by_name = dict(zip(names, results, strict=True))
@@ -184,21 +190,28 @@ class NodeFlattener:
         return self.versions.get(node.domain, 1)
 
     def _operator(self, node: Node) -> Operator | None:
-        """Return the operator of a node, or None if a function defines it."""
-        if _key(node) in self.document.functions:
+        """Return the registered operator of a node.
+
+        Return None if a function of the model defines the operator, or if it is not registered.
+        """
+        if self._calls_function_of_model(node):
             return None
         domain, name, version = self._operator_key(node)
         return OPERATORS.get(name, version, domain)
 
+    def _calls_function_of_model(self, node: Node) -> bool:
+        """Tell whether a function of the model defines the operator of a node."""
+        return _function_key(node) in self.document.functions
+
     def _is_known(self, node: Node) -> bool:
-        """Tell whether the operator of a node is supported, or defined by a function."""
-        if _key(node) in self.document.functions or self._operator(node) is not None:
+        """Tell whether the operator of a node is registered, or defined by a function."""
+        if self._calls_function_of_model(node) or self._operator(node) is not None:
             return True
         return is_defined(*self._operator_key(node))
 
     def _function(self, node: Node, operands: Sequence[NodeOperand]) -> Function:
         """Return the function, of the model or of the standard, that defines a node's operator."""
-        function = self.document.functions.get(_key(node))
+        function = self.document.functions.get(_function_key(node))
         if function is None:
             function = defined(*self._operator_key(node))
         if function is None:
@@ -223,13 +236,14 @@ class NodeFlattener:
     def _add_alias(self, value: NodeOperand, name: str) -> None:
         """Make `name`, a result's name in the document, an alias of the result's tensor.
 
-        Nothing is done if the tensor or another tensor has this name in the graph.
+        Nothing is done if this or another tensor already has the name in the graph.
         """
         if not isinstance(value, Value):
             return
         builder = self.graph.builder
         full_name = self.prefix + name
-        if value.name != full_name and not builder.is_taken(full_name):
+        has_name = value.name == full_name
+        if not has_name and not builder.is_taken(full_name):
             builder.aliases.setdefault(full_name, value)
 
     def _flattened(
@@ -242,7 +256,7 @@ class NodeFlattener:
         operator = self._operator(node)
         with locating_errors(node.title, node.span):
             version = self._version(node)
-            if _key(node) not in self.document.functions:
+            if not self._calls_function_of_model(node):
                 require_declared(node, version)
             if operator is None:
                 return self._called(node, self._function(node, operands), operands)
@@ -259,19 +273,21 @@ class NodeFlattener:
     def _inside(self, node: Node, nesting: str, **changes: Any) -> Self:
         """Return a flattener for a function that a node calls, or for a graph in its attributes.
 
-        `nesting` begins the message of the error that is raised if the nesting has no end.
-        `changes` are fields in which the new flattener differs from this one.
+        `changes` are the new values of further fields. Raises InvalidOperation if the nesting is
+        too deep. `nesting` begins the message of the error, such as "graphs are nested".
         """
         if self.depth >= _DEEPEST:
             raise InvalidOperation(f"{nesting} without end")
         names = _named_outputs(node)
         name = names[0] if names else node.operator
-        return replace(self, prefix=f"{self.prefix}{name}.", depth=self.depth + 1, **changes)
+        prefix = f"{self.prefix}{name}."
+        return replace(self, prefix=prefix, depth=self.depth + 1, **changes)
 
     def _called(
         self, node: Node, function: Function, operands: list[NodeOperand]
     ) -> list[NodeOperand]:
-        """Flatten the nodes of a function that a node calls. Return the outputs of the function."""
+        """Flatten the nodes of a function that a node calls; return the function's outputs."""
+        # Later mappings win: the function's own versions, and the attributes of the node.
         inner = self._inside(
             node, "functions call each other",
             versions={**self.versions, **function.versions},
@@ -308,13 +324,13 @@ class NodeFlattener:
                 tensors[name] = _operand_inside(inner, self.graph, outer_tensors[name])
         tensors.update(graph.tensors)
         tensors.update(inputs)
-        outputs = [port.name for port in graph.outputs]
+        output_names = [port.name for port in graph.outputs]
         flattener = self._inside(node, "graphs are nested", graph=inner)
-        flattener.flatten_nodes(graph.nodes, tensors, outputs)
-        missing = [name for name in outputs if tensors.get(name) is None]
+        flattener.flatten_nodes(graph.nodes, tensors, output_names)
+        missing = [name for name in output_names if tensors.get(name) is None]
         if missing:
             raise InvalidOperation(f"nothing gives output '{missing[0]}' of its graph")
-        return [tensors[name] for name in outputs]
+        return [tensors[name] for name in output_names]
 
 
 def _operands(node: Node, tensors: Mapping[str, NodeOperand]) -> list[NodeOperand]:
@@ -339,15 +355,16 @@ def _named_outputs(node: Node) -> list[str]:
     return [name for name in node.outputs if name]
 
 
-def _key(node: Node) -> tuple[str, str, str]:
+def _function_key(node: Node) -> tuple[str, str, str]:
     """Return the key of the function that a node may call: (domain, name, overload)."""
     return node.domain, node.operator, node.overload
 
 
 def _operand_inside(inner: NodeGraph, outer: NodeGraph, operand: NodeOperand) -> Any:
-    """Return an operand of the graph `outer` as an operand in `inner`, the graph of a body.
+    """Return an operand of the graph `outer` as an operand in the graph `inner`.
 
-    A computed tensor becomes an input of `inner`. A constant is returned unchanged.
+    If `inner` is the graph of a body, a computed tensor becomes an input of the body. If `inner` is
+    `outer`, the operand is returned unchanged. So is a constant.
     """
     if isinstance(operand, list):
         return [_operand_inside(inner, outer, item) for item in operand]
@@ -357,23 +374,24 @@ def _operand_inside(inner: NodeGraph, outer: NodeGraph, operand: NodeOperand) ->
 
 
 def _needed(nodes: Sequence[Node], outputs: Sequence[str]) -> Iterable[Node]:
-    """Return the nodes on which `outputs` depend, in the order of the file if possible.
+    """Return the nodes on which `outputs` depend, each after the nodes whose results it reads.
 
-    In a file of onnxruntime's converters, a node may come before a node whose result it reads. In
-    the result, the node that reads comes later.
+    The result has the order of the file if possible. In a file of onnxruntime's converters, a node
+    may come before a node whose result it reads.
     """
     producer_by_name: dict[str, Node] = {}
     for node in nodes:
         for name in _named_outputs(node):
             producer_by_name[name] = node
-    waiting = list(outputs)
     needed: set[Node] = set()
-    while waiting:
-        producer = producer_by_name.get(waiting.pop())
+    names_to_visit = list(outputs)
+    while names_to_visit:
+        producer = producer_by_name.get(names_to_visit.pop())
         if producer is not None and producer not in needed:
             needed.add(producer)
-            waiting += producer.reads
-    return _after_producers([node for node in nodes if node in needed], producer_by_name)
+            names_to_visit += producer.reads
+    needed_in_order = [node for node in nodes if node in needed]
+    return _after_producers(needed_in_order, producer_by_name)
 
 
 def _after_producers(nodes: Iterable[Node], producer_by_name: Mapping[str, Node]) -> Iterable[Node]:
@@ -382,7 +400,7 @@ def _after_producers(nodes: Iterable[Node], producer_by_name: Mapping[str, Node]
     `producer_by_name` maps the name of a result to the node that computes it.
     """
     visited: set[Node] = set()
-    ordered: dict[Node, None] = {}
+    ordered: dict[Node, None] = {}  # the result; a dictionary keeps its order
     for start in nodes:
         # A depth-first search. The nodes on the stack wait for the nodes above them.
         stack = [start]

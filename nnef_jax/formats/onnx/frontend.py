@@ -10,7 +10,7 @@ from lowering.location import Span
 from nnef_jax.errors import ArchiveError
 from nnef_jax.flattening.emission import computation_dtype
 from nnef_jax.formats.base import Options, Shapes
-from nnef_jax.formats.onnx.document import all_nodes
+from nnef_jax.formats.onnx.document import ModelPort, all_nodes
 from nnef_jax.formats.onnx.document_reader import Reader
 from nnef_jax.formats.onnx.flatten import flatten
 from nnef_jax.formats.onnx.protobuf import parse
@@ -34,15 +34,12 @@ class OnnxFrontend(GraphFrontend):
 
         model, raw = parse(archive.open_tensor(archive.graph), name, options.meter)
         self._document = Reader(name, raw, options.meter, open_beside).document(model)
+        # The message without the bytes of large tensors, which are not in `model`.
         self._text = raw.unsalted(model.SerializeToString(deterministic=True))
-        self.inputs: Sequence[str] = [port.name for port in self._document.graph.inputs]
-        self.outputs: Sequence[str] = [port.name for port in self._document.graph.outputs]
-        symbols: dict[str, None] = {}  # the names of extents, without repetitions
-        for port in self._document.graph.inputs:
-            for extent in port.shape or ():
-                if isinstance(extent, str):
-                    symbols[extent] = None
-        self.symbols: Sequence[str] = list(symbols)
+        graph = self._document.graph
+        self.inputs: Sequence[str] = [port.name for port in graph.inputs]
+        self.outputs: Sequence[str] = [port.name for port in graph.outputs]
+        self.symbols: Sequence[str] = _names_of_extents(graph.inputs)
         self.dialect: str = f"ONNX, operator set {self._document.versions.get('', 1)}"
         self.integer: str = computation_dtype("int64", options.real)
 
@@ -62,7 +59,8 @@ class OnnxFrontend(GraphFrontend):
         def extent_of(declared: int | str | None) -> int | None:
             if isinstance(declared, int):
                 return declared
-            return options.extents.get(declared or "")
+            name = declared or ""  # An open extent without a name is None.
+            return options.extents.get(name)
 
         shapes: dict[str, Sequence[int | None]] = {}
         for port in self._document.graph.inputs:
@@ -72,17 +70,18 @@ class OnnxFrontend(GraphFrontend):
 
     def output_shapes(self) -> Shapes:
         """Return the declared shapes of the outputs by name, with None for an open extent."""
-        return {
-            port.name: [n if isinstance(n, int) else None for n in port.shape]
-            for port in self._document.graph.outputs
-            if port.shape is not None
-        }
+        shapes: dict[str, Sequence[int | None]] = {}
+        for port in self._document.graph.outputs:
+            if port.shape is not None:
+                extents = [extent if isinstance(extent, int) else None for extent in port.shape]
+                shapes[port.name] = extents
+        return shapes
 
     def symbolic_shapes(self, symbol: Callable[[str], Any]) -> Mapping[str, Sequence[Any]]:
-        """Return the shapes of inputs with symbolic extents, by the names of the inputs.
+        """Return the shapes of inputs by name, with a symbolic extent for each extent with a name.
 
-        `symbol` makes the symbolic extent for a name. An input is left out if it has an open extent
-        without a name.
+        `symbol` makes the symbolic extent for a name. An input is left out if its rank is open, or
+        if it has an open extent without a name.
         """
         shapes: dict[str, Sequence[Any]] = {}
         for port in self._document.graph.inputs:
@@ -125,3 +124,13 @@ class OnnxFrontend(GraphFrontend):
         A title is a text such as "node 'sum' (Add)".
         """
         return {node.span.offset: node.title for node in all_nodes(self._document)}
+
+
+def _names_of_extents(ports: Iterable[ModelPort]) -> list[str]:
+    """Return the names of open extents of inputs, without repetitions."""
+    names: dict[str, None] = {}
+    for port in ports:
+        for extent in port.shape or ():
+            if isinstance(extent, str):
+                names[extent] = None
+    return list(names)

@@ -6,7 +6,7 @@ A graph in a node is flattened into a graph under construction of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +48,7 @@ class NodeGraph(TensorGraph):
     ) -> None:
         super().__init__(options, data, outer)
         # Maps a label to the last number that was appended to it, to make another label.
-        self._copies: dict[str, int] = {}
+        self._last_numbers: dict[str, int] = {}
         # Maps tensors to the indices of their nonzero items.
         self.nonzero_indices: dict[Value, Value] = {}
 
@@ -62,20 +62,21 @@ class NodeGraph(TensorGraph):
 
         Such a tensor has a single item and is not an initialiser.
         """
-        return not constant.label and super().is_literal(constant)
+        is_initializer = constant.label != ""
+        return not is_initializer and super().is_literal(constant)
 
     def variable(self, constant: Constant, name: str, span: Span) -> Value:
         """Add an initialiser to the graph as a variable, and return the variable.
 
-        `name` is the name of the variable.
+        `constant` is the initialiser, and `name` is the name of the variable.
         """
         array = constant.array
         label = constant.label
         # Initialisers of different graphs may have equal labels. The label of a later initialiser
-        # gets a number at its end.
+        # gets a number at its end, such as "w_1".
         while self.builder.variable_of(label) and self.data[label] is not array:
-            number = self._copies.get(constant.label, 0) + 1
-            self._copies[constant.label] = number
+            number = self._last_numbers.get(constant.label, 0) + 1
+            self._last_numbers[constant.label] = number
             label = f"{constant.label}_{number}"
         self.data[label] = array
         type = TensorType(array.shape, self.computation_dtype(constant.type))
@@ -116,7 +117,7 @@ class NodeSite(Site[NodeGraph]):
         return i < len(self.node.outputs) and bool(self.node.outputs[i])
 
     def operand(self, i: int) -> Any:
-        """Return input `i`. Raises InvalidOperation if it is left out or is a sequence."""
+        """Return input `i`. Raises InvalidOperation if the input is left out or is a sequence."""
         if not self.has(i):
             raise InvalidOperation(f"input {i} is missing")
         if isinstance(self.operands[i], list):
@@ -146,9 +147,10 @@ class NodeSite(Site[NodeGraph]):
         return extent
 
     def imply(self, i: int, axis: int, extent: int) -> None:
-        """Refuse a guess for an extent of input `i` if the node allows only the value `extent`.
+        """Refuse a wrong guess for an extent of input `i`, if the node allows only one value of it.
 
-        Raises ExtentImplied if the extent is the guess for open extents, and not `extent`.
+        `extent` is the allowed value. The guess is a number that stands for each open extent.
+        Raises ExtentImplied if the extent is the guess, and not the allowed value.
         """
         operand = self.operand(i)
         guess = self.graph.options.open_extent
@@ -159,8 +161,8 @@ class NodeSite(Site[NodeGraph]):
     def axes(self, name: str, i: int) -> tuple[int, ...] | None:
         """Return the axes that an operator works on, as numbers from 0 on.
 
-        The axes are in input `i`, or in old versions in the attribute `name`. Return None if the
-        node has neither the input nor the attribute.
+        The axes are in input `i`. In old versions of operators, they are in the attribute `name`.
+        Return None if the node has neither.
         """
         if self.has(i):
             axes: Sequence[int] = self.integers(i)
@@ -218,7 +220,7 @@ class NodeSite(Site[NodeGraph]):
     ) -> tuple[Any, ...]:
         """Return an attribute that is a list whose items have one of the Python types `kind`.
 
-        `due` describes such a list in errors.
+        `due` describes such a list in errors, such as "a list of numbers".
         """
         default_items = None if default is None else tuple(default)
         items = self.attribute(name, tuple, default_items)
@@ -229,7 +231,8 @@ class NodeSite(Site[NodeGraph]):
     def spatial(self, name: str, rank: int, default: int | None = 1) -> tuple[int, ...]:
         """Return the attribute `name`, a list with an integer for each of `rank` spatial axes.
 
-        If the attribute is missing, each item is `default`.
+        If the attribute is missing, each item is `default`. If the default is None, the attribute
+        is required.
         """
         default_items = None if default is None else [default] * rank
         items = self.ints(name, default_items)
@@ -250,7 +253,7 @@ class NodeSite(Site[NodeGraph]):
 
     def subgraph(self, name: str) -> ModelGraph:
         """Return an attribute that is a graph."""
-        return self.attribute(name, ModelGraph, None)
+        return self.attribute(name, ModelGraph, default=None)
 
     # Places and names
 
@@ -270,10 +273,9 @@ class NodeSite(Site[NodeGraph]):
 
     @property
     def name(self) -> str:
-        """Return the name of the first output, with the prefix of the graph around the node.
+        """Return the name of the first output that has a name, after the prefix of the site.
 
-        If no output has a name, the node's name or the operator takes the place of the output's
-        name.
+        If no output has a name, return the name of the node or of the operator instead.
         """
         for name in (*self.node.outputs, self.node.name):
             if name:
@@ -287,21 +289,26 @@ class NodeSite(Site[NodeGraph]):
 
         The host computes an operation if its operands are known and its result may decide shapes.
         Operands of elementwise kinds broadcast as in numpy. Numbers take the dtype of the tensors.
+        If `inserted`, the operation is not the last one of the node.
         """
-        # Kinds on two tensors have operands x and y, and all of these kinds are elementwise.
+        # Operands have the name "y" only in kinds on two tensors, which are elementwise.
         is_elementwise = kind in ON_ITEMS or "y" in operands
         if is_elementwise:
-            tensors = [x for x in operands.values() if isinstance(x, Tensor)]
-            typed_operands = list(operands.values())
-            if tensors:  # numbers take the dtype of the last tensor
-                typed_operands = [self.item(x, tensors[-1]) for x in typed_operands]
-            aligned_operands = self.aligned(*typed_operands)
+            aligned_operands = self.aligned(*self._typed(operands.values()))
             operands = dict(zip(operands, aligned_operands, strict=True))
         if self.is_folded(kind, operands.values()):
             with suppress(NotFolded):
                 return self.folded(kind, operands.values(), attributes)
         # A dataclass with slots is a new class, for which `super()` without arguments fails.
         return Site._emit(self, kind, operands, attributes, inserted)
+
+    def _typed(self, operands: Iterable[Any]) -> list[Any]:
+        """Return operands in which numbers have the dtype of the last tensor, if there is one."""
+        operands = list(operands)
+        tensors = [x for x in operands if isinstance(x, Tensor)]
+        if not tensors:
+            return operands
+        return [self.item(x, like=tensors[-1]) for x in operands]
 
     def is_folded(self, kind: str, operands: Operands) -> bool:
         """Tell whether the host computes an operation of a kind, so that it is not in the graph."""
@@ -317,8 +324,8 @@ class NodeSite(Site[NodeGraph]):
         """
         is_too_wide = is_float(dtype) and self.computation_dtype(dtype) != dtype
         if is_too_wide and isinstance(x, Constant):
-            # The cast of a constant would be a constant, which the graph narrows to the dtype of
-            # computation. The cast of a tensor of the graph keeps its dtype.
+            # The graph would narrow a constant of this dtype. It does not narrow the result of an
+            # operation, so the constant becomes a tensor of the graph before the cast.
             x = self.tensor(x)
         return Site.cast(self, x, dtype)
 
@@ -344,7 +351,7 @@ class NodeSite(Site[NodeGraph]):
         return self.cast(x, "float32") if self.dtype_of(x) in rounding.HALVES else x
 
     def filled(self, number: float, dtype: str, shape: Sequence[int]) -> Any:
-        """Make a tensor whose items are all the same number."""
+        """Make a tensor whose items are all equal to `number`."""
         rank = len(shape)
         item = self.constant(np.full([1] * rank, number), dtype)
         return self.step.broadcast(item, shape=tuple(shape)) if rank > 0 else item
@@ -368,13 +375,14 @@ class NodeSite(Site[NodeGraph]):
     def aligned(self, *operands: Operand) -> list[Any]:
         """Reshape operands to the same rank, so that they broadcast as in numpy.
 
-        An initialiser that is a scalar gets axes too. The method of the base class leaves it as it
-        is.
+        Numbers are returned unchanged, and so are scalars that are not initialisers.
         """
+        # The method of the base class leaves all scalars unchanged.
         ranks = [self.rank(x) for x in operands if isinstance(x, Tensor)]
         all_axes = range(max(ranks, default=0))
         with_axes: list[Any] = []
         for operand in operands:
+            # An initialiser has a label.
             is_constant = isinstance(operand, Constant)
             if is_constant and operand.label != "" and operand.array.ndim == 0:
                 with_axes.append(self.unsqueezed(operand, all_axes))
@@ -385,8 +393,8 @@ class NodeSite(Site[NodeGraph]):
     def item(self, x: Operand, like: Tensor) -> Any:
         """Return the number `x` as an operand with the dtype of the tensor `like`.
 
-        The operand is a Python number if the network's default dtypes allow it, otherwise a tensor.
-        If `x` is a tensor or a symbolic extent, it is returned unchanged.
+        The operand is a Python number if this dtype is a default dtype of the network, otherwise a
+        tensor. A tensor or a symbolic extent `x` is returned unchanged.
         """
         if isinstance(x, Tensor) or is_symbolic(x):
             return x
@@ -398,9 +406,8 @@ class NodeSite(Site[NodeGraph]):
         number = self.constant(x, dtype)
         if self.dtype_of(number) == dtype:
             return number
-        # `constant` makes a tensor in a dtype of the file, which the network computes in another
-        # dtype. For example, `load(dtype="bfloat16")` computes float32 in bfloat16, so a number
-        # for a float32 tensor needs an operation.
+        # The network computes the constant in another dtype. For example, `load(dtype="bfloat16")`
+        # computes a constant of float32 in bfloat16. An operation can make the number in float32.
         return self.insert("constant", {}, shape=(), value=(x,), dtype=dtype)
 
     def is_real(self, x: int | Tensor = 0) -> bool:
@@ -408,5 +415,8 @@ class NodeSite(Site[NodeGraph]):
         return is_float(self.dtype_of(x))
 
     def volume(self, shape: Sequence[int]) -> int:
-        """Return the number of items in a shape, or UNKNOWN if an extent is UNKNOWN."""
+        """Return the number of items of a tensor by its shape, or UNKNOWN if an extent is UNKNOWN.
+
+        The number may be symbolic.
+        """
         return UNKNOWN if UNKNOWN in shape else math.prod(shape)

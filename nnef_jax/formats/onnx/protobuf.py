@@ -96,15 +96,18 @@ class Raw:
 
     def get(self, data: bytes) -> memoryview:
         """Return the bytes of a tensor: the stored bytes if `data` is a mark, else `data`."""
-        salt = data[:16]
-        is_mark = salt == self._salt and len(data) == 20
+        # A mark is the salt of 16 bytes, and a number of 4 bytes.
+        is_mark = len(data) == 20 and data[:16] == self._salt
         if not is_mark:
             return memoryview(data)
         number = int.from_bytes(data[16:], "big")
         return self._tensors[number]
 
     def unsalted(self, text: bytes) -> bytes:
-        """Return the bytes of a message with marks that are equal in all processes."""
+        """Return the bytes of a message with zeros in the place of the random salt of marks.
+
+        Two processes that read the same file get the same bytes.
+        """
         return text.replace(self._salt, bytes(len(self._salt)))
 
 
@@ -138,8 +141,8 @@ class _Broken(ValueError):
 class _Walk:
     """A walk over the bytes of a message, which removes the fields that nothing reads.
 
-    The walk also counts the memory that the remaining fields will take, within the limits of the
-    load.
+    The walk also counts the memory that the remaining fields will take. `raw` gets the bytes of
+    large tensors.
     """
 
     def __init__(self, name: str, meter: Meter) -> None:
@@ -151,25 +154,25 @@ class _Walk:
         """Return the bytes of a message without the fields that nothing reads.
 
         `data` has the bytes of the message, and `message` is its kind, such as "tensor". `depth`
-        is the number of messages around it. If no field is removed, return `data` itself.
+        is the number of messages around it. If no field is changed, return `data` itself.
         """
         if depth > _DEEPEST:
             raise LimitError(f"{self._name}: graphs are nested too deeply", hint=raising("nesting"))
         self._meter.spend(_STEPS_OF_OBJECT.get(message, _STEPS_OF_MESSAGE), self._name)
         contents = _READ_FIELDS[message]
         out = bytearray()
-        copied = 0  # the number of bytes of `data` that were handled: `out` has their read fields
+        changes_end = 0  # the end of the last field that was removed or replaced
         for field in _fields(data):
             self._meter.spend(_STEPS_OF_FIELD, self._name)
-            content = contents.get(field.number, "")
+            content = contents.get(field.number, "")  # "" if nothing reads the field
             length = field.end - field.start
-            # The new content of the field. None removes the field. A `continue` below keeps the
-            # field unchanged: its bytes are copied together with the bytes after it.
-            replacement = None
+            # A field that is not changed leaves the loop by `continue`. Its bytes are copied
+            # later, together with the bytes before the next change.
+            replacement = None  # the new content of the field; None removes the field
             if field.kind != _BYTES:
                 if content in _NUMERIC:
                     continue
-            elif content in _READ_FIELDS:
+            elif content in _READ_FIELDS:  # The content is a message.
                 inner = data[field.start : field.end]
                 replacement = self.read(inner, content, depth + 1)
                 if replacement is inner:
@@ -178,23 +181,22 @@ class _Walk:
                 continue
             elif message == "tensor" and field.number == _RAW_DATA:
                 replacement = self.raw.put(data[field.start : field.end])
-            elif content:
+            elif content:  # long texts and packed numbers
                 self._count(data[field.start : field.end], content)
                 continue
-            if copied < field.begin:
-                out += data[copied : field.begin]
-            copied = field.end
+            if changes_end < field.begin:
+                out += data[changes_end : field.begin]
+            changes_end = field.end
             if replacement is not None:
                 tag = field.number << 3 | _BYTES
                 out += _varint_of(tag) + _varint_of(len(replacement)) + replacement
-        has_changes = copied > 0
-        return out + data[copied:] if has_changes else data
+        has_changes = changes_end > 0
+        return out + data[changes_end:] if has_changes else data
 
     def _count(self, part: memoryview, content: str) -> None:
         """Count the memory and the time that the content of a field will take.
 
-        `part` has the bytes of the field, and `content` is the kind of its content, such as text or
-        packed numbers.
+        `part` has the bytes of the content, and `content` is its kind, such as `_TEXT`.
         """
         steps = 0
         size = 0  # in bytes of memory
@@ -209,20 +211,20 @@ class _Walk:
             item_count = int(np.count_nonzero(is_last_byte))
             steps = item_count // _NUMBERS_PER_STEP
             size = _MEMORY_OF_WHOLE * item_count
-        else:
+        else:  # Other packed numbers have at least a byte each.
             steps = len(part)
         self._meter.spend(steps, self._name)
         self._meter.expand(size, self._name)
 
 
 class _Field(NamedTuple):
-    """A field of a message: its number and kind, its offset, and the offsets of its content."""
+    """A field of a message: a tag, which has the field's number and kind, and the content."""
 
     number: int
     kind: int
-    begin: int  # the offset of the field
-    start: int  # the offset of the field's content
-    end: int  # the offset after the field
+    begin: int  # the offset of the tag
+    start: int  # the offset of the content
+    end: int  # the offset after the content
 
 
 def _fields(data: memoryview) -> Iterator[_Field]:
@@ -235,8 +237,8 @@ def _fields(data: memoryview) -> Iterator[_Field]:
     while end < size:
         begin = end
         tag, start = _varint(data, begin)
-        kind = tag & 7  # the other bits of the tag are the field's number
-        if kind == _BYTES:
+        kind = tag & 7  # The other bits of the tag are the field's number.
+        if kind == _BYTES:  # The length comes before the content.
             length, start = _varint(data, start)
             end = start + length
         elif kind == _VARINT:
@@ -254,10 +256,10 @@ def _varint(data: memoryview, offset: int) -> tuple[int, int]:
     """Decode the varint at an offset; return its value and the offset after it.
 
     A byte of a varint has 7 bits of the value, the lowest bits first. Its top bit is 1 unless the
-    byte is the last one.
+    byte is the last one. For example, the bytes 0x81 0x01 stand for 1 + 1 * 128 = 129.
     """
     value = data[offset]
-    if value < 128:  # the common case
+    if value < 128:  # Most varints have a single byte.
         return value, offset + 1
     value &= 127
     for shift in range(7, 64, 7):
@@ -271,7 +273,7 @@ def _varint(data: memoryview, offset: int) -> tuple[int, int]:
 
 
 def _varint_of(value: int) -> bytes:
-    """Encode a number as a varint."""
+    """Encode a number as a varint; see `_varint`."""
     encoded = bytearray()
     while value > 127:
         low_bits = value & 127

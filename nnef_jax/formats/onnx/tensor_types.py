@@ -38,7 +38,7 @@ def dtype_of(code: int) -> str:
 
 
 def code_of(dtype: str) -> int:
-    """Return the code that a dtype has in files."""
+    """Return the code of a dtype in `TensorProto.DataType`."""
     code_by_name = {name: code for code, name in _DTYPE_NAMES.items()}
     return code_by_name[dtype]
 
@@ -51,10 +51,10 @@ def size_of(dtype: str, items: int) -> int:
 
 
 def unpacked(data: memoryview, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Make the array of a tensor from the tensor's bytes.
+    """Make the array of a tensor from the tensor's bytes `data`.
 
     The array is a view of `data`, unless items have fewer than 8 bits. Raises InvalidOperation if
-    the size of the data does not fit the shape.
+    the number of bytes does not fit the shape.
     """
     size = size_of(dtype, volume(shape))
     if len(data) != size:
@@ -63,3 +63,21 @@ def unpacked(data: memoryview, dtype: str, shape: tuple[int, ...]) -> NDArray[An
     if dtype not in BITS:
         return np.frombuffer(data, np.dtype(dtype)).reshape(shape)
     return codes_of(data, BITS[dtype], shape).view(dtype)
+
+
+def converted(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Convert numbers that a message stores to items of a dtype.
+
+    An integer may be stored for its bits: the bits of a float of up to 16 bits, or the bits of
+    several items of fewer than 8 bits. Such integers are converted to unsigned integers of the size
+    of the dtype. Raises InvalidOperation if an integer does not fit.
+    """
+    tensor_dtype = np.dtype(dtype)
+    has_integers = stored.dtype.kind in "iu"
+    stores_bits = has_integers and tensor_dtype.kind in "fV"  # "V" is for dtypes of ml_dtypes.
+    item_dtype: Any = f"u{tensor_dtype.itemsize}" if stores_bits else tensor_dtype
+    array = stored.astype(item_dtype, copy=False)
+    changed_items = stored[stored != array]
+    if has_integers and changed_items.size > 0:
+        raise InvalidOperation(f"it has {changed_items[0]}, which is no {dtype}")
+    return array

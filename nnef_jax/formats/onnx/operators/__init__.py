@@ -13,6 +13,7 @@ from nnef_jax.formats.onnx.operators.registry import OPERATORS
 
 OPERATORS.families = (
     "nnef_jax.formats.onnx.operators.rows",
+    "nnef_jax.formats.onnx.operators.scans",
     "nnef_jax.formats.onnx.operators.sources",
     "nnef_jax.formats.onnx.operators.arithmetic",
     "nnef_jax.formats.onnx.operators.filters",

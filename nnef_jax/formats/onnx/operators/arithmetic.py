@@ -30,29 +30,34 @@ def _identity(site: NodeSite) -> Any:
 
 
 def _pair_meaning(kind: str) -> Meaning:
-    """Make the function that flattens an operator on two tensors to one operation of a kind."""
+    """Return the meaning of an operator on two tensors that becomes one operation.
+
+    `kind` is the kind of the operation, such as "mul".
+    """
 
     def meaning(site: NodeSite, x: Tensor, y: Tensor) -> Any:
-        add_operation = getattr(site.last, kind)
-        return add_operation(x, y)
+        emit_operation = getattr(site.last, kind)
+        return emit_operation(x, y)
 
     return meaning
 
 
 def _meaning_with_axis(meaning: Meaning) -> Meaning:
-    """Make the function that flattens an operator on two tensors before version 7.
+    """Return the meaning that an operator on two tensors has before version 7.
 
-    `meaning` is the function for version 7. Before version 7, the first axis of y lies along the
-    axis of x that the attribute `axis` names.
+    `meaning` is the meaning in version 7. Before version 7, y lies along the axes of x from the
+    attribute `axis` on, if the attribute `broadcast` is set.
     """
 
     def meaning_along_axis(site: NodeSite, x: Tensor, y: Tensor, *, broadcasts: bool) -> Any:
+        """Apply the operator. `broadcasts` is the attribute `broadcast`."""
         if broadcasts and site.has_attribute("axis"):
-            # y of shape (3,) along axis 1 of x of shape (2, 3, 4, 5) becomes (3, 1, 1).
-            rank = site.rank(y)
-            end = site.axis_of("axis") + rank  # the end of the axes of x along which y lies
-            new_rank = rank + site.rank(x) - end
-            y = site.unsqueezed(y, range(rank, new_rank))
+            # For example, y of shape (3,) lies along axis 1 of x of shape (2, 3, 4, 5). Axes 2 and
+            # 3 of x come after y, so y gets 2 new axes at its end: its shape becomes (3, 1, 1).
+            y_rank = site.rank(y)
+            first_axis_after_y = site.axis_of("axis") + y_rank
+            new_axis_count = site.rank(x) - first_axis_after_y
+            y = site.unsqueezed(y, range(y_rank, y_rank + new_axis_count))
         return meaning(site, x, y)
 
     return meaning_along_axis
@@ -63,10 +68,11 @@ def _power(site: NodeSite, x: Tensor, y: Tensor) -> Any:
     dtype = site.dtype_of(x)
     if dtype == site.dtype_of(y):
         return site.last.pow(x, y)
-    # A power with an integer base and a real exponent is a real number. It is computed in the dtype
-    # in which the network computes float64, and then cast to the integers of the base.
-    has_only_real_exponent = site.is_real(y) and not site.is_real(x)
-    power_dtype = site.computation_dtype("float64") if has_only_real_exponent else dtype
+    power_dtype = dtype
+    if site.is_real(y) and not site.is_real(x):
+        # A power with an integer base and a real exponent is a real number, which is cast to an
+        # integer afterwards.
+        power_dtype = site.computation_dtype("float64")
     power = site.step.pow(site.cast(x, power_dtype), site.cast(y, power_dtype))
     return site.cast(power, dtype)
 
@@ -95,45 +101,45 @@ def _mod(site: NodeSite, x: Tensor, y: Tensor, *, truncates: bool = flag("fmod")
 
     The remainder has the sign of x if `truncates`, otherwise the sign of y.
     """
-    return site.last.rem(x, y) if truncates else floored_mod(site, x, y, site.last)
+    return site.last.rem(x, y) if truncates else floored_mod(site, x, y, last=site.last)
 
 
-def floored_mod(site: NodeSite, x: Tensor, y: Operand, add: ByKind) -> Any:
+def floored_mod(site: NodeSite, x: Tensor, y: Operand, last: ByKind) -> Any:
     """Compute x - floor(x / y) * y, the remainder with the sign of y.
 
-    `add` adds the last of the operations.
+    `last` is `site.last` or `site.step`, and adds the final operation to the graph.
     """
     step = site.step
-    remainder = step.rem(x, y)
+    remainder = step.rem(x, y)  # with the sign of x
     signs_differ = step.ne(step.lt(remainder, 0), step.lt(y, 0))
     has_wrong_sign = step.and_(signs_differ, step.ne(remainder, 0))
-    return add.select(has_wrong_sign, step.add(remainder, y), remainder)
+    return last.select(has_wrong_sign, step.add(remainder, y), remainder)
 
 
-def _combined(site: NodeSite, kind: str, values: Sequence[Tensor], end: ByKind) -> Any:
+def _combined(site: NodeSite, kind: str, values: Sequence[Tensor], last: ByKind) -> Any:
     """Combine tensors from left to right by operations of one kind, such as "add".
 
-    `end` adds the last of the operations.
+    `last` is `site.last` or `site.step`, and adds the final operation to the graph.
     """
     if len(values) == 1:
-        return end.copy(values[0])
+        return last.copy(values[0])
     first_value, *middle_values, last_value = values
-    add_step = getattr(site.step, kind)
+    combine = getattr(site.step, kind)
     result = first_value
     for value in middle_values:
-        result = add_step(result, value)
-    add_last_step = getattr(end, kind)
-    return add_last_step(result, last_value)
+        result = combine(result, value)
+    combine_finally = getattr(last, kind)
+    return combine_finally(result, last_value)
 
 
 def _variadic_meaning(kind: str) -> Meaning:
-    """Make the function that flattens an operator on any number of tensors.
+    """Return the meaning of an operator that combines any number of tensors.
 
-    The operator combines the tensors by operations of one kind, such as "add".
+    `kind` is the kind of the operations that combine two tensors, such as "add".
     """
 
     def meaning(site: NodeSite, *values: Tensor) -> Any:
-        return _combined(site, kind, values, site.last)
+        return _combined(site, kind, values, last=site.last)
 
     return meaning
 
@@ -145,7 +151,7 @@ for _name, _kind in (("Max", "max"), ("Min", "min"), ("Sum", "add")):
 @operator("Mean")
 def _mean(site: NodeSite, *values: Tensor) -> Any:
     """Compute the mean of several tensors."""
-    total = _combined(site, "add", values, site.step)
+    total = _combined(site, "add", values, last=site.step)
     return site.last.div(total, len(values))
 
 
@@ -154,6 +160,7 @@ def _clip(
     site: NodeSite, x: Tensor, low: Operand | None = None, high: Operand | None = None
 ) -> Any:
     """Compute min(max(x, low), high). A bound that is None is left out."""
+    # A step is the kind of an operation, its operands after x, and its attributes.
     steps: list[Any] = []
     if low is not None:
         steps.append(("max", [low], {}))
@@ -180,7 +187,8 @@ def _clip_by_attributes(site: NodeSite, x: Tensor) -> Any:
 )  # fmt: skip
 @operator("Selu", alpha=number("alpha", 1.6732), gamma=number("gamma", 1.0507))
 def _selu(site: NodeSite, x: Tensor, *, alpha: float, gamma: float) -> Any:
-    """Compute gamma * x for items of x above 0, and gamma * alpha * (exp(x) - 1) for others."""
+    """Compute gamma * x where x > 0, and gamma * alpha * (exp(x) - 1) elsewhere."""
+    # `lambda` is a keyword of Python, so it cannot be written as `lambda=gamma`.
     return site.last.selu(x, alpha=alpha, **{"lambda": gamma})
 
 
@@ -203,14 +211,19 @@ def _prelu(site: NodeSite, x: Tensor, slope: Tensor) -> Any:
     """Compute x * slope for negative items of x. All other items are unchanged."""
     if site.is_real():
         return site.last.prelu(x, slope)
+    # The operation `prelu` is for real numbers only.
     is_negative = site.step.lt(x, 0)
     return site.last.select(is_negative, site.step.mul(x, slope), x)
 
 
 @operator("PRelu")
 def _prelu_of_channels(site: NodeSite, x: Tensor, slope: Tensor) -> Any:
-    """Compute `_prelu` with a slope of shape (channels,) or with a slope that broadcasts to x."""
+    """Compute x * slope for negative items of x, as before version 7.
+
+    x has shape (batch, channels, ...). The slope has shape (channels,) or broadcasts to x.
+    """
     if site.rank(slope) == 1:
+        # To the shape (channels, 1, ...), with an axis for each spatial axis of x.
         spatial_rank = site.rank() - 2
         slope = site.unsqueezed(slope, range(1, spatial_rank + 1))
     return _prelu(site, x, slope)
@@ -226,9 +239,10 @@ def _gelu(
     """
     if approximation == "tanh":
         return site.last.gelu(x, approximation="tanh")
+    # cdf(x) = (1 + erf(x / sqrt(2))) / 2
     step = site.step
     erf = step.erf(step.mul(x, math.sqrt(0.5)))
-    twice_cdf = step.add(erf, 1)  # twice the distribution function of the normal distribution
+    twice_cdf = step.add(erf, 1)
     half_x = step.mul(x, 0.5)
     return site.last.mul(half_x, twice_cdf)
 
@@ -248,27 +262,32 @@ def _dropout(
 ) -> Any:
     """Return the input unchanged, and a mask of ones.
 
-    Raises InvalidOperation if the node drops items at random, as in training.
+    Raises InvalidOperation if the node drops items at random. It does so in the training mode, if
+    the ratio of dropped items is not 0.
     """
     is_training = mode is not None and bool(site.known(2).any())
     if not is_training:
         return _with_mask_of_ones(site, x)
-    has_ratio = ratio is None or bool(site.known(1).any())
-    return RANDOM(site) if has_ratio else _with_mask_of_ones(site, x)
+    drops_items = ratio is None or bool(site.known(1).any())  # the default of the ratio is 0.5
+    if drops_items:
+        return RANDOM(site)  # raises InvalidOperation
+    return _with_mask_of_ones(site, x)
 
 
 @operator("Dropout")
 def _dropout_by_attributes(site: NodeSite, x: Tensor, *, is_test: bool = flag("is_test")) -> Any:
     """Return the input and a mask of ones, as `_dropout` does, before version 7."""
-    if not is_test and site.number("ratio", 0.5) != 0:
-        return RANDOM(site)
+    drops_items = not is_test and site.number("ratio", 0.5) != 0
+    if drops_items:
+        return RANDOM(site)  # raises InvalidOperation
     return _with_mask_of_ones(site, x)
 
 
 def _with_mask_of_ones(site: NodeSite, x: Tensor) -> Any:
-    """Return a tensor unchanged, and a mask of ones if another node reads output 1."""
+    """Return a tensor unchanged, and a mask of ones if output 1 has a name."""
     result = site.last.copy(x)
     if not site.is_read(1):
         return result
-    dtype = "bool" if site.version >= 10 else site.dtype_of()  # the mask is logical since 10
+    is_mask_logical = site.version >= 10
+    dtype = "bool" if is_mask_logical else site.dtype_of()
     return result, site.filled(1, dtype, site.known_shape())

@@ -44,25 +44,28 @@ def _activations(
 ) -> list[Activation]:
     """Return the activations of all directions, one direction after the other.
 
-    An activation that has an alpha takes the next number of `alphas`. An activation that has a beta
-    takes the next number of `betas`.
+    `kind` is "rnn", "lstm" or "gru". `alphas` and `betas` have a number only for each activation
+    that has such a parameter. An activation gets its default if no numbers are left.
     """
-    names = site.attribute("activations", tuple, DEFAULTS[kind] * direction_count)
-    if len(names) != direction_count * len(DEFAULTS[kind]):
+    default_names = DEFAULTS[kind] * direction_count
+    names = site.attribute("activations", tuple, default_names)
+    if len(names) != len(default_names):
         raise InvalidOperation(f"it has {len(names)} activations for {direction_count} directions")
     next_alphas = iter(alphas)
     next_betas = iter(betas)
     activations: list[Activation] = []
     for name in map(str.lower, names):
         default_alpha, default_beta = PARAMETERS.get(name, (None, None))
-        alpha = None if default_alpha is None else next(next_alphas, None)
-        beta = None if default_beta is None else next(next_betas, None)
+        has_alpha = default_alpha is not None
+        has_beta = default_beta is not None
+        alpha = next(next_alphas, None) if has_alpha else None
+        beta = next(next_betas, None) if has_beta else None
         activations.append(activation(name, alpha, beta))
     return activations
 
 
 def _product(site: NodeSite, x: Tensor, weights: _Weights, bias: Tensor | None = None) -> Any:
-    """Multiply x of shape (batch, items) by weights, and add the bias if there is one.
+    """Multiply x of shape (..., items) by weights, and add the bias if there is one.
 
     `weights` is a tensor of shape (outputs, items), or a tuple of quantised levels, their scale and
     their zero point.
@@ -71,8 +74,9 @@ def _product(site: NodeSite, x: Tensor, weights: _Weights, bias: Tensor | None =
         levels, scale, zero_point = weights
         result = dynamic_product(site, x, levels, scale, zero_point)
     else:
-        a, b = site.aligned(site.tensor(x), site.tensor(weights))
-        result = site.product(a, b, flips=True)
+        # The matrices of a product must have the same rank.
+        matrix, weight_matrix = site.aligned(site.tensor(x), site.tensor(weights))
+        result = site.product(matrix, weight_matrix, flips=True)
     return result if bias is None else site.step.add(result, bias)
 
 
@@ -82,18 +86,23 @@ def _layer(
 ) -> tuple[Any, ...]:  # fmt: skip
     """Run a recurrent layer forward, backward or in both directions.
 
-    Return the outputs of all time steps, then the last states. `kind` is "rnn", "lstm" or "gru".
-    `alphas` and `betas` are parameters of activations, and `fields` are further fields of the
-    `Cell`. If `batch_first`, the first axis of the input is the batch, otherwise time.
+    Return the outputs of all time steps, then the last states.
+
+    Args:
+        site: the node of the layer.
+        kind: "rnn", "lstm" or "gru".
+        direction: "forward", "reverse" or "bidirectional".
+        alphas: the parameters alpha of activations.
+        betas: the parameters beta of activations.
+        batch_first: whether the first axis of the input is the batch, not time.
+        is_quantized: whether the weights are quantised.
+        fields: further fields of the `Cell`.
     """
     reversals = _DIRECTIONS[direction]
     x = site.tensor(0)
     if batch_first:  # to (time, batch, items)
         x = site.transposed(x, (1, 0, 2))
-    hidden_axis = 1 if is_quantized else 2
-    hidden = site.shape(2)[hidden_axis]
-    if site.int("hidden_size", hidden) != hidden:
-        raise InvalidOperation(f"'hidden_size' must be {hidden}, as in the shape of input 2")
+    hidden = _hidden_size(site, is_quantized=is_quantized)
     if site.shape(1)[0] != len(reversals):
         raise InvalidShape(f"it has {len(reversals)} directions, input 1 is {show(site.shape(1))}")
     activations = _activations(site, kind, len(reversals), alphas, betas)
@@ -103,21 +112,17 @@ def _layer(
     states_by_direction: list[list[Any]] = []
     for index, reverse in enumerate(reversals):
         first = index * activation_count
+        cell_activations = activations[first : first + activation_count]
         # "iofc" is the order in which ONNX stores the gates of an LSTM.
-        cell = Cell(kind, "iofc", activations[first : first + activation_count], **fields)
-        states: list[Tensor] = []
-        for i in range(_FIRST_STATE, _FIRST_STATE + cell.states):
-            if site.has(i):
-                states.append(_of_direction(site, i, index, int(batch_first)))
-            else:
-                shape = (site.extent(x, 1), hidden)
-                states.append(site.filled(0, x.type.dtype, shape))
+        cell = Cell(kind, "iofc", cell_activations, **fields)
+        states = _first_states(site, cell, x, hidden, index, batch_first=batch_first)
         input_weights = weights_of_direction(site, 1, index)
         state_weights = weights_of_direction(site, 2, index)
         weights = (input_weights, state_weights)
         output, *last_states = _run_cell(site, cell, x, states, weights, index, reverse=reverse)
         outputs.append(output)
         states_by_direction.append(last_states)
+    # An output has shape (time, batch, hidden), and a state has shape (batch, hidden).
     stacked_output = site.step.stack(outputs, axis=1)
     stacked_states: list[Any] = []
     for state_of_directions in zip(*states_by_direction, strict=True):
@@ -128,23 +133,56 @@ def _layer(
     return (stacked_output, *stacked_states)
 
 
+def _hidden_size(site: NodeSite, *, is_quantized: bool) -> int:
+    """Return the number of items of a state.
+
+    Raises InvalidOperation if the attribute `hidden_size` has another value.
+    """
+    # The weights of the state have shape (directions, gates * hidden, hidden), and quantised
+    # weights have shape (directions, hidden, gates * hidden).
+    hidden_axis = 1 if is_quantized else 2
+    hidden = site.shape(2)[hidden_axis]
+    if site.int("hidden_size", hidden) != hidden:
+        raise InvalidOperation(f"'hidden_size' must be {hidden}, as in the shape of input 2")
+    return hidden
+
+
+def _first_states(
+    site: NodeSite, cell: Cell, x: Value, hidden: int, direction: int, *, batch_first: bool
+) -> list[Tensor]:
+    """Return the states of a direction before the first time step, of shape (batch, hidden).
+
+    x has shape (time, batch, items), and `direction` is the index of the direction. A state is 0 if
+    its input is left out. If `batch_first`, the first axis of the input of a state is the batch.
+    """
+    axis_of_directions = 1 if batch_first else 0
+    states: list[Tensor] = []
+    for i in range(_FIRST_STATE, _FIRST_STATE + cell.states):
+        if site.has(i):
+            states.append(_of_direction(site, i, direction, axis_of_directions))
+        else:
+            shape = (site.extent(x, 1), hidden)
+            states.append(site.filled(0, x.type.dtype, shape))
+    return states
+
+
 def _of_direction(site: NodeSite, i: int, direction: int, axis: int = 0) -> Any:
     """Return the part of input `i` for the direction with the index `direction`.
 
     `axis` is the axis of directions, which the result does not have.
     """
-    part = site.part(site.tensor(i), axis, direction, direction + 1)
+    part = site.part(site.tensor(i), axis, first=direction, last=direction + 1)
     return site.squeezed(part, axis)
 
 
 def _levels(site: NodeSite, i: int, direction: int) -> tuple[Any, Any, Any]:
-    """Return the quantised weights of a direction, which are in input `i` (1 or 2).
+    """Return the quantised weights of a direction: their levels, scale and zero point.
 
-    `direction` is the index of the direction. The result has the levels, their scale, and their
-    zero point, which is None if it is 0.
+    The weights are in input `i`, which is 1 or 2. `direction` is the index of the direction. The
+    zero point is None if it is 0.
     """
-    # Inputs 8 and 9 are the scale and the zero point of input 1, and inputs 10 and 11 are those of
-    # input 2.
+    # Inputs 8 and 9 are the scale and the zero point of input 1. Inputs 10 and 11 are the scale and
+    # the zero point of input 2.
     scale_input = 2 * i + 6
     zero_input = scale_input + 1
     zero_point = None
@@ -161,9 +199,10 @@ def _run_cell(
 ) -> list[Any]:  # fmt: skip
     """Run a cell over the time steps of a sequence; return the outputs and the last states.
 
-    `x` has shape (time, batch, items), and the outputs have shape (time, batch, hidden). `weights`
-    are the weights of the input and the weights of the state. `direction` is the index of the
-    direction. If `reverse`, the sequence is read from the end.
+    `x` has shape (time, batch, items), and the outputs have shape (time, batch, hidden). `states`
+    are the states before the first time step. `weights` has the weights of the input, then the
+    weights of the state. `direction` is the index of the direction. If `reverse`, the sequence is
+    read from the end.
     """
     hidden = site.shape(states[0])[-1]
     input_weights, state_weights = weights
@@ -171,52 +210,65 @@ def _run_cell(
     peepholes = _peepholes(site, direction) if cell.kind == "lstm" else {}
 
     def product(body: RepeatedBody, state: Tensor, first: int, last: int) -> Any:
-        """Multiply the state in a body by the weights of the gates from `first` up to `last`."""
+        """Multiply the state by the weights of the gates `first` to `last` - 1.
+
+        `body` is the body of the scan over time steps, and `state` is a tensor of this body.
+        """
         if isinstance(state_weights, tuple):
             gate_weights = tuple(map(body.outer_input, state_weights))
         else:
             gate_weights = body.outer_input(state_weights)
         takes_all_gates = last - first == cell.gates
         if not takes_all_gates:
-            gate_weights = body.at.part(gate_weights, 0, first * hidden, last * hidden)
-        # A product that does not begin with the first gate is the product of a GRU's candidate.
-        gate_bias = body.outer_input(candidate_bias) if first > 0 else None
+            # A gate has `hidden` rows of the weights.
+            gate_weights = body.at.part(
+                gate_weights, axis=0, first=first * hidden, last=last * hidden
+            )
+        # Only the candidate of a GRU has a product that does not begin with the first gate.
+        is_candidate = first > 0
+        gate_bias = body.outer_input(candidate_bias) if is_candidate else None
         return _product(body.at, state, gate_weights, gate_bias)
 
     products = _product(site, x, input_weights, bias)
     mask = None
-    if site.has(4):
-        mask = steps_within(site, site.extent(x, 0), site.operand(4), 0)
+    if site.has(4):  # the lengths of the sequences
+        time = site.extent(x, 0)
+        mask = steps_within(site, time, lengths=site.operand(4), axis=0)
     return cell.run(site, products, states, product, mask, peepholes, axis=0, reverse=reverse)
 
 
 def _biases(site: NodeSite, cell: Cell, hidden: int, direction: int) -> tuple[Any, Any]:
     """Return the bias of the product with the input, and the bias of a GRU's candidate.
 
-    Input 3 has the bias of the input, then the bias of the state. Usually both are added to the
-    product with the input. The exception is a GRU that applies its reset gate after the product
-    with the state: the last part of the state's bias is then added to that product, and is the
-    second result. A bias is None if there is none.
+    Input 3 has the bias of the input, then the bias of the state. Usually their sum is the first
+    result, and the second result is None.
+
+    A GRU is an exception if it applies its reset gate after the product with the state. The gate
+    then multiplies the candidate's part of the state's bias too. This part is the second result.
+
+    Both results are None if input 3 is left out.
     """
     if not site.has(3):
         return None, None
     items = hidden * cell.gates
-    biases = _of_direction(site, 3, direction)
-    input_bias = site.part(biases, 0, 0, items)
-    state_bias = site.part(biases, 0, items, 2 * items)
+    biases = _of_direction(site, 3, direction)  # of shape (2 * items,)
+    input_bias = site.part(biases, axis=0, first=0, last=items)
+    state_bias = site.part(biases, axis=0, first=items, last=2 * items)
     candidate_bias = None
     if cell.kind == "gru" and cell.resets_after:
-        # The bias of the two gates comes first. Zeros take the place of the candidate's bias.
-        candidate_bias = site.part(state_bias, 0, 2 * hidden, items)
-        state_bias = site.part(state_bias, 0, 0, 2 * hidden)
-        state_bias = site.cut_or_padded(state_bias, 0, items)
+        # The state's bias has a part for each of the two gates, then the candidate's part, which
+        # zeros replace.
+        gates_end = 2 * hidden
+        candidate_bias = site.part(state_bias, axis=0, first=gates_end, last=items)
+        state_bias = site.part(state_bias, axis=0, first=0, last=gates_end)
+        state_bias = site.cut_or_padded(state_bias, axis=0, size=items)
     return site.step.add(input_bias, state_bias), candidate_bias
 
 
 def _peepholes(site: NodeSite, direction: int) -> dict[str, Any]:
-    """Return the peephole weights of an LSTM's gates i, o and f, of shape (1, hidden), by gate.
+    """Return the peephole weights of an LSTM's gates "i", "o" and "f", by the gate's letter.
 
-    The result is empty if input 7 is left out.
+    The weights of a gate have shape (1, hidden). The result is empty if input 7 is left out.
     """
     if not site.has(7):
         return {}

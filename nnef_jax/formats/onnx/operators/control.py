@@ -1,4 +1,4 @@
-"""Meanings of operators whose attributes are graphs: If, Loop and Scan."""
+"""Meanings of operators that run a graph by a condition: If and Loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lowering.extents import is_symbolic
 from lowering.graph import Value
 from nnef_jax.errors import NnefError, SemanticError, ShapeError
 from nnef_jax.flattening.growing_states import GrowingAxis, GrowingStates
-from nnef_jax.flattening.operators.attributes import attribute, integer
+from nnef_jax.flattening.operators.attributes import attribute
 from nnef_jax.flattening.repetition import LAST, RepeatedBody, add_choice, flattened_branches
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
@@ -45,7 +45,8 @@ def _if(
     """Compute one of two graphs: `then` if the condition is true, else `otherwise`."""
     if isinstance(condition, Constant):
         graph = then if condition.array.any() else otherwise
-        return tuple(site.flatten_subgraph(graph, site.graph, {}))
+        no_inputs: dict[str, Any] = {}
+        return tuple(site.flatten_subgraph(graph, site.graph, no_inputs))
     then_body = site.graph.body()
     else_body = site.graph.body()
     flatteners = [
@@ -55,9 +56,10 @@ def _if(
     hint_to_fix = site.graph.hint_to_fix(condition)
     then_outputs, else_outputs = flattened_branches(flatteners, hint_to_fix)
     lengths = [_length(x) for x in then_outputs]
-    if lengths != [_length(x) for x in else_outputs]:
-        # The condition is computed, so this raises InvalidOperation, with a hint how to fix the
-        # condition.
+    else_lengths = [_length(x) for x in else_outputs]
+    if lengths != else_lengths:
+        # Sequences of different lengths need a known condition. This condition is computed, so
+        # `known` raises InvalidOperation, with a hint how to fix the condition.
         site.known(0)
     then_tensors = _tensors_of(replace(site, graph=then_body), then_outputs)
     else_tensors = _tensors_of(replace(site, graph=else_body), else_outputs)
@@ -68,7 +70,7 @@ def _if(
 
 
 def _with_sequences(tensors: Iterable[Any], lengths: Iterable[int | None]) -> tuple[Any, ...]:
-    """Return the outputs of a node whose tensors, and items of sequences, follow one another.
+    """Group tensors into the outputs of a node, which are tensors and sequences of tensors.
 
     `lengths` has, for each output, the length of the sequence, or None for a tensor. For example,
     the tensors a, b, c and the lengths 2, None become [a, b], c.
@@ -83,15 +85,15 @@ def _with_sequences(tensors: Iterable[Any], lengths: Iterable[int | None]) -> tu
     return tuple(outputs)
 
 
-def _length(result: _State) -> int | None:
-    """Return the length of a sequence, or None for a tensor."""
-    return len(result) if isinstance(result, list) else None
+def _length(output: _State) -> int | None:
+    """Return the length of an output that is a sequence, or None for an output that is a tensor."""
+    return len(output) if isinstance(output, list) else None
 
 
 def _tensors_of(body_site: NodeSite, outputs: Sequence[_State]) -> list[Value]:
-    """Return the outputs of a body as tensors of its graph.
+    """Return the tensors of the outputs of a body, one after the other.
 
-    The items of an output that is a sequence follow one another in the result.
+    An output that is a sequence has several tensors. `body_site` is a site in the body's graph.
     """
     tensors: list[Value] = []
     for output in outputs:
@@ -122,11 +124,12 @@ def _loop(
         )
     limit = math.inf  # the largest number of iterations that is known in advance
     if isinstance(count, Constant):
-        known_count = count.array.reshape(-1)[0]
-        if is_symbolic(known_count):  # the number of items of a list
+        count_item = count.array.reshape(-1)[0]
+        if is_symbolic(count_item):
+            # The number of items of a list is known only when the network runs.
             count = site.tensor(count)
         else:
-            limit = max(int(known_count), 0)
+            limit = max(int(count_item), 0)
     if isinstance(begins, Constant):
         if not begins.array.any():
             limit = 0
@@ -141,21 +144,34 @@ def _loop(
     ends_by_count = begins is None and always_continues
     if ends_by_count and limit < math.inf:
         return _counted(site, body, states, int(limit))
-    tensors = [x for x in states if not isinstance(x, list)]
-    has_sequences = len(tensors) < len(states)
+    return _uncounted(site, body, states, count, begins, limit)
+
+
+def _uncounted(
+    site: NodeSite, body: ModelGraph, states: Sequence[_State], count: Tensor | None,
+    begins: Tensor | None, limit: float,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Run a loop whose number of iterations depends on values.
+
+    Return the last states, then the stacked outputs. The arguments are as for `_as_loop`, but a
+    state may be a sequence. Raises InvalidOperation if the graph cannot have such a loop.
+    """
+    has_sequences = any(isinstance(state, list) for state in states)
     stacks_outputs = len(body.outputs) > 1 + len(states)
     most = limit
     if isinstance(count, Value):
         largest_count = site.graph.bounds.most(count)
         most = min(limit, math.inf if largest_count is None else max(largest_count, 0))
     failure: NnefError | None = None
-    if not has_sequences and (not stacks_outputs or most <= _MOST_STACKED):
+    can_stack = not stacks_outputs or most <= _MOST_STACKED
+    if can_stack and not has_sequences:
         try:
-            return _as_loop(site, body, tensors, count, begins, limit, most)
+            return _as_loop(site, body, states, count, begins, limit, most)
         except (SemanticError, ShapeError) as error:
             if not stacks_outputs:
                 raise
             failure = error
+    # Input 0 is the number of iterations, and input 1 is the condition before the first iteration.
     for i in (0, 1):
         if site.has(i):
             # Raises InvalidOperation for a computed input, with a hint how to fix the input.
@@ -168,7 +184,7 @@ def _loop(
 
 
 def _as_loop(
-    site: NodeSite, body: ModelGraph, states: Sequence[Tensor], count: Tensor | None,
+    site: NodeSite, body: ModelGraph, states: Sequence[Any], count: Tensor | None,
     begins: Tensor | None, limit: float, most: float,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Add a loop to the graph; return the last states, then the stacked outputs.
@@ -176,15 +192,53 @@ def _as_loop(
     The loop ends when its condition is false, at the latest after `count` iterations.
 
     Args:
-        site: the node.
-        body: the graph of an iteration.
-        states: the states before the first iteration.
-        count: the largest number of iterations, or None if there is none.
-        begins: the condition before the first iteration, or None if it is true.
-        limit: the largest number of iterations that the document states.
-        most: the largest number of iterations that `count` can have.
+        site: the node of the loop.
+        body: the body.
+        states: the states before the first iteration, which are tensors.
+        count: the largest number of iterations, or None.
+        begins: the condition before the first iteration. None stands for true.
+        limit: the largest number of iterations that the document states, or infinity.
+        most: the largest number of iterations that `count` can have, or infinity.
     """
     grown, repetition, condition, values = _loop_body(site, body, states, most)
+    start = _start_of_loop(site, count, begins, limit)
+    after = grown.padded(repetition.graph, values[: len(states)])
+    outputs = [repetition.at.unsqueezed(x, (0,)) for x in values[len(states) :]]
+    # A loop with a bound always takes so many steps. So the bound of a computed `count` is used
+    # only if the sizes of results need a bound.
+    iterations = most if outputs or grown.axes else limit
+    has_bound = len(outputs) > 0 or iterations <= _MOST_UNROLLED
+    bound = int(iterations) if has_bound else -1  # -1 stands for no bound
+    continue_condition = [repetition.at.cast(condition, "bool")]
+    state_modes = [LAST] * len(after)
+    if not outputs:
+        last_states = repetition.add(
+            site.emit, continue_condition, after, values=after, output_modes=state_modes,
+            start=start, limit=bound,
+        )  # fmt: skip
+        return tuple(grown.behind(last_states))
+    stacked_modes = [("full", 0, 1)] * len(outputs)
+    # A stacked output has an item for each iteration. The last value counts the iterations.
+    number = repetition.at.step.add(repetition.loop_inputs[0], 1)
+    loop = repetition.add(
+        site.insert, continue_condition, after, values=[*after, *outputs, number],
+        output_modes=[*state_modes, *stacked_modes, LAST], start=start, limit=bound,
+    )  # fmt: skip
+    last_states = loop[: len(after)]
+    padded_outputs = loop[len(after) : -1]
+    item_count = site.reshaped(loop[-1], (1,))
+    stacked = [site.listed(x, axis=0, count=item_count) for x in padded_outputs]
+    return (*grown.behind(last_states), *stacked)
+
+
+def _start_of_loop(
+    site: NodeSite, count: Tensor | None, begins: Tensor | None, limit: float
+) -> dict[str, Any]:
+    """Return the operands "count" and "condition" of a loop: tensors without axes, or literals.
+
+    The arguments are as for `_as_loop`. The operand "count" is `count` if this is computed, and
+    `limit` otherwise.
+    """
     largest_count: Any
     if isinstance(count, Value):
         largest_count = site.reshaped(site.as_integer(count), ())
@@ -192,33 +246,10 @@ def _as_loop(
         largest_count = int(np.iinfo(site.graph.builder.integer).max)
     else:
         largest_count = int(limit)
-    first_condition: Any = True
+    condition: Any = True
     if begins is not None:
-        first_condition = site.reshaped(site.cast(begins, "bool"), ())
-    start = {"count": largest_count, "condition": first_condition}
-    after = grown.padded(repetition.graph, values[: len(states)])
-    outputs = [repetition.at.unsqueezed(x, (0,)) for x in values[len(states) :]]
-    # A computed `count` bounds the loop only if the sizes of results need the bound: a loop with a
-    # bound runs as many iterations.
-    iterations = most if outputs or grown.axes else limit
-    is_bounded = bool(outputs) or iterations <= _MOST_UNROLLED
-    limit_of_loop = int(iterations) if is_bounded else -1  # -1 stands for no bound
-    continue_condition = [repetition.at.cast(condition, "bool")]
-    modes = [LAST] * len(after) + [("full", 0, 1)] * len(outputs)
-    if outputs:  # as many items as there are iterations, whose number is the last value
-        number = repetition.at.step.add(repetition.loop_inputs[0], 1)
-        loop = repetition.add(
-            site.insert, continue_condition, after, values=[*after, *outputs, number],
-            output_modes=[*modes, LAST], start=start, limit=limit_of_loop,
-        )  # fmt: skip
-        item_count = site.reshaped(loop[-1], (1,))
-        stacked = [site.listed(x, 0, item_count) for x in loop[len(after) : -1]]
-        return (*grown.behind(loop[: len(after)]), *stacked)
-    last_states = repetition.add(
-        site.emit, continue_condition, after, values=after, output_modes=modes, start=start,
-        limit=limit_of_loop,
-    )  # fmt: skip
-    return tuple(grown.behind(last_states))
+        condition = site.reshaped(site.cast(begins, "bool"), ())
+    return {"count": largest_count, "condition": condition}
 
 
 def _loop_body(
@@ -255,7 +286,7 @@ def _loop_body(
 def _inputs(
     site: NodeSite, body: ModelGraph, iteration: Tensor, states: Sequence[_State]
 ) -> dict[str, Any]:
-    """Return the inputs of the body of a loop, by the names of the body's ports.
+    """Return the inputs of the body of a loop, by their names in the body.
 
     The inputs are the number of the iteration, the condition (always True), and the states.
     """
@@ -265,8 +296,11 @@ def _inputs(
 
 
 def _continues(site: NodeSite, body: ModelGraph, states: Sequence[_State]) -> bool | None:
-    """Return the condition that a loop's body computes, or None if it is not known in advance."""
-    # This body is not added to the graph. It is only flattened to find its condition.
+    """Return the condition that a loop's body computes, or None if it is not known in advance.
+
+    `states` are the states before the first iteration.
+    """
+    # The graph of `trial` is not added to the outer graph. It only serves to find the condition.
     trial = RepeatedBody(site)
     inner_states: list[Any] = []
     for state in states:
@@ -275,6 +309,7 @@ def _continues(site: NodeSite, body: ModelGraph, states: Sequence[_State]) -> bo
         else:
             inner_states.append(_as_state(trial, state))
     inputs = _inputs(site, body, trial.iteration(count=None), inner_states)
+    # The first output of the body is the condition.
     condition_graph = replace(body, outputs=body.outputs[:1])
     (condition,) = site.flatten_subgraph(condition_graph, trial.graph, inputs)
     if not isinstance(condition, Constant):
@@ -285,7 +320,8 @@ def _continues(site: NodeSite, body: ModelGraph, states: Sequence[_State]) -> bo
 def _as_state(body: RepeatedBody, state: _State) -> Any:
     """Return a state of a loop as a computed tensor of the body, even if the state is a constant.
 
-    Iterations may change the state, so the constant holds only in the first iteration.
+    Iterations may change the state, so the constant is its value only in the first iteration. A
+    state that is a sequence becomes a sequence of such tensors.
     """
     if isinstance(state, list):
         return [_as_state(body, item) for item in state]
@@ -295,10 +331,11 @@ def _as_state(body: RepeatedBody, state: _State) -> Any:
 def _counted(
     site: NodeSite, body: ModelGraph, states: Sequence[_State], count: int
 ) -> tuple[Any, ...]:
-    """Run a body `count` times: add a scan, or add the nodes of the body once for each iteration.
+    """Run a body `count` times; return the last states, then the stacked outputs.
 
-    The nodes are added for each iteration if states are sequences or change their shapes, or if
-    shapes depend on the number of the iteration.
+    The body becomes a scan. If a scan cannot run the body, the nodes of the body are added once for
+    each iteration. This is so if states are sequences or change their shapes, or if shapes depend
+    on the number of the iteration.
     """
     tensors = [state for state in states if not isinstance(state, list)]
     has_sequences = len(tensors) < len(states)
@@ -307,6 +344,7 @@ def _counted(
     try:
         results = _as_scan(site, body, tensors, count)
     except (SemanticError, ShapeError):
+        # Shapes may depend on the number of the iteration, which is known in unrolled iterations.
         if count > _MOST_RETRIED:
             raise
         results = None
@@ -318,12 +356,13 @@ def _as_scan(
 ) -> tuple[Any, ...] | None:
     """Add a scan that runs a body `count` times; return the last states, then the stacked outputs.
 
-    Return None if results of the body are sequences, or if states change their shape.
+    Return None if a scan cannot run the body: if results are sequences or lists whose items the
+    body counts, or if states change their shape.
     """
     repetition = RepeatedBody(site)
     inner_states = [repetition.state(state) for state in states]
     inputs = _inputs(site, body, repetition.iteration(count), inner_states)
-    _, *results = site.flatten_subgraph(body, repetition.graph, inputs)
+    _, *results = site.flatten_subgraph(body, repetition.graph, inputs)  # without the condition
     if any(isinstance(result, list) for result in results):
         return None
     values = [repetition.at.tensor(result) for result in results]
@@ -354,117 +393,22 @@ def _unrolled(
             f"at most {_MOST_UNROLLED} such iterations are unrolled",
         )
     state_count = len(states)
+    # The body's outputs are the condition, the states, and the outputs that are stacked.
     output_ports = body.outputs[1 + state_count :]
-    values_by_output: list[list[Tensor]] = [[] for _ in output_ports]
     if output_ports and count == 0:
         raise InvalidOperation("it has no iterations, from which a result would have its shape")
+    values_by_output: list[list[Tensor]] = [[] for _ in output_ports]
     for i in range(count):
         iteration = site.constant(i, "int64")
         inputs = _inputs(site, body, iteration, states)
         condition, *results = site.flatten_subgraph(body, site.graph, inputs)
         states = results[:state_count]
-        for values, value in zip(values_by_output, results[state_count:], strict=True):
-            values.append(value)
+        outputs = results[state_count:]
+        for values, output in zip(values_by_output, outputs, strict=True):
+            values.append(output)
         if not isinstance(condition, Constant):
             raise InvalidOperation("its condition and the shape of a state depend on values")
         if not condition.array.any():
             break
     stacked = [site.step.stack(values, axis=0) for values in values_by_output]
     return (*states, *stacked)
-
-
-def _require_inputs(site: NodeSite, count: int) -> None:
-    """Raise InvalidOperation unless a scan at this site can have `count` scanned inputs."""
-    if not 0 < count <= len(site.operands):
-        raise InvalidOperation(f"'num_scan_inputs' is {count}, it has {len(site.operands)} inputs")
-
-
-@operator("Scan", since=9)
-def _scan(
-    site: NodeSite, *, count: int = integer("num_scan_inputs"), body: ModelGraph = _BODY
-) -> tuple[Any, ...]:
-    """Scan a body over tensors that are cut along an axis. `count` is the number of these tensors.
-
-    The first inputs of the node are the states, and its last inputs are the tensors that are cut.
-    """
-    _require_inputs(site, count)
-    tensors = [site.operand(i) for i in range(len(site.operands))]
-    state_count = len(tensors) - count
-    states = tensors[:state_count]
-    scanned = tensors[state_count:]
-
-    def axes_and_directions(direction_of_data: str, items: int) -> list[tuple[int, int]]:
-        """Return the pairs (axis, direction) of the scanned inputs, or of the scanned outputs.
-
-        `direction_of_data` is "input" or "output" accordingly, and `items` is the number of pairs.
-        """
-        axes = site.ints(f"scan_{direction_of_data}_axes", [0] * items)
-        directions = site.ints(f"scan_{direction_of_data}_directions", [0] * items)
-        return list(zip(axes, directions, strict=True))
-
-    cuts = axes_and_directions("input", count)
-    stacks = axes_and_directions("output", len(body.outputs) - state_count)
-    return _scanned(site, body, states, scanned, cuts, stacks)
-
-
-def _scanned(
-    site: NodeSite, graph: ModelGraph, states: Sequence[Tensor], scanned: Sequence[Tensor],
-    cuts: Sequence[tuple[int, int]], stacks: Sequence[tuple[int, int]],
-) -> tuple[Any, ...]:  # fmt: skip
-    """Add a scan of a graph; return the last states, then the outputs.
-
-    `scanned` are the tensors that are cut into one slice for each iteration. `cuts` has a pair
-    (axis, direction) for each scanned tensor, and `stacks` has one for each output. A direction of
-    1 begins at the end of the axis, and 0 at its start.
-    """
-    body = RepeatedBody(site)
-    inner_tensors: list[Value] = [body.state(state) for state in states]
-    for tensor, (axis, direction) in zip(scanned, cuts, strict=True):
-        axis = site.axis(axis, site.rank(tensor))
-        inner_tensors.append(body.item(tensor, axis, reverse=bool(direction)))
-    names = [port.name for port in graph.inputs]
-    inputs = dict(zip(names, inner_tensors, strict=True))
-    results = site.flatten_subgraph(graph, body.graph, inputs)
-    values = [body.at.tensor(result) for result in results]
-    after = values[: len(states)]
-    outputs = values[len(states) :]
-    modes: list[tuple[str, int, int]] = []
-    for i, (axis, direction) in enumerate(stacks):
-        rank = len(outputs[i].type.shape) + 1  # the rank with the new axis
-        axis = site.axis(axis, rank)
-        outputs[i] = body.at.unsqueezed(outputs[i], (axis,))
-        chunk = -1 if direction else 1
-        modes.append(("full", axis, chunk))
-    return tuple(body.scan(after, outputs, modes))
-
-
-@operator("Scan")
-def _scan_8(
-    site: NodeSite, *, count: int = integer("num_scan_inputs"), body: ModelGraph = _BODY
-) -> tuple[Any, ...]:
-    """Scan each sequence of a batch separately.
-
-    All inputs have shape (batch, time, ...) or are states. The states have shape (batch, ...).
-    `count` is the number of scanned inputs.
-    """
-    _require_inputs(site, count)
-    state_count = len(site.operands) - count - 1
-    tensors = [site.tensor(i) for i in range(1, len(site.operands))]
-    batch, time = site.known_shape(tensors[-1])[:2]
-    lengths = site.integers(0) if site.has(0) else []
-    if any(length != time for length in lengths):
-        raise InvalidOperation("sequences of different lengths in a batch are not supported")
-    site.spend(batch * len(body.nodes))
-    cuts = [(0, direction) for direction in site.ints("directions", [0] * count)]
-    stacks = [(0, 0)] * (len(body.outputs) - state_count)
-    results_by_sequence: list[tuple[Any, ...]] = []
-    for i in range(batch):
-        parts = [site.part(tensor, 0, i, i + 1) for tensor in tensors]
-        items = [site.squeezed(part, 0) for part in parts]
-        states = items[:state_count]
-        scanned = items[state_count:]
-        results_by_sequence.append(_scanned(site, body, states, scanned, cuts, stacks))
-    stacked: list[Any] = []
-    for values in zip(*results_by_sequence, strict=True):
-        stacked.append(site.step.stack([*values], axis=0))
-    return tuple(stacked)

@@ -31,9 +31,9 @@ _ROOT_OF_2 = 1.41421356
 
 
 def parameter(site: NodeSite, name: str, items: ArrayLike, dtype: str = "float32") -> Constant:
-    """Return numbers from an attribute of a node as weights.
+    """Return the numbers `items`, which come from an attribute of a node, as weights.
 
-    The label of the weights consists of the node's name and `name`.
+    The label of the weights is the node's name, a dot and `name`.
     """
     return Constant(np.asarray(items, dtype), dtype, f"{site.name}.{name}")
 
@@ -66,32 +66,40 @@ def transformed(site: NodeSite, scores: Tensor, transform: str) -> Any:
 
 
 def _softmax_zero(site: NodeSite, scores: Tensor) -> Any:
-    """Compute the softmax of scores of shape (samples, classes), in which a score of 0 stays 0."""
+    """Compute the softmax of scores of shape (samples, classes), in which a score of 0 stays 0.
+
+    The numerator of a score s is exp(s - m), where m is the largest score. If s is near 0, its
+    numerator is s * exp(-m).
+    """
     step = site.step
     classes_axis = (1,)
     largest = step.max_reduce(scores, axes=classes_axis)
-    powers = step.exp(step.sub(scores, largest))
+    exponentials = step.exp(step.sub(scores, largest))
     near_zero = step.mul(scores, step.exp(step.neg(largest)))
     is_score = step.gt(step.abs(scores), _SMALLEST_SCORE)
-    powers = step.select(is_score, powers, near_zero)
-    total = site.total(powers, classes_axis)
+    numerators = step.select(is_score, exponentials, near_zero)
+    total = site.total(numerators, classes_axis)
     is_zero = step.eq(total, 0.0)
-    shares = step.div(powers, step.select(is_zero, 1.0, total))
+    shares = step.div(numerators, step.select(is_zero, 1.0, total))
+    # The total is 0 if all scores are 0. Then each class gets 0.5.
     return step.select(is_zero, 0.5, shares)
 
 
 def _probit(site: NodeSite, scores: Tensor) -> Any:
-    """Compute the quantile function of the normal distribution, by Winitzki's approximation.
+    """Compute the quantile function of the normal distribution: sqrt(2) * erfinv(2 * scores - 1).
 
-    Runtimes use this approximation too. It is sqrt(2) * erfinv(2 * scores - 1).
+    Runtimes compute erfinv by Winitzki's approximation, and so does this function. With a = 0.147,
+    L = log(1 - x^2) and m = L / 2 + 2 / (pi * a), the approximation of erfinv(x) is
+
+        sign(x) * sqrt(sqrt(m^2 - L / a) - m)
     """
     step = site.step
     x = step.sub(step.mul(scores, 2.0), 1.0)
     log = step.log(step.sub(1.0, step.sqr(x)))
-    mean = step.add(step.mul(log, 0.5), 2 / (np.pi * _WINITZKI))
-    root = step.sub(step.sqr(mean), step.mul(log, 1 / _WINITZKI))
-    root = step.sqrt(step.sub(step.sqrt(root), mean))
-    return step.mul(step.mul(step.sign(x), root), _ROOT_OF_2)
+    m = step.add(step.mul(log, 0.5), 2 / (np.pi * _WINITZKI))
+    difference = step.sub(step.sqr(m), step.mul(log, 1 / _WINITZKI))
+    magnitude = step.sqrt(step.sub(step.sqrt(difference), m))
+    return step.mul(step.mul(step.sign(x), magnitude), _ROOT_OF_2)
 
 
 def classes(site: NodeSite, labels: Sequence[int]) -> NDArray[np.int64]:
@@ -105,7 +113,7 @@ def classes(site: NodeSite, labels: Sequence[int]) -> NDArray[np.int64]:
 
 
 def labelled(site: NodeSite, labels: NDArray[np.int64], index: Tensor) -> Any:
-    """Return the labels of the classes with the indices `index`.
+    """Return the label of the class with the index `index`, for each item of `index`.
 
     If there are no labels, return the indices.
     """
@@ -115,8 +123,11 @@ def labelled(site: NodeSite, labels: NDArray[np.int64], index: Tensor) -> Any:
 
 
 def best_class(site: NodeSite, scores: Tensor) -> Any:
-    """Return the index of the highest score of each row."""
-    index = site.step.argmax_reduce(scores, axes=(1,))
+    """Return the index of the highest score of each row.
+
+    `scores` has shape (samples, classes), and the result has shape (samples,).
+    """
+    index = site.step.argmax_reduce(scores, axes=(1,))  # of shape (samples, 1)
     return site.squeezed(index, 1)
 
 
@@ -142,8 +153,8 @@ def _scaler(
 ) -> Any:
     """Compute (x - offset) * scale."""
     x = site.cast(x, site.computation_dtype("float32"))
-    x = site.step.sub(x, parameter(site, "offset", offset))
-    return site.step.mul(x, parameter(site, "scale", scale))
+    difference = site.step.sub(x, parameter(site, "offset", offset))
+    return site.step.mul(difference, parameter(site, "scale", scale))
 
 
 operator("Binarizer", domain=DOMAIN, threshold=number("threshold", 0))(
@@ -153,7 +164,10 @@ operator("Binarizer", domain=DOMAIN, threshold=number("threshold", 0))(
 
 @operator("Normalizer", domain=DOMAIN)
 def _normalizer(site: NodeSite, x: Tensor, *, norm: str = word("norm", "MAX", "L1", "L2")) -> Any:
-    """Divide each row by its largest item or by its norm. A row of zeros is not changed."""
+    """Divide each row by its largest item ("MAX") or by its norm ("L1" or "L2").
+
+    A row lies along the last axis. A row of zeros is not changed.
+    """
     axes = (site.rank() - 1,)
     x = site.cast(x, site.computation_dtype("float32"))
     if norm == "L1":
@@ -169,21 +183,26 @@ def _normalizer(site: NodeSite, x: Tensor, *, norm: str = word("norm", "MAX", "L
 
 @operator("Imputer", domain=DOMAIN)
 def _imputer(site: NodeSite, x: Tensor) -> Any:
-    """Replace missing items by the value of their column in the attribute `imputed_value_*`.
+    """Replace missing items of x by the value of their column.
 
-    An item is missing if it is equal to the attribute `replaced_value_*`, which may be NaN.
+    The attributes `imputed_value_floats` and `imputed_value_int64s` have a value for each column.
+    An item is missing if it is equal to the attribute `replaced_value_float` or
+    `replaced_value_int64`. The attribute may be NaN.
     """
     kind = "float" if site.is_real() else "int64"
     values = site.attribute(f"imputed_value_{kind}s", tuple, ())
-    replaced = site.number(f"replaced_value_{kind}", 0)
-    is_missing = site.step.is_nan(x) if np.isnan(replaced) else site.step.eq(x, replaced)
+    mark_of_missing = site.number(f"replaced_value_{kind}", 0)
+    if np.isnan(mark_of_missing):
+        is_missing = site.step.is_nan(x)
+    else:
+        is_missing = site.step.eq(x, mark_of_missing)
     return site.step.select(is_missing, site.constant(values, site.dtype_of()), x)
 
 
 @operator("ArrayFeatureExtractor", domain=DOMAIN)
 def _array_feature_extractor(site: NodeSite, x: Tensor, indices: Tensor) -> Any:
     """Select features, which lie along the last axis of x, by their indices."""
-    if site.rank() == 1:
+    if site.rank() == 1:  # to (1, features)
         x = site.unsqueezed(x, (0,))
     index_count = site.volume(site.known_shape(1))
     flat_indices = site.reshaped(indices, (index_count,))
@@ -196,11 +215,11 @@ def _feature_vectorizer(site: NodeSite, *inputs: Tensor) -> Any:
     """Join the features of several inputs, which lie along the last axis, in one tensor."""
     parts = [site.cast(site.tensor(x), site.computation_dtype("float32")) for x in inputs]
     for i, part in enumerate(parts):
-        if site.rank(part) == 1:
+        if site.rank(part) == 1:  # to (1, features)
             parts[i] = site.unsqueezed(part, (0,))
-    widths = [site.shape(part)[-1] for part in parts]
-    if tuple(site.ints("inputdimensions", widths)) != tuple(widths):
-        raise InvalidShape(f"'inputdimensions' must be {widths}")
+    feature_counts = [site.shape(part)[-1] for part in parts]
+    if tuple(site.ints("inputdimensions", feature_counts)) != tuple(feature_counts):
+        raise InvalidShape(f"'inputdimensions' must be {feature_counts}")
     return site.last.concat(parts, axis=1)
 
 
@@ -208,19 +227,19 @@ def _feature_vectorizer(site: NodeSite, *inputs: Tensor) -> Any:
 def _one_hot_encoder(site: NodeSite, x: Tensor, *, zeros: bool = flag("zeros", True)) -> Any:
     """Return 1 for the category of each item along a new last axis, and 0 for all other categories.
 
-    If an item is in no category, all numbers for the item are 0 if `zeros` is set, otherwise NaN.
-    Runtimes raise an error instead of returning NaN.
+    An item may be in no category. Then all its numbers are 0 if `zeros` is set. Otherwise all its
+    numbers are NaN. Runtimes raise an error instead of NaN.
     """
     if site.has_attribute("cats_strings"):
         raise InvalidOperation("its categories are strings, of which there are no arrays in JAX")
-    axis = site.rank()
+    category_axis = site.rank()
     categories = site.constant(site.ints("cats_int64s"), "int64")
-    with_axis = site.unsqueezed(x, (axis,))
+    with_axis = site.unsqueezed(x, (category_axis,))
     is_equal = site.step.eq(with_axis, site.cast(categories, site.dtype_of()))
     marks = site.cast(is_equal, site.computation_dtype("float32"))
     if zeros:
         return marks
-    has_category = site.step.any_reduce(is_equal, axes=(axis,))
+    has_category = site.step.any_reduce(is_equal, axes=(category_axis,))
     return site.step.select(has_category, marks, np.nan)
 
 
@@ -247,17 +266,18 @@ def _label_encoder(
         default = default_float if dtype.startswith("float") else default_int
     last_indices, nan_index = _last_indices(keys)
     x = site.cast(x, site.computation_dtype(key_dtype))
-    # The lookup table must not be empty. If all keys are NaN, the table has the first NaN. No item
-    # equals this key.
-    table_rows = last_indices or [0]
-    distinct_keys = parameter(site, "keys", keys[table_rows], key_dtype)
-    index = site.step.reverse_lookup(x, distinct_keys, fallback=-1)
+    # The row of the table that has the value of each item, or -1. The table must not be empty. If
+    # all keys are NaN, its first row has the first NaN, which is equal to no item.
+    indices_of_rows = last_indices or [0]
+    distinct_keys = parameter(site, "keys", keys[indices_of_rows], key_dtype)
+    row = site.step.reverse_lookup(x, distinct_keys, fallback=-1)
     if nan_index is not None:
-        # The lookup does not find NaN, since NaN is not equal to itself.
-        table_rows.append(nan_index)
-        index = site.step.select(site.step.is_nan(x), len(table_rows) - 1, index)
-    table = parameter(site, "values", values[table_rows], dtype)
-    return site.last.direct_lookup(index, table, site.constant(default, dtype))
+        # The lookup does not find NaN, since NaN is not equal to itself. The last row is for NaN.
+        indices_of_rows.append(nan_index)
+        row_of_nan = len(indices_of_rows) - 1
+        row = site.step.select(site.step.is_nan(x), row_of_nan, row)
+    table = parameter(site, "values", values[indices_of_rows], dtype)
+    return site.last.direct_lookup(row, table, site.constant(default, dtype))
 
 
 def _last_indices(keys: NDArray[Any]) -> tuple[list[int], int | None]:
@@ -279,7 +299,8 @@ def _last_indices(keys: NDArray[Any]) -> tuple[list[int], int | None]:
 def _encoded(site: NodeSite, name: str) -> tuple[NDArray[Any], str]:
     """Return the keys or the values of a LabelEncoder, and their dtype.
 
-    `name` is "keys" or "values".
+    `name` is "keys" or "values". The keys are in the attribute `keys_tensor`, `keys_int64s` or
+    `keys_floats`.
     """
     attributes = site.node.attributes
     tensor = attributes.get(f"{name}_tensor")
@@ -315,19 +336,19 @@ def _linear(
 ) -> Any:
     """Multiply rows by coefficients of shape (count, features), and add the intercepts.
 
-    The result has shape (samples, count). If `count` is None, it is computed from the number of
+    The result has shape (samples, count). If None, `count` is computed from the number of
     coefficients and the number of features.
     """
     x = feature_rows(site)
-    features = site.known_shape(x)[1]
+    feature_count = site.known_shape(x)[1]
     if count is None:
-        count = len(coefficients) // features
-    if len(coefficients) != count * features:
-        raise InvalidShape(f"it has {len(coefficients)} coefficients for {count} x {features}")
+        count = len(coefficients) // feature_count
+    if len(coefficients) != count * feature_count:
+        raise InvalidShape(f"it has {len(coefficients)} coefficients for {count} x {feature_count}")
     if len(intercepts) not in (0, 1, count):
         raise InvalidShape(f"'intercepts' must have {count} items, it has {len(intercepts)}")
     bias = parameter(site, "intercepts", [intercepts]) if intercepts else site.item(0, x)
-    matrix = np.array(coefficients, np.float32).reshape(count, features)
+    matrix = np.array(coefficients, np.float32).reshape(count, feature_count)
     return site.step.linear(x, parameter(site, "coefficients", matrix), bias)
 
 
@@ -337,7 +358,8 @@ def _linear_regressor(
 ) -> Any:
     """Compute `count` linear functions of the features in each row.
 
-    `transform` is the function that is applied to the results.
+    `transform` names the function that is applied to the results. `linear` has the coefficients and
+    the intercepts.
     """
     scores = _linear(site, count, **linear)
     return transformed(site, scores, transform)
@@ -353,16 +375,19 @@ def _linear_classifier(
 ) -> Any:
     """Return the label with the highest score for each row, and the scores.
 
-    If a row has a single score, this is the score of the second of two classes.
+    If a row has a single score, this is the score of the second of two classes. `names` are the
+    labels, `transform` names the function that is applied to the scores, and `linear` has the
+    coefficients and the intercepts.
     """
     labels = classes(site, names)
     scores = _linear(site, count=None, **linear)
     if site.shape(scores)[1] > 1:
         label = labelled(site, labels, best_class(site, scores))
         return label, transformed(site, scores, transform)
-    index = is_above(site, scores, 0.0)
-    if len(labels) != 2:  # without two labels, the results are the index and the score
-        label = labelled(site, labels[:0], index)
+    index = is_above(site, scores, threshold=0.0)
+    if len(labels) != 2:
+        # A single score needs two labels. Otherwise the results are the index and the score.
+        label = site.cast(index, site.computation_dtype("int64"))
         return label, transformed(site, scores, transform)
     label = labelled(site, labels, index)
     if transform == "PROBIT":

@@ -24,17 +24,19 @@ def _padding(
     """Return the padding of windows, as a pair (before, after) for each spatial axis.
 
     The attribute `auto_pad` or `pads` defines the padding. `shape` has the spatial extents of the
-    input, and `spans` has the extents of a window with its dilation.
+    input, and `spans` has the extents of a dilated window.
     """
     rank = len(spans)
     mode = _AUTO_PAD(site)
     if mode == "VALID":
         return [(0, 0)] * rank
     if mode == "NOTSET":
-        pads = site.spatial("pads", 2 * rank, 0)
+        pads = site.spatial("pads", 2 * rank, default=0)
         if min(pads, default=0) < 0:
             raise InvalidOperation(f"'pads' {list(pads)} has items below 0")
-        numbers_before, numbers_after = pads[:rank], pads[rank:]
+        # `pads` has the numbers before all axes, then the numbers after all axes.
+        numbers_before = pads[:rank]
+        numbers_after = pads[rank:]
         return list(zip(numbers_before, numbers_after, strict=True))
     return same_padding(site, shape, spans, strides, more_behind=mode == "SAME_UPPER")
 
@@ -46,7 +48,8 @@ def kernel_of(site: NodeSite, i: int = 1) -> tuple[int, ...]:
     """
     extents = site.shape(i)[2:]
     rank = site.rank()
-    if rank < 3 or len(extents) != rank - 2:
+    has_rank_of_input = site.rank(i) == rank
+    if rank < 3 or not has_rank_of_input:
         raise InvalidShape(
             f"its input {show(site.shape())} and filter {show(site.shape(i))} must have the same "
             "rank, at least 3"
@@ -60,23 +63,24 @@ def kernel_of(site: NodeSite, i: int = 1) -> tuple[int, ...]:
 def windows_of(
     site: NodeSite, kernel: Sequence[int], shape: Sequence[int] | None = None
 ) -> dict[str, Any]:
-    """Return the stride, dilation and padding of windows along the spatial axes.
+    """Return the stride, dilation and padding of windows along the spatial axes, as attributes.
 
-    `kernel` has the extents of a window. `shape` has the spatial extents of the image, by default
-    those of input 0.
+    `kernel` has the extents of a window. `shape` has the spatial extents of the image. If `shape`
+    is None, the image is input 0.
     """
     rank = len(kernel)
     strides = site.spatial("strides", rank)
     dilations = site.spatial("dilations", rank)
-    extents = site.shape()[2:] if shape is None else shape
-    padding = _padding(site, extents, windows.spans(kernel, dilations), strides)
+    spans = windows.spans(kernel, dilations)
+    image_shape = site.shape()[2:] if shape is None else shape
+    padding = _padding(site, image_shape, spans, strides)
     return {"stride": strides, "dilation": dilations, "padding": padding}
 
 
 def _bias_operand(site: NodeSite, bias: Tensor | None) -> Any:
     """Return a bias of shape (channels,) in the shape (1, channels), or 0 if the bias is None."""
     if bias is None:
-        return site.item(0, site.operand(0))
+        return site.item(0, like=site.operand(0))
     return site.unsqueezed(bias, (0,))
 
 
@@ -85,8 +89,8 @@ def _with_bias(site: NodeSite, x: Tensor, bias: Tensor | None) -> Any:
     if bias is None:
         return x
     spatial_rank = site.rank() - 2
-    spatial_axes = range(1, spatial_rank + 1)
-    return site.last.add(x, site.unsqueezed(bias, spatial_axes))
+    axes_after_channels = range(1, spatial_rank + 1)
+    return site.last.add(x, site.unsqueezed(bias, axes_after_channels))
 
 
 @operator("Conv")
@@ -116,8 +120,9 @@ def _conv_transpose(
     dilations = site.spatial("dilations", rank)
     spans = windows.spans(kernel, dilations)
     padding: Pairs = []
-    unreached: Pairs = [(0, 0), (0, 0)]  # of the batch and the channels
-    # Negative padding after an axis becomes zeros, to which the bias is added like to other items.
+    # Pairs (before, after) of the numbers of items that no window reaches, for each axis. All
+    # windows reach the entire batch and all channels.
+    unreached: Pairs = [(0, 0), (0, 0)]
     for before, after in _transposed_padding(site, mode, spans, strides):
         padding.append((before, max(after, 0)))
         unreached.append((0, max(-after, 0)))
@@ -128,8 +133,9 @@ def _conv_transpose(
     has_unreached = any(after > 0 for _, after in unreached)
     if not has_unreached:
         return site.last.deconv(x, filter, _bias_operand(site, bias), **attributes)
-    result = site.step.deconv(x, filter, _bias_operand(site, bias=None), **attributes)
-    result = site.step.pad(result, padding=unreached, border="constant", value=0.0)
+    # Unreached items are zeros at first. The bias is added to all items afterwards.
+    reached = site.step.deconv(x, filter, _bias_operand(site, bias=None), **attributes)
+    result = site.step.pad(reached, padding=unreached, border="constant", value=0.0)
     return _with_bias(site, result, bias)
 
 
@@ -138,11 +144,11 @@ def _transposed_padding(
 ) -> Pairs:
     """Return the padding of a transposed convolution: a pair (before, after) for each spatial axis.
 
-    A negative number after the axis tells that no window reaches so many items at its end. `mode`
-    is the attribute `auto_pad`, and `spans` has the extents of a window with its dilation.
+    If the number after an axis is negative, for example -2, no window reaches the last 2 items.
+    `mode` is the attribute `auto_pad`, and `spans` has the extents of a dilated window.
     """
     rank = len(spans)
-    added_items = site.spatial("output_padding", rank, 0)
+    added_items = site.spatial("output_padding", rank, default=0)
     has_output_shape = site.has_attribute("output_shape")
     padding: Pairs = []
     if not has_output_shape and not mode.startswith("SAME"):
@@ -150,16 +156,18 @@ def _transposed_padding(
         for (before, after), added in zip(stored_padding, added_items, strict=True):
             padding.append((before, after - added))
         return padding
-    # The number of items by which the windows reach beyond the output, for each axis.
+    # The number of items by which the windows reach beyond the output, for each axis. The windows
+    # reach (extent - 1) * stride + span items.
     surplus: list[int] = []
     if has_output_shape:
         output_extents = site.ints("output_shape")[-rank:]
         axes = zip(site.known_shape()[2:], strides, spans, output_extents, strict=True)
         for extent, stride, span, output_extent in axes:
             surplus.append((extent - 1) * stride + span - output_extent)
-    else:  # output extent = stride * input extent
+    else:  # The output extent is extent * stride.
         for stride, span in zip(strides, spans, strict=True):
             surplus.append(span - stride)
+    # The surplus is cut off at both ends.
     for total, added in zip(surplus, added_items, strict=True):
         before, _ = halves(max(total + added, 0), more_behind=mode == "SAME_UPPER")
         padding.append((before, total - before))
@@ -179,9 +187,9 @@ def _deform_conv(
     offset_groups: int = integer("offset_group", 1),
 ) -> Any:
     """Convolve x by a filter whose cells are moved by offsets and weighted by a mask."""
-    mask_operand = False if mask is None else mask
+    mask_operand = False if mask is None else mask  # the operation takes False for no mask
     window = windows_of(site, kernel_of(site))
-    add = site.step_or_last(bias is None)
+    add = site.step_or_last(is_last=bias is None)
     result = add.deformable_conv(
         x, offsets, filter, mask_operand, groups=groups, offset_groups=offset_groups,
         padded_bilinear=True, **window,

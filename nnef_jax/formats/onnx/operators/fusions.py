@@ -26,15 +26,14 @@ from nnef_jax.formats.onnx.operators.registry import OPERATORS, operator
 from nnef_jax.formats.onnx.operators.transformers import require_supported
 from nnef_jax.formats.onnx.tensor_types import unpacked
 
-_STANDARD_VERSION = (
-    21  # the version of the standard's operators of which this module composes operators
-)
+# The version of the standard's operators of which this module composes operators.
+_STANDARD_VERSION = 21
 
 
 def _applied(site: NodeSite, name: str, operands: Sequence[Any], **attributes: Any) -> Any:
-    """Apply the standard's operator `name` to operands, in the place of a node.
+    """Apply an operator of the standard to operands, and return its first output.
 
-    Return the first output of the operator.
+    `name` is the name of the operator, and `attributes` are its attributes in ONNX.
     """
     standard_operator = OPERATORS.get(name, _STANDARD_VERSION)
     assert standard_operator is not None, name
@@ -54,13 +53,16 @@ def _dequantized_input(site: NodeSite, i: int) -> Any:
 
     Input `i + 1` is the scale of the levels, and input `i + 2` is their zero point.
     """
-    return dequantized(site, site.operand(i), site.operand(i + 1), site.optional(i + 2))
+    levels = site.operand(i)
+    scale = site.operand(i + 1)
+    zero_point = site.optional(i + 2)
+    return dequantized(site, levels, scale, zero_point)
 
 
 def _as_quantized(site: NodeSite, x: Tensor, i: int, dtype: str) -> Any:
     """Quantise `x` to levels of a dtype.
 
-    Input `i` is the scale, and input `i + 1` the zero point.
+    Input `i` is the scale of the levels, and input `i + 1` is their zero point.
     """
     scale = site.reshaped(site.operand(i), ())
     zero_point = site.optional(i + 1)
@@ -70,15 +72,22 @@ def _as_quantized(site: NodeSite, x: Tensor, i: int, dtype: str) -> Any:
 def _meaning_on_levels(
     name: str, real_count: int, level_inputs: Sequence[int], output: int
 ) -> Meaning:
-    """Make the function that flattens an operator on levels, by the standard's operator on reals.
+    """Return the meaning of an operator on levels, such as QLinearAdd.
 
-    `name` is the name of the standard's operator. The first `real_count` inputs are passed to it
-    unchanged. `level_inputs` are the indices of the inputs that are levels. The two inputs after an
-    input of levels are the scale and the zero point of the levels. Input `output` is the scale of
-    the result.
+    The meaning converts the levels to real numbers, applies an operator of the standard to them,
+    and quantises the result.
+
+    Args:
+        name: the name of the standard's operator, such as "Add".
+        real_count: the number of inputs that are no levels. These inputs come first.
+        level_inputs: the index of each input that has levels. The next two inputs are the scale and
+            the zero point of the levels.
+        output: the index of the input that is the scale of the result. The next input is the zero
+            point of the result.
     """
 
     def meaning(site: NodeSite, *, channels_last: bool) -> Any:
+        """Apply the operator. `channels_last` tells where the channels of the first operand are."""
         attributes = dict(site.node.attributes)
         # The standard's operator has neither of these attributes.
         for key in ("opset", "channels_last"):
@@ -89,7 +98,7 @@ def _meaning_on_levels(
         if channels_last:  # (batch, ..., channels) becomes (batch, channels, ...)
             operands[0] = site.transposed(operands[0], (0, rank - 1, *range(1, rank - 1)))
         result = _applied(site, name, operands, **attributes)
-        if channels_last:
+        if channels_last:  # (batch, channels, ...) becomes (batch, ..., channels)
             result = site.transposed(result, (0, *range(2, rank), 1))
         level_dtype = site.dtype_of(level_inputs[0])
         return _as_quantized(site, result, output, level_dtype)
@@ -112,12 +121,14 @@ for _name, _real_count, _level_inputs, _output in (
 def _qlinear_concat(site: NodeSite, *, axis: int = integer("axis")) -> Any:
     """Join tensors of levels along an axis, and quantise the result.
 
-    Inputs 0 and 1 are the scale and the zero point of the result. Then follow the levels, the scale
-    and the zero point of each tensor.
+    Inputs 0 and 1 are the scale and the zero point of the result. The further inputs are the
+    levels, the scale and the zero point of each tensor.
     """
-    parts = [_dequantized_input(site, i) for i in range(2, len(site.operands), 3)]
+    level_inputs = range(2, len(site.operands), 3)
+    parts = [_dequantized_input(site, i) for i in level_inputs]
     joined = site.step.concat(parts, axis=site.axis(axis, site.rank(2)))
-    return _as_quantized(site, joined, 0, site.dtype_of(2))
+    level_dtype = site.dtype_of(2)
+    return _as_quantized(site, joined, 0, level_dtype)
 
 
 @operator("QGemm", domain=MICROSOFT)
@@ -128,20 +139,23 @@ def _qgemm(
     flips_b: bool = flag("transB"),
     alpha: float = number("alpha", 1.0),
 ) -> Any:
-    """Multiply matrices of levels, and quantise the result if it has a scale.
+    """Multiply matrices a and b of levels, and quantise the result if input 7 is not left out.
 
-    Inputs 0 to 2 are the levels, the scale and the zero point of a, and inputs 3 to 5 are those of
-    b. Input 6 is added to the product. It has the scale of the product. Inputs 7 and 8 are the
-    scale and the zero point of the result.
+    Inputs 0 to 2 are the levels, the scale and the zero point of a. Inputs 3 to 5 are the levels,
+    the scale and the zero point of b. Input 6 is added to the product of the levels. Inputs 7 and 8
+    are the scale and the zero point of the result. `flips_a` and `flips_b` tell whether a and b are
+    transposed, and `alpha` is a further factor of the product.
     """
     step = site.step
     zero_points = (site.optional(2), site.optional(5))
     transposes = (flips_a, flips_b)
-    a, b = site.operand(0), site.operand(3)
+    a = site.operand(0)
+    b = site.operand(3)
     total = product(site, a, b, zero_points=zero_points, transposes=transposes)
     if site.has(6):
         total = step.add(total, site.operand(6))
-    scale_a, scale_b = site.operand(1), site.operand(4)
+    scale_a = site.operand(1)
+    scale_b = site.operand(4)
     scale = step.mul(step.mul(scale_a, scale_b), alpha)
     result = step.mul(site.cast(total, site.dtype_of(1)), scale)
     if not site.has(7):
@@ -155,9 +169,10 @@ def _matmul_integer_to_float(
     zero_a: Tensor | None = None, zero_b: Tensor | None = None, bias: Tensor | None = None,
 ) -> Any:  # fmt: skip
     """Multiply matrices of levels, convert the product to real numbers, and add the bias."""
-    if site.shape(scale_a) not in ((), (1,)):
+    shape_of_scale = site.shape(scale_a)
+    if shape_of_scale not in ((), (1,)):
         raise InvalidShape(
-            f"the scale of the left matrix must be one number, its shape is {show(site.shape(2))}"
+            f"the scale of the left matrix must be one number, its shape is {show(shape_of_scale)}"
         )
     scale = site.step.mul(scale_a, scale_b)
     total = product(site, a, b, zero_points=(zero_a, zero_b))
@@ -174,7 +189,10 @@ def _dynamic_quantize_matmul(
     zero: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Any:
-    """Quantise x by its range, multiply it by a matrix of levels, and add the bias."""
+    """Quantise x to levels that cover its range, multiply by a matrix of levels, and add the bias.
+
+    `scale` and `zero` are the scale and the zero point of the matrix.
+    """
     result = dynamic_product(site, site.tensor(x), levels, scale, zero)
     return result if bias is None else site.step.add(result, bias)
 
@@ -189,10 +207,10 @@ def _matmul_n_bits(
     bits: int = integer("bits", 4),
     size: int = integer("block_size"),
 ) -> Any:
-    """Multiply by weights of a few bits, whose shape is (outputs, inputs).
+    """Multiply x of shape (..., inputs) by quantised weights of shape (outputs, inputs).
 
-    The weights of an output are divided into blocks of `size`. Each block has a scale and a zero
-    point.
+    Each weight has `bits` bits. The weights of an output are divided into blocks of `size` weights.
+    Each block has a scale and a zero point.
     """
     if site.has(4):
         raise InvalidOperation("'g_idx' is not supported")
@@ -200,42 +218,54 @@ def _matmul_n_bits(
     if bits not in (2, 4, 8) or size < 1:
         raise InvalidOperation(f"blocks of {size} weights of {bits} bits are not supported")
     blocks = math.ceil(inputs / size)
-    levels = _levels(site, 1, bits, (outputs, blocks * size))
-    scale = site.reshaped(site.operand(2), (outputs, blocks))
-    zero = _zero_of_blocks(site, bits, outputs, blocks)
-    scale = broadcastable(site, levels, scale, axis=1, block=size)
-    if site.rank(zero) > 0:
-        zero = broadcastable(site, levels, zero, axis=1, block=size)
-    zero_dtype = site.dtype_of(zero)
-    if zero_dtype.startswith("uint"):
-        weights = dequantized(site, levels, scale, zero)
-    else:
-        weights = site.step.sub(site.cast(levels, zero_dtype), zero)
-        weights = site.step.mul(weights, scale)
-    weights = site.cast(site.part(weights, 1, 0, inputs), site.dtype_of())
+    padded_weights = _weights_of_blocks(site, bits, outputs, blocks, size)
+    weights = site.part(padded_weights, axis=1, first=0, last=inputs)
+    weights = site.cast(weights, site.dtype_of())
     if site.has(5):
         _, bias = site.aligned(x, site.operand(5))
     else:
-        bias = site.item(0, x)
+        bias = site.item(0, like=x)
     batch_axes = range(site.rank() - 2)
     return site.last.linear(x, site.unsqueezed(weights, batch_axes), bias)
 
 
-def _zero_of_blocks(site: NodeSite, bits: int, outputs: int, blocks: int) -> Any:
-    """Return the zero points of blocks of weights, which are levels of `bits` bits.
+def _weights_of_blocks(site: NodeSite, bits: int, outputs: int, blocks: int, size: int) -> Any:
+    """Return quantised weights as real numbers of shape (outputs, blocks * size).
 
-    The result has shape (outputs, blocks). If input 3 is left out, it is a single number instead.
+    Input 1 has the levels of the weights, of `bits` bits. Inputs 2 and 3 have the scale and the
+    zero point of each block. A block has `size` weights, and the last one may have padding.
+    """
+    levels = _levels(site, 1, bits, (outputs, blocks * size))
+    scale_of_blocks = site.reshaped(site.operand(2), (outputs, blocks))
+    zero = _zero_of_blocks(site, bits, outputs, blocks)
+    scale = broadcastable(site, levels, scale_of_blocks, axis=1, block=size)
+    if site.rank(zero) > 0:
+        zero = broadcastable(site, levels, zero, axis=1, block=size)
+    zero_dtype = site.dtype_of(zero)
+    if zero_dtype.startswith("uint"):
+        return dequantized(site, levels, scale, zero)
+    # The zero points are real numbers.
+    difference = site.step.sub(site.cast(levels, zero_dtype), zero)
+    return site.step.mul(difference, scale)
+
+
+def _zero_of_blocks(site: NodeSite, bits: int, outputs: int, blocks: int) -> Any:
+    """Return the zero points of blocks of weights, of shape (outputs, blocks).
+
+    Input 3 has the zero points, as real numbers or as levels of `bits` bits. If input 3 is left
+    out, the result is the level in the middle, a single number.
     """
     if not site.has(3):
-        middle_level = 1 << (bits - 1)
+        middle_level = 1 << (bits - 1)  # 8 for 4 bits
         return site.constant(middle_level, "uint8")
     if site.dtype_of(3) != "uint8":
         return site.reshaped(site.operand(3), (outputs, blocks))
+    # A row of levels fills entire bytes. For example, 3 zero points of 4 bits fill 2 bytes, which
+    # have 4 zero points. The last one is padding.
     row_bytes = math.ceil(blocks * bits / 8)
-    # The number of zero points in the bytes of a row. The last ones may be padding.
     stored_count = row_bytes * 8 // bits
     stored = _levels(site, 3, bits, (outputs, stored_count))
-    return site.cast(site.part(stored, 1, 0, blocks), "uint8")
+    return site.cast(site.part(stored, axis=1, first=0, last=blocks), "uint8")
 
 
 def _levels(site: NodeSite, i: int, bits: int, shape: tuple[int, int]) -> Constant:
@@ -257,10 +287,10 @@ def _fused_matmul(
     moves_b: bool = flag("transBatchB"),
     alpha: float = number("alpha", 1.0),
 ) -> Any:
-    """Multiply matrices a and b of shape (..., rows, columns), and the product by `alpha`.
+    """Compute alpha * a @ b for a and b of shape (..., rows, columns).
 
-    `flips_a` and `flips_b` tell whether a and b are transposed. `moves_a` and `moves_b` tell
-    whether the axis of the rows of a and of b comes before the batch axes.
+    `flips_a` tells whether a is transposed. `moves_a` tells whether a has the shape
+    (rows, ..., columns). `flips_b` and `moves_b` are the same for b.
     """
     operands: list[Any] = []
     for matrix, flips, moves in ((a, flips_a, moves_a), (b, flips_b, moves_b)):
@@ -277,12 +307,14 @@ def _fused_matmul(
 
 
 def _fused_meaning(standard: str) -> Meaning:
-    """Make the function that flattens activation(standard(inputs 0 to 2) + input 3).
+    """Return the meaning of an operator that is fused with an activation.
 
-    `standard` is the name of the standard's operator, such as "Conv".
+    The operator computes activation(standard(inputs 0 to 2) + input 3). `standard` is the name of
+    the standard's operator, such as "Conv".
     """
 
     def meaning(site: NodeSite, *, name: str, parameters: Sequence[float]) -> Any:
+        """Apply the operator. `name` is the activation, and `parameters` are its alpha and beta."""
         if not parameters:
             keys = ("activation_alpha", "activation_beta")
             parameters = [site.number(key) for key in keys if site.has_attribute(key)]
@@ -316,9 +348,9 @@ for _name in ("Conv", "Gemm"):
 
 
 def _gelu_meaning(approximate: str) -> Meaning:
-    """Make the function that flattens gelu(x + bias).
+    """Return the meaning of an operator that computes gelu(x + bias).
 
-    `approximate` is the attribute of the standard's operator Gelu.
+    `approximate` is an attribute of the standard's operator Gelu: "none" or "tanh".
     """
 
     def meaning(site: NodeSite, x: Tensor, bias: Tensor | None = None) -> Any:

@@ -36,7 +36,11 @@ def _slice_by_attributes(
     begins: Sequence[int] = integers("starts"),
     ends: Sequence[int] = integers("ends"),
 ) -> Any:
-    """Slice a tensor from the indices `begins` to the indices `ends`, one for each axis."""
+    """Slice a tensor along axes. Bounds beyond an axis are clipped to the axis.
+
+    `begins` and `ends` have a bound for each sliced axis. The axes are in input 3 or in the
+    attribute `axes`, and the steps are in input 4.
+    """
     axes = site.axes("axes", 3) or tuple(range(len(begins)))
     steps = site.integers(4) if site.has(4) else [1] * len(begins)
     bounds = zip(begins, ends, steps, strict=True)
@@ -46,13 +50,13 @@ def _slice_by_attributes(
 
 @operator("Pad", since=11)
 def _pad(site: NodeSite, x: Tensor, *, mode: str = _MODE) -> Any:
-    """Pad a tensor. A negative amount of padding removes items at this end of the axis instead."""
+    """Pad a tensor. A negative number of padding removes items at this end of the axis instead."""
     axes = site.axes("axes", 3)
     if axes is None:
         axes = tuple(range(site.rank()))
     value = site.operand(2) if site.has(2) else 0.0
-    around = _around(site, site.integers(1), axes)
-    return _padded(site, x, around, mode, value)
+    padding = _padding_of_axes(site, site.integers(1), axes)
+    return _padded(site, x, padding, mode, value)
 
 
 @operator("Pad", since=2, pads=integers("pads"))
@@ -65,36 +69,41 @@ def _pad_by_attributes(
     value: float = number("value", 0.0),
     mode: str = _MODE,
 ) -> Any:
-    """Pad a tensor by the numbers `pads`, as before version 11; see `_around`."""
-    around = _around(site, pads, range(site.rank()))
-    return _padded(site, x, around, mode, value)
+    """Pad a tensor, as before version 11.
+
+    `pads` has the numbers before all axes, then the numbers after all axes.
+    """
+    padding = _padding_of_axes(site, pads, range(site.rank()))
+    return _padded(site, x, padding, mode, value)
 
 
-def _around(site: NodeSite, pads: Sequence[int], axes: Sequence[int]) -> list[tuple[int, int]]:
-    """Return a pair (before, after) of padding for each axis of input 0.
+def _padding_of_axes(
+    site: NodeSite, pads: Sequence[int], axes: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Return the padding of input 0: a pair (before, after) for each axis.
 
-    `pads` has the numbers before all of `axes`, then the numbers after all of `axes`. Axes that are
-    not in `axes` get (0, 0).
+    `pads` has the numbers before the padded axes, then the numbers after the padded axes. All other
+    axes get (0, 0). For example, `pads` 1, 2, 3, 4 and `axes` 0, 2 become (1, 3), (0, 0), (2, 4).
     """
     count = len(axes)
     if len(pads) != 2 * count:
         raise InvalidOperation(f"'pads' must have {2 * count} items, it has {len(pads)}")
-    around = [(0, 0)] * site.rank()
+    padding = [(0, 0)] * site.rank()
     for padded_axis, before, after in zip(axes, pads[:count], pads[count:], strict=True):
-        around[padded_axis] = (before, after)
-    return around
+        padding[padded_axis] = (before, after)
+    return padding
 
 
 def _padded(
-    site: NodeSite, x: Tensor, around: Sequence[tuple[int, int]], mode: str, value: Operand
+    site: NodeSite, x: Tensor, signed_padding: Sequence[tuple[int, int]], mode: str, value: Operand
 ) -> Any:
-    """Pad a tensor by `around`, which has a pair (before, after) for each axis.
+    """Pad a tensor by `signed_padding`, which has a pair (before, after) for each axis.
 
     A negative number removes items at this end of the axis. `mode` is a key of `_BORDERS`. In the
     mode "constant", the items of the padding are `value`.
     """
-    x = cropped(site, x, dict(enumerate(around)))
-    padding = [(max(before, 0), max(after, 0)) for before, after in around]
+    x = cropped(site, x, dict(enumerate(signed_padding)))
+    padding = [(max(before, 0), max(after, 0)) for before, after in signed_padding]
     if mode == "wrap":
         return site.last.copy(_wrapped(site, x, padding))
     if mode != "constant":
@@ -102,13 +111,12 @@ def _padded(
     literal = _as_literal(value)
     if not isinstance(literal, Tensor):
         return site.last.pad(x, padding=padding, border="constant", value=literal)
-    # The network computes the value. The tensor is padded by zeros, which are then replaced by the
-    # value.
+    # The value is a tensor. The input is padded by zeros, which are then replaced by the value.
     zero_padding = {"padding": padding, "border": "constant", "value": 0.0}
-    is_inside = site.step.constant(shape=site.known_shape(x), value=(True,), dtype="bool")
-    is_inside = site.step.pad(is_inside, **zero_padding)
-    x = site.step.pad(x, **zero_padding)
-    return site.last.select(is_inside, x, site.reshaped(literal, ()))
+    ones = site.step.constant(shape=site.known_shape(x), value=(True,), dtype="bool")
+    is_inside = site.step.pad(ones, **zero_padding)
+    padded = site.step.pad(x, **zero_padding)
+    return site.last.select(is_inside, padded, site.reshaped(literal, ()))
 
 
 def _wrapped(site: NodeSite, x: Tensor, padding: Sequence[tuple[int, int]]) -> Any:
@@ -122,8 +130,8 @@ def _wrapped(site: NodeSite, x: Tensor, padding: Sequence[tuple[int, int]]) -> A
             continue
         extent = shape[padded_axis]
         site.spend(before + after + extent)
-        # An axis of 3 items with 2 items before it and 1 item after it has the indices 1, 2, 0, 1,
-        # 2, 0.
+        # An axis of 3 items that gets 2 items before and 1 item after has the indices
+        # 1, 2, 0, 1, 2, 0. An axis without items must not divide by 0.
         indices = np.arange(-before, extent + after) % max(extent, 1)
         x = site.step.gather(x, site.constant(indices, "int64"), axis=padded_axis)
     return x
@@ -137,10 +145,9 @@ def _as_literal(value: Operand) -> Operand:
     if not isinstance(value, Constant) or value.array.size != 1:
         return value
     number = value.array.reshape(-1)[0].item()
-    is_exact = float(rounding.saturated(number, np.float32)) == number
-    if is_exact or math.isnan(number):
-        return float(number)
-    return value
+    # float32 represents NaN, but NaN is not equal to itself.
+    is_exact = math.isnan(number) or float(rounding.saturated(number, np.float32)) == number
+    return float(number) if is_exact else value
 
 
 @operator("TensorScatter")
@@ -155,52 +162,66 @@ def _tensor_scatter(
 ) -> Any:
     """Write `update` into `cache` along an axis, and return the new cache.
 
-    `starts` has, for each sequence of the batch, the position of the first item that is written. In
-    the mode "circular", an update that reaches the end of the axis continues at the start of the
-    axis.
+    Axis 0 is the batch. `starts` has, for each sequence of the batch, the position of the first
+    item that is written. In the mode "circular", an update that reaches the end of the axis
+    continues at the start of the axis.
     """
     step = site.step
     shape = site.known_shape()
-    batch, cache_length = shape[0], shape[axis]
+    batch = shape[0]
+    cache_length = shape[axis]
     update_length = site.known_shape(1)[axis]
     if axis == 0:
         raise InvalidOperation("'axis' must not be 0, the batch")
-    # `index` has shape (batch, positions). For each position of the cache along the axis, it is the
-    # index of the item of the update that is written there. Where the update has no item with this
-    # index, the cache keeps its value.
-    index: Any = site.positions(cache_length, axis=1, rank=2)
-    if starts is not None:
-        index = step.sub(index, site.unsqueezed(site.as_integer(starts), (1,)))
-        if mode == "circular":
-            index = floored_mod(site, index, cache_length, step)
+    index = _index_in_update(site, starts, cache_length, is_circular=mode == "circular")
     index = step.broadcast(index, shape=(batch, cache_length))
+    # The cache keeps its items at the positions for which the update has no item.
     is_new = step.and_(step.ge(index, 0), step.lt(index, update_length))
     valid_index = step.select(is_new, index, 0)
-    moved = step.gather_in_batches(update, valid_index, axis=axis, batch_dims=1)
+    new_items = step.gather_in_batches(update, valid_index, axis=axis, batch_dims=1)
+    # `is_new` has the batch and `axis`. It gets all other axes of the cache, with extent 1.
     new_axes = [i for i in range(site.rank()) if i not in (0, axis)]
-    return site.last.select(site.unsqueezed(is_new, new_axes), moved, cache)
+    return site.last.select(site.unsqueezed(is_new, new_axes), new_items, cache)
+
+
+def _index_in_update(
+    site: NodeSite, starts: Tensor | None, cache_length: int, *, is_circular: bool
+) -> Any:
+    """Return, for each position of a cache, the index of the item of the update for the position.
+
+    The result has shape (batch, positions) or (1, positions). For example, an update of 2 items
+    that starts at position 1 of 4 has the indices -1, 0, 1, 2, of which only 0 and 1 are indices of
+    items. If `is_circular`, the indices are 3, 0, 1, 2.
+    """
+    index: Any = site.positions(cache_length, axis=1, rank=2)
+    if starts is None:
+        return index
+    index = site.step.sub(index, site.unsqueezed(site.as_integer(starts), (1,)))
+    if is_circular:
+        index = floored_mod(site, index, cache_length, last=site.step)
+    return index
 
 
 @operator("OneHot")
 def _one_hot(site: NodeSite, indices: Tensor, *, axis: int = integer("axis", -1)) -> Any:
     """Encode indices along a new axis, on which one position is "on" and all others are "off".
 
-    Input 1 is the extent of the axis. Input 2 has the numbers for the positions that are off, and
-    for the position that is on.
+    Input 1 is the extent of the axis. Input 2 has two numbers: the number for all positions that
+    are off, then the number for the position that is on.
     """
     step = site.step
     depth = site.integer(1)
     rank = site.rank() + 1
     axis = site.axis(axis, rank)
     index = site.unsqueezed(site.as_integer(site.tensor(indices)), (axis,))
-    is_negative = step.lt(index, 0)
+    is_negative = step.lt(index, 0)  # A negative index counts from the end.
     index = step.select(is_negative, step.add(index, depth), index)
     is_on = step.eq(index, site.positions(depth, axis, rank))
-    numbers: list[Tensor] = []
+    off_and_on: list[Tensor] = []
     for i in range(2):
         number = sliced(site, site.operand(2), {0: (i, i + 1, 1)}, final=False)
-        numbers.append(site.reshaped(number, (1,) * rank))
-    off_number, on_number = numbers
+        off_and_on.append(site.reshaped(number, (1,) * rank))
+    off_number, on_number = off_and_on
     return site.last.select(is_on, on_number, off_number)
 
 
@@ -213,7 +234,8 @@ def _top_k(
     largest: bool = flag("largest", True),
 ) -> tuple[Any, Any]:
     """Return the k largest or smallest items along an axis, and their indices. Input 1 is k."""
-    return _extremes(site, x, site.integer(1), axis, largest=largest)
+    k = site.integer(1)
+    return _extremes(site, x, k, axis, largest=largest)
 
 
 @operator("TopK")

@@ -21,18 +21,18 @@ from nnef_jax.formats.onnx.operators.registry import operator
 def _reshape(site: NodeSite, x: Tensor, *, allows_zero: bool = flag("allowzero")) -> Any:
     """Reshape a tensor to the shape in input 1.
 
-    If `allows_zero`, an extent of 0 in the shape is 0. Otherwise it stands for the extent that x
-    has along this axis.
+    An extent of 0 in the shape stands for the extent that x has along this axis. If `allows_zero`,
+    an extent of 0 stands for 0 items, so that both x and the result are empty.
     """
     shape = site.integers(1)
     has_zero = any(extent is not UNKNOWN and extent == 0 for extent in shape)
-    if allows_zero and has_zero:
-        is_empty = 0 in site.known_shape()
-        has_inferred_extent = -1 in shape
-        if not is_empty or has_inferred_extent:
-            raise InvalidShape(f"{show(site.shape())} cannot be reshaped to {shape}")
-        return site.last.constant(shape=shape, value=(), dtype=site.dtype_of())
-    return site.last_reshape(x, shape)
+    if not (allows_zero and has_zero):
+        return site.last_reshape(x, shape)
+    is_empty = 0 in site.known_shape()
+    has_inferred_extent = -1 in shape
+    if not is_empty or has_inferred_extent:
+        raise InvalidShape(f"{show(site.shape())} cannot be reshaped to {shape}")
+    return site.last.constant(shape=shape, value=(), dtype=site.dtype_of())
 
 
 @operator("Reshape")
@@ -47,9 +47,9 @@ def _reshape_by_attribute(
 def _flatten(site: NodeSite, x: Tensor, *, axis: int = integer("axis", 1)) -> Any:
     """Reshape a tensor to a matrix.
 
-    The axes before `axis` become the rows, and all later axes become the columns.
+    The axes before `axis` become the rows. `axis` and all later axes become the columns.
     """
-    if axis != site.rank():
+    if axis != site.rank():  # The rank is allowed: it makes a single column.
         axis = site.axis(axis)
     with_columns = site.reshaped(x, (-1,), first=axis)
     return site.last.reshape(with_columns, shape=(-1,), axis_start=0, axis_count=axis)
@@ -68,7 +68,7 @@ def _transpose(site: NodeSite, x: Tensor) -> Any:
 
 @operator("Squeeze")
 def _squeeze(site: NodeSite, x: Tensor) -> Any:
-    """Remove axes of extent 1: the axes that the node lists, or all of them by default."""
+    """Remove axes of extent 1: the axes that the node names, or all such axes by default."""
     axes = site.axes("axes", 1)
     if axes is None:
         axes = tuple(axis for axis, extent in enumerate(site.known_shape()) if extent == 1)
@@ -77,6 +77,7 @@ def _squeeze(site: NodeSite, x: Tensor) -> Any:
 
 @operator("Unsqueeze", since=13)
 def _unsqueeze(site: NodeSite, x: Tensor) -> Any:
+    """Insert axes of extent 1. Input 1 has their indices in the result."""
     return _unsqueeze_by_attribute(site, x, axes=site.integers(1))
 
 
@@ -106,9 +107,10 @@ def _split(site: NodeSite, x: Tensor, *, axis: int = axis("axis", 0)) -> tuple[A
     if site.has(1):
         return tuple(split_by_lengths(site, x, axis, site.integers(1)))
     count = len(site.node.outputs)
-    parts = site.int("num_outputs", count)
-    if parts != count:
-        raise InvalidOperation(f"'num_outputs' is {parts}, it has {count} outputs")
+    declared_count = site.int("num_outputs", count)
+    if declared_count != count:
+        raise InvalidOperation(f"'num_outputs' is {declared_count}, it has {count} outputs")
+    # For example, 7 items in 3 parts have the lengths 3, 3 and 1.
     extent = site.known_shape()[axis]
     length = ceil_div(extent, count)
     lengths = [length] * (count - 1)
@@ -150,13 +152,13 @@ def _tile_along_axis(site: NodeSite, x: Tensor) -> Any:
 
 
 def _block_meaning(move: Callable[..., object]) -> Meaning:
-    """Make the function that flattens an operator that moves blocks.
+    """Return the meaning of an operator that moves items between channels and blocks of an image.
 
-    The blocks are moved between channels and spatial axes. `move` is the function that adds the
-    operations, such as `depth_to_space`.
+    `move` is the function that adds the operations, such as `depth_to_space`.
     """
 
     def meaning(site: NodeSite, *, mode: str, size: int) -> Any:
+        """Move items. A block has `size` items along each spatial axis."""
         if size < 1:
             raise InvalidOperation(f"'blocksize' must be at least 1, it is {size}")
         return move(site, size, depth_first=mode == "CRD")

@@ -19,19 +19,20 @@ from nnef_jax.formats.onnx.operators.registry import operator
 
 
 def _nonzero_indices(site: NodeSite, x: Value) -> Value:
-    """Return the indices of nonzero items of `x`, of shape (axes, items), and note their number.
+    """Return the indices of nonzero items of `x`, a list of shape (axes, items).
 
     The indices are computed only once for each tensor. Therefore all tensors that are gathered at
     these indices share one number of items.
     """
     if x in site.graph.nonzero_indices:
         return site.graph.nonzero_indices[x]
-    indices = site.as_integer(site.step.non_zero(x))
+    padded_indices = site.as_integer(site.step.non_zero(x))
     is_nonzero = x if site.dtype_of(x) == "bool" else site.step.ne(x, 0)
     item_count = site.total(site.as_integer(is_nonzero), range(site.rank(x)))
     item_count = site.reshaped(site.as_integer(item_count), (1,))
-    site.graph.nonzero_indices[x] = site.listed(indices, 1, item_count)
-    return site.graph.nonzero_indices[x]
+    indices = site.listed(padded_indices, axis=1, count=item_count)
+    site.graph.nonzero_indices[x] = indices
+    return indices
 
 
 @operator("NonZero")
@@ -51,14 +52,15 @@ def _with_axis(site: NodeSite, x: Tensor) -> tuple[Any, int]:
     """
     if not site.has_attribute("axis"):
         x = site.step.reshape(x, shape=(-1,), axis_start=0, axis_count=-1)
-    return x, site.axis_of("axis", 0, site.rank(x))
+    return x, site.axis_of("axis", 0, rank=site.rank(x))
 
 
 @operator("Compress")
 def _compress(site: NodeSite, x: Tensor, condition: Tensor) -> Any:
     """Select the slices of `x` along an axis for which `condition` is true.
 
-    `condition` has an item for each slice.
+    `condition` is a vector with an item for each slice. If the node does not have the attribute
+    `axis`, the slices are the items of `x`.
     """
     x, axis = _with_axis(site, x)
     if isinstance(condition, Constant):
@@ -72,15 +74,19 @@ def _compress(site: NodeSite, x: Tensor, condition: Tensor) -> Any:
 def _unique(site: NodeSite, x: Tensor, *, sorts: bool = flag("sorted", True)) -> tuple[Any, ...]:
     """Return four tensors about the distinct items of `x`.
 
-    The tensors are the distinct items, the index of the first occurrence of each distinct item, the
-    index of the distinct item for each item of `x`, and the number of occurrences of each distinct
-    item. If `sorts`, the distinct items are sorted.
+    For `x` with the items 7, 5, 7, the results are:
+
+    - the distinct items: 5, 7 if `sorts`, otherwise 7, 5;
+    - the index of the first occurrence of each distinct item: 1, 0 if `sorts`;
+    - for each item of `x`, the index of its distinct item: 1, 0, 1 if `sorts`;
+    - the number of occurrences of each distinct item: 1, 2 if `sorts`.
     """
     x, axis = _with_axis(site, x)
     x = site.tensor(x)
     site.known_shape(x)  # raises ExtentNeeded for an open extent
     items, first, inverse, frequency, count = site.step.unique(x, axis=axis, sorts=sorts)
+    # All results but `inverse` are padded, and become lists of `count` items.
     items = site.listed(items, axis, count)
-    first = site.listed(site.as_integer(first), 0, count)
-    frequency = site.listed(site.as_integer(frequency), 0, count)
+    first = site.listed(site.as_integer(first), axis=0, count=count)
+    frequency = site.listed(site.as_integer(frequency), axis=0, count=count)
     return items, first, site.as_integer(inverse), frequency

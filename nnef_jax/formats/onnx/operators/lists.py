@@ -30,11 +30,12 @@ def _sequence(site: NodeSite) -> list[Any]:
 def _index(site: NodeSite, i: int, count: int, *, end: int) -> int:
     """Return input `i`, an index into a sequence of `count` items, as a number from 0 on.
 
-    A negative index counts from the end of the sequence. Raises InvalidShape if the index is not
-    less than `end`.
+    In the input, a negative index counts from the end of the sequence. Raises InvalidShape if the
+    index is below -count or not below `end`.
     """
     index = site.integer(i)
-    if index < -count or index >= end:
+    is_valid = -count <= index < end
+    if not is_valid:
         raise InvalidShape(f"there is no index {index} in a sequence of {count} items")
     return index + count if index < 0 else index
 
@@ -59,6 +60,7 @@ def _insert(site: NodeSite) -> Any:
     items = _sequence(site)
     index = len(items)
     if site.has(2):
+        # The index after the last item is allowed too.
         index = _index(site, 2, len(items), end=len(items) + 1)
     return [*items[:index], site.operand(1), *items[index:]]
 
@@ -72,8 +74,7 @@ def _erase(site: NodeSite) -> Any:
         index = _index(site, 1, len(items), end=len(items))
     if not items:
         raise InvalidShape("there is nothing to take away from an empty sequence")
-    items_before, items_after = items[:index], items[index + 1 :]
-    return [*items_before, *items_after]
+    return [*items[:index], *items[index + 1 :]]
 
 
 @operator("SplitToSequence")
@@ -90,11 +91,11 @@ def _split_to_sequence(
     length of all parts, but the last part may be shorter. If input 1 is left out, the length is 1,
     and the parts lose the axis unless `keeps_axes`.
     """
-    has_lengths = site.has(1) and site.rank(1) > 0
-    if has_lengths:
+    is_vector = site.has(1) and site.rank(1) > 0
+    if is_vector:
         return split_by_lengths(site, x, axis, site.integers(1))
     extent = site.known_shape()[axis]
-    length = site.integer(1, 1)
+    length = site.integer(1, default=1)
     if length < 1:
         raise InvalidShape(f"the parts must have a positive length, it is {length}")
     starts = range(0, extent, length)
@@ -124,7 +125,8 @@ def _concat_from_sequence(
 def _map(site: NodeSite, *, body: ModelGraph = attribute("body", "subgraph")) -> Any:
     """Apply a graph to the items of sequences, one after the other.
 
-    The results are sequences. An input that is a tensor is passed to the graph for each item.
+    The first item of each result comes from the first item of each input, and so on. An input that
+    is a tensor instead of a sequence is passed to the graph each time.
     """
     count = len(_sequence(site))
     for operand in site.operands:

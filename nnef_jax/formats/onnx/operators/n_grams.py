@@ -18,22 +18,24 @@ from nnef_jax.formats.onnx.operators.registry import operator
 def _counted(site: NodeSite, x: Tensor, grams: NDArray[np.int64], skips: int) -> Any:
     """Count sequences of tokens in the rows of x; return the counts, of shape (rows, count).
 
-    `grams` has shape (count, length) and contains the sequences. In a row, the tokens of a sequence
-    need not be successive: between each two of them there may be the same number of other tokens,
-    from 0 to `skips`.
+    `grams` has shape (count, length) and contains the sequences. A sequence also occurs in a row if
+    its tokens have equal gaps between them. A gap has up to `skips` other tokens. For example, with
+    `skips` 1 the sequence 5, 7 occurs twice in the row 5, 7, 7.
     """
     row_count, row_length = site.known_shape(x)
     count, length = grams.shape
     total: Any = None
+    # The distance between neighbours of a sequence is the gap plus 1. A single token has no gaps.
     largest_distance = skips + 1 if length > 1 else 1
     for distance in range(1, largest_distance + 1):
         start_count = row_length - (length - 1) * distance  # positions at which a sequence fits
         if start_count < 1:
             break
+        # `is_gram` has shape (rows, start_count, count).
         is_gram = _starts_of_grams(site, x, grams, distance, start_count)
         occurrences = site.squeezed(site.total(site.as_integer(is_gram), (1,)), 1)
         total = occurrences if total is None else site.step.add(total, occurrences)
-    if total is None:
+    if total is None:  # No sequence fits into a row.
         return site.as_integer(site.filled(0, "int64", (row_count, count)))
     return total
 
@@ -41,18 +43,20 @@ def _counted(site: NodeSite, x: Tensor, grams: NDArray[np.int64], skips: int) ->
 def _starts_of_grams(
     site: NodeSite, x: Tensor, grams: NDArray[np.int64], distance: int, start_count: int
 ) -> Any:
-    """Tell for the first positions of the rows of x which of the sequences `grams` begin there.
+    """Tell for the first `start_count` positions of each row which sequences begin there.
 
-    The result has shape (rows, start_count, count). The tokens of a sequence have the distance
-    `distance` from each other in the row.
+    The rows are those of x, and `grams` has the sequences. The result has shape (rows, start_count,
+    count). In a row, neighbours of a sequence have the distance `distance`.
     """
     count, length = grams.shape
     is_gram: Any = None
     for k in range(length):
+        # Token k of a sequence that begins at position p is at position p + k * distance.
         first = k * distance
-        items = site.unsqueezed(site.part(x, 1, first, first + start_count), (2,))
-        tokens = site.constant(grams[:, k].reshape(1, 1, count), "int64")
-        is_token = site.step.eq(items, site.cast(tokens, site.dtype_of(x)))
+        tokens_of_rows = site.part(x, axis=1, first=first, last=first + start_count)
+        tokens_of_rows = site.unsqueezed(tokens_of_rows, (2,))
+        tokens_of_grams = site.constant(grams[:, k].reshape(1, 1, count), "int64")
+        is_token = site.step.eq(tokens_of_rows, site.cast(tokens_of_grams, site.dtype_of(x)))
         is_gram = is_token if is_gram is None else site.step.and_(is_gram, is_token)
     return is_gram
 
@@ -71,9 +75,14 @@ def _tf_idf_vectorizer(
 ) -> Any:
     """Count sequences of tokens in each row of x; return the counts or weights of the sequences.
 
+    The attribute `pool_int64s` has all sequences of one token, then all sequences of two tokens,
+    and so on. `starts` has the start of each of these parts. `columns` has a column of the result
+    for each sequence. Only sequences of `shortest` to `longest` tokens are counted. Tokens between
+    the tokens of a sequence may be skipped; see `_counted`.
+
     In the mode "TF", the result is the count of each sequence. In the mode "IDF", it is the weight
-    of each sequence that occurs in the row, otherwise 0. In the mode "TFIDF", it is the count
-    multiplied by the weight.
+    of each sequence that occurs in the row, and 0 for all other sequences. In the mode "TFIDF", it
+    is the count multiplied by the weight.
     """
     if site.has_attribute("pool_strings"):
         raise InvalidOperation("its tokens are strings, of which there are no arrays in JAX")
@@ -83,38 +92,53 @@ def _tf_idf_vectorizer(
         raise InvalidOperation("'ngram_indexes' must be different numbers from 0")
     site.spend(len(pool) * (max(skips, 0) + 1) + max(columns))
     rank = site.rank()
-    if rank == 1:
+    if rank == 1:  # to (1, tokens)
         x = site.unsqueezed(x, (0,))
-    parts: list[Any] = []
-    # For each column of the result, the index of its sequence in `parts`, or -1.
-    column_count = max(columns) + 1
-    order = np.full(column_count, -1)
-    pool_count = 0  # the number of shorter sequences in the pool
-    part_count = 0  # the number of shorter sequences in `parts`
-    # The pool has all sequences of one token, then all sequences of two tokens, and so on. `starts`
-    # and `ends` bound the sequences of each length.
+    # The pool has a list of sequences for each length.
     ends = [*starts[1:], len(pool)]
+    grams_by_length: list[NDArray[np.int64]] = []
     for length, (start, end) in enumerate(zip(starts, ends, strict=True), start=1):
-        grams = pool[start:end].reshape(-1, length)
-        count = len(grams)
-        is_counted = shortest <= length <= longest
-        if is_counted and count > 0:
-            parts.append(_counted(site, x, grams, skips))
-            gram_columns = list(columns[pool_count : pool_count + count])
-            order[gram_columns] = range(part_count, part_count + count)
-            part_count += count
-        pool_count += count
-    if not parts or pool_count != len(columns):
-        raise InvalidOperation(f"it has {pool_count} sequences, and {len(columns)} 'ngram_indexes'")
-    counts = _ordered(site, parts, order)
+        grams_by_length.append(pool[start:end].reshape(-1, length))
+    lengths = range(shortest, longest + 1)
+    result = _counts(site, x, grams_by_length, columns, lengths, skips)
     if mode == "IDF":
-        counts = site.step.min(counts, 1)
-    counts = site.cast(counts, site.computation_dtype("float32"))
+        result = site.step.min(result, 1)
+    result = site.cast(result, site.computation_dtype("float32"))
     if mode != "TF":
-        weights = np.zeros(column_count, np.float32)
+        weights = np.zeros(max(columns) + 1, np.float32)
         weights[list(columns)] = site.numbers("weights", (1.0,) * len(columns))
-        counts = site.step.mul(counts, site.constant(weights, "float32"))
-    return counts if rank > 1 else site.squeezed(counts, 0)
+        result = site.step.mul(result, site.constant(weights, "float32"))
+    return result if rank > 1 else site.squeezed(result, 0)
+
+
+def _counts(
+    site: NodeSite, x: Tensor, grams_by_length: Sequence[NDArray[np.int64]],
+    columns: Sequence[int], lengths: range, skips: int,
+) -> Any:  # fmt: skip
+    """Count sequences of tokens in the rows of x; return the counts, of shape (rows, columns).
+
+    `grams_by_length` has the sequences of 1 token, the sequences of 2 tokens, and so on. `columns`
+    has a column of the result for each sequence. Only sequences with one of `lengths` are counted.
+    All other columns are 0. `skips` is as for `_counted`.
+    """
+    counts_by_length: list[Any] = []
+    # For each column of the result, the index of its sequence among the counted ones, or -1.
+    order = np.full(max(columns) + 1, -1)
+    shorter_count = 0  # the number of shorter sequences
+    counted_count = 0  # the number of shorter sequences that are counted
+    for length, grams in enumerate(grams_by_length, start=1):
+        count = len(grams)
+        if length in lengths and count > 0:
+            counts_by_length.append(_counted(site, x, grams, skips))
+            gram_columns = list(columns[shorter_count : shorter_count + count])
+            order[gram_columns] = range(counted_count, counted_count + count)
+            counted_count += count
+        shorter_count += count
+    if not counts_by_length or shorter_count != len(columns):
+        raise InvalidOperation(
+            f"it has {shorter_count} sequences, and {len(columns)} 'ngram_indexes'"
+        )
+    return _ordered(site, counts_by_length, order)
 
 
 def _ordered(site: NodeSite, parts: Sequence[Any], order: NDArray[np.int64]) -> Any:
@@ -125,6 +149,6 @@ def _ordered(site: NodeSite, parts: Sequence[Any], order: NDArray[np.int64]) -> 
     counts = site.step.concat([site.tensor(part) for part in parts], axis=1)
     # A column of zeros is appended, for the columns of the result without a sequence.
     zero_column = site.shape(counts)[1]
-    counts = site.cut_or_padded(counts, 1, zero_column + 1)
+    with_zeros = site.cut_or_padded(counts, axis=1, size=zero_column + 1)
     indices = site.constant(np.where(order < 0, zero_column, order), "int64")
-    return site.step.gather(counts, indices, axis=1)
+    return site.step.gather(with_zeros, indices, axis=1)

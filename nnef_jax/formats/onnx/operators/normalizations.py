@@ -25,7 +25,7 @@ def _with_last_axes(site: NodeSite, i: int, count: int) -> Any:
 
 
 class _Standardized(NamedTuple):
-    """A standardised tensor, with the mean and 1 / deviation of the tensor before."""
+    """A standardised tensor, and the mean and 1 / deviation of the tensor before standardising."""
 
     items: Any
     mean: Any
@@ -35,10 +35,10 @@ class _Standardized(NamedTuple):
 def _standardized(
     site: NodeSite, x: Tensor, axes: Sequence[int], epsilon: float, *, centred: bool = True
 ) -> _Standardized:
-    """Compute (x - mean) / deviation along axes, where deviation is sqrt(variance + epsilon).
+    """Compute (x - mean) / deviation along axes, with deviation = sqrt(variance + epsilon).
 
-    If `centred` is False, compute x / deviation instead, where deviation is sqrt(mean(x^2) +
-    epsilon). The mean in the result is None then.
+    If `centred` is False, compute x / deviation, with deviation = sqrt(mean(x^2) + epsilon). Then
+    the mean in the result is None.
     """
     step = site.step
     axes = tuple(axes)
@@ -53,7 +53,10 @@ def _standardized(
 
 
 def _scaled(site: NodeSite, x: Tensor, scale: Tensor, bias: Tensor | None, dtype: str = "") -> Any:
-    """Compute x * scale + bias in a dtype, by default the dtype of input 0."""
+    """Compute x * scale + bias in a dtype, by default the dtype of input 0.
+
+    If the bias is None, compute x * scale.
+    """
     dtype = dtype or site.dtype_of()
     x = site.cast(x, dtype)
     scale = site.cast(scale, dtype)
@@ -70,9 +73,9 @@ def _batch_normalization(
 ) -> Any:
     """Normalise channels by the running mean and variance, which are inputs 3 and 4.
 
-    If `trains`, channels are normalised by the mean and variance of the batch. The new running
-    statistics and the statistics of the batch are then returned too. Before version 9, if the
-    attribute `spatial` is 0, each item of a sample has separate statistics.
+    Inputs 1 and 2 are the scale and the offset of the normalised channels. If `trains`, channels
+    are normalised by the mean and variance of the batch. Then the new running mean and variance,
+    and the mean and variance of the batch, are returned too.
     """
     # In training and since version 14, x is normalised in the dtype of the running statistics.
     # Otherwise x is normalised in its own dtype.
@@ -83,27 +86,29 @@ def _batch_normalization(
         vector = site.unsqueezed(site.operand(i), (0,))
         vectors.append(site.cast(vector, dtype))
     scale, offset, mean, variance = vectors
-    statistics: list[Any] = []
+    further_results: list[Any] = []
     if trains:
         running = [mean, variance]
         mean, variance = _moments_of_batch(site, x, dtype)
         new_running = _running(site, running, [mean, variance])
-        statistics = [site.squeezed(y, 0) for y in (*new_running, mean, variance)]
+        further_results = [site.squeezed(y, 0) for y in (*new_running, mean, variance)]
     result_dtype = site.dtype_of()
-    add = site.step_or_last(dtype == result_dtype)
+    needs_cast = dtype != result_dtype
+    add = site.step_or_last(is_last=not needs_cast)
     x = site.cast(x, dtype)
-    x = add.batch_normalization(x, mean, variance, offset, scale, epsilon=epsilon)
-    return (site.cast(x, result_dtype), *statistics)
+    normal = add.batch_normalization(x, mean, variance, offset, scale, epsilon=epsilon)
+    return (site.cast(normal, result_dtype), *further_results)
 
 
 def _moments_of_batch(site: NodeSite, x: Tensor, dtype: str) -> list[Any]:
-    """Return the mean and the variance of each channel over a batch.
+    """Return the mean and the variance of each channel over a batch, of shape (1, channels).
 
-    If the attribute `spatial` is 0, return the mean and the variance of each item of a sample.
+    If the attribute `spatial` is 0, as before version 9, each item of a sample has its mean and its
+    variance.
     """
-    spatial = range(2, site.rank()) if site.flag("spatial", True) else ()
-    moments = site.step.moments(site.widened(x), axes=(0, *spatial))
-    return [site.cast(site.squeezed(moment, *spatial), dtype) for moment in moments]
+    spatial_axes = range(2, site.rank()) if site.flag("spatial", True) else ()
+    moments = site.step.moments(site.widened(x), axes=(0, *spatial_axes))
+    return [site.cast(site.squeezed(moment, *spatial_axes), dtype) for moment in moments]
 
 
 def _running(site: NodeSite, statistics: Sequence[Tensor], moments: Sequence[Tensor]) -> list[Any]:
@@ -126,7 +131,7 @@ def _running(site: NodeSite, statistics: Sequence[Tensor], moments: Sequence[Ten
 def _batch_normalization_by_outputs(site: NodeSite, x: Tensor, *, epsilon: float = _EPSILON) -> Any:
     """Normalise channels by running statistics.
 
-    If another node reads an output after the first one, normalise as in training.
+    If an output after the first one has a name, normalise as in training.
     """
     trains = any(site.is_read(i) for i in range(1, 5))
     return _batch_normalization(site, x, epsilon=epsilon, trains=trains)
@@ -161,10 +166,14 @@ def _layer_normalization(
     epsilon: float = _EPSILON,
     stash: str = _STASH,
 ) -> Any:
-    """Normalise over `axis` and all later axes; return also the mean and 1 / deviation."""
+    """Normalise over `axis` and all later axes, then multiply by `scale` and add `bias`.
+
+    Return the result, the mean and 1 / deviation. `stash` is the dtype in which x is normalised.
+    """
     x = site.cast(x, site.computation_dtype(stash))
-    x, mean, inverse = _standardized(site, x, range(axis, site.rank()), epsilon)
-    return _scaled(site, x, scale, bias), mean, inverse
+    axes = range(axis, site.rank())
+    normal, mean, inverse = _standardized(site, x, axes, epsilon)
+    return _scaled(site, normal, scale, bias), mean, inverse
 
 
 @operator("RMSNormalization")
@@ -177,7 +186,7 @@ def _rms_normalization(
     epsilon: float = _EPSILON,
     stash: str = _STASH,
 ) -> Any:
-    """Divide x by its root mean square over `axis` and all later axes, and scale it.
+    """Divide x by its root mean square over `axis` and all later axes; multiply by `scale`.
 
     `stash` is the dtype in which the quotient is computed.
     """
@@ -195,20 +204,20 @@ def _simplified_layer_normalization(
     axis: int = axis("axis", -1),
     epsilon: float = _EPSILON,
 ) -> Any:
-    """Divide x by its root mean square over `axis` and all later axes, and scale it."""
+    """Divide x by its root mean square over `axis` and all later axes; multiply by `scale`."""
     return _normalized_by_mean_square(site, site.widened(x), scale, axis=axis, epsilon=epsilon)
 
 
 def _normalized_by_mean_square(
     site: NodeSite, x: Tensor, scale: Tensor, *, axis: int, epsilon: float
 ) -> Any:
-    """Divide x by the root of the mean square over `axis` and all later axes; multiply by `scale`.
+    """Divide x by its root mean square over `axis` and all later axes, and multiply by `scale`.
 
-    Return also 1 / root.
+    Return also 1 / root mean square.
     """
     axes = range(axis, site.rank())
-    x, _, inverse = _standardized(site, x, axes, epsilon, centred=False)
-    return _scaled(site, x, scale, bias=None), inverse
+    normal, _, inverse = _standardized(site, x, axes, epsilon, centred=False)
+    return _scaled(site, normal, scale, bias=None), inverse
 
 
 def _normalized_sum(
@@ -220,12 +229,15 @@ def _normalized_sum(
     *,
     centred: bool = True,
 ) -> Any:
-    """Normalise `x`, a sum of tensors, over its last axis; return also the mean and 1 / deviation.
+    """Normalise `x`, a sum of tensors, over its last axis; multiply by `scale` and add `bias`.
 
-    If `centred` is False, the mean is not subtracted, and None is returned for it.
+    Return the result, the mean and 1 / deviation. If `centred` is False, the mean is not
+    subtracted, and None is returned in its place.
     """
-    axes = (site.rank(x) - 1,)
-    normal, mean, inverse = _standardized(site, site.widened(x), axes, epsilon, centred=centred)
+    last_axis = (site.rank(x) - 1,)
+    normal, mean, inverse = _standardized(
+        site, site.widened(x), last_axis, epsilon, centred=centred
+    )
     result = _scaled(site, normal, scale, bias, dtype=site.dtype_of(x))
     return result, mean, inverse
 
@@ -266,9 +278,9 @@ def _skip_simplified_layer_normalization(
     *,
     epsilon: float = _EPSILON_OF_SUMS,
 ) -> Any:
-    """Divide x + y + bias by the root of its mean square, then multiply by `scale`.
+    """Divide x + y + bias by its root mean square, then multiply by `scale`.
 
-    Return the result, None, 1 / root, and the sum before it was normalised.
+    Return the result, None, 1 / root mean square, and the sum before it was normalised.
     """
     total = _sum(site, x, y, bias)
     normal, _, inverse = _normalized_sum(
@@ -281,10 +293,14 @@ def _skip_simplified_layer_normalization(
 def _embed_layer_normalization(
     site: NodeSite, words: Tensor, *, epsilon: float = _EPSILON_OF_SUMS
 ) -> tuple[Any, ...]:
-    """Normalise the sums of the embeddings of words, positions and segments.
+    """Normalise the sum of the embeddings of a word, its position and its segment.
 
-    Return also the lengths of the sequences, which are computed from the mask in input 7, and the
-    sums. The results have shape (batch, time, items), (batch,) and (batch, time, items).
+    The sum is computed for each word. Inputs 0, 1 and 8 are the indices of words, segments and
+    positions. Inputs 2, 3 and 4 are the embeddings of words, positions and segments.
+
+    Return the normalised sums, the length of each sequence, and the sums. The results have shape
+    (batch, time, items), (batch,) and (batch, time, items). Input 7 is a mask, whose sums are the
+    lengths. Without this input, the lengths are 0.
     """
     batch, times = site.known_shape()
     positions = site.operand(8) if site.has(8) else site.positions(times, axis=1, rank=2)
@@ -311,23 +327,24 @@ def _grouped(
 ) -> tuple[Any, int]:
     """Normalise the groups of channels; return the result and the number of channels.
 
-    The result has shape (batch, groups, channels / groups, ...). Scale and bias, which are inputs 1
-    and 2, must have an item for each channel if `by_channel` is set, otherwise an item for each
-    group.
+    The result has shape (batch, groups, channels / groups, ...). Inputs 1 and 2 are the scale and
+    the bias. If `by_channel`, both must have an item for each channel, otherwise an item for each
+    group. Raises InvalidShape if the scale or the bias has another shape.
     """
     channels = site.known_shape()[1]
     if groups < 1 or channels % groups != 0:
         raise InvalidOperation(f"'num_groups' {groups} does not divide {channels} channels")
-    shape = (channels,) if by_channel else (groups,)
+    due_shape = (channels,) if by_channel else (groups,)
     for i in (1, 2):
-        if site.shape(i) != shape:
+        if site.shape(i) != due_shape:
             raise InvalidShape(
-                f"'{site.node.inputs[i]}' {show(site.shape(i))} must be {show(shape)} for "
+                f"'{site.node.inputs[i]}' {show(site.shape(i))} must be {show(due_shape)} for "
                 f"{groups} groups of {show(site.shape())}"
             )
-    x = site.reshaped(x, (groups, channels // groups), 1, 1)
+    # Axis 1, the channels, is replaced by two axes.
+    split = site.reshaped(x, (groups, channels // groups), first=1, count=1)
     axes_of_group = range(2, site.rank() + 1)
-    return _standardized(site, x, axes_of_group, epsilon).items, channels
+    return _standardized(site, split, axes_of_group, epsilon).items, channels
 
 
 @operator("GroupNormalization", since=21)
@@ -345,7 +362,8 @@ def _group_normalization(
     spatial_rank = site.rank() - 2
     scale = _with_last_axes(site, 1, spatial_rank)
     bias = _with_last_axes(site, 2, spatial_rank)
-    normal = site.reshaped(normal, (channels,), 1, 2)
+    # Axes 1 and 2, the groups and the channels of a group, become one axis.
+    normal = site.reshaped(normal, (channels,), first=1, count=2)
     return _scaled(site, normal, scale, bias)
 
 
@@ -361,7 +379,8 @@ def _group_normalization_by_group(
     scale = _with_last_axes(site, 1, axis_count)
     bias = _with_last_axes(site, 2, axis_count)
     scaled = _scaled(site, normal, scale, bias)
-    return site.reshaped(scaled, (channels,), 1, 2)
+    # Axes 1 and 2, the groups and the channels of a group, become one axis.
+    return site.reshaped(scaled, (channels,), first=1, count=2)
 
 
 @operator("MeanVarianceNormalization")

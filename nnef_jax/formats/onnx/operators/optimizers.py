@@ -23,27 +23,28 @@ def _updated(site: NodeSite, update: Callable[..., tuple[Tensor, ...]], shrink: 
     """Update all tensors; return the updated tensors, then the updated states.
 
     The inputs are the learning rate, the number of the training step, all tensors, all gradients,
-    and all states. `update` is called for each tensor. Its arguments are the learning rate, the
-    number of the step, the tensor, its gradient and its states. `shrink` is the factor of L2
-    regularisation.
+    and all states. `update` is called for each tensor, with the learning rate, the number of the
+    training step, the tensor, its gradient and its states. It returns the new tensor and the new
+    states. `shrink` is the factor of L2 regularisation.
     """
-    # The number of inputs for each tensor: `update` takes them after the learning rate and the
-    # number of the step.
-    count = update.__code__.co_argcount - 2
-    tensor_count, remainder = divmod(len(site.operands) - 2, count)
+    # The arguments of `update` after the learning rate and the number of the training step.
+    inputs_per_tensor = update.__code__.co_argcount - 2
+    tensor_count, remainder = divmod(len(site.operands) - 2, inputs_per_tensor)
     if tensor_count < 1 or remainder != 0:
-        raise InvalidOperation(f"it must have 2 inputs, and {count} inputs for each tensor")
+        raise InvalidOperation(
+            f"it must have 2 inputs, and {inputs_per_tensor} inputs for each tensor"
+        )
     updates: list[tuple[Any, ...]] = []
     for tensor_index in range(tensor_count):
-        # With 2 tensors, the inputs of tensor 0 are 2, 4, 6, ..., and those of tensor 1 are 3, 5,
-        # 7, ...
+        # With 2 tensors, the inputs of tensor 0 are 2, 4, 6, ..., and the inputs of tensor 1 are
+        # 3, 5, 7, ...
         inputs = range(2 + tensor_index, len(site.operands), tensor_count)
         x, gradient, *states = [site.operand(i) for i in inputs]
         dtype = site.dtype_of(x)
         rate = site.cast(site.operand(0), dtype)
         time = site.cast(site.operand(1), dtype)
-        gradient = site.step.add(site.step.mul(x, shrink), gradient)
-        updates.append(update(rate, time, x, gradient, *states))
+        regularised_gradient = site.step.add(site.step.mul(x, shrink), gradient)
+        updates.append(update(rate, time, x, regularised_gradient, *states))
     # Each update is (tensor, *states). The results are all tensors, then the first state of each
     # tensor, then the second state of each tensor, and so on.
     results: list[Any] = []
@@ -71,15 +72,17 @@ def _adagrad(
     epsilon: float = _EPSILON,
     decay: float = number("decay_factor", 0),
 ) -> Any:
-    """Update tensors by the gradient, divided by the root of the sum of all squared gradients.
+    """Subtract rate * gradient / (sqrt(squares) + epsilon) from tensors.
 
-    The sum includes the gradients of all training steps so far.
+    `squares` is a state: the sum of the squared gradients of all training steps so far. The rate is
+    the learning rate / (1 + decay * time).
     """
     step = site.step
 
     def update(rate: Tensor, time: Tensor, x: Tensor, gradient: Tensor, squares: Tensor) -> Any:
-        decayed = step.add(step.mul(time, decay), 1.0)
-        rate = step.div(rate, decayed)
+        """Return the tensor x and the state `squares` after the training step `time`."""
+        decay_divisor = step.add(step.mul(time, decay), 1.0)
+        rate = step.div(rate, decay_divisor)
         squares = step.add(squares, step.sqr(gradient))
         change = _divided(site, step.mul(gradient, rate), squares, epsilon)
         return step.sub(x, change), squares
@@ -97,17 +100,19 @@ def _adam(
     beta: float = number("beta", 0.999),
     shrink_after: float = number("norm_coefficient_post", 0),
 ) -> Any:
-    """Update tensors by the running mean of gradients, divided by the root of the mean of squares.
+    """Subtract rate * mean / (sqrt(squares) + epsilon) from tensors.
 
-    The squares are those of the gradients, and their mean is a running mean too. The two running
-    means start with zeros; corrections make up for this.
+    `mean` and `squares` are states: the running means of gradients and of squared gradients. Both
+    start with zeros. To make up for this, the rate is the learning rate times
+    sqrt(1 - beta^time) / (1 - alpha^time). Finally, tensors are multiplied by `1 - shrink_after`.
     """
     step = site.step
 
     def update(
         rate: Tensor, time: Tensor, x: Tensor, gradient: Tensor, mean: Tensor, squares: Tensor
     ) -> Any:
-        # At step 0, both corrections are 1.
+        """Return the tensor x and the states after the training step `time`."""
+        # At time 0, both corrections are 1.
         is_later = site.cast(step.gt(time, 0.0), site.dtype_of(x))
         mean_correction = step.sub(1.0, step.mul(is_later, step.pow(alpha, time)))
         square_correction = step.sub(1.0, step.mul(is_later, step.pow(beta, time)))
@@ -130,15 +135,17 @@ def _momentum(
     beta: float = number("beta"),
     mode: str = one_of("mode", "standard", "nesterov"),
 ) -> Any:
-    """Move tensors along a velocity, which is a decaying sum of gradients.
+    """Subtract rate * velocity from tensors.
 
-    If `mode` is "nesterov", the tensors move along the velocity of the next step.
+    The velocity is a state: alpha * old velocity + beta * gradient. At time 0, beta is 1. If `mode`
+    is "nesterov", alpha * velocity + gradient takes the place of the velocity.
     """
     step = site.step
 
     def update(rate: Tensor, time: Tensor, x: Tensor, gradient: Tensor, velocity: Tensor) -> Any:
+        """Return the tensor x and its velocity after the training step `time`."""
         is_later = site.cast(step.gt(time, 0.0), site.dtype_of(x))
-        weight = step.add(step.mul(is_later, beta - 1), 1.0)  # is 1 at step 0, later beta
+        weight = step.add(step.mul(is_later, beta - 1), 1.0)  # 1 at time 0, later beta
         velocity = _mixed(site, velocity, gradient, alpha, weight)
         direction = velocity
         if mode == "nesterov":

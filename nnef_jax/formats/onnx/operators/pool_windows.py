@@ -25,9 +25,10 @@ def _pooled(
     """Add a pool over windows with the function `add`, such as `site.last.max_pool`.
 
     If `rounds_up`, the number of windows is rounded up. No window begins in the padding behind an
-    axis.
+    axis. `options` are further arguments of `pooled`.
     """
-    kernel = site.spatial("kernel_shape", site.rank() - 2, None)
+    spatial_rank = site.rank() - 2
+    kernel = site.spatial("kernel_shape", spatial_rank, default=None)
     rounding = "ceil_torch" if rounds_up else "floor"
     return pooled(site, x, add, kernel, windows_of(site, kernel), rounding, **options)
 
@@ -50,7 +51,7 @@ def _max_pool(
     if not site.is_read(1):
         return _pooled(site, x, site.last.max_pool, rounds_up=rounds_up)
     add = site.last.max_pool_with_index
-    # From axis 0 on: an index counts the items of the entire tensor, not of a plane.
+    # With `first_axis` 0, an index counts the items of the entire tensor, not of a plane.
     maxima, indices = _pooled(site, x, add, rounds_up=rounds_up, first_axis=0)
     indices = site.cast(indices, site.computation_dtype("int64"))
     is_column_major = order == 1
@@ -63,13 +64,15 @@ def _max_pool(
 def _by_columns(site: NodeSite, indices: Tensor, extents: Shape) -> Any:
     """Convert flat indices from row-major to column-major order within each plane.
 
-    `extents` is the shape of a plane.
+    `extents` is the shape of a plane. For example, in a plane of shape (2, 3) the item at row 1 and
+    column 0 has the index 3 in row-major order, and 1 in column-major order.
     """
     step = site.step
     plane_size = math.prod(extents)
-    index = step.rem(indices, plane_size)  # within the plane
-    by_columns = step.sub(indices, index)  # the offset of the plane
-    # In column-major order, neighbours along the last axis are the farthest from each other.
+    index = step.rem(indices, plane_size)  # the index within the plane
+    by_columns = step.sub(indices, index)  # the index of the first item of the plane
+    # The last coordinate is the remainder of the index. In column-major order, neighbours along the
+    # last axis are the farthest from each other.
     distance = plane_size
     for extent in reversed(extents):
         distance //= extent
@@ -89,21 +92,21 @@ def _average_pool(
 ) -> Any:
     """Compute the mean of each window.
 
-    The mean includes padding if `includes_padding`. If `rounds_up`, windows may reach beyond the
-    padding; the mean never includes the items there.
+    The mean includes padding if `includes_padding`. If `rounds_up`, a window may reach beyond the
+    padding. The mean never includes items beyond the padding.
     """
     add = site.last.avg_pool
     return _pooled(site, x, add, rounds_up=rounds_up, includes_padding=includes_padding)
 
 
 def _norm(site: NodeSite, x: Tensor, power: float, total: Callable[[Tensor], Tensor]) -> Any:
-    """Compute total(abs(x)^power)^(1/power)."""
-    x = site.step.abs(x)
+    """Compute total(abs(x)^power)^(1/power). `total` sums a tensor over windows or axes."""
+    magnitude = site.step.abs(x)
     if power < 1:
         raise InvalidOperation(f"'p' must be 1 or more, it is {power:g}")
     if power == 1:
-        return total(x)
-    powers = site.step.sqr(x) if power == 2 else site.step.pow(x, power)
+        return total(magnitude)
+    powers = site.step.sqr(magnitude) if power == 2 else site.step.pow(magnitude, power)
     return site.root(total(powers), degree=power)
 
 
@@ -130,24 +133,16 @@ def _global_lp_pool(site: NodeSite, x: Tensor, *, power: float = number("p", 2))
 def _max_unpool(site: NodeSite, items: Tensor, indices: Tensor) -> Any:
     """Put items into a tensor of zeros, at the indices that MaxPool returned.
 
-    If input 2, the shape of the result, is larger than the tensor, zeros are added at the end of
-    the tensor's axes.
+    The tensor has the shape of MaxPool's input. Input 2 is the shape of the result. If this shape
+    is larger, zeros are added at the end of the axes.
     """
-    spatial_rank = site.rank() - 2
-    batch, channels, *extents = site.known_shape()
-    kernel = site.spatial("kernel_shape", spatial_rank, None)
-    strides = site.spatial("strides", spatial_rank)
-    pads = site.spatial("pads", 2 * spatial_rank, 0)
-    axes = zip(extents, strides, kernel, pads[:spatial_rank], pads[spatial_rank:], strict=True)
-    shape = [batch, channels]  # the shape of the tensor that MaxPool has pooled
-    for extent, stride, size, before, after in axes:
-        shape.append((extent - 1) * stride + size - before - after)
-    item_count = batch * channels * math.prod(extents)
+    shape = _shape_before_pool(site)
+    item_count = math.prod(site.known_shape())
     flat_items = site.reshaped(items, (item_count,))
     flat_indices = site.reshaped(indices, (item_count,))
     zeros = site.filled(0, site.dtype_of(), (math.prod(shape),))
-    result = site.step.scatter_elements(zeros, flat_indices, flat_items, axis=0, reduction="none")
-    result = site.reshaped(result, shape)
+    flat = site.step.scatter_elements(zeros, flat_indices, flat_items, axis=0, reduction="none")
+    result = site.reshaped(flat, shape)
     output_shape = site.integers(2) if site.has(2) else shape
     if output_shape == shape:
         return result
@@ -157,3 +152,22 @@ def _max_unpool(site: NodeSite, items: Tensor, indices: Tensor) -> Any:
             raise InvalidOperation(f"'output_shape' {output_shape} must be {shape} or more")
         padding.append((0, output_extent - extent))
     return site.last.pad(result, padding=padding, border="constant", value=0.0)
+
+
+def _shape_before_pool(site: NodeSite) -> list[int]:
+    """Return the shape of the tensor from which MaxPool made input 0.
+
+    The attributes of the node are the attributes of this MaxPool.
+    """
+    spatial_rank = site.rank() - 2
+    batch, channels, *extents = site.known_shape()
+    kernel = site.spatial("kernel_shape", spatial_rank, default=None)
+    strides = site.spatial("strides", spatial_rank)
+    pads = site.spatial("pads", 2 * spatial_rank, default=0)
+    pads_before = pads[:spatial_rank]
+    pads_after = pads[spatial_rank:]
+    shape = [batch, channels]
+    axes = zip(extents, strides, kernel, pads_before, pads_after, strict=True)
+    for extent, stride, size, before, after in axes:
+        shape.append((extent - 1) * stride + size - before - after)
+    return shape

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from string import ascii_lowercase
 from typing import Any
@@ -22,24 +23,25 @@ _CHANNELS_LAST = flag("channels_last")
 
 @operator("MatMul")
 def _matmul(site: NodeSite, x: Tensor, y: Tensor) -> Any:
-    """Multiply matrices, which are in the last two axes.
+    """Multiply matrices, which lie in the last two axes. The axes before are batch axes.
 
-    If x is a vector, it is a row, and if y is a vector, it is a column.
+    A vector x is a row, and a vector y is a column. The product does not have the axis of this row
+    or column.
     """
-    dropped: list[int] = []  # axes that are removed from the product, counted from the end
+    removed_axes: list[int] = []  # counted from the end: -2 for the row x, -1 for the column y
     if site.rank(x) == 1:
         x = site.unsqueezed(x, (0,))
-        dropped.append(-2)
+        removed_axes.append(-2)
     if site.rank(y) == 1:
         y = site.unsqueezed(y, (1,))
-        dropped.append(-1)
+        removed_axes.append(-1)
     rank = max(site.rank(x), site.rank(y))
     x = site.unsqueezed(x, range(rank - site.rank(x)))
     y = site.unsqueezed(y, range(rank - site.rank(y)))
-    if not dropped:
+    if not removed_axes:
         return site.last.matmul(x, y, transposeA=False, transposeB=False)
     product = site.step.matmul(x, y, transposeA=False, transposeB=False)
-    return site.last.squeeze(product, axes=[rank + axis for axis in dropped])
+    return site.last.squeeze(product, axes=[rank + axis for axis in removed_axes])
 
 
 @operator("Gemm")
@@ -54,21 +56,23 @@ def _gemm(
     flips_a: bool = flag("transA"),
     flips_b: bool = flag("transB"),
 ) -> Any:
-    """Compute alpha * a b + beta * bias.
+    """Compute alpha * a @ b + beta * bias.
 
-    `flips_a` and `flips_b` say whether a and b are transposed.
+    `flips_a` and `flips_b` tell whether a and b are transposed before.
     """
     if beta == 0:
         bias = None
     has_no_factors = alpha == 1 and beta == 1
     flips_only_b = flips_b and not flips_a
     if bias is not None and has_no_factors and flips_only_b:
+        # The operation `linear` computes a @ b^T + bias.
         _, aligned_bias = site.aligned(a, bias)
         return site.last.linear(a, b, aligned_bias)
-    add = site.step_or_last(alpha == 1 and bias is None)
+    is_product_last = alpha == 1 and bias is None
+    add = site.step_or_last(is_product_last)
     result = add.matmul(a, b, transposeA=flips_a, transposeB=flips_b)
     if alpha != 1:
-        result = site.step_or_last(bias is None).mul(result, alpha)
+        result = site.step_or_last(is_last=bias is None).mul(result, alpha)
     if bias is None:
         return result
     if beta != 1:
@@ -80,11 +84,12 @@ def _gemm(
 def _einsum(site: NodeSite, *inputs: Tensor, equation: str = text("equation")) -> Any:
     """Sum products of tensors as `equation` says, such as "ij,jk->ik".
 
-    If the equation has no "->", the axes of the result are the letters that occur only once.
+    If the equation has no "->", the axes of the result are the letters that occur only once, in
+    alphabetical order. For example, "ij,jk" is "ij,jk->ik".
     """
     expr = equation.replace(" ", "")
-    if "->" not in expr:  # "ij,jk" becomes "ij,jk->ik"
-        letters = re.sub(r"\.\.\.|,", "", expr)
+    if "->" not in expr:
+        letters = re.sub(r"\.\.\.|,", "", expr)  # without "..." and commas
         counts = Counter(letters)
         unrepeated = sorted(letter for letter in counts if counts[letter] == 1)
         batch = "..." if "..." in expr else ""
@@ -118,10 +123,10 @@ def product(
         b: levels of shape (..., items, columns). A vector is a column.
         zero_points: the zero point of a and the zero point of b. The zero point of a is one number,
             or one for each row. The zero point of b is one number, or one for each column.
-        scales: the scales of a and b, with shapes as for the zero points.
+        scales: the scale of a and the scale of b, with shapes as for the zero points.
         output: the zero point and the scale of the result.
         dtype: the dtype of the result.
-        transposes: whether a is transposed, and whether b is.
+        transposes: whether a is transposed, and whether b is transposed.
     """
     is_row = site.rank(a) == 1
     is_column = site.rank(b) == 1
@@ -131,31 +136,46 @@ def product(
         b = site.unsqueezed(b, (1,))
     stored_zero_a, stored_zero_b = zero_points
     scale_a, scale_b = scales
-    transposes_a, transposes_b = transposes
     a, zero_a = _centred(site, a, stored_zero_a)
     b, zero_b = _centred(site, b, stored_zero_b)
     a, b = site.aligned(site.tensor(a), site.tensor(b))
-    # Letters of the equation: z for rows, x for the axis of the sum, y for columns. The parameters
-    # of a may vary along the rows, and all other parameters along the columns. A parameter that is
-    # a single number has no letter.
-    batch = ascii_lowercase[: site.rank(a) - 2]
+    batch_rank = site.rank(a) - 2
+    parameters = (zero_a, scale_a, zero_b, scale_b, *output)
+    expr = _equation(site, batch_rank, transposes, parameters)
+    no_bias = 0
+    result = site.step.quantized_einsum(a, b, no_bias, *parameters, expr=expr, dtype=dtype)
+    # The result has shape (*batch, rows, columns). The axis of a vector's row or column is removed.
+    removed_axes: list[int] = []
+    if is_row:
+        removed_axes.append(batch_rank)
+    if is_column:
+        removed_axes.append(batch_rank + 1)
+    return site.squeezed(result, *removed_axes)
+
+
+def _equation(
+    site: NodeSite, batch_rank: int, transposes: tuple[bool, bool], parameters: Sequence[Operand]
+) -> str:
+    """Return the equation of a product of quantised matrices, for `quantized_einsum`.
+
+    An example is "azx,axy,,z,z,y,y,,->azy". Its terms are the two matrices, the bias, and the six
+    parameters: the zero point and the scale of each matrix and of the result. The letters are a for
+    a batch axis, z for rows, x for the axis of the sum, and y for columns.
+
+    `transposes` tells for each matrix whether it is transposed. The parameters of the first matrix
+    may vary along the rows, and all other parameters along the columns. A parameter that is a
+    single number has no letter.
+    """
+    transposes_a, transposes_b = transposes
+    batch = ascii_lowercase[:batch_rank]
     left = "xz" if transposes_a else "zx"
     right = "yx" if transposes_b else "xy"
-    parameters = (zero_a, scale_a, zero_b, scale_b, *output)
     letters = "zzyyyy"
     terms: list[str] = []
     for parameter, letter in zip(parameters, letters, strict=True):
         has_axis = isinstance(parameter, Tensor) and _varying_axis_count(site, parameter) > 0
         terms.append(letter if has_axis else "")
-    expr = f"{batch}{left},{batch}{right},,{','.join(terms)}->{batch}zy"
-    no_bias = 0
-    result = site.step.quantized_einsum(a, b, no_bias, *parameters, expr=expr, dtype=dtype)
-    dropped: list[int] = []  # the axes of a vector's single row or column
-    if is_row:
-        dropped.append(len(batch))
-    if is_column:
-        dropped.append(len(batch) + 1)
-    return site.squeezed(result, *dropped)
+    return f"{batch}{left},{batch}{right},,{','.join(terms)}->{batch}zy"
 
 
 def _varying_axis_count(site: NodeSite, x: Tensor) -> int:
@@ -164,10 +184,10 @@ def _varying_axis_count(site: NodeSite, x: Tensor) -> int:
 
 
 def _centred(site: NodeSite, x: Tensor, zero: Tensor | None) -> tuple[Any, Any]:
-    """Return levels and a zero point that is constant or varies along a single axis.
+    """Return the levels x and their zero point, which varies along one axis at most.
 
-    A zero point that varies along several axes is subtracted from the levels instead. The returned
-    zero point is then 0.
+    A zero point that varies along several axes is subtracted from the levels. Then the returned
+    zero point is 0.
     """
     if zero is None or is_zero(zero):
         return x, 0
@@ -180,10 +200,11 @@ def _centred(site: NodeSite, x: Tensor, zero: Tensor | None) -> tuple[Any, Any]:
 def dynamic_product(
     site: NodeSite, x: Tensor, levels: Tensor, scale: Tensor, zero: Tensor | None
 ) -> Any:
-    """Quantise the real numbers `x` by their range, and multiply them by `levels`, a matrix.
+    """Multiply real numbers by a matrix of quantised numbers, and return real numbers.
 
-    `scale` and `zero` are the scale and the zero point of the levels, each a single number or a
-    number for each column.
+    `x` are the real numbers, which are quantised to levels that cover their range. `levels`,
+    `scale` and `zero` are the levels, the scale and the zero point of the matrix. Scale and zero
+    point are a single number each, or have a number for each column.
     """
     x_levels, x_scale, x_zero = dynamically_quantized(site, x)
     total = product(site, x_levels, levels, zero_points=(x_zero, zero))
@@ -203,8 +224,9 @@ def _matmul_integer(
 def _qlinear_matmul(site: NodeSite) -> Any:
     """Multiply matrices of levels; return levels.
 
-    The inputs are the levels, the scale and the zero point of a, the same of b, then the scale and
-    the zero point of the result.
+    Inputs 0 to 2 are the levels, the scale and the zero point of a. Inputs 3 to 5 are the levels,
+    the scale and the zero point of b. Inputs 6 and 7 are the scale and the zero point of the
+    result.
     """
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = map(site.operand, range(8))
     return product(
@@ -226,7 +248,7 @@ def _conv_integer(
     """Convolve levels by a filter of levels; return 32-bit integers."""
     zero_of_x = 0 if zero_x is None else zero_x
     zero_of_filter = 0 if zero_filter is None else zero_filter
-    # The zero point and the scale of x, then those of the filter, then those of the result.
+    # A zero point and a scale for x, for the filter and for the result.
     parameters = [zero_of_x, 1.0, zero_of_filter, 1.0, 0, 1.0]
     no_bias = 0
     window = windows_of(site, kernel_of(site))
@@ -242,21 +264,25 @@ def _qlinear_conv(
 ) -> Any:
     """Convolve levels by a filter of levels; return levels.
 
-    If `channels_last`, the channels are the last axis of x and of the result.
+    Inputs 0 to 2 are the levels, the scale and the zero point of x. Inputs 3 to 5 are the levels,
+    the scale and the zero point of the filter. Inputs 6 and 7 are the scale and the zero point of
+    the result, and input 8 is the bias. If `channels_last`, the channels are the last axis of x and
+    of the result.
     """
     if channels_last:
         rank = site.rank()
-        # (batch, ..., channels) becomes (batch, channels, ...), and back.
+        # (batch, ..., channels) becomes (batch, channels, ...).
         channels_first = site.transposed(x, (0, rank - 1, *range(1, rank - 1)))
         inner_site = replace(site, operands=[channels_first, *site.operands[1:]])
         result = _qlinear_conv(inner_site, channels_first, groups=groups, channels_last=False)
+        # (batch, channels, ...) becomes (batch, ..., channels).
         return site.transposed(result, (0, *range(2, rank), 1))
     bias = site.unsqueezed(site.operand(8), (0,)) if site.has(8) else 0
-    # The inputs have the scale before the zero point, for x, for the filter and for the result. The
-    # operation has the zero point before the scale.
+    # The operation takes the zero point before the scale.
     parameters = [site.operand(i) for i in (2, 1, 5, 4, 7, 6)]
-    window = windows_of(site, kernel_of(site, 3))
+    filter_input = 3
+    window = windows_of(site, kernel_of(site, filter_input))
     return site.last.quantized_conv(
-        x, site.operand(3), bias, *parameters, groups=groups, border="constant",
+        x, site.operand(filter_input), bias, *parameters, groups=groups, border="constant",
         dtype=site.dtype_of(7), **window,
     )  # fmt: skip

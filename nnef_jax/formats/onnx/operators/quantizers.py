@@ -32,10 +32,11 @@ def is_zero(x: object) -> bool:
 
 
 def broadcastable(site: NodeSite, x: Tensor, parameter: Tensor, axis: int, block: int = 0) -> Any:
-    """Return a scale or zero point in a shape that broadcasts to x.
+    """Return a parameter, which is a scale or a zero point, in a shape that broadcasts to x.
 
-    The parameter has one item, or one for each item of x along `axis`. If `block` is not 0, the
-    parameter has the rank of x, and along `axis` it has one item for every `block` items of x.
+    If `block` is 0, the parameter has a single item, or an item for each item of x along `axis`.
+    Otherwise the parameter has the rank of x, and along `axis` it has an item for each block of
+    `block` items of x.
     """
     shape = site.shape(parameter)
     rank = site.rank(x)
@@ -44,7 +45,8 @@ def broadcastable(site: NodeSite, x: Tensor, parameter: Tensor, axis: int, block
     if has_one_item and not has_blocks:
         return site.reshaped(parameter, ())
     axis = site.axis(axis, rank)
-    if len(shape) == 1 and not has_blocks:
+    is_vector = len(shape) == 1
+    if is_vector and not has_blocks:
         new_axes = [i for i in range(rank) if i != axis]
         return site.unsqueezed(parameter, new_axes)
     if len(shape) != rank or block < 1:
@@ -64,17 +66,18 @@ def _repeated_in_blocks(site: NodeSite, x: Tensor, parameter: Tensor, axis: int,
     repeated_shape = list(site.known_shape(parameter))
     block_count = repeated_shape[axis]
     repeated_shape[axis] = block_count * block
-    # Each item gets a new axis after `axis`, is repeated along it, and the two axes become one.
+    # A new axis after `axis` gets the repetitions. Then the two axes become one.
     repeats = [1] * (site.rank(x) + 1)
     repeats[axis + 1] = block
     unsqueezed = site.unsqueezed(parameter, (axis + 1,))
-    repeated = site.step.tile(unsqueezed, repeats=repeats)
-    repeated = site.reshaped(repeated, repeated_shape)
+    tiled = site.step.tile(unsqueezed, repeats=repeats)
+    repeated = site.reshaped(tiled, repeated_shape)
     item_count = site.extent(x, axis)
+    # The last block may have fewer items, but at least one.
     fits = (block_count - 1) * block < item_count <= block_count * block
     if not fits:
         raise InvalidShape(f"{item_count} items do not fit {block_count} blocks of {block}")
-    return site.part(repeated, axis, 0, item_count)
+    return site.part(repeated, axis, first=0, last=item_count)
 
 
 def quantized(
@@ -88,12 +91,14 @@ def quantized(
 ) -> Any:
     """Compute x / scale + zero point, rounded to the nearest number of a dtype. Halves go to even.
 
-    Scale and zero point broadcast to x. x and the scale have the same dtype. If not `saturates`,
-    numbers beyond the range of an 8-bit float become infinite or NaN; otherwise they are clipped.
+    Scale and zero point broadcast to x. x and the scale have the same dtype. Numbers beyond the
+    range of the dtype are clipped. If the dtype is an 8-bit float and not `saturates`, such numbers
+    become infinite or NaN instead.
     """
     step = site.step
-    # `select` hides from XLA that the scale is a broadcast number. XLA replaces a division by such
-    # a number by a product, which rounds some halves wrongly.
+    # XLA replaces a division by a broadcast number by a product, which rounds some halves wrongly.
+    # `select` hides from XLA that the scale is a broadcast number. The condition is true except for
+    # NaN.
     hidden_scale = step.select(step.eq(x, x), scale, 1)
     levels = step.div(x, hidden_scale)
     if site.dtype_of(levels) != "float64":
@@ -104,7 +109,8 @@ def quantized(
     if zero_point is not None and not is_zero(zero_point):
         levels = step.add(levels, site.cast(zero_point, site.dtype_of(levels)))
     clips = saturates or dtype.startswith("float4")
-    if clips and not is_integer:  # the cast below clips integers
+    if clips and not is_integer:
+        # The cast below clips integers, but not floats.
         largest = float(jnp.finfo(dtype).max)
         levels = step.min(step.max(levels, -largest), largest)
     return step.cast(levels, dtype=dtype)
@@ -116,21 +122,22 @@ def dequantized(
     """Compute (x - zero point) * scale in a dtype, by default the dtype of the scale.
 
     The result is rounded only once. To ensure this, the difference of integer levels is computed in
-    32-bit integers. A difference of 8-bit levels is also exact in the 16-bit floats, and longer
-    levels are scaled in float32 at least.
+    32-bit integers, and the product is computed in a float that represents the difference exactly.
+    A 16-bit float represents each difference of 8-bit levels, but not of longer levels.
     """
     scale_dtype = site.dtype_of(scale)
     level_dtype = site.dtype_of(x)
     dtype = dtype or scale_dtype
     product_dtype = scale_dtype
-    if dtype != scale_dtype or level_dtype in _LONG_LEVELS:
+    needs_wide_product = dtype != scale_dtype or level_dtype in _LONG_LEVELS
+    if needs_wide_product:
         product_dtype = "float64" if "float64" in (scale_dtype, dtype) else "float32"
     difference = x
     if zero_point is not None and not is_zero(zero_point):
         has_integers = level_dtype.startswith(_INTEGERS)
         difference_dtype = "int32" if has_integers else product_dtype
-        x = site.cast(x, difference_dtype)
-        difference = site.step.sub(x, site.cast(zero_point, difference_dtype))
+        levels = site.cast(x, difference_dtype)
+        difference = site.step.sub(levels, site.cast(zero_point, difference_dtype))
     difference = site.cast(difference, product_dtype)
     product = site.step.mul(difference, site.cast(scale, product_dtype))
     return site.cast(product, dtype)
@@ -141,6 +148,7 @@ def _broadcastable_parameters(
 ) -> tuple[Any, Any]:
     """Return a scale and a zero point in shapes that broadcast to x; see `broadcastable`."""
     if site.dtype_of(scale).startswith(_SMALL_FLOATS):
+        # The network does not compute in floats of 8 or 4 bits.
         scale = site.cast(scale, site.graph.builder.real)
     scale = broadcastable(site, x, scale, axis, block)
     if zero_point is not None:
@@ -152,9 +160,11 @@ def _quantize_linear(
     site: NodeSite, x: Tensor, scale: Tensor, zero_point: Tensor | None = None, *,
     axis: int, block: int, code: int, precision: int, saturates: bool,
 ) -> Any:  # fmt: skip
-    """Quantise x to levels. `code` and `precision` are codes of dtypes, or 0 for the default.
+    """Quantise x to levels.
 
-    `code` is the dtype of the levels, and x is divided by the scale in the dtype `precision`.
+    `code` stands for the dtype of the levels. `precision` stands for the dtype in which x is
+    divided by the scale. Both are codes of dtypes, or 0 for the default. For `axis` and `block` see
+    `broadcastable`, and for `saturates` see `quantized`.
     """
     scale, zero_point = _broadcastable_parameters(site, x, scale, zero_point, axis, block)
     level_dtype = dtype_of(code) if code else ""
@@ -182,7 +192,11 @@ def _dequantize_linear(
     block: int,
     code: int,
 ) -> Any:
-    """Convert levels to real numbers. `code` is the code of their dtype, or 0 for the default."""
+    """Convert levels to real numbers.
+
+    `code` is the code of the dtype of the real numbers, or 0 for the default. For `axis` and
+    `block` see `broadcastable`.
+    """
     dtype = site.computation_dtype(dtype_of(code)) if code else ""
     scale, zero_point = _broadcastable_parameters(site, x, scale, zero_point, axis, block)
     return dequantized(site, x, scale, zero_point, dtype)
@@ -204,8 +218,8 @@ for _domain in ("", MICROSOFT):
 def dynamically_quantized(site: NodeSite, x: Tensor) -> tuple[Any, Any, Any]:
     """Quantise real numbers to uint8; return the levels, the scale and the zero point.
 
-    The scale and the zero point are computed from x, so that the levels can represent all numbers
-    of x and 0.
+    The scale and the zero point are computed from x, so that the levels 0 to 255 cover all numbers
+    of x and the number 0.
     """
     step = site.step
     axes = tuple(range(site.rank(x)))
@@ -214,6 +228,6 @@ def dynamically_quantized(site: NodeSite, x: Tensor) -> tuple[Any, Any, Any]:
     greatest = step.max_reduce(x, axes=axes) if axes else x
     high = step.max(site.reshaped(greatest, ()), 0)
     scale = step.div(step.sub(high, low), 255)
-    zero_point = quantized(site, step.neg(low), scale, None, "uint8")
-    levels = quantized(site, x, scale, zero_point, "uint8")
+    zero_point = quantized(site, step.neg(low), scale, zero_point=None, dtype="uint8")
+    levels = quantized(site, x, scale, zero_point, dtype="uint8")
     return levels, scale, zero_point

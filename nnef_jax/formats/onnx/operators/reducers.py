@@ -19,8 +19,8 @@ from nnef_jax.formats.onnx.operators.registry import operator
 def _axes(site: NodeSite) -> tuple[int, ...]:
     """Return the axes that a node reduces.
 
-    If the node lists no axes, return all axes, or none if the attribute `noop_with_empty_axes` is
-    set.
+    A node that names no axes reduces all axes. If its attribute `noop_with_empty_axes` is set, it
+    reduces none.
     """
     axes = site.axes("axes", 1)
     if axes:
@@ -31,10 +31,15 @@ def _axes(site: NodeSite) -> tuple[int, ...]:
 
 
 def _reduction_meaning(steps: tuple[str, str, str]) -> Meaning:
-    """Make the function that flattens a reduction. `steps` is a value of `REDUCTIONS`."""
+    """Return the meaning of a reduction.
+
+    `steps` is a value of `REDUCTIONS`: the kinds of the operation before the reduction, of the
+    reduction, and of the operation after the reduction. A kind "" stands for no operation.
+    """
     _, kind, kind_after = steps
 
     def meaning(site: NodeSite, x: Tensor, *, keeps_axes: bool) -> Any:
+        """Reduce x. If `keeps_axes`, the reduced axes have extent 1, otherwise they are removed."""
         axes = _axes(site)
         is_empty = any(site.shape()[axis] == 0 for axis in axes)
         if is_empty and kind in ("max_reduce", "min_reduce"):
@@ -43,6 +48,7 @@ def _reduction_meaning(steps: tuple[str, str, str]) -> Meaning:
         dtype = site.dtype_of()
         has_root_or_logarithm = kind_after != ""
         if has_root_or_logarithm and is_integer(dtype):
+            # Roots and logarithms are computed in real numbers, and cast to integers at the end.
             x = site.cast(x, site.computation_dtype("float64"))
             return reduced(site, x, axes, steps, keeps_axes=keeps_axes, result_dtype=dtype)
         return reduced(site, x, axes, steps, keeps_axes=keeps_axes)
@@ -57,10 +63,10 @@ for _name, _steps in REDUCTIONS.items():
 def _extreme_of_empty(
     site: NodeSite, axes: tuple[int, ...], *, largest: bool, keeps_axes: bool
 ) -> Any:
-    """Return the maximum or the minimum along axes that have no items.
+    """Return the maximum (if `largest`) or the minimum along axes that have no items.
 
-    If `largest`, the result is the maximum, which is the smallest number of the dtype. Otherwise it
-    is the minimum, which is the largest number. If `keeps_axes`, the axes remain with extent 1.
+    The maximum of no items is the smallest number of the dtype. The minimum of no items is the
+    largest number. If `keeps_axes`, the axes remain with extent 1.
     """
     dtype = site.dtype_of()
     least, greatest = (-math.inf, math.inf) if site.is_real() else ends_of(dtype)
@@ -75,12 +81,14 @@ def _extreme_of_empty(
 
 
 def _extreme_index_meaning(kind: str) -> Meaning:
-    """Make the function that flattens an operator to the index of the extreme item along an axis.
+    """Return the meaning of an operator that returns the index of the extreme item along an axis.
 
     `kind` is the kind of the operation, such as "argmax_reduce".
     """
 
     def meaning(site: NodeSite, x: Tensor, *, axis: int, last: bool, keeps_axes: bool) -> Any:
+        """Return the index. If several items are equal, `last` chooses the last one of them."""
+        # A step is the kind of an operation, its operands after x, and its attributes.
         steps: list[Any] = [
             (kind, [], {"axes": (axis,), "last": last}),
             ("cast", [], {"dtype": site.graph.builder.integer}),
@@ -103,11 +111,13 @@ for _name, _kind in (("ArgMax", "argmax_reduce"), ("ArgMin", "argmin_reduce")):
 
 @operator("Hardmax", since=13)
 def _hardmax(site: NodeSite, x: Tensor, *, axis: int = axis("axis", -1)) -> Any:
+    """Return 1 for the largest item along an axis, and 0 for all other items."""
     return _first_largest(site, x, (axis,))
 
 
 @operator("Hardmax")
 def _hardmax_from_axis(site: NodeSite, x: Tensor, *, axis: int = axis("axis", 1)) -> Any:
+    """Return 1 for the largest item along `axis` and all later axes, and 0 for all other items."""
     return _first_largest(site, x, range(axis, site.rank()))
 
 
@@ -116,8 +126,9 @@ def _first_largest(site: NodeSite, x: Tensor, axes: Sequence[int]) -> Any:
 
     If several items are equal to the largest one, only the first of them gets 1.
     """
-    # `indices` has, for each item, the item's index among the items along the axes. It has extent 1
-    # along all other axes.
+    # `indices` has an item for each position along the axes: the flat index of the position. For
+    # example, axes of extents 2 and 3 have the indices [[0, 1, 2], [3, 4, 5]]. All other axes of
+    # `indices` have extent 1.
     index_shape = [1] * site.rank()
     for reduced_axis in axes:
         index_shape[reduced_axis] = site.known_shape()[reduced_axis]

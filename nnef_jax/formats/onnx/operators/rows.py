@@ -45,7 +45,7 @@ def _class_axes(site: NodeSite) -> tuple[int, ...]:
 
 
 def _input_or(i: int, default: float) -> Callable[[NodeSite], Any]:
-    """Make a function that returns input `i` of a site, or a default if the input is left out."""
+    """Return a function that returns input `i` of a site, or a default if the input is left out."""
 
     def read(site: NodeSite) -> Any:
         return site.operand(i) if site.has(i) else default

@@ -29,10 +29,10 @@ _GRID_MODES = {"linear": "bilinear", "cubic": "bicubic"}
 
 
 def _of_all_axes(items: Sequence[float], axes: Sequence[int], defaults: Sequence[float]) -> Any:
-    """Return `defaults`, which has an item for each axis, with new items for some axes.
+    """Return an item for each axis: the items `items` for `axes`, and defaults for all other axes.
 
-    `items` has the new item for each of `axes`. Raises InvalidOperation if the lengths of `items`
-    and `axes` differ.
+    For example, the items 5, 6 for the axes 2, 3 and the defaults 1, 1, 1, 1 become 1, 1, 5, 6.
+    Raises InvalidOperation if the lengths of `items` and `axes` differ.
     """
     if len(items) != len(axes):
         raise InvalidOperation(f"{list(items)} must have an item for each of {len(axes)} axes")
@@ -64,28 +64,36 @@ def _resize(
     all_axes = tuple(range(rank))
     axes = [site.axis(axis) for axis in site.ints("axes", all_axes)]
     region = _region(site, axes, rank) if coordinates == _CROP else False
+    size = _scales_or_sizes(site, axes)
+    needs_antialias = antialiases and mode != "nearest"
+    return resized(
+        site.last, x, mode, coordinates, region, nearest_mode=rounding, cubic_coeff_a=cubic,
+        exclude_outside=excludes, antialias=needs_antialias, extrapolation_value=outside, **size,
+    )  # fmt: skip
+
+
+def _scales_or_sizes(site: NodeSite, axes: Sequence[int]) -> dict[str, Any]:
+    """Return the attributes of the operation that say how much `axes` are resized.
+
+    Input 2 has the scales of the axes, or input 3 has their new extents. An empty input is left
+    out.
+    """
     has_scales = site.has(2) and site.shape(2) != (0,)
     has_sizes = site.has(3) and site.shape(3) != (0,)
     if has_scales == has_sizes:
         count = "both are" if has_scales else "none is"
         raise InvalidOperation(f"either 'scales' or 'sizes' must be given, {count}")
-    if has_scales:
-        scales = [float(scale) for scale in site.known(2)]
-        size: dict[str, Any] = {"scales": _of_all_axes(scales, axes, [1.0] * rank)}
-    else:
-        size = _sizes(site, axes)
-    return resized(
-        site.last, x, mode, coordinates, region, nearest_mode=rounding, cubic_coeff_a=cubic,
-        exclude_outside=excludes, antialias=antialiases and mode != "nearest",
-        extrapolation_value=outside, **size,
-    )  # fmt: skip
+    if not has_scales:
+        return _sizes(site, axes)
+    scales = [float(scale) for scale in site.known(2)]
+    return {"scales": _of_all_axes(scales, axes, [1.0] * site.rank())}
 
 
 def _sizes(site: NodeSite, axes: Sequence[int]) -> dict[str, Any]:
-    """Return the attribute `sizes` of the operation that resizes `axes` to the extents in input 3.
+    """Return the attributes of the operation that resizes `axes` to the extents in input 3.
 
-    If the node's attribute `keep_aspect_ratio_policy` asks for one scale for all axes, return the
-    operation's attributes `scales` and `rounds` instead.
+    Usually this is the attribute `sizes`. If the node's attribute `keep_aspect_ratio_policy` asks
+    for one scale for all axes, the result has `scales` and `rounds` instead.
     """
     policies = ("stretch", "not_larger", "not_smaller")
     policy = site.choice("keep_aspect_ratio_policy", *policies, default="stretch")
@@ -93,9 +101,9 @@ def _sizes(site: NodeSite, axes: Sequence[int]) -> dict[str, Any]:
     sizes = _of_all_axes(site.integers(3), axes, shape)
     if policy == "stretch":
         return {"sizes": sizes}
-    axis_scales = [sizes[axis] / shape[axis] for axis in axes]
-    scale = min(axis_scales) if policy == "not_larger" else max(axis_scales)
-    scales = _of_all_axes([scale] * len(axes), axes, [1.0] * len(shape))
+    scale_by_axis = [sizes[axis] / shape[axis] for axis in axes]
+    common_scale = min(scale_by_axis) if policy == "not_larger" else max(scale_by_axis)
+    scales = _of_all_axes([common_scale] * len(axes), axes, [1.0] * len(shape))
     return {"scales": scales, "rounds": True}
 
 
@@ -107,10 +115,13 @@ def _region(site: NodeSite, axes: Sequence[int], rank: int) -> Any:
     """
     region = site.operand(1)
     count = len(axes)
-    if list(axes) == list(range(rank)):
+    has_all_axes = list(axes) == list(range(rank))
+    if has_all_axes:
         return region
     # The bounds of the region are gathered from a table, which has the bounds of input 1, then the
-    # numbers 0 and 1 for all other axes.
+    # numbers 0 and 1 for all other axes. For axes 2 and 3 of 4, the table is start 2, start 3,
+    # end 2, end 3, 0, 1. The indices of the starts are 4, 4, 0, 1, and those of the ends are
+    # 5, 5, 2, 3.
     zero_one = site.constant([0, 1], site.dtype_of(region))
     table = site.step.concat([site.tensor(region), site.tensor(zero_one)], axis=0)
     index_of_0 = 2 * count
@@ -157,11 +168,12 @@ def _upsample_plane(
 
 
 def _scaled(site: NodeSite, x: Tensor, mode: str, scales: Sequence[float]) -> Any:
-    """Resize by scales. The first items of the input and of the output are at the same position.
+    """Resize by scales, with an item for each axis, as before version 11.
 
-    Items are interpolated linearly unless `mode` is "nearest".
+    The first items of the input and of the output are at the same position. Items are interpolated
+    linearly unless `mode` is "nearest".
     """
-    if mode != "nearest":
+    if mode != "nearest":  # "bilinear" was another name for "linear".
         mode = "linear"
     return resized(site.last, x, mode, "asymmetric", scales=tuple(scales), nearest_mode="simple")
 
@@ -178,8 +190,8 @@ def _grid_sample(
     """Sample x at the positions `grid`. `padding` says which items are outside of x."""
     default = "linear" if site.version >= 20 else "bilinear"
     modes = (*_GRID_MODES, *_GRID_MODES.values(), "nearest")
-    mode = site.choice("mode", *modes, default=default)
-    mode = _GRID_MODES.get(mode, mode)
+    name = site.choice("mode", *modes, default=default)
+    mode = _GRID_MODES.get(name, name)  # The operation has the names before version 20.
     return site.last.grid_sample(x, grid, mode=mode, align_corners=aligns, padding_mode=padding)
 
 
@@ -197,17 +209,18 @@ def _roi_align(
     width: int = integer("output_width", 1),
     samples: int = integer("sampling_ratio", 0),
 ) -> Any:
-    """Pool samples in regions (x1, y1, x2, y2) of x.
+    """Pool samples in regions of x. `rois` has a region (x1, y1, x2, y2) in each row.
 
-    `image` has the index of the image of each region. The corners of a region are indices of items.
-    If `coordinates` is "half_pixel", which exists since version 16, the corners are positions, and
-    the centre of item i is at the position i + 0.5. The mode "max" multiplies the neighbours of
-    each sample by their weights and takes the maximum.
+    `image` has the index of the image of each region. If `coordinates` is "output_half_pixel", the
+    corners of a region are indices of items. If `coordinates` is "half_pixel", the corners are
+    positions, and the centre of item i is at the position i + 0.5. Before version 16, corners are
+    always indices.
     """
     are_positions = coordinates == "half_pixel" and site.version >= 16
     shift = -0.5 if are_positions else 0.0
     least = 0.0 if are_positions else 1.0  # the smallest extent of a region
     if mode == "max":
+        # The neighbours of a sample are multiplied by their weights, and the maximum is taken.
         mode = "max_share"
     return roi_aligned(
         site, x, rois, image, scale=scale, shift=shift, output_size=(height, width),
@@ -226,11 +239,13 @@ def _max_roi_pool(
 ) -> Any:
     """Divide each region (image, x1, y1, x2, y2) into cells, and return the maximum of each cell.
 
-    `size` has the numbers of cells (vertical, horizontal), and `scale` multiplies the corners.
+    `rois` has shape (regions, 5). `size` has the numbers of cells (vertical, horizontal), and
+    `scale` multiplies the corners.
     """
-    image_column = site.part(rois, 1, 0, 1)
+    image_column = site.part(rois, axis=1, first=0, last=1)
     image = site.squeezed(site.cast(image_column, "int32"), 1)
-    corners = site.step.mul(site.part(rois, 1, 1, 5), scale)
+    corner_columns = site.part(rois, axis=1, first=1, last=5)
+    corners = site.step.mul(corner_columns, scale)
     return site.last.max_roi_pool(x, corners, image, output_size=size)
 
 
@@ -238,10 +253,10 @@ def _max_roi_pool(
 def _non_max_suppression(
     site: NodeSite, boxes: Tensor, scores: Tensor, *, centred: bool = flag("center_point_box")
 ) -> Value:
-    """Return rows (image, class, box), the indices of the boxes that remain after suppression.
+    """Return a row of indices (image, class, box) for each box that remains after suppression.
 
-    The rows are padded with -1. `centred` tells whether a box is (x, y, width, height), where (x,
-    y) is the centre, instead of (y1, x1, y2, x2).
+    A box is (y1, x1, y2, x2). If `centred`, a box is (x, y, width, height), where (x, y) is the
+    centre.
     """
     lowest = float(np.finfo(np.float32).min)
     rows, _, count = suppressed(

@@ -29,8 +29,9 @@ def _schema(domain: str, name: str, version: int) -> Any:
     """Return the standard's schema of an operator, or None if the standard has no such operator."""
     from onnx import defs
 
+    valid_version = max(min(version, _LARGEST_VERSION), 0)
     try:
-        return defs.get_schema(name, max(min(version, _LARGEST_VERSION), 0), domain)
+        return defs.get_schema(name, valid_version, domain)
     except defs.SchemaError:
         return None
 
@@ -38,7 +39,7 @@ def _schema(domain: str, name: str, version: int) -> Any:
 def require_declared(node: Node, version: int) -> None:
     """Raise InvalidOperation if a node does not fit the schema of its operator.
 
-    The schema says how many inputs and outputs a node may have, and which attributes.
+    The schema has the largest numbers of inputs and outputs, and the names of attributes.
     """
     schema = _schema(node.domain, node.operator, version)
     if schema is None:
@@ -54,10 +55,10 @@ def require_declared(node: Node, version: int) -> None:
 def _require_most(ports: str, names: Sequence[str], most: int) -> None:
     """Raise InvalidOperation if a node has more than `most` inputs or outputs.
 
-    `names` are the names of the inputs or outputs. Names "" at the end do not count. `ports` is the
-    word "inputs" or "outputs".
+    `names` are the names of the inputs or outputs. `ports` is the word "inputs" or "outputs".
     """
     surplus_names = names[most:]
+    # An input or output with the name "" is left out, so it does not count.
     if any(surplus_names):
         raise InvalidOperation(f"it has {len(names)} {ports}, the operator has at most {most}")
 
@@ -91,23 +92,23 @@ def specialised(node: Node, version: int, operands: Sequence[object]) -> Functio
     """
     from onnx import FunctionProto, helper
 
-    proto = helper.make_node(node.operator, node.inputs, node.outputs)
-    proto.domain = node.domain
+    node_proto = helper.make_node(node.operator, node.inputs, node.outputs)
+    node_proto.domain = node.domain
     for name, value in node.attributes.items():
         if isinstance(value, int | float | str | tuple):
-            proto.attribute.append(helper.make_attribute(name, value))
+            node_proto.attribute.append(helper.make_attribute(name, value))
     schema = _schema(node.domain, node.operator, version)
     types = [_type_message(operand) for operand in operands]
-    message = schema.get_context_dependent_function(proto.SerializeToString(), types)
-    body = FunctionProto()
-    body.ParseFromString(message)
-    if not body.node:
+    message = schema.get_context_dependent_function(node_proto.SerializeToString(), types)
+    function_proto = FunctionProto()
+    function_proto.ParseFromString(message)
+    if not function_proto.node:
         raise InvalidOperation("the standard does not define it for its inputs and attributes")
-    return _read(body, schema)
+    return _read(function_proto, schema)
 
 
 def _type_message(operand: object) -> bytes:
-    """Return the type of an operand as the bytes of a TypeProto.
+    """Return the bytes of a TypeProto, a message that has the type of an operand.
 
     If the operand is no tensor, the message is empty.
     """
@@ -121,16 +122,15 @@ def _type_message(operand: object) -> bytes:
         shape = operand.type.shape
     else:
         return TypeProto().SerializeToString()
+    # An extent that is no plain number is open, which the message expresses by None.
     extents = [int(extent) if is_plain([extent]) else None for extent in shape]
     return helper.make_tensor_type_proto(code_of(dtype), extents).SerializeToString()
 
 
 def _read(proto: FunctionProto, schema: Any) -> Function:
-    """Read a FunctionProto.
-
-    `schema` is the operator's schema, which has the defaults of attributes.
-    """
-    reader = Reader(f"the definition of {proto.name}", Raw(), Meter(Limits.unbounded()), _refused)
+    """Read the function that defines an operator. `schema` has the defaults of its attributes."""
+    title = f"the definition of {proto.name}"
+    reader = Reader(title, Raw(), Meter(Limits.unbounded()), _refused)
     reader.list_nodes(proto.node)
     defaults: dict[str, Any] = {}
     for name, attribute in schema.attributes.items():

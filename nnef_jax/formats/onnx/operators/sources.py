@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import is_symbolic, show
@@ -37,16 +38,22 @@ _WRAPPED = ("int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint16"
 
 @operator("Constant")
 def _constant(site: NodeSite) -> Constant:
-    """Return the tensor in the attribute of a node. An array of real numbers becomes a weight."""
+    """Return the tensor in the single attribute of a node.
+
+    A tensor of several real numbers becomes a weight.
+    """
     attributes = site.node.attributes
     if len(attributes) != 1:
         raise InvalidOperation(f"it must have one value, it has {len(attributes)}")
     name, value = next(iter(attributes.items()))
     if name in ("value", "sparse_value"):
-        tensor = site.attribute(name, Constant, None)
+        tensor = site.attribute(name, Constant, default=None)
+        # "f" is the kind of numpy's floats, and "V" is the kind of other floats, such as bfloat16.
         has_reals = tensor.array.dtype.kind in "fV"
         is_weight = has_reals and tensor.array.size > 1
-        return Constant(tensor.array, tensor.type, site.name) if is_weight else tensor
+        if not is_weight:
+            return tensor
+        return Constant(tensor.array, tensor.type, label=site.name)
     dtypes = {
         "value_float": "float32", "value_floats": "float32", "value_int": "int64",
         "value_ints": "int64",
@@ -60,7 +67,10 @@ def _constant(site: NodeSite) -> Constant:
 def _constant_of_shape(
     site: NodeSite, *, value: Constant = attribute("value", "attribute", Constant, _ZERO)
 ) -> Tensor:
-    """Return a tensor of the shape in input 0, whose items are all equal to `value`."""
+    """Return a tensor of the shape in input 0. All its items are equal to `value`, a single item.
+
+    The default of `value` is 0.
+    """
     item = site.reshaped(Constant(value.array, value.type, derived=True), ())
     shape = site.integers(0)
     if any(extent < 0 for extent in shape):
@@ -78,9 +88,9 @@ def _shape(
     start: int = integer("start", 0),
     end: int = integer("end", _AFTER_ALL_AXES),
 ) -> Any:
-    """Return the shape of a tensor, or its part from the axis `start` to the axis `end`.
+    """Return the shape of a tensor, or its part from the axis `start` up to the axis `end`.
 
-    The extent of a padded axis is the number of items without padding, which the network computes.
+    The extent of a list is the number of its items without padding, which the network computes.
     """
     shape: list[Any] = list(site.known_shape())
     return site.numbers_of(shape[start:end])
@@ -105,15 +115,19 @@ def _cast(
         return _power_of_two(site, x, saturates=saturates)
     becomes_float8 = dtype.startswith("float8") and source_dtype != dtype
     if becomes_float8 and saturates:
-        # Integers and other 8-bit floats are clipped as real numbers of more bits.
-        can_be_clipped = is_float(source_dtype) and not source_dtype.startswith("float8")
-        if not can_be_clipped:
-            x = site.cast(x, site.graph.builder.real)
-        largest = float(jnp.finfo(dtype).max)
-        x = site.step.clamp(x, -largest, largest)
+        x = _clipped(site, x, largest=float(jnp.finfo(dtype).max))
     if is_float(source_dtype) and dtype in _WRAPPED:
         x = site.cast(x, "int32")
     return site.last.cast(x, dtype=result_dtype)
+
+
+def _clipped(site: NodeSite, x: Tensor, largest: float) -> Any:
+    """Clip x to the numbers from `-largest` to `largest`, in real numbers."""
+    dtype = site.dtype_of(x)
+    has_enough_bits = is_float(dtype) and not dtype.startswith("float8")
+    if not has_enough_bits:
+        x = site.cast(x, site.graph.builder.real)
+    return site.step.clamp(x, -largest, largest)
 
 
 @operator("Cast")
@@ -122,8 +136,9 @@ def _cast_1(site: NodeSite, x: Tensor) -> Any:
     from onnx import TensorProto
 
     names = TensorProto.DataType
-    dtype = dtype_of(names.Value(site.choice("to", *names.keys())))
-    return _cast(site, x, dtype=dtype, saturates=True)
+    name = site.choice("to", *names.keys())  # such as "FLOAT"
+    code = names.Value(name)
+    return _cast(site, x, dtype=dtype_of(code), saturates=True)
 
 
 operator("CastLike", saturates=_SATURATES)(
@@ -136,12 +151,14 @@ operator("CastLike", saturates=_SATURATES)(
 def _power_of_two(site: NodeSite, x: Tensor, *, saturates: bool) -> Any:
     """Convert the absolute values of x to float8_e8m0fnu, whose numbers are powers of two.
 
-    The exponents have the range of float32. If `saturates`, numbers beyond the range are clipped.
+    The code of a number is its exponent, in the form that float32 has too. The code 255 is NaN. If
+    `saturates`, numbers beyond the range become the largest number. Otherwise these numbers, and
+    numbers below the range, become NaN.
     """
     step = site.step
     least_rounded_up = _LEAST_ROUNDED_UP[_ROUNDING(site)]
-    x = step.abs(site.cast(site.tensor(x), "float32"))
-    bits = step.bitcast(x, dtype="int32")  # the exponent, then the mantissa
+    magnitude = step.abs(site.cast(site.tensor(x), "float32"))
+    bits = step.bitcast(magnitude, dtype="int32")  # the exponent, then the mantissa
     mantissa_mask = (1 << _MANTISSA_BITS) - 1
     mantissa = step.bitwise_and(bits, mantissa_mask)
     rounds_up = step.ge(mantissa, least_rounded_up)
@@ -149,7 +166,7 @@ def _power_of_two(site: NodeSite, x: Tensor, *, saturates: bool) -> Any:
     code = step.add(exponent, step.cast(rounds_up, dtype="int32"))
     if saturates:
         code = step.min(code, _NAN_CODE - 1)
-        is_nan = step.is_nan(x)
+        is_nan = step.is_nan(magnitude)
     else:
         code = step.min(code, _NAN_CODE)
         bits_of_least = 1 << (_MANTISSA_BITS - 1)  # the bits of 2^-127 in float32
@@ -180,12 +197,14 @@ def _range(site: NodeSite, first: Tensor) -> Any:
     has_symbols = any(map(is_symbolic, (start, limit, delta)))
     if not has_symbols:
         has_integers = np.dtype(dtype).kind in "iu"
-        convert = int if has_integers else float
-        start, limit, delta = convert(start), convert(limit), convert(delta)
+        to_python = int if has_integers else float
+        start = to_python(start)
+        limit = to_python(limit)
+        delta = to_python(delta)
         if delta == 0:
             raise InvalidOperation("'delta' must not be 0")
         count = max(math.ceil((limit - start) / delta), 0)
-        if count <= LARGEST:  # the host computes a range that is not too long
+        if count <= LARGEST:  # The host computes a range that is not too long.
             return site.constant(start + delta * np.arange(count), dtype)
     return site.last.range(start=start, end=limit, step=delta, dtype=site.computation_dtype(dtype))
 
@@ -194,7 +213,7 @@ def _range(site: NodeSite, first: Tensor) -> Any:
 def _eye_like(site: NodeSite, x: Tensor, *, diagonal: int = integer("k", 0)) -> Any:
     """Return a matrix of the shape of x, with ones on one diagonal and zeros elsewhere.
 
-    `diagonal` says how far to the right of the main diagonal the ones are.
+    Item (row, column) is 1 if column = row + `diagonal`.
     """
     if site.rank() != 2:
         raise InvalidShape(f"its input must be a matrix, it is {show(site.shape())}")
@@ -211,10 +230,12 @@ def _eye_like(site: NodeSite, x: Tensor, *, diagonal: int = integer("k", 0)) -> 
 def _mel_weights(site: NodeSite, *, dtype: str = dtype("output_datatype", 1)) -> Any:
     """Return weights of shape (bins, bands): each band is a triangle over the bins of a spectrum.
 
-    The corners of the triangles are equidistant on the mel scale.
+    Inputs 0 to 4 are the number of bands, the number of items of a transformed frame, the number of
+    items per second, and the lowest and the highest frequency of a band in hertz.
     """
     bands, length, rate = [site.integer(i) for i in range(3)]
-    lowest, highest = site.scalar(3), site.scalar(4)  # frequencies in hertz
+    lowest = site.scalar(3)
+    highest = site.scalar(4)
     if min(bands, length, rate) < 1:
         raise InvalidOperation(
             f"inputs 0 to 2 must be positive, they are {bands}, {length}, {rate}"
@@ -223,12 +244,22 @@ def _mel_weights(site: NodeSite, *, dtype: str = dtype("output_datatype", 1)) ->
     highest_mel = _mel(highest)
     count = length // 2 + 1
     site.spend(bands * count)
+    # The corners of the triangles are equidistant on the mel scale.
     distance = (highest_mel - lowest_mel) / (bands + 2)
     mels = lowest_mel + np.arange(bands + 2) * distance
     hertz = _CORNER * np.expm1(mels / _MELS * math.log(10))
-    corners = np.floor((length + 1) * hertz / rate).astype(np.int64)
-    # The triangle of a band has three successive corners. The bands lie along the columns, and the
-    # bins along the rows.
+    corners = np.floor((length + 1) * hertz / rate).astype(np.int64)  # bins
+    return site.constant(_triangles(corners, count), dtype)
+
+
+def _triangles(corners: NDArray[np.int64], count: int) -> NDArray[Any]:
+    """Return the weights of triangles over the bins 0 to `count` - 1, of shape (bins, triangles).
+
+    The weight of a triangle rises from 0 at its first corner to 1 at its middle corner, and falls
+    to 0 at its last corner. The corners of triangle i are corners i, i + 1 and i + 2. If the first
+    corner is the middle corner, the weight there is 1.
+    """
+    # Triangles lie along the columns, and bins along the rows.
     first = corners[None, :-2]
     middle = corners[None, 1:-1]
     last = corners[None, 2:]
@@ -237,9 +268,8 @@ def _mel_weights(site: NodeSite, *, dtype: str = dtype("output_datatype", 1)) ->
         rising = np.where(middle > first, (bins - first) / (middle - first), bins == middle)
         falling = np.where(last > middle, (last - bins) / (last - middle), 0.0)
     is_inside = (bins >= first) & (bins < last)
-    is_in_band = is_inside | (bins == middle)
-    weights = np.where(bins <= middle, rising, falling) * is_in_band
-    return site.constant(weights, dtype)
+    is_in_triangle = is_inside | (bins == middle)
+    return np.where(bins <= middle, rising, falling) * is_in_triangle
 
 
 def _mel(frequency: float) -> float:

@@ -15,8 +15,11 @@ from nnef_jax.formats.onnx.operators.registry import operator
 
 
 def _is_real(site: NodeSite) -> bool:
-    """Tell whether the signal in input 0 is real. Its last axis has the parts of a number."""
-    last_extent = site.known_shape()[-1:]
+    """Tell whether the signal in input 0 is real.
+
+    The last axis has the real part of a number, or its real part and its imaginary part.
+    """
+    last_extent = site.known_shape()[-1:]  # () if the signal has no axes
     if last_extent not in ((1,), (2,)):
         raise InvalidShape(f"the last axis of {show(site.shape())} must hold [re] or [re,im]")
     return last_extent == (1,)
@@ -26,11 +29,11 @@ def _is_real(site: NodeSite) -> bool:
 def _dft(
     site: NodeSite, x: Tensor, *, inverse: bool = flag("inverse"), onesided: bool = flag("onesided")
 ) -> Any:
-    """Compute the Fourier transform along an axis, or its inverse.
+    """Compute the Fourier transform along the axis in input 2, or its inverse; see `_along_axis`.
 
-    If `onesided`, the result has only the frequencies 0 to count // 2.
+    The last axis has the parts of a number, so the default is the axis before.
     """
-    axis = site.integer(2, -2)
+    axis = site.integer(2, default=-2)
     return _along_axis(site, x, axis=axis, inverse=inverse, onesided=onesided)
 
 
@@ -43,13 +46,17 @@ def _along_axis(
     inverse: bool = flag("inverse"),
     onesided: bool = flag("onesided"),
 ) -> Any:
-    """Compute the Fourier transform along `axis`, or its inverse; see `_dft`."""
+    """Compute the Fourier transform along `axis`, or its inverse.
+
+    Input 1 is the number of items that are transformed. If `onesided`, the transform of a real
+    signal has only the first half of the frequencies. Then the inverse takes such a half spectrum,
+    and returns a real signal.
+    """
     rank = site.rank()
+    parts_axis = rank - 1  # the axis of [re] or [re,im]
     is_real = _is_real(site)
-    if site.axis(axis) == rank - 1:
+    if site.axis(axis) == parts_axis:
         raise InvalidOperation(f"'axis' must not be {axis}, the axis of [re] or [re,im]")
-    # Half a spectrum is the transform of a real signal. The inverse of half a spectrum, which is
-    # complex, is a real signal.
     needs_real = not inverse
     if onesided and is_real != needs_real:
         due = "complex" if inverse else "real"
@@ -64,23 +71,24 @@ def _along_axis(
     site.spend(count)
     if has_half_spectrum:
         x = _weighted_half(site, x, axis, count)
-    x = site.cut_or_padded(x, axis, count)
-    parts_axis = rank - 1  # the axis of [re] or [re,im]
+    x = site.cut_or_padded(x, axis, size=count)
     if is_real and not inverse:
         signal = site.squeezed(x, parts_axis)
         return _of_real(site, signal, axis, count, onesided=onesided)
-    pairs = site.cut_or_padded(x, parts_axis, 2)  # [re,im]
+    pairs = site.cut_or_padded(x, parts_axis, size=2)  # [re,im]
     result = site.step.fft(pairs, axis=axis, inverse=inverse)
     if inverse:
         result = site.step.div(result, float(count))
-    return site.cut_or_padded(result, parts_axis, 1) if onesided else result
+    if not onesided:
+        return result
+    return site.cut_or_padded(result, parts_axis, size=1)  # [re]
 
 
 def _weighted_half(site: NodeSite, x: Tensor, axis: int, count: int) -> Any:
-    """Weight the lower half of the spectrum of a real signal, so that it stands for both halves.
+    """Multiply the lower half of the spectrum of a real signal, so that it stands for both halves.
 
-    `count` is the number of all frequencies. The frequencies of the upper half are conjugates of
-    the frequencies of the lower half. Therefore most frequencies of the lower half count twice.
+    `count` is the number of all frequencies. The upper half has the conjugates of the lower half.
+    Therefore most frequencies of the lower half count twice.
     """
     half_count = count // 2 + 1
     # Frequency 0 has no conjugate. If the number of frequencies is even, the middle frequency has
@@ -92,7 +100,7 @@ def _weighted_half(site: NodeSite, x: Tensor, axis: int, count: int) -> Any:
     shape = [1] * site.rank()
     shape[axis] = half_count
     weights = site.constant(factors.reshape(shape), site.dtype_of())
-    half_spectrum = site.cut_or_padded(x, axis, half_count)
+    half_spectrum = site.cut_or_padded(x, axis, size=half_count)
     return site.step.mul(half_spectrum, weights)
 
 
@@ -106,12 +114,13 @@ def _of_real(site: NodeSite, x: Tensor, axis: int, count: int, *, onesided: bool
     upper_count = (count - 1) // 2  # the number of frequencies in the upper half
     if onesided or upper_count == 0:
         return lower_half
-    # The frequencies from `upper_count` down to 1. For 6 frequencies, the lower half has the
-    # frequencies 0, 1, 2, 3, and the slice has 2, 1.
+    # The upper half has the conjugates of the frequencies from `upper_count` down to 1. For 6
+    # frequencies, the lower half has the frequencies 0, 1, 2, 3, and the slice has 2, 1.
     mirrored = site.step.slice(
         lower_half, axes=(axis,), begin=(upper_count,), end=(0,), stride=(-1,)
     )
-    conjugates = site.step.mul(mirrored, site.constant([1, -1], site.dtype_of()))
+    signs_of_parts = site.constant([1, -1], site.dtype_of())  # of [re,im]
+    conjugates = site.step.mul(mirrored, signs_of_parts)
     return site.last.concat([lower_half, conjugates], axis=axis)
 
 
@@ -119,9 +128,10 @@ def _of_real(site: NodeSite, x: Tensor, axis: int, count: int, *, onesided: bool
 def _stft(site: NodeSite, x: Tensor, *, onesided: bool = flag("onesided", True)) -> Any:
     """Compute the spectra of frames, of shape (batch, frames, frequencies, 2).
 
-    The signals have shape (batch, items, 1) if they are real and (batch, items, 2) if they are
-    complex. Real signals may also have shape (batch, items), which torch.onnx writes and runtimes
-    read.
+    Input 1 is the distance between the starts of two frames, input 2 is the window, and input 3 is
+    the length of a frame. The signals have shape (batch, items, 1) if they are real and (batch,
+    items, 2) if they are complex. Real signals may also have shape (batch, items), which torch.onnx
+    writes and runtimes read.
     """
     if site.rank() not in (2, 3):
         raise InvalidShape(f"its signal {show(site.shape())} must have two or three axes")
@@ -130,17 +140,17 @@ def _stft(site: NodeSite, x: Tensor, *, onesided: bool = flag("onesided", True))
     frame_step = site.integer(1)
     if onesided and not is_real:
         raise InvalidOperation("the signal must be real if 'onesided' is 1")
-    default_size = site.shape(2)[0] if site.has(2) else site.known_shape()[1]
-    size = site.integer(3, default_size)
-    if site.has(2) and site.shape(2) != (size,):
-        raise InvalidShape(f"its window {show(site.shape(2))} must have {size} items")
-    window = site.operand(2) if site.has(2) else False
+    default_length = site.shape(2)[0] if site.has(2) else site.known_shape()[1]
+    frame_length = site.integer(3, default_length)
+    if site.has(2) and site.shape(2) != (frame_length,):
+        raise InvalidShape(f"its window {show(site.shape(2))} must have {frame_length} items")
+    window = site.operand(2) if site.has(2) else False  # the operation takes False for no window
     if is_flat:
         x = site.unsqueezed(x, (2,))
-    pairs = site.cut_or_padded(x, 2, 2)  # [re,im]
-    add = site.step_or_last(not onesided)
-    spectra = add.stft(pairs, window, axis=1, frame_length=size, frame_step=frame_step)
+    pairs = site.cut_or_padded(x, axis=2, size=2)  # [re,im]
+    add = site.step_or_last(is_last=not onesided)
+    spectra = add.stft(pairs, window, axis=1, frame_length=frame_length, frame_step=frame_step)
     if not onesided:
         return spectra
-    half_count = size // 2 + 1
-    return site.cut_or_padded(spectra, 2, half_count)
+    half_count = frame_length // 2 + 1
+    return site.cut_or_padded(spectra, axis=2, size=half_count)

@@ -29,7 +29,10 @@ _SUMS: dict[str, Any] = {"rho": numbers("rho"), "coefficients": numbers("coeffic
 
 
 def _matrix(name: str, numbers: Sequence[float], count: int) -> Any:
-    """Return the numbers of the attribute `name` as a matrix with `count` rows."""
+    """Return numbers as a matrix with `count` rows.
+
+    `name` is the name of the attribute that has the numbers, for errors.
+    """
     if count < 1 or len(numbers) % count != 0:
         raise InvalidShape(
             f"'{name}' has {len(numbers)} items, which do not divide into {count} rows"
@@ -40,16 +43,25 @@ def _matrix(name: str, numbers: Sequence[float], count: int) -> Any:
 def _linear_function(
     site: NodeSite, x: Tensor, filter: ArrayLike, bias: Sequence[float], name: str
 ) -> Any:
-    """Multiply x by the rows of `filter`, and add `bias`.
+    """Multiply x by each row of `filter`, and add `bias`, which has an item for each row.
 
-    `name` is the label that the filter has as a weight.
+    The filter and the bias become weights with the labels `name` and `name`.bias, after the name of
+    the node.
     """
     biases = parameter(site, f"{name}.bias", [bias])
     return site.step.linear(x, parameter(site, name, filter), biases)
 
 
 def _kernels(site: NodeSite, count: int) -> Any:
-    """Compute the kernel of each row and each support vector, of shape (samples, count)."""
+    """Compute the kernel of each row and each of `count` support vectors.
+
+    The result has shape (samples, count). A row x and a vector v have one of these kernels:
+
+    - "LINEAR": x v
+    - "POLY": (gamma * x v + offset)^degree
+    - "SIGMOID": tanh(gamma * x v + offset)
+    - "RBF": exp(-gamma * sum((x - v)^2))
+    """
     step = site.step
     x = feature_rows(site)
     vectors = _matrix("support_vectors", site.numbers("support_vectors"), count)
@@ -79,11 +91,11 @@ def _regressor(
 ) -> Any:
     """Return a sum for each row: kernels times the coefficients of support vectors, plus `rho`.
 
-    If there are no support vectors, the features are multiplied by the coefficients. If
-    `one_class`, return 1 if the sum is above 0, otherwise -1.
+    `count` is the number of support vectors. If it is 0, features take the place of kernels. If
+    `one_class`, the result is 1 for a sum above 0, and -1 for any other sum.
     """
     x = _kernels(site, count) if count > 0 else feature_rows(site)
-    weights = _matrix("coefficients", coefficients, 1)
+    weights = _matrix("coefficients", coefficients, count=1)
     sums = _linear_function(site, x, weights, [rho[0]], "coefficients")
     if one_class:
         one = site.constant(1, site.dtype_of(sums))
@@ -105,9 +117,11 @@ def _classifier(
 ) -> Any:
     """Return the label with the most votes for each row, and scores.
 
-    Each pair of classes has a vote. The scores are the sums of the pairs, or the probabilities of
-    the classes if `slopes` is not empty. If there are no support vectors, there are no votes. Then
-    each class has a score, and the label belongs to the class with the highest score.
+    Each pair of classes has a score, which is a sum of kernels times `coefficients`, plus an item
+    of `rho`. Each pair votes for one of its classes. The returned scores are the scores of the
+    pairs, or the probabilities of the classes if `slopes` is not empty. `sizes` has the number of
+    support vectors of each class. If there are no support vectors, the features decide; see
+    `_classified_by_features`.
     """
     labels = classes(site, names)
     count = len(labels)
@@ -117,11 +131,7 @@ def _classifier(
         raise InvalidOperation("a coefficient must be below 0, else the label is not defined")
     vector_count = sum(sizes)
     if vector_count == 0:
-        weights = _matrix("coefficients", coefficients, max(count, 1))
-        scores = _linear_function(
-            site, feature_rows(site), weights, [rho[0]] * count, "coefficients"
-        )
-        label = labelled(site, labels, best_class(site, scores))
+        label, scores = _classified_by_features(site, labels, coefficients, rho[0])
         return label, transformed(site, scores, transform)
     if len(sizes) != count:
         raise InvalidShape(f"it has {count} labels and vectors of {len(sizes)} classes")
@@ -135,8 +145,25 @@ def _classifier(
     if has_probabilities:
         scores = _probabilities(site, scores, count, slopes, site.numbers("prob_b"))
     elif count <= 2:
+        # A single pair has a single score, which becomes a score for each of the two classes.
         scores = site.step.concat([site.step.neg(scores), scores], axis=1)
     return label, transformed(site, scores, transform)
+
+
+def _classified_by_features(
+    site: NodeSite, labels: NDArray[np.int64], coefficients: Sequence[float], bias: float
+) -> tuple[Any, Any]:
+    """Return the label with the highest score for each row, and the scores of all classes.
+
+    The score of a class is the product of the features and the coefficients of the class, plus
+    `bias`.
+    """
+    count = len(labels)
+    weights = _matrix("coefficients", coefficients, max(count, 1))
+    biases = [bias] * count
+    scores = _linear_function(site, feature_rows(site), weights, biases, "coefficients")
+    label = labelled(site, labels, best_class(site, scores))
+    return label, scores
 
 
 def _weights_of_pairs(
@@ -146,15 +173,16 @@ def _weights_of_pairs(
 
     The result has shape (pairs, vectors). `sizes` has the number of vectors for each class.
     """
-    ends = np.cumsum([0, *sizes])
-    vector_count = ends[-1]
-    # A vector of class i has a weight against each other class. Class i itself has no row: the
-    # weight against class j is in row j - 1 if i < j, otherwise in row j.
+    bounds = np.cumsum([0, *sizes])  # The vectors of class i are bounds[i] : bounds[i + 1].
+    vector_count = bounds[-1]
+    # The coefficients have a column for each vector. A vector has a weight against each class but
+    # its own class, in the order of the classes. For example, a vector of class 1 of 3 has the
+    # weights against classes 0 and 2.
     stored_weights = np.array(coefficients, np.float32).reshape(len(sizes) - 1, vector_count)
     weights = np.zeros((len(pairs), vector_count), np.float32)
-    for weights_of_pair, (i, j) in zip(weights, pairs, strict=True):
-        vectors_i = slice(ends[i], ends[i + 1])
-        vectors_j = slice(ends[j], ends[j + 1])
+    for weights_of_pair, (i, j) in zip(weights, pairs, strict=True):  # i < j
+        vectors_i = slice(bounds[i], bounds[i + 1])
+        vectors_j = slice(bounds[j], bounds[j + 1])
         weights_of_pair[vectors_i] = stored_weights[j - 1, vectors_i]
         weights_of_pair[vectors_j] = stored_weights[i, vectors_j]
     return weights
@@ -172,8 +200,8 @@ def _votes(site: NodeSite, scores: Tensor, count: int, pairs: Sequence[tuple[int
     for column, (i, j) in enumerate(pairs):
         is_first_of_pair[i, column] = 1
         is_second_of_pair[j, column] = 1
-    # If all pairs vote for their second classes, the classes get `votes_for_second`. Each pair that
-    # votes for its first class instead changes the votes by its column of `changes`.
+    # At first all pairs vote for their second classes. A pair that votes for its first class moves
+    # its vote: it adds its column of `changes`.
     votes_for_second = is_second_of_pair.sum(1).tolist()
     changes = is_first_of_pair - is_second_of_pair
     first_wins = site.cast(site.step.gt(scores, 0.0), site.dtype_of(scores))
@@ -191,6 +219,7 @@ def _probabilities(
     step = site.step
     products = step.mul(scores, parameter(site, "prob_a", [slopes]))
     lines = step.add(products, parameter(site, "prob_b", [offsets]))
-    pair_probabilities = step.sigmoid(step.neg(lines))
-    pair_probabilities = step.clamp(pair_probabilities, 1e-7, 1 - 1e-7)
+    # A probability of 0 or 1 cannot be coupled with the other probabilities.
+    least = 1e-7
+    pair_probabilities = step.clamp(step.sigmoid(step.neg(lines)), least, 1 - least)
     return step.pairwise_coupling(pair_probabilities, count=count)

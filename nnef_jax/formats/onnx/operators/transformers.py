@@ -14,7 +14,7 @@ import numpy as np
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
 from nnef_jax.flattening.operators.attributes import flag, integer, number
-from nnef_jax.flattening.site import Tensor
+from nnef_jax.flattening.site import Operand, Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.heads import (
@@ -39,8 +39,8 @@ _ATTENTION: dict[str, Any] = {
 def require_supported(site: NodeSite, inputs: int, outputs: int = 99, **attributes: object) -> None:
     """Raise InvalidOperation for inputs, outputs and attributes of a node that are not supported.
 
-    `inputs` and `outputs` are the numbers of supported inputs and outputs. `attributes` has, for
-    some attributes, the only value that is supported.
+    Only the first `inputs` inputs and the first `outputs` outputs are supported. `attributes` has,
+    for some attributes, the only value that is supported.
     """
     for i in range(inputs, len(site.operands)):
         if site.has(i):
@@ -59,11 +59,11 @@ def _mask_padding(
 ) -> None:
     """Add `least`, a large negative number, to the scores of keys that are padding.
 
-    Input `i` says which keys are padding. It is one of these:
-    - 0 for padding and a positive number otherwise, for keys (batch, keys) or scores (batch, time,
-      keys)
-    - the lengths of sequences, of shape (batch,)
-    - the ends of all sequences, then their starts, of shape (2 * batch,)
+    `keys` is the number of keys. Input `i` has one of these shapes:
+
+    - (batch, keys) or (batch, time, keys): 0 for padding, and positive numbers for other keys;
+    - (batch,): the lengths of the sequences;
+    - (2 * batch,): the ends of all sequences, then the starts of all sequences.
     """
     if not site.has(i):
         return
@@ -71,30 +71,33 @@ def _mask_padding(
     batch = site.extent(query, 0)
     rank = site.rank(i)
     numbers = site.as_integer(i)
+    # `is_item` is true for keys that are not padding. It broadcasts to (batch, heads, time, keys).
     if rank == 1:
         count = site.extent(i, 0)
         if count not in (batch, 2 * batch):
             raise InvalidShape(f"a mask {show(site.shape(i))} is not supported for {batch} samples")
         index = site.positions(keys, axis=3, rank=4)
-        parts = [site.part(numbers, 0, k, k + batch) for k in range(0, count, batch)]
+        parts = [
+            site.part(numbers, axis=0, first=k, last=k + batch) for k in range(0, count, batch)
+        ]
         end, *starts = (site.unsqueezed(x, (1, 2, 3)) for x in parts)
         is_item = step.lt(index, end)
-        for start in starts:  # `starts` is empty, or has one item
+        for start in starts:  # `starts` is empty, or has one item.
             is_item = step.and_(is_item, step.ge(index, start))
     elif rank in (2, 3):
         new_axes = (1, 2) if rank == 2 else (1,)
         is_item = site.unsqueezed(step.gt(numbers, 0), new_axes)
     else:
         raise InvalidShape(f"a mask of {rank} axes is not supported")
-    mask.add(step.select(is_item, 0, site.constant(least, site.dtype_of(query))))
+    mask.add_bias(step.select(is_item, 0, site.constant(least, site.dtype_of(query))))
 
 
 def _split(site: NodeSite, x: Tensor, sizes: Sequence[int], axis: int) -> list[Any]:
     """Split a tensor along an axis into parts with the extents `sizes`."""
-    ends = np.cumsum([0, *sizes]).tolist()
-    if ends[-1] != site.extent(x, axis):
+    bounds = np.cumsum([0, *sizes]).tolist()
+    if bounds[-1] != site.extent(x, axis):
         raise InvalidShape(f"{show(site.shape(x))} cannot be split into {list(sizes)} items")
-    return [site.part(x, axis, first, last) for first, last in pairwise(ends)]
+    return [site.part(x, axis, first, last) for first, last in pairwise(bounds)]
 
 
 def _unpacked(site: NodeSite, x: Tensor, axis: int) -> list[Any]:
@@ -104,8 +107,10 @@ def _unpacked(site: NodeSite, x: Tensor, axis: int) -> list[Any]:
 
 
 def _with_past(site: NodeSite, past: Tensor | None, x: Tensor) -> Any:
-    """Append `x`, heads of keys or values, to the past heads, if there are any."""
-    return x if past is None else site.step.concat([past, x], axis=2)
+    """Append new keys or values `x`, which are heads, to the past ones, if there are any."""
+    if past is None:
+        return x
+    return site.step.concat([past, x], axis=2)
 
 
 def _attended(
@@ -114,14 +119,16 @@ def _attended(
 ) -> Any:  # fmt: skip
     """Compute attention of heads; return the result in the shape (batch, time, heads * items).
 
-    The input with the index `padding` says which keys are padding, as for `_mask_padding`. The
-    input with the index `bias` is added to the scores.
+    Input `padding` says which keys are padding, and `least` is added to the scores of these keys;
+    see `_mask_padding`. Input `bias` is added to all scores. If `is_causal`, a query attends to no
+    later keys.
     """
-    query_count, key_count = site.extent(q, 2), site.extent(k, 2)
+    query_count = site.extent(q, 2)
+    key_count = site.extent(k, 2)
     mask = Mask(site)
     _mask_padding(site, mask, padding, key_count, q, least)
     if site.has(bias):
-        mask.add(site.operand(bias))
+        mask.add_bias(site.operand(bias))
     if is_causal:
         past_count = key_count - query_count
         mask.restrict_to_window(query_count, key_count, past_count, right=0)
@@ -139,18 +146,19 @@ def _attention(
     count: int,
     **attributes: Any,
 ) -> tuple[Any, ...]:
-    """Compute attention to past and new keys; return the result, and the keys and values stacked.
+    """Compute attention to past and new keys.
 
-    Input 0 is multiplied by weights, which gives queries, keys and values. Input 3 is the mask,
-    input 4 has past keys and values, and input 5 is added to the scores. `count` is the number of
-    heads.
+    Return the result, and a stack of all keys and all values. The products of x and the weights are
+    queries, keys and values. Input 3 is the mask, input 4 is a stack of past keys and values, and
+    input 5 is added to the scores. `count` is the number of heads.
     """
     require_supported(site, inputs=6, do_rotary=0, past_present_share_buffer=0)
-    x = site.product(x, site.unsqueezed(weights, (0,)))
+    packed = site.product(x, site.unsqueezed(weights, (0,)))
     if bias is not None:
-        x = site.step.add(x, bias)
-    sizes = site.ints("qkv_hidden_sizes", [site.extent(x, 2) // 3] * 3)
-    q, k, v = (split_heads(site, part, count) for part in _split(site, x, sizes, axis=2))
+        packed = site.step.add(packed, bias)
+    equal_sizes = [site.extent(packed, 2) // 3] * 3
+    sizes = site.ints("qkv_hidden_sizes", equal_sizes)
+    q, k, v = (split_heads(site, part, count) for part in _split(site, packed, sizes, axis=2))
     if site.has(4):
         past_k, past_v = _unpacked(site, site.tensor(4), axis=0)
         k = _with_past(site, past_k, k)
@@ -166,29 +174,29 @@ def _multi_head_attention(
 ) -> tuple[Any, ...]:
     """Compute attention; return the result, the keys and the values.
 
-    Inputs 0 to 2 are queries, keys and values. Input 0 may have all three packed, or input 1 the
+    Inputs 0 to 2 are queries, keys and values. Input 3 is their bias, and inputs 6 and 7 are past
     keys and values. `count` is the number of heads.
+
+    Input 0 may have queries, keys and values packed along axis 3. Or input 1 may have keys and
+    values packed along axis 3.
     """
     require_supported(site, inputs=8, outputs=3)
     x = site.tensor(x)
-    parts: list[Any]
-    if site.rank(x) == 5:
-        parts = _unpacked(site, x, axis=3)
-    elif site.rank(1) == 5:
-        parts = [x, *_unpacked(site, site.tensor(1), axis=3)]
-    else:
-        parts = [x, site.tensor(1), site.tensor(2)]
-    # The parts have shape (batch, time, heads * items), or (batch, time, heads, items) if they were
-    # unpacked. In cross-attention, keys and values may already be heads of shape (batch, heads,
-    # time, items); then they have no bias.
+    parts = _queries_keys_and_values(site, x)
+    # In cross-attention, keys and values may already be heads of shape (batch, heads, time, items).
+    # Then they have no bias.
     are_heads = site.rank(x) == 3 and site.rank(1) == 4
     flat_count = 1 if are_heads else 3  # the number of parts that are not heads yet
     for i, part in enumerate(parts[:flat_count]):
         if site.rank(part) == 4:
+            # An unpacked part has shape (batch, time, heads, items). Now it gets the shape of all
+            # other parts that are no heads, (batch, time, heads * items).
             parts[i] = site.reshaped(part, (0, 0, -1))
     if site.has(3):
+        # The bias has items for queries, for as many keys, and for values.
         width = site.extent(parts[0], 2)
-        sizes = [width, width, site.extent(3, 0) - 2 * width]
+        value_width = site.extent(3, 0) - 2 * width
+        sizes = [width, width, value_width]
         biases = _split(site, site.tensor(3), sizes, axis=0)
         for i, bias in enumerate(biases[:flat_count]):
             parts[i] = site.step.add(parts[i], bias)
@@ -201,6 +209,18 @@ def _multi_head_attention(
     return _attended(site, q, k, v, padding=4, bias=5, **attributes), k, v
 
 
+def _queries_keys_and_values(site: NodeSite, x: Tensor) -> list[Any]:
+    """Return the queries, keys and values of a MultiHeadAttention with input 0 `x`.
+
+    Packed parts lie along axis 3 of an input of 5 axes.
+    """
+    if site.rank(x) == 5:
+        return _unpacked(site, x, axis=3)
+    if site.rank(1) == 5:
+        return [x, *_unpacked(site, site.tensor(1), axis=3)]
+    return [x, site.tensor(1), site.tensor(2)]
+
+
 @operator("RotaryEmbedding", domain=MICROSOFT)
 def _rotary_embedding(
     site: NodeSite,
@@ -209,22 +229,28 @@ def _rotary_embedding(
     count: int = integer("num_heads", 0),
     interleaved: bool = flag("interleaved"),
 ) -> Any:
-    """Rotate the items of heads by angles that depend on their positions.
+    """Rotate the items of heads by angles that depend on the positions of time steps.
 
-    Input 1 has the positions, or the position of the first item. Inputs 2 and 3 are the cosines and
-    sines of all positions. `count` is the number of heads, or 0 if all items of a head are rotated.
+    Input 1 has the positions, or only the position of the first time step. Inputs 2 and 3 are the
+    cosines and sines at all positions. `count` is the number of heads. It may be 0 if all items of
+    a head are rotated.
     """
     require_supported(site, inputs=4, scale=1.0, is_packed_batching=0)
     x = site.tensor(x)
-    is_flat = site.rank() == 3
+    is_flat = site.rank() == 3  # (batch, time, heads * items)
     if is_flat:
         if count == 0:
-            count = site.extent(0, 2) // (2 * site.extent(2, 1))
+            # Each angle rotates two items of a head.
+            items_of_head = 2 * site.extent(2, 1)
+            count = site.extent(0, 2) // items_of_head
         x = split_heads(site, x, count)
     positions = site.as_integer(1)
-    if site.rank(1) == 1:  # input 1 is the position of the first item
-        positions = site.step.add(site.positions(site.extent(x, 2), axis=1, rank=2), positions)
-    x = rotated(site, x, *angles(site, positions, (2, 3)), interleaved=interleaved)
+    has_first_position_only = site.rank(1) == 1
+    if has_first_position_only:
+        steps = site.positions(site.extent(x, 2), axis=1, rank=2)
+        positions = site.step.add(steps, positions)
+    cos, sin = angles(site, positions, caches=(2, 3))
+    x = rotated(site, x, cos, sin, interleaved=interleaved)
     return joined_heads(site, x) if is_flat else x
 
 
@@ -244,14 +270,23 @@ def _group_query_attention(
 ) -> tuple[Any, ...]:
     """Compute causal attention. New keys and values are appended to past ones in buffers.
 
-    Inputs 0 to 2 are queries, keys and values, and inputs 3 and 4 are the buffers of past keys and
-    values. Input 5, `seqlens_k`, is the number of past and new keys, minus 1. Input 6 is the total
-    length. Inputs 7 and 8 are cosines and sines, and input 9 has the positions of the queries.
-    Input 10 is added to the scores, and input 11 has the score of an additional key for each head.
+    The inputs are:
 
-    If the total length is known, the resulting buffer is at least this long. If it is computed, the
-    buffer keeps its length, and the result is NaN for a sequence that does not fit. A runtime makes
-    a longer buffer instead.
+    - 0 to 2: queries, keys and values.
+    - 3 and 4: the buffers of past keys and values.
+    - 5: the number of past and new keys of each sequence, minus 1.
+    - 6: the total length, which is the number of keys of the longest sequence.
+    - 7 and 8: cosines and sines at all positions.
+    - 9: the positions of the queries.
+    - 10: a bias of the scores.
+    - 11: the score of an additional key for each head.
+
+    If `rotates`, queries and keys are rotated by their positions. If `window` is positive, a query
+    attends only to its own key and to the `window` - 1 keys before it.
+
+    If the total length is known, the resulting buffer is at least this long. If the total length is
+    computed, the buffer keeps its length, and the result is NaN for a sequence that does not fit. A
+    runtime makes a longer buffer instead.
     """
     require_supported(
         site, inputs=12, outputs=3, sliding_window_cache=0, k_quant_type="NONE",
@@ -267,40 +302,54 @@ def _group_query_attention(
     buffer_length = site.extent(3, 2) if site.has(3) else 0
     past_count: Any = 0
     if buffer_length:
-        lengths = site.reshaped(site.as_integer(5), (batch, 1))
-        past_count = step.max(step.sub(lengths, query_count - 1), 0)  # of shape (batch, 1)
+        last_keys = site.reshaped(site.as_integer(5), (batch, 1))  # the index of the last key
+        past_count = step.max(step.sub(last_keys, query_count - 1), 0)  # of shape (batch, 1)
     if rotates:
-        if site.has(9):
-            positions = site.as_integer(9)
-        else:
-            positions = step.add(site.positions(query_count, axis=1, rank=2), past_count)
-        q = rotated(site, q, *angles(site, positions, (7, 8)), interleaved=interleaved)
-        k = rotated(site, k, *angles(site, positions, (7, 8)), interleaved=interleaved)
+        q, k = _rotated_by_position(site, [q, k], past_count, interleaved=interleaved)
     total = site.operand(6)
     is_total_known = isinstance(total, Constant)
-    if is_total_known:
-        key_count = max(int(total.array.reshape(-1)[0]), buffer_length)
-    else:
-        key_count = max(query_count, buffer_length)
+    least_count = int(total.array.reshape(-1)[0]) if is_total_known else query_count
+    key_count = max(least_count, buffer_length)
     if buffer_length:
         k = _buffer_with_new(site, site.tensor(3), k, past_count, key_count)
         v = _buffer_with_new(site, site.tensor(4), v, past_count, key_count)
         past_count = site.unsqueezed(past_count, (2, 3))
     elif key_count > query_count:
-        k = site.cut_or_padded(k, 2, key_count)
-        v = site.cut_or_padded(v, 2, key_count)
+        k = site.cut_or_padded(k, axis=2, size=key_count)
+        v = site.cut_or_padded(v, axis=2, size=key_count)
     mask = Mask(site)
-    left = window - 1 if window > 0 else -1  # the window includes the key of the query itself
+    left = window - 1 if window > 0 else -1  # The window includes the key of the query itself.
     mask.restrict_to_window(query_count, key_count, past_count, left=left, right=0)
     if site.has(10):
-        mask.add(site.part(site.tensor(10), 3, 0, key_count))
+        mask.add_bias(site.part(site.tensor(10), axis=3, first=0, last=key_count))
     sink = site.reshaped(site.tensor(11), (-1, 1, 1)) if site.has(11) else None
     if is_smooth and sink is None:
-        sink = site.constant([[[0]]], site.dtype_of(q))  # the score 0
+        # A smooth softmax has an additional key with the score 0.
+        sink = site.constant([[[0]]], site.dtype_of(q))
     result, _ = attended(mask, q, k, v, sink=sink, **scaling)
     if buffer_length and not is_total_known:
         result = _nan_if_too_long(site, result, key_count)
     return joined_heads(site, result), k, v
+
+
+def _rotated_by_position(
+    site: NodeSite, heads: Sequence[Tensor], past_count: Operand, *, interleaved: bool
+) -> list[Any]:
+    """Rotate new queries and new keys by the angles of their positions; see `rotated`.
+
+    `heads` are the queries and the keys, of shape (batch, heads, time, items). Input 9 has the
+    positions of the time steps. By default, the first position is `past_count`.
+    """
+    if site.has(9):
+        positions = site.as_integer(9)
+    else:
+        time = site.extent(heads[0], 2)
+        positions = site.step.add(site.positions(time, axis=1, rank=2), past_count)
+    rotated_heads: list[Any] = []
+    for x in heads:
+        cos, sin = angles(site, positions, caches=(7, 8))
+        rotated_heads.append(rotated(site, x, cos, sin, interleaved=interleaved))
+    return rotated_heads
 
 
 def _nan_if_too_long(site: NodeSite, result: Tensor, key_count: int) -> Any:
@@ -311,7 +360,8 @@ def _nan_if_too_long(site: NodeSite, result: Tensor, key_count: int) -> Any:
     """
     step = site.step
     batch = site.extent(result, 0)
-    fits = step.lt(site.reshaped(site.as_integer(5), (batch, 1, 1, 1)), key_count)
+    last_keys = site.reshaped(site.as_integer(5), (batch, 1, 1, 1))  # the index of the last key
+    fits = step.lt(last_keys, key_count)
     fits_as_number = site.cast(fits, site.dtype_of(result))
     # The factor is 1 / 1, or 0 / 0, which is NaN. NNEF has no literal for NaN.
     factor = step.div(fits_as_number, fits_as_number)
@@ -319,15 +369,17 @@ def _nan_if_too_long(site: NodeSite, result: Tensor, key_count: int) -> Any:
 
 
 def _packed_heads(site: NodeSite, counts: tuple[int, int, int]) -> list[Any]:
-    """Return the heads of queries, keys and values: inputs 0 to 2, or all packed in input 0.
+    """Return the heads of queries, keys and values.
 
+    Inputs 0 to 2 are queries, keys and values, or input 0 has all three packed along axis 2.
     `counts` has the numbers of heads of queries, keys and values.
     """
     if site.has(1):
         parts: list[Any] = [site.tensor(i) for i in range(3)]
     else:
-        items = site.extent(0, 2) // sum(counts)
-        parts = _split(site, site.tensor(0), [n * items for n in counts], axis=2)
+        items_of_head = site.extent(0, 2) // sum(counts)
+        sizes = [count * items_of_head for count in counts]
+        parts = _split(site, site.tensor(0), sizes, axis=2)
     return [split_heads(site, x, n) for x, n in zip(parts, counts, strict=True)]
 
 
@@ -336,15 +388,17 @@ def _buffer_with_new(
 ) -> Any:
     """Make a buffer of `length` keys: past keys, followed by new keys and by zeros.
 
-    `past` and `new` have shape (batch, heads, keys, items). `past_count`, of shape (batch, 1), is
-    the number of past keys of each sequence. The function serves for values too.
+    `past` and `new` are keys of shape (batch, heads, keys, items), or values. `past_count`, of
+    shape (batch, 1), is the number of past keys of each sequence.
     """
     step = site.step
     batch, heads, new_count, items = site.known_shape(new)
     past_length = site.extent(past, 2)
     zero = site.filled(0, site.dtype_of(new), (batch, heads, 1, items))
-    parts = step.concat([past, new, zero], axis=2)
-    # For each key of the buffer, its index in `parts`.
+    table = step.concat([past, new, zero], axis=2)
+    # `index` has, for each key of the buffer, the index of the key in `table`. With 2 past keys in
+    # a buffer of 4, and 1 new key, the table has the past keys at 0 to 3, the new key at 4 and zero
+    # at 5. The index is 0, 1, 4, 5.
     past_index = site.positions(length, axis=1, rank=2)
     new_index = step.sub(past_index, past_count)
     is_past = step.lt(new_index, 0)
@@ -352,5 +406,5 @@ def _buffer_with_new(
     zero_index = past_length + new_count
     index = step.select(is_new, step.add(new_index, past_length), zero_index)
     index = step.select(is_past, past_index, index)
-    index = step.tile(site.unsqueezed(index, (1,)), repeats=(1, heads, 1))
-    return step.gather_in_batches(parts, index, axis=2, batch_dims=2)
+    index_of_heads = step.tile(site.unsqueezed(index, (1,)), repeats=(1, heads, 1))
+    return step.gather_in_batches(table, index_of_heads, axis=2, batch_dims=2)

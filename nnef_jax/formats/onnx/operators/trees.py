@@ -58,7 +58,7 @@ def _numbers(site: NodeSite, name: str) -> NDArray[Any]:
 
 
 def _float_bits(numbers: ArrayLike) -> NDArray[np.int32]:
-    """Return the bits of numbers, as float32, in the form of integers."""
+    """Convert numbers to float32, and return their bits as integers."""
     return np.asarray(numbers, np.float32).view(np.int32)
 
 
@@ -72,15 +72,15 @@ def _scores(
         site: the node.
         roots: the indices of the roots in `nodes`.
         nodes: a table of shape (nodes, 5). The row of a branch is (feature, index if true, index if
-            false, threshold, comparison). The row of a leaf is (begin, end, 0, 0, 0), where begin
-            and end are its range in `leaves`.
-        leaves: a table of shape (leaves, 2) with rows (class, weight).
+            false, threshold, comparison). The row of a leaf is (begin, end, 0, 0, 0), and its votes
+            are the rows from begin up to end of `leaves`.
+        leaves: a table of shape (votes, 2). The row of a vote is (class, weight).
         count: the number of classes.
         aggregate: how the weights of all trees are combined; one of `_AGGREGATES`.
     """
     x = feature_rows(site)
-    _, width = site.shape(x)
-    _check_tables(roots, nodes, leaves, width, count)
+    _, feature_count = site.shape(x)
+    _check_tables(roots, nodes, leaves, feature_count, count)
     operands = {
         "input": x,
         "trees": parameter(site, "trees", np.asarray(roots), "int32"),
@@ -88,46 +88,48 @@ def _scores(
         "leaves": parameter(site, "leaves", leaves, "int32"),
     }
     # An average is computed as a sum, which is then divided by the number of trees.
-    is_mean = aggregate == "AVERAGE"
-    kind_of_sum = "SUM" if is_mean else aggregate
-    scores = site.insert("tree_ensemble", operands, classes=count, aggregate=kind_of_sum)
+    is_average = aggregate == "AVERAGE"
+    combination = "SUM" if is_average else aggregate
+    scores = site.insert("tree_ensemble", operands, classes=count, aggregate=combination)
     scores = site.cast(scores, site.computation_dtype("float32"))
-    return site.step.div(scores, float(len(roots))) if is_mean else scores
+    return site.step.div(scores, float(len(roots))) if is_average else scores
 
 
 def _check_tables(
     roots: Sequence[int],
     nodes: NDArray[np.int32],
     leaves: NDArray[np.int32],
-    width: int,
-    count: int,
+    feature_count: int,
+    class_count: int,
 ) -> None:
-    """Check the tables of `_scores` for samples of `width` features and for `count` classes.
+    """Check the tables of `_scores`.
 
-    Raises InvalidShape if a node reads a feature beyond the width. Raises InvalidOperation if a
-    feature is negative, if a root is no node, or if the class of a leaf does not exist.
+    Raises InvalidShape if a node reads a feature that samples do not have. Raises InvalidOperation
+    if a feature is negative, if a root is no node, or if the class of a vote does not exist.
     """
     is_branch = nodes[:, 4] != 0
     features = nodes[is_branch, 0]
-    read_width = features.max(initial=-1) + 1
-    if differ(min(width, read_width), read_width):  # an open width does not differ from any number
+    least_count = features.max(initial=-1) + 1  # so many features are needed
+    # An open number of features does not differ from any number.
+    if differ(min(feature_count, least_count), least_count):
         raise InvalidShape(
-            f"it reads feature {features.max()}, the input has only {width} features"
+            f"it reads feature {features.max()}, the input has only {feature_count} features"
         )
     has_wrong_root = min(roots) < 0 or max(roots) >= len(nodes)
-    if has_wrong_root or features.min(initial=0) < 0:
+    has_negative_feature = features.min(initial=0) < 0
+    if has_wrong_root or has_negative_feature:
         raise InvalidOperation("a feature is below 0, or a root is not the index of a node")
-    leaf_classes = leaves[:, 0]
-    if leaf_classes.min(initial=0) < 0 or leaf_classes.max(initial=-1) >= count:
-        raise InvalidOperation(f"the classes of its leaves must be 0 to {count - 1}")
+    voted_classes = leaves[:, 0]
+    if voted_classes.min(initial=0) < 0 or voted_classes.max(initial=-1) >= class_count:
+        raise InvalidOperation(f"the classes of its leaves must be 0 to {class_count - 1}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Trees:
-    """Trees in which a node is identified by two numbers: its tree, and its number in the tree."""
+    """Trees in which two numbers identify a node: the number of its tree, and its own number."""
 
-    # These sequences have an item for each node. The items of `true` and `false` are numbers of
-    # nodes in the same tree.
+    # These sequences have an item for each node. The items of `true` and `false` are the numbers of
+    # the children, which are nodes of the same tree. `tracks` tells whether NaN leads to `true`.
     trees: Sequence[int]
     numbers: Sequence[int]
     modes: Sequence[str]
@@ -143,9 +145,9 @@ class _Trees:
 
 
 def _attributes(votes: str) -> dict[str, Any]:
-    """Return the attributes that become fields of `_Trees`.
+    """Return the declarations of the attributes that become fields of `_Trees`.
 
-    `votes` is the first word of the attributes that have the votes: "target" or "class".
+    `votes` is the first word of the names of some attributes: "target" or "class".
     """
     return {
         "trees": integers("nodes_treeids"),
@@ -169,16 +171,12 @@ def _ensemble(
     `count` is the number of classes. `weights` has an item for each vote of `ensemble`. `aggregate`
     is one of `_AGGREGATES`, and says how the weights of all trees are combined.
     """
-    trees = ensemble.trees
+    trees = ensemble.trees  # the number of the tree of each node
     site.spend(_STEPS_OF_NODE * len(trees))
     unknown_modes = sorted({*ensemble.modes} - {*_COMPARISONS})
     if unknown_modes:
         raise InvalidOperation(f"there is no mode {unknown_modes[0]!r}")
-    index_by_node: dict[tuple[int, int], int] = {}  # the keys are (tree, number)
-    for i, node in enumerate(zip(trees, ensemble.numbers, strict=True)):
-        index_by_node[node] = i
-    if len(index_by_node) != len(trees):
-        raise InvalidOperation("a tree has two nodes with the same number")
+    index_by_node = _index_by_node(ensemble)
     leaves, starts = _leaf_table(ensemble, index_by_node, weights)
     nodes = np.zeros((len(trees), 5), np.int32)
     thresholds = _float_bits(_numbers(site, "nodes_values"))
@@ -187,32 +185,56 @@ def _ensemble(
         if mode == "LEAF":
             nodes[i, :2] = starts[i], starts[i + 1]
             continue
-        nan_takes_true = tracks[i] != 0 or mode == "BRANCH_NEQ"
-        code = _COMPARISONS[mode] + (_TRUE_FOR_NAN if nan_takes_true else 0)
+        is_true_for_nan = tracks[i] != 0 or mode == "BRANCH_NEQ"
+        code = _COMPARISONS[mode]
+        if is_true_for_nan:
+            code += _TRUE_FOR_NAN
         true_index = index_by_node[tree, ensemble.true[i]]
         false_index = index_by_node[tree, ensemble.false[i]]
         nodes[i] = ensemble.features[i], true_index, false_index, thresholds[i], code
-    # The root of a tree is the first of its nodes. The loop comes to this node last, so its index
-    # replaces the indices of the tree's other nodes.
-    roots: dict[int, int] = {}
+    return _scores(site, _roots(trees), nodes, leaves, count, aggregate)
+
+
+def _index_by_node(ensemble: _Trees) -> dict[tuple[int, int], int]:
+    """Return the index of each node, by the numbers (tree, node) that identify the node.
+
+    Raises InvalidOperation if two nodes of a tree have the same number.
+    """
+    index_by_node: dict[tuple[int, int], int] = {}
+    for i, node in enumerate(zip(ensemble.trees, ensemble.numbers, strict=True)):
+        index_by_node[node] = i
+    if len(index_by_node) != len(ensemble.trees):
+        raise InvalidOperation("a tree has two nodes with the same number")
+    return index_by_node
+
+
+def _roots(trees: Sequence[int]) -> list[int]:
+    """Return the index of the root of each tree, which is the first of its nodes.
+
+    `trees` has the number of the tree of each node.
+    """
+    # The loop comes to the root of a tree last, so the index of the root replaces the indices of
+    # all other nodes of the tree.
+    root_by_tree: dict[int, int] = {}
     for i in reversed(range(len(trees))):
-        roots[trees[i]] = i
-    return _scores(site, list(roots.values()), nodes, leaves, count, aggregate)
+        root_by_tree[trees[i]] = i
+    return list(root_by_tree.values())
 
 
 def _leaf_table(
     ensemble: _Trees, index_by_node: Mapping[tuple[int, int], int], weights: NDArray[Any]
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Return the table of leaves, as `_scores` takes it, and the start of each node in the table.
+    """Return the table of votes that `_scores` takes, and the start of each node in the table.
 
-    The votes are sorted by their nodes. Node i has the leaves `starts[i] : starts[i + 1]`, where
+    The votes are sorted by their nodes. Node i has the votes `starts[i] : starts[i + 1]`, where
     `starts` is the second result. `index_by_node` maps the tree and number of a node to its index.
     `weights` has an item for each vote.
     """
     voters = zip(ensemble.vote_trees, ensemble.vote_nodes, strict=True)
     voter_indices = np.array([index_by_node[node] for node in voters], np.int64)
     order = np.argsort(voter_indices, kind="stable")
-    votes = np.stack([np.asarray(ensemble.vote_classes, np.int32), _float_bits(weights)], 1)
+    vote_classes = np.asarray(ensemble.vote_classes, np.int32)
+    votes = np.stack([vote_classes, _float_bits(weights)], axis=1)
     node_count = len(ensemble.trees)
     starts = np.searchsorted(voter_indices[order], np.arange(node_count + 1))
     return votes[order], starts
@@ -224,10 +246,10 @@ def _with_base_values(site: NodeSite, scores: Tensor, count: int) -> Any:
     The attribute must have `count` items.
     """
     base = _numbers(site, "base_values")
-    if base.size not in (0, count):
-        raise InvalidShape(f"'base_values' must have {count} items, it has {base.size}")
     if base.size == 0:
         return scores
+    if base.size != count:
+        raise InvalidShape(f"'base_values' must have {count} items, it has {base.size}")
     return site.step.add(scores, parameter(site, "base", base))
 
 
@@ -254,30 +276,33 @@ def _classifier(
     """Return the label with the highest score, and the scores.
 
     If there are two classes and all votes are for the same class, ONNX Runtime takes them as votes
-    for the second class, and so does this function. The second class wins if its score is above
-    0.5, or above 0 if a weight is negative.
+    for the second class, and so does this function. The second class wins if its score is above a
+    threshold. The threshold is 0 if a weight is negative, otherwise 0.5.
     """
     labels = classes(site, names)
     weights = _numbers(site, "class_weights")
     if len(labels) < 2:
         raise InvalidOperation("it must have two labels or more")
-    distinct_votes = {*vote_classes}
+    voted_classes = {*vote_classes}
     is_binary = len(labels) == 2
-    base_count = 1 if is_binary and distinct_votes == {0} else len(labels)
+    votes_only_for_0 = is_binary and voted_classes == {0}
+    base_count = 1 if votes_only_for_0 else len(labels)
     ensemble = _Trees(vote_classes=vote_classes, **trees)
     scores = _ensemble(site, ensemble, len(labels), weights)
     scores = _with_base_values(site, scores, base_count)
-    has_single_score = is_binary and len(distinct_votes) == 1
+    has_single_score = is_binary and len(voted_classes) == 1
     if not has_single_score:
         label = labelled(site, labels, best_class(site, scores))
         return label, transformed(site, scores, transform)
     voted_class = vote_classes[0]
-    score = site.part(scores, 1, voted_class, voted_class + 1)
+    score = site.part(scores, axis=1, first=voted_class, last=voted_class + 1)
     is_probability = bool((weights >= 0).all())
     threshold = 0.5 if is_probability else 0.0
     label = labelled(site, labels, is_above(site, score, threshold))
     if voted_class == 1:
         return label, transformed(site, scores, transform)
+    # The votes are for the first class, but their score is taken for the score of the second class.
+    # The score of the first class is computed from it.
     if transform == "PROBIT":
         raise InvalidOperation("'PROBIT' needs votes for each of its classes")
     if transform == "LOGISTIC":
@@ -314,8 +339,8 @@ class _Tables:
     def children(self, name: str, indices: Sequence[int], leafs: Sequence[int]) -> list[int]:
         """Return the indices of children in a table that has all nodes, then all leaves.
 
-        `name` is "true" or "false". `indices` are indices of nodes or of leaves. For each of them,
-        `leafs` tells whether it is the index of a leaf.
+        `indices` has an index for each child, and `leafs` tells whether it is the index of a leaf
+        or of a node. `name` is "true" or "false", for errors.
         """
         node_count = self.modes.array.size
         leaf_count = len(self.vote_classes)
@@ -354,13 +379,15 @@ def _tree_ensemble(
 ) -> Any:
     """Compute the scores of rows by trees, of shape (samples, targets).
 
-    `roots` are the indices of the trees' roots.
+    `roots` are the indices of the trees' roots. `aggregate` and `transform` are indices in
+    `_AGGREGATES` and `TRANSFORMS`. `tables` has the fields of `_Tables`.
     """
     ensemble = _Tables(**tables)
     site.spend(_STEPS_OF_NODE * ensemble.modes.array.size)
     nodes = _node_table(ensemble)
     weights = _float_bits(ensemble.weights.array.reshape(-1))
-    leaves = np.stack([np.asarray(ensemble.vote_classes, np.int32), weights], 1)
+    vote_classes = np.asarray(ensemble.vote_classes, np.int32)
+    leaves = np.stack([vote_classes, weights], axis=1)
     aggregate_name = _named("aggregate_function", aggregate, _AGGREGATES)
     scores = _scores(site, roots, nodes, leaves, targets, aggregate_name)
     transform_name = _named("post_transform", transform, TRANSFORMS)
@@ -369,32 +396,33 @@ def _tree_ensemble(
 
 
 def _node_table(ensemble: _Tables) -> NDArray[np.int32]:
-    """Return the table of nodes and leaves of an ensemble, as `_scores` takes it.
+    """Return the table of nodes that `_scores` takes.
 
     The table has the nodes of the ensemble, then its leaves, then further nodes for members of
-    sets.
+    sets. Leaf i has a single vote, which is row i of the table of votes.
     """
-    features = ensemble.features
     count = ensemble.modes.array.size
     sets = _sets(ensemble.members)
     tracks = ensemble.tracks or [0] * count
     true_indices = ensemble.children("true", ensemble.true, ensemble.true_leafs)
     false_indices = ensemble.children("false", ensemble.false, ensemble.false_leafs)
     thresholds = _float_bits(ensemble.splits.array.reshape(-1)).tolist()
-    table = [[0] * 5 for _ in range(count)]  # the rows of nodes are filled in by the loop below
+    table = [[0] * 5 for _ in range(count)]  # The loop below fills in the rows of nodes.
     table += [[i, i + 1, 0, 0, 0] for i in range(len(ensemble.vote_classes))]
     for i, mode in enumerate(ensemble.modes.array.reshape(-1).tolist()):
-        feature, true_index, false_index = features[i], true_indices[i], false_indices[i]
-        nan_takes_true = tracks[i] != 0 or mode == _MODES.index("NEQ")
-        nan_code = _TRUE_FOR_NAN if nan_takes_true else 0
+        feature = ensemble.features[i]
+        true_index = true_indices[i]
+        false_index = false_indices[i]
+        is_true_for_nan = tracks[i] != 0 or mode == _MODES.index("NEQ")
+        nan_code = _TRUE_FOR_NAN if is_true_for_nan else 0
         if mode < len(_MODES):
             code = _COMPARISONS[f"BRANCH_{_MODES[mode]}"] + nan_code
             table[i] = [feature, true_index, false_index, thresholds[i], code]
             continue
         if mode > len(_MODES) or not sets:
             raise InvalidOperation(f"node {i} has the unknown mode {mode}, or no set of members")
-        # A membership test becomes a chain of nodes, one for each member. An item that differs from
-        # a member goes on to the node of the next member.
+        # The mode is MEMBER. The test becomes a chain of nodes, one for each member. An item that
+        # differs from a member goes on to the node of the next member.
         members = _float_bits(sets.pop(0)).tolist()
         code = _COMPARISONS["BRANCH_EQ"] + nan_code
         further_nodes = range(len(table), len(table) + len(members) - 1)
@@ -407,14 +435,17 @@ def _node_table(ensemble: _Tables) -> NDArray[np.int32]:
 
 
 def _named(attribute_name: str, number: int, names: Sequence[str]) -> str:
-    """Return the name that a number stands for in an attribute."""
+    """Return the name with the index `number`, which is the value of an attribute."""
     if number < 0 or number >= len(names):
         raise InvalidOperation(f"'{attribute_name}' must be below {len(names)}, it is {number}")
     return names[number]
 
 
 def _sets(members: Constant) -> list[list[float]]:
-    """Split numbers into sets of members. In `members`, each set ends with NaN."""
+    """Split numbers into sets of members. In `members`, each set ends with NaN.
+
+    Empty sets are left out. For example, 1, 2, NaN, 3, NaN are the sets [1, 2] and [3].
+    """
     sets: list[list[float]] = [[]]
     for item in members.array.reshape(-1).tolist():
         if math.isnan(item):
