@@ -50,7 +50,7 @@ def load(
         source: an NNEF network as a folder, as a `graph.nnef`, or as an archive (a zip file, or a
             tar file that is plain or compressed by gz, bz2 or xz); an `.onnx` file; an `.xml` file
             of OpenVINO with its `.bin` file beside it; or a file that OpenVINO's converter reads
-            (docs/onnx.md). The bytes of such a file and an open binary file are accepted too.
+            (docs/onnx.md). The argument is a path, the bytes of a file, or an open binary file.
         input_shapes: a dict from input names to shapes, which replace the shapes in the document.
             None in a shape is an open extent: each call chooses the extent, and the network is
             compiled once for each choice. 0 is an empty axis. If an open extent has a name in the
@@ -98,12 +98,12 @@ def load(
             jax's default. "highest" is more precise and slower on TPUs and GPUs. "BF16_BF16_F32"
             multiplies float32 numbers in bfloat16 and sums in float32 (details in
             docs/numerics.md). On CPUs with bfloat16 instructions this is faster and less precise.
-        optimize: True chooses layouts and kernels for the platform; only CPUs have some today.
-            Calls are faster, compilation is slower, and results and derivatives differ by rounding.
-            False computes each operation as its rule is written. A user's jitted function that
-            calls the model gets the kernels of the platform for which the function is lowered or
-            exported; a function with open extents is not optimised. An optimisation pass that fails
-            is left out with a warning. "strict" checks the result of each pass, and raises
+        optimize: True chooses layouts and kernels for the platform. Today there are some for CPUs
+            only. Calls are faster, compilation is slower, and results and derivatives differ by
+            rounding. False computes each operation as its rule is written. A user's jitted function
+            that calls the model gets the kernels of the platform for which the function is lowered
+            or exported; a function with open extents is not optimised. An optimisation pass that
+            fails is left out with a warning. "strict" checks the result of each pass, and raises
             RuntimeError if a pass fails.
         autotune: True tries several options of the compiler at the first call of each kind and
             shape, and uses the fastest. That call takes a second or two longer, and later calls may
@@ -133,7 +133,7 @@ def load(
 
     Raises:
         FileNotFoundError: there is nothing at the path.
-        TypeError, ValueError: an argument has a wrong type or value, or two exclude each other.
+        TypeError, ValueError: an argument has a wrong type or value, or excludes another argument.
         InputError: `cache_dir` is empty, is no folder, or cannot be created or read.
         NnefError: the network is wrong; the message names the mistake, its place, and a remedy.
 

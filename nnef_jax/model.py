@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Model(Writable):
-    """An NNEF network, loaded by `nnef_jax.load`; it never changes.
+    """An immutable NNEF network, as `nnef_jax.load` returns it.
 
     A model is a pytree of its `params` and its initial state; everything else is static. A model
     can therefore be an argument or a result of transformed functions. Derivatives with respect to
@@ -43,8 +43,8 @@ class Model(Writable):
 
     A call runs the jitted network on the model's parameters. Inputs are numpy or jax arrays, by
     name or in the order of the graph. A single output is an array. Several outputs are a
-    NamedTuple, whose fields have the names of the outputs in the graph; `y["name"]` returns the
-    field of that name.
+    NamedTuple, whose fields have the names of the outputs. For such a result `y`, `y["name"]` is
+    the output of this name, also if a field cannot have the name.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:

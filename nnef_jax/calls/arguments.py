@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import jax
@@ -12,7 +12,7 @@ from jax.core import Tracer
 from numpy.typing import ArrayLike
 
 from lowering.extents import is_known
-from lowering.graph import Parameter, StateVariable, Value
+from lowering.graph import Graph, Parameter, StateVariable, Value
 from nnef_jax.calls.array_conversion import as_array, converted_to_type, copied, is_array, is_of
 from nnef_jax.errors import InputError, NnefError, raise_all
 from nnef_jax.options import shown
@@ -57,14 +57,13 @@ def bind_inputs(
 ) -> list[Any]:
     """Match the arguments of a call with the graph's inputs, and return them in graph order.
 
-    The returned arrays have the declared dtypes: a dtype of another width is converted, such as
-    float64 to float32. Arrays of numpy are copied. Each array has `leading` axes, such as an axis
-    of time, before the axes of the declared shape. If `abstract` is true, an argument may be a
-    `jax.ShapeDtypeStruct`.
+    The returned arrays have the declared dtypes: an array of float64 is converted to float32.
+    Arrays of numpy are copied. Each array has `leading` axes, such as an axis of time, before the
+    axes of the declared shape. If `abstract` is true, an argument may be a `jax.ShapeDtypeStruct`.
 
     Raises one InputError for all inputs if the number of inputs, a name, a shape or the kind of a
-    dtype is wrong, or if integers do not fit the declared dtype. Traced integers, whose values are
-    unknown, are refused if their dtype has values that do not fit.
+    dtype is wrong, or if integers do not fit the declared dtype. The values of traced integers are
+    unknown. They are refused if some values of their dtype do not fit.
     """
     inputs = network.graph.inputs
     # This is a shortcut for most calls, which pass arrays of the declared types. The checks below
@@ -109,9 +108,9 @@ def _by_name(
         # Analyses pass all inputs as one dict by name.
         kwargs = {**args[0], **kwargs}
         args = ()
-    has_other_key = "key" in kwargs and "key" not in names
-    if has_other_key and is_key(kwargs["key"]):
-        # equinox passes a random key to all layers.
+    has_key_that_is_no_input = "key" in kwargs and "key" not in names
+    if has_key_that_is_no_input and is_key(kwargs["key"]):
+        # equinox passes a random key to all layers, which this network does not need.
         kwargs = {name: array for name, array in kwargs.items() if name != "key"}
     if len(args) > len(inputs):
         message = f"{len(args)} inputs are given, the graph takes {len(inputs)}: {', '.join(names)}"
@@ -123,9 +122,7 @@ def _by_name(
     for name_or_alias, array in kwargs.items():
         name = name_or_alias
         if name not in names:
-            value = network.graph.aliases.get(name_or_alias)
-            if value is not None and value in inputs:
-                name = value.name
+            name = _input_of_alias(network.graph, name_or_alias)
         if name not in names:
             message = f"the graph has no input '{name}', its inputs are {', '.join(names)}"
             raise InputError(message, hint="a call has the options edit= and capture=")
@@ -145,15 +142,23 @@ def _inputs(names: Sequence[str]) -> str:
     return f"inputs {quoted} are" if len(names) > 1 else f"input {quoted} is"
 
 
+def _input_of_alias(graph: Graph, alias: str) -> str:
+    """Return the name of the input that has an alias. If there is none, return the alias."""
+    value = graph.aliases.get(alias)
+    if value is None or value not in graph.inputs:
+        return alias
+    return value.name
+
+
 def is_key(x: object) -> bool:
-    """Tell whether an object is a key of `jax.random` or None."""
+    """Tell whether an object is a key of `jax.random`, or None in place of a key."""
     if x is None:
         return True
     dtype = getattr(x, "dtype", None)
     shape = getattr(x, "shape", None)
     if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        return shape == ()
-    return dtype == jnp.uint32 and shape == (2,)
+        return shape == ()  # of jax.random.key
+    return dtype == jnp.uint32 and shape == (2,)  # of jax.random.PRNGKey
 
 
 def bind_variables(
@@ -173,22 +178,7 @@ def bind_variables(
         variables: the variables of the graph by label. No other labels may have arrays.
         needed: the labels that must have arrays.
     """
-    source = "model.params" if shown_name == "params" else "model.init_state()"
-    hint = f"take {source} and replace values in it"
-    if not isinstance(arrays, Mapping):
-        message = f"{shown_name} must be a dict of arrays by label, it is {shown(arrays)}"
-        raise InputError(message, hint=hint)
-    by_label: Mapping[Any, Any] = arrays
-    missing = [label for label in needed if label not in by_label]
-    extra = [label for label in by_label if label not in variables]
-    if missing or extra:
-        parts: list[str] = []
-        if missing:
-            parts.append(f"lacks {', '.join(sorted(missing))}")
-        if extra:
-            parts.append(f"has unknown {', '.join(sorted(map(str, extra)))}")
-            hint = did_you_mean(str(extra[0]), [*variables]) or hint
-        raise InputError(f"{shown_name} {' and '.join(parts)}", hint=hint)
+    by_label = _with_labels(shown_name, arrays, variables, needed)
     errors: list[NnefError] = []
     bound: dict[str, Any] = {}
     for label, array in by_label.items():
@@ -208,6 +198,33 @@ def bind_variables(
     return bound
 
 
+def _with_labels(
+    shown_name: str, arrays: object, labels: Collection[str], needed: Sequence[str]
+) -> Mapping[Any, Any]:
+    """Return `arrays`, a dict by label.
+
+    Raises InputError if it is no dict, lacks a label in `needed`, or has one that is not in
+    `labels`.
+    """
+    source = "model.params" if shown_name == "params" else "model.init_state()"
+    hint = f"take {source} and replace values in it"
+    if not isinstance(arrays, Mapping):
+        message = f"{shown_name} must be a dict of arrays by label, it is {shown(arrays)}"
+        raise InputError(message, hint=hint)
+    by_label: Mapping[Any, Any] = arrays
+    missing = [label for label in needed if label not in by_label]
+    extra = [label for label in by_label if label not in labels]
+    parts: list[str] = []
+    if missing:
+        parts.append(f"lacks {', '.join(sorted(missing))}")
+    if extra:
+        parts.append(f"has unknown {', '.join(sorted(map(str, extra)))}")
+        hint = did_you_mean(str(extra[0]), [*labels]) or hint
+    if parts:
+        raise InputError(f"{shown_name} {' and '.join(parts)}", hint=hint)
+    return by_label
+
+
 def in_order(
     inputs: Sequence[Value], args: tuple[_T, ...], kwargs: Mapping[str, _T]
 ) -> tuple[_T, ...] | None:
@@ -215,13 +232,13 @@ def in_order(
 
     Returns None if the names or the number of arguments do not match.
     """
-    names = [value.name for value in inputs[len(args) :]]  # of inputs that are passed by name
-    if len(names) != len(kwargs):
+    names_after_args = [value.name for value in inputs[len(args) :]]
+    if len(names_after_args) != len(kwargs):
         return None
-    for name in names:
+    for name in names_after_args:
         if name not in kwargs:
             return None
-    return (*args, *[kwargs[name] for name in names])
+    return (*args, *[kwargs[name] for name in names_after_args])
 
 
 def declared(network: Network) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -242,8 +259,8 @@ def array_type(value: Value) -> jax.ShapeDtypeStruct:
 def arguments_of(inputs: Sequence[Sample]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """Return the positional and the keyword arguments of a call with these inputs.
 
-    `inputs` has either all inputs in order, or a single element. The single element may also be a
-    tuple of all inputs, or a dict of all inputs by name.
+    `inputs` has all inputs in order, or a single element: a tuple of all inputs, or a dict of all
+    inputs by name.
     """
     sample: Any = inputs[0] if len(inputs) == 1 else None
     if isinstance(sample, Mapping):
@@ -258,8 +275,8 @@ def over_samples(
 ) -> Iterator[_T]:
     """Yield the result of `run` for the inputs of each sample.
 
-    If `run` raises an InputError, `shown_name` and the number of the sample are put before the
-    error's message.
+    An InputError of `run` is raised with a longer message, such as "sample 3: ..." if `shown_name`
+    is "sample".
     """
     for number, sample in enumerate(samples):
         try:

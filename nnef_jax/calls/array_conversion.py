@@ -24,9 +24,9 @@ _Array = jax.Array | NDArray[Any]
 
 @cache
 def _dtype(name: str) -> np.dtype[Any]:
-    """Return the numpy dtype with a name. Results are cached.
+    """Return the numpy dtype with a name.
 
-    Comparing an array's dtype with a name would look the name up each time.
+    The result is cached, since numpy looks a name up each time that it is compared with a dtype.
     """
     return jnp.dtype(name)
 
@@ -53,6 +53,7 @@ def as_array(shown_name: str, array: object, type: TensorType) -> _Array:
     # The kinds are boolean, integer, unsigned, float, complex, and the dtypes of ml_dtypes.
     if converted.dtype.kind not in "biufcV":
         raise InputError(f"{shown_name} must be an array, it is {shown(array)}")
+    # jax has integers with a dtype of their own, which are no literals.
     is_literal = isinstance(array, int | list | tuple) and not hasattr(array, "dtype")
     is_of_integers = is_literal and converted.dtype.kind in "iu"
     if is_of_integers and _kind(_dtype(type.dtype)) == "f":
@@ -67,7 +68,7 @@ def _require_shape(
     leading: int,
     declared: str,
 ) -> None:
-    """Raise InputError if the shape of an array, without its `leading` axes, is not that of `type`.
+    """Raise InputError if an array does not have the shape of `type` after its `leading` axes.
 
     The error calls the array `shown_name`, and has the text `declared` for the declared shape.
     """
@@ -81,9 +82,9 @@ def _require_shape(
 
 
 def _hint_for_shape(shown_name: str, shape: tuple[int, ...], declared: Shape) -> str:
-    """Return a hint for an array whose shape `shape` is not the declared shape.
+    """Return a hint for an array of `shape`, which is not the declared shape.
 
-    `shown_name` names the input or variable, as in "input 'x'".
+    `shown_name` is the array's name in errors, such as "input 'x'".
     """
     if not shown_name.startswith("input"):
         source = "init_state()" if shown_name.startswith("state") else "params"
@@ -130,6 +131,7 @@ def converted_to_type(
         raise InputError(message, hint=f"convert it: x.astype('{dtype}')")
     if kind == "i":
         _require_range(shown_name, array, dtype)
+    # The dtypes are of one kind, but differ in their width.
     if isinstance(array, jax.ShapeDtypeStruct):
         return array.update(dtype=dtype)
     if isinstance(array, np.ndarray):
@@ -153,7 +155,7 @@ def _narrowed(x: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
     return jnp.where(overflows, nearest_finite, converted)
 
 
-_LARGE = 64 << 10  # in bytes; a device uses an aligned array of this size without another copy
+_LARGE = 64 << 10  # bytes from which on an array is copied to aligned memory
 
 
 def copied(array: _T) -> _T:
@@ -166,6 +168,7 @@ def copied(array: _T) -> _T:
         return array
     if array.nbytes < _LARGE:
         return array.copy()
+    # A device uses the memory of a large aligned array, without a second copy.
     copy: Any = aligned(array.shape, array.dtype)
     copy[...] = array
     return copy
@@ -185,8 +188,8 @@ def _require_range(
 ) -> None:
     """Raise InputError if integers do not fit a dtype.
 
-    The values of a traced array are not known. It is refused if its dtype has values that do not
-    fit.
+    The values of a traced array are not known. A traced array is refused if some values of its
+    dtype do not fit.
     """
     bounds = jnp.iinfo(dtype)
     array_bounds = jnp.iinfo(array.dtype)

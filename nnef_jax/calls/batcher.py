@@ -59,6 +59,8 @@ class Batcher:
         # Each size is rounded up to a multiple of the unit.
         multiples = {ceil(size / self._unit) * self._unit for size in sizes}
         self.sizes: tuple[int, ...] = tuple(sorted(multiples))
+
+        # The arguments are checked against inputs with an open batch.
         graph = execution.network.graph
         open_inputs: list[Value] = []
         for value in graph.inputs:
@@ -70,8 +72,9 @@ class Batcher:
         for spec in execution.network.specs(graph.outputs, graph.output_names):
             open_outputs.append(replace(spec, shape=(None, *spec.shape[1:])))
         self.outputs: tuple[TensorSpec, ...] = tuple(open_outputs)
+
         self._buckets = Buckets.of(self._execution.network, buckets or {}, masks, self.inputs)
-        if buckets and not masks:
+        if buckets and not masks:  # without a mask, the network takes padding for items
             _require_separate_lengths(self._execution, self._buckets)
 
     def compile(self, progress: Progress | None = None) -> None:
@@ -113,14 +116,16 @@ class Batcher:
         return self._execution.packed(outputs)
 
     def _by_name(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, Any]:
-        """Return the arguments of a call by name. Raises InputError for too many of them."""
+        """Return the arguments of a call by name. Raises InputError for too many arguments."""
         if len(args) == 1 and isinstance(args[0], Mapping):
             return {**args[0], **kwargs}
         names = [spec.name for spec in self.inputs]
-        # Masks that are left out are not counted among the inputs that are passed by position.
-        if len(args) + len(kwargs) < len(names):
+        leaves_masks_out = len(args) + len(kwargs) < len(names)
+        if leaves_masks_out:  # then the inputs by position are the inputs without the masks
             names = [name for name in names if name not in self._buckets.masks]
-        if len(args) > len(names) or set(names[: len(args)]) & set(kwargs):
+        has_too_many = len(args) > len(names)
+        is_passed_twice = bool(set(names[: len(args)]) & set(kwargs))
+        if has_too_many or is_passed_twice:
             bind_inputs(self._network, args, kwargs)  # raises the error of the model
         return {**dict(zip(names, args, strict=False)), **kwargs}
 
@@ -159,13 +164,14 @@ class Batcher:
         arrays = [np.asarray(x) for x in bind_inputs(self._network, args, kwargs)]
         names = [spec.name for spec in self.inputs]
         _require_equal({name: len(x) for name, x in zip(names, arrays, strict=True)})
-        self._buckets.lengths_of(arrays)
+        self._buckets.lengths_of(arrays)  # raises InputError for lengths without a bucket
         return arrays
 
     def padded_shapes(self, arrays: _Arrays) -> tuple[tuple[int, ...], ...]:
-        """Return the shapes of an item of a request, whose arrays `bind` returned, in its bucket.
+        """Return the shapes of an item of a request after padding to its bucket.
 
-        Requests with equal shapes are computed by the same programs, and can be computed together.
+        `arrays` is the result of `bind`. Requests with equal shapes are computed by the same
+        programs, and can be computed together.
         """
         return self._buckets.padded_shapes(arrays)
 
@@ -183,24 +189,26 @@ class Batcher:
         return outputs
 
     def compute_each(self, requests: Sequence[_Arrays]) -> list[list[NDArray[Any]]]:
-        """Return the outputs of each request, whose arrays `bind` returned.
+        """Return the outputs of each request. A request is a result of `bind`.
 
-        Requests whose items have equal shapes in their buckets are computed together.
+        Requests whose items have equal shapes after padding are computed together.
         """
         lengths = [self._buckets.lengths_of(arrays) for arrays in requests]
-        groups: dict[object, list[int]] = {}
+        groups: dict[object, list[int]] = {}  # numbers of requests
         for i, arrays in enumerate(requests):
             groups.setdefault(self.padded_shapes(arrays), []).append(i)
         results: list[list[NDArray[Any]]] = [[] for _ in requests]
         for members in groups.values():
+            # The requests of the group are joined to one batch.
             bucket = self._buckets.bucket(lengths[members[0]])
             padded = [self._buckets.padded(requests[i], bucket) for i in members]
-            columns = zip(*padded, strict=True)
-            outputs = self._compute_padded([_joined(arrays) for arrays in columns])
+            arrays_by_input = zip(*padded, strict=True)
+            outputs = self._compute_padded([_joined(arrays) for arrays in arrays_by_input])
+            # Each output of the batch is split into the outputs of the requests.
             stops = np.cumsum([len(requests[i][0]) for i in members])[:-1]
             parts: list[list[Any]] = [np.split(x, stops) for x in outputs]
-            for i, rows in zip(members, zip(*parts, strict=True), strict=True):
-                results[i] = self._buckets.trimmed(rows, lengths[i])
+            for i, outputs_of_request in zip(members, zip(*parts, strict=True), strict=True):
+                results[i] = self._buckets.trimmed(outputs_of_request, lengths[i])
         return results
 
     def _compute_padded(self, arrays: _Arrays) -> list[NDArray[Any]]:
@@ -298,37 +306,42 @@ class _Batched(NamedTuple):
 
 
 def _batched(execution: Execution, largest: int) -> _Batched:
-    """Return the variant of an execution that takes batches of up to `largest` items.
+    """Return the variant of an execution that takes batches of any size.
 
-    If the network declares a fixed batch, the variant has an open batch. A network may also fix the
-    size of the batch elsewhere, so that its batch cannot be opened. Then the execution is mapped
-    over groups of the declared size, which may be 1. Raises InputError if items of a batch may
-    depend on one another.
+    If the network declares a fixed batch, the variant has an open batch. If the batch cannot be
+    opened, since the network fixes its size elsewhere too, the execution is mapped over groups of
+    the declared size. Raises InputError if items of a batch may depend on one another. This is
+    checked for batches of up to `largest` items.
     """
     network = execution.network
     graph = network.graph
     layout = execution.definition.layout
     unit = layout.parts if layout else 1
     _require_batch_axes(graph)
+
+    # 1. All inputs have an open batch.
     extents = {value.type.shape[0] for value in graph.inputs}
     if extents == {UNKNOWN}:
         sizes_to_compare = (2, 3)
         _require_separate(execution, *sizes_to_compare, largest=largest)
         return _Batched(execution, unit, is_mapped=False)
 
-    declared, *other_extents = extents
-    has_one_batch = not other_extents and is_known((declared,)) and declared != 0
+    # 2. All inputs declare the same size, and the batch can be opened.
+    declared, *different_extents = extents
+    has_one_batch = not different_extents and is_known((declared,)) and declared != 0
     if not has_one_batch:
         shapes = ", ".join(map(str, network.specs(graph.inputs)))
         raise InputError(f"the inputs have no batch of the same size: {shapes}")
     try:
         opened = execution.with_network(network.with_open_batch(execution.arrays.stored))
-        _require_separate(opened, declared + 1, declared + 2, largest=largest)
+        sizes_to_compare = (declared + 1, declared + 2)
+        _require_separate(opened, *sizes_to_compare, largest=largest)
         return _Batched(opened, unit, is_mapped=False)
     except NnefError:
-        if layout:
+        if layout:  # groups of the declared size cannot be sharded over the mesh
             raise
 
+    # 3. The network takes batches of the declared size only. It is mapped over groups of this size.
     for value in graph.outputs:
         if value.type.shape[0] != declared:
             raise InputError(f"output '{value.name}' has no axis for a batch of {declared} items")
@@ -402,17 +415,17 @@ def _require_separate_lengths(execution: Execution, buckets: Buckets) -> None:
     program = _program_of(execution, buckets.shapes(execution.network, longest))
     inputs = program.arguments[program.parameters :]
     for name in longest:
-        seeds = {
+        axis_by_input = {
             variable: axis
             for variable, axes in zip(inputs, buckets.input_axes, strict=True)
-            for axis, bucketed in axes.items()
-            if bucketed == name
+            for axis, name_of_axis in axes.items()
+            if name_of_axis == name
         }
         try:
-            batch_axes(program, seeds, resizes=False)
+            batch_axes(program, axis_by_input, resizes=False)
         except NotSeparableError as error:
-            what = described(error.args[0])
-            message = f"items along '{name}' may depend on one another, by {what}"
+            equation = described(error.args[0])
+            message = f"items along '{name}' may depend on one another, by {equation}"
             hint = "masks= names the inputs that are 0 where an item is padding"
             raise InputError(message, hint=hint) from None
 
@@ -421,7 +434,7 @@ def _program(execution: Execution, size: int) -> Program:
     """Return the program of the network for a batch of `size` items, before any passes."""
     network = execution.network
     try:
-        graph = network.example()
+        graph = network.example()  # with lengths for open extents
     except NnefError:
         graph = network.graph
     return _program_of(execution, [(size, *value.type.shape[1:]) for value in graph.inputs])

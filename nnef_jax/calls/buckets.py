@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -68,13 +68,13 @@ class Buckets:
         axes: list[_Axes] = []
         for spec in inputs:
             extents = network.extent_names.get(spec.name, ())
-            axes.append({i: x for i, x in enumerate(extents) if i and x in lengths})
+            axes.append({i: name for i, name in enumerate(extents) if i > 0 and name in lengths})
         ordered = {name: tuple(sorted({*values})) for name, values in lengths.items()}
         mask_names = (masks,) if isinstance(masks, str) else tuple(masks)
-        buckets = cls(ordered, mask_names, inputs, tuple(axes))
-        buckets._require_masks()
-        output_axes = tuple(buckets._output_axes(network))
-        return cls(ordered, mask_names, inputs, tuple(axes), output_axes)
+        # The axes of the outputs follow from those of the inputs.
+        of_inputs = cls(ordered, mask_names, inputs, tuple(axes))
+        of_inputs._require_masks()
+        return replace(of_inputs, output_axes=tuple(of_inputs._output_axes(network)))
 
     def _require_masks(self) -> None:
         """Raise InputError unless each mask is an input with a bucketed axis."""
@@ -88,34 +88,41 @@ class Buckets:
                 raise InputError(message)
 
     def _output_axes(self, network: Network) -> Iterator[_Axes]:
-        """Yield the axes of each output that are as long as a bucketed axis of the inputs.
+        """Yield the bucketed axes of each output.
 
-        They are the axes that change with the length. Raises InputError for an axis that changes,
-        but has another length.
+        The graphs for two lengths of a bucketed axis of the inputs are compared. An axis of an
+        output is bucketed if it has the length of the inputs' axis in both graphs. Raises
+        InputError if an axis of an output changes in another way.
         """
         shortest = {name: lengths[0] for name, lengths in self.lengths.items()}
         axes: list[dict[int, str]] = [{} for _ in network.graph.outputs]
-        first = self._graph(network, shortest)
+        graph = self._graph(network, shortest)
         for name, lengths in self.lengths.items():
-            other, second = self._other_graph(network, shortest, name, lengths)
-            for index, values in enumerate(zip(first.outputs, second.outputs, strict=True)):
-                pairs = zip(*(value.type.shape for value in values), strict=True)
-                for axis, extents in enumerate(pairs):
-                    if extents == (shortest[name], other):
+            length = shortest[name]
+            second_length, second_graph = self._second_graph(network, shortest, name, lengths)
+            pairs = zip(graph.outputs, second_graph.outputs, strict=True)
+            for index, (output, second_output) in enumerate(pairs):
+                extents = zip(output.type.shape, second_output.type.shape, strict=True)
+                for axis, (extent, second_extent) in enumerate(extents):
+                    if (extent, second_extent) == (length, second_length):
                         axes[index][axis] = name
-                    elif extents[0] != extents[1]:
+                    elif extent != second_extent:
                         shown = network.graph.output_names[index]
                         raise InputError(
-                            f"axis {axis} of output '{shown}' has {extents[0]} items if '{name}' "
-                            f"is {shortest[name]}, and {extents[1]} if it is {other}, so that it "
-                            "cannot be trimmed"
+                            f"axis {axis} of output '{shown}' has {extent} items if '{name}' "
+                            f"is {length}, and {second_extent} if it is {second_length}, so that "
+                            "it cannot be trimmed"
                         )
         yield from axes
 
-    def _other_graph(
+    def _second_graph(
         self, network: Network, shortest: Lengths, name: str, lengths: Sequence[int]
     ) -> tuple[int, Graph]:
-        """Return another length of an axis that the network takes, and the graph for it."""
+        """Return a length of the axis `name` other than the shortest one, and the graph for it.
+
+        The other axes have their lengths in `shortest`. A network may refuse some lengths, so the
+        first length that it takes is returned.
+        """
         candidates = [*lengths[1:], lengths[0] + 1, max(lengths[0] - 1, 1)]
         errors: list[NnefError] = []
         for length in candidates:
@@ -130,20 +137,26 @@ class Buckets:
         return network.specialise([tuple(shape) for shape in self.shapes(network, lengths)])
 
     def shapes(self, network: Network, lengths: Lengths) -> list[list[Any]]:
-        """Return the shapes of the inputs for some lengths, with 8 for other open extents."""
+        """Return the shapes of the inputs for some lengths of the bucketed axes.
+
+        Other open extents are 8.
+        """
         shapes: list[list[Any]] = []
         for value, axes in zip(network.graph.inputs, self.input_axes, strict=True):
             shape = [n if is_known((n,)) else _EXAMPLE for n in value.type.shape]
-            shapes.append([lengths[axes[i]] if i in axes else n for i, n in enumerate(shape)])
+            for axis, name in axes.items():
+                shape[axis] = lengths[name]
+            shapes.append(shape)
         return shapes
 
     @property
     def has_open_axes(self) -> bool:
-        """Tell whether an input has an open axis that is neither the batch nor has buckets."""
+        """Tell whether an input has an open axis without buckets, other than the batch."""
         return any(
             extent is None and axis not in axes
             for spec, axes in zip(self.inputs, self.input_axes, strict=True)
-            for axis, extent in enumerate(spec.shape[1:], 1)
+            for axis, extent in enumerate(spec.shape)
+            if axis > 0
         )
 
     def all_lengths(self) -> list[dict[str, int]]:
@@ -152,9 +165,10 @@ class Buckets:
         return [dict(zip(self.lengths, values, strict=True)) for values in combinations]
 
     def example(self, size: int, lengths: Lengths) -> list[NDArray[Any]]:
-        """Return inputs of a batch of `size` items to compile for: masks of ones, others zeros.
+        """Return inputs to compile for: masks of ones, and zeros for all other inputs.
 
-        Raises InputError for an input with another open extent.
+        The batch has `size` items, and the bucketed axes have these lengths. Raises InputError if
+        another extent of an input is open.
         """
         arrays: list[NDArray[Any]] = []
         for spec, axes in zip(self.inputs, self.input_axes, strict=True):
@@ -169,21 +183,24 @@ class Buckets:
         return arrays
 
     def with_masks(self, arguments: Mapping[str, ArrayLike]) -> dict[str, Any]:
-        """Return the arguments of a call by name, with ones for masks that are not among them.
+        """Return the arguments of a call by name, with ones for the masks that are missing.
 
-        Raises InputError if the length of such a mask is not known.
+        Raises InputError if the length of a missing mask is not known.
         """
         completed = dict(arguments)
-        missing = [spec for spec in self.inputs if spec.name in self.masks]
-        missing = [spec for spec in missing if spec.name not in arguments]
+        masks = [spec for spec in self.inputs if spec.name in self.masks]
+        missing = [spec for spec in masks if spec.name not in arguments]
         if not missing:
             return completed
         axes = dict(zip([x.name for x in self.inputs], self.input_axes, strict=True))
         present = [(name, np.shape(x)) for name, x in arguments.items() if name in axes]
         lengths = self._lengths([(name, shape, axes[name]) for name, shape in present])
+        # The batch is the first axis of the first argument. An argument without axes is refused
+        # when the arguments are bound.
+        _, first_shape = present[0] if present else ("", ())
+        batch = first_shape[0] if first_shape else 1
         for spec in missing:
-            shape: list[Any] = [present[0][1][0] if present and present[0][1] else 1]
-            shape += spec.shape[1:]
+            shape: list[Any] = [batch, *spec.shape[1:]]
             for axis, name in axes[spec.name].items():
                 shape[axis] = lengths.get(name)
             if None in shape:
@@ -209,51 +226,65 @@ class Buckets:
         return lengths
 
     def _lengths(self, tensors: Sequence[tuple[str, Sequence[int], _Axes]]) -> dict[str, int]:
-        """Return the lengths of tensors, which have a name, a shape and bucketed axes.
+        """Return the lengths of tensors along the bucketed axes.
 
-        Raises InputError if two tensors disagree.
+        Each tensor is described by a name, a shape and its bucketed axes. Raises InputError if two
+        tensors have different lengths along one axis.
         """
         lengths: dict[str, int] = {}
-        first: dict[str, str] = {}
+        first_tensors: dict[str, str] = {}  # the first tensor with each axis
         for tensor, shape, axes in tensors:
             for axis, name in axes.items():
                 if axis >= len(shape):
                     continue  # the number of axes is checked when the arrays are bound
                 length = lengths.setdefault(name, shape[axis])
-                source = first.setdefault(name, tensor)
+                first = first_tensors.setdefault(name, tensor)
                 if length != shape[axis]:
-                    message = f"'{name}' is {length} in '{source}', {shape[axis]} in '{tensor}'"
+                    message = f"'{name}' is {length} in '{first}', {shape[axis]} in '{tensor}'"
                     raise InputError(message)
         return lengths
 
     def bucket(self, lengths: Lengths) -> dict[str, int]:
-        """Return the next larger length of each axis for which a program is compiled."""
+        """Return the bucket of each length: the least length of the axis that is large enough."""
         return {
             name: next(bound for bound in self.lengths[name] if bound >= length)
             for name, length in lengths.items()
         }
 
     def padded_shapes(self, arrays: Arrays) -> tuple[tuple[int, ...], ...]:
-        """Return the shapes of an item of the inputs, without the batch, after padding."""
+        """Return the shapes of the inputs after padding, without the batch."""
         bucket = self.bucket(self.lengths_of(arrays))
-        return tuple(
-            tuple(bucket[axes[i]] if i in axes else n for i, n in enumerate(x.shape) if i)
-            for x, axes in zip(arrays, self.input_axes, strict=True)
-        )
+        shapes: list[tuple[int, ...]] = []
+        for x, axes in zip(arrays, self.input_axes, strict=True):
+            shape = list(x.shape)
+            for axis, name in axes.items():
+                shape[axis] = bucket[name]
+            shapes.append(tuple(shape[1:]))
+        return tuple(shapes)
 
     def padded(self, arrays: Arrays, bucket: Lengths) -> list[NDArray[Any]]:
         """Return inputs that are padded with zeros to the lengths of a bucket."""
         padded: list[NDArray[Any]] = []
         for x, axes in zip(arrays, self.input_axes, strict=True):
-            widths = [(0, bucket[axes[i]] - n if i in axes else 0) for i, n in enumerate(x.shape)]
-            padded.append(np.pad(x, widths) if any(after for _, after in widths) else x)
+            widths = [(0, 0)] * x.ndim
+            for axis, name in axes.items():
+                widths[axis] = (0, bucket[name] - x.shape[axis])
+            needs_padding = any(after > 0 for _, after in widths)
+            padded.append(np.pad(x, widths) if needs_padding else x)
         return padded
 
     def trimmed(self, outputs: Arrays, lengths: Lengths) -> list[NDArray[Any]]:
-        """Return outputs without the items that stand for padding."""
+        """Return outputs without the items that were computed from padding.
+
+        `lengths` are the lengths before padding.
+        """
         trimmed: list[NDArray[Any]] = []
-        for x, axes in zip(outputs, self.output_axes or ({},) * len(outputs), strict=True):
-            index = [slice(lengths[axes[i]]) if i in axes else slice(None) for i in range(x.ndim)]
+        no_axes: _Axes = {}
+        output_axes = self.output_axes or [no_axes] * len(outputs)
+        for x, axes in zip(outputs, output_axes, strict=True):
+            index = [slice(None)] * x.ndim
+            for axis, name in axes.items():
+                index[axis] = slice(lengths[name])
             trimmed.append(x[tuple(index)])
         return trimmed
 
@@ -268,7 +299,7 @@ def _require_lengths(name: str, values: Sequence[int]) -> None:
 
 
 def _unknown(name: str, network: Network, names: set[str]) -> str:
-    """Return the message on a bucket for an axis that the network does not have."""
+    """Return the message on a bucket for `name`, which is none of the axes `names`."""
     if any(extents and extents[0] == name for extents in network.extent_names.values()):
         return f"'{name}' is the batch, whose sizes are the argument `sizes`"
     if not names:

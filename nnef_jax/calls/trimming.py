@@ -52,21 +52,7 @@ def trim(results: ArrayLike | tuple[ArrayLike, ...], lengths: Mapping[str, Array
     is_tuple = isinstance(results, tuple)
     outputs = results if isinstance(results, tuple) else (results,)
     arrays = [_array(x) for x in outputs]
-    cuts: list[_Cut] = []
-    for name, captured in lengths.items():
-        match = _LENGTH.fullmatch(name)
-        if match is None:
-            continue
-        output, content, axis_text = match.groups()
-        axis = int(axis_text)
-        item_counts = _array(captured)  # with a last axis of extent 1
-        if content == "places":
-            # An item exists if at least one of its indices is not -1.
-            index_axis = -2 if axis else -1
-            exists = (item_counts >= 0).any(index_axis)
-            item_counts = exists.sum(-1, keepdims=True)
-        index = _index(results, output) if is_tuple else 0
-        cuts.append(_Cut(index, axis, item_counts[..., 0]))
+    cuts = _cuts(results, lengths)
     batch_shapes = {cut.item_counts.shape for cut in cuts}
     batch_shape = next(iter(batch_shapes), ())
     has_batch = all(x.shape[: len(batch_shape)] == batch_shape for x in arrays)
@@ -99,6 +85,31 @@ class _Cut(NamedTuple):
     output: int
     axis: int
     item_counts: NDArray[Any]  # the actual number of items along the axis, by the batch's axes
+
+
+def _cuts(results: Any, lengths: Mapping[str, ArrayLike]) -> list[_Cut]:
+    """Return the cuts of the outputs `results`, as `trim` takes them, to the captured lengths.
+
+    Captures that are no lengths have no cut.
+    """
+    cuts: list[_Cut] = []
+    for name, captured in lengths.items():
+        match = _LENGTH.fullmatch(name)
+        if match is None:
+            continue
+        output, content, axis_text = match.groups()
+        axis = int(axis_text)
+        length = _array(captured)
+        if content == "places":
+            # Each item has several indices, along the last axis in the shape [items, ...], and
+            # along the axis before it in the shape [..., items]. An item exists if at least one of
+            # its indices is not -1.
+            index_axis = -1 if axis == 0 else -2
+            exists = (length >= 0).any(index_axis)
+            length = exists.sum(-1, keepdims=True)
+        index = _index(results, output) if isinstance(results, tuple) else 0
+        cuts.append(_Cut(index, axis, item_counts=length[..., 0]))
+    return cuts
 
 
 def _array(x: ArrayLike) -> NDArray[Any]:

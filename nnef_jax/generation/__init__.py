@@ -23,6 +23,7 @@ import jax
 import numpy as np
 
 from nnef_jax.errors import InputError
+from nnef_jax.execution.execution import Execution
 from nnef_jax.execution.runnable import execution_of
 from nnef_jax.generation.decoder import Decoder, Generated
 from nnef_jax.generation.decoder_network import DecoderFrontend, DecoderStep
@@ -46,27 +47,27 @@ def decoder(
 ) -> Decoder:
     """Return a decoder of a language model, which generates text with caches of fixed size.
 
-    The model must take token numbers, and the keys and values of earlier tokens as inputs whose
-    length is open. It must return the keys and values with those of the new tokens added, as
-    the exporters torch_to_nnef, and to ONNX and OpenVINO, write it. Positions and masks that
-    the network computes from the length of its caches are computed from the number of positions
-    in use.
+    The model must take token numbers, and the keys and values of earlier tokens as inputs of open
+    length. It must return the keys and values of all tokens, the new ones included. torch_to_nnef
+    writes such models, and so do the exporters to ONNX and OpenVINO. If the network computes
+    positions and masks from the length of its caches, that length is the number of positions in
+    use, without the empty ones.
 
     Args:
         model: the model, loaded without shapes for its lengths.
         places: the positions of a cache: the most tokens of a prompt and its continuation.
         window: the number of positions to which a token of the network attends, itself included,
-            as `sliding_window` in configurations. The caches then have only `window` - 1
-            positions, those of the last tokens. The network must have the positions as an input,
-            and its own masks must hide earlier positions.
+            as `sliding_window` in configurations. The caches then hold only the last `window` - 1
+            tokens. The network must have an input of positions, and its own masks must hide the
+            tokens outside the window.
         roles: the roles of inputs and outputs. By default they are recognised; `print(decoder)`
             shows them.
         names: names for single roles: `tokens`, `logits`, `mask`, `positions`, `length`,
             `total_length`, `context`.
 
-    Raises InputError if a role is not recognised, or if a network does not have the window, and
-    TypeError if there are both `roles` and `names`. When a step is traced, UnsupportedError is
-    raised if an operation cannot take a padded cache.
+    Raises InputError if a role is not recognised, or if the network attends to tokens outside the
+    window. Raises TypeError if there are both `roles` and `names`. The first call of a step raises
+    UnsupportedError if an operation cannot take a cache with empty positions.
 
     >>> decoder = nnef_jax.decoder(nnef_jax.load("net.nnef.tgz"), places=512)
     >>> decoder.generate([1, 15043], steps=20).tokens
@@ -78,22 +79,29 @@ def decoder(
     if roles is not None and names:
         raise TypeError(f"give either roles or names of single roles, not both: {[*names]}")
     execution = execution_of(model)
-    network = execution.network
-    roles = recognised(network.graph, names) if roles is None else roles
+    roles = recognised(execution.network.graph, names) if roles is None else roles
     if window is not None:
         require("window", window, int, "a number of positions")
     step = DecoderStep(execution.definition, roles, places, window or 0)
     if window is not None:
         arrays = execution.arrays
         require_window(step, None if arrays.are_types else arrays.parameters())
+    network = _network_of(step, execution)
+    return Decoder(Model(execution.with_network(network)), roles, places, window or 0)
+
+
+def _network_of(step: DecoderStep, execution: Execution) -> Network:
+    """Return the network of a step, with the parameters of `execution` and empty caches."""
     frontend = DecoderFrontend(step)
-    options = replace(network.options, input_shapes={}, values={}, extents={})
+    options = replace(execution.network.options, input_shapes={}, values={}, extents={})
     graph = frontend.flatten(options)
     data: dict[str, Any] = {p.label: execution.arrays.stored(p.label) for p in graph.parameters}
-    are_types = any(isinstance(x, jax.ShapeDtypeStruct) for x in data.values())
+    has_types_only = any(isinstance(x, jax.ShapeDtypeStruct) for x in data.values())
+    make = jax.ShapeDtypeStruct if has_types_only else np.zeros
     for state in graph.states:
-        shape = (1, *state.value.type.shape[1:])
-        make = jax.ShapeDtypeStruct if are_types else np.zeros
+        shape = (1, *state.value.type.shape[1:])  # the initial state has one row
         data[state.label] = make(shape, state.value.type.dtype)
-    network = Network(frontend, options, graph, graph, data, {}, None, False)
-    return Decoder(Model(execution.with_network(network)), roles, places, window or 0)
+    return Network(
+        frontend, options, graph, unpaired=graph, data=data, pairs={}, declared=None,
+        is_guessed=False,
+    )  # fmt: skip

@@ -24,12 +24,13 @@ _Read = Callable[[State, Array], tuple[Array, State]]
 
 
 class Hypotheses(NamedTuple):
-    """The best continuation of each prompt that has ended.
+    """For each prompt, the best continuation that has ended.
 
     Attributes:
-        tokens: the continuation, int32 (batch, steps).
-        scores: its log-probability divided by a power of its length (batch,); -inf without one.
-        lengths: the number of its tokens, its stop token included, int32 (batch,).
+        tokens: the continuations, int32 (batch, steps).
+        scores: log-probability / length ** length_penalty (batch,); -inf if no continuation of the
+            prompt has ended.
+        lengths: the number of tokens, the stop token included, int32 (batch,).
     """
 
     tokens: Array
@@ -38,13 +39,13 @@ class Hypotheses(NamedTuple):
 
 
 class _Beams(NamedTuple):
-    """The continuations that go on; their rows in the state are those of a batch of batch * beams.
+    """The continuations that go on: `beams` of each prompt.
 
     Attributes:
         logits: logits of the next token (batch * beams, words).
-        state: the state of the network.
+        state: the state of the network, with batch * beams rows.
         tokens: the tokens of the continuations (batch, beams, steps).
-        scores: their log-probabilities (batch, beams).
+        scores: the log-probabilities of the continuations (batch, beams).
         ended: the best continuations that have ended.
     """
 
@@ -66,13 +67,13 @@ class Ranking(NamedTuple):
 class BeamSearch:
     """A routine that searches for the most probable continuation of each prompt.
 
-    In each iteration all continuations are extended by all words, and the `beams` most probable
-    ones that do not end with a stop token go on. The result has the largest log-probability
-    divided by length ** length_penalty, among continuations that have ended with a stop token and
-    those that have all tokens (Wu et al. 2016, section 7, without coverage).
+    Each iteration extends all continuations by all words. The `beams` most probable extensions
+    without a stop token go on. At the end, the continuations with a stop token and those that
+    still go on are compared by log-probability / length ** length_penalty. The largest one wins
+    (Wu et al. 2016, section 7, without coverage).
 
     Args:
-        size: the most tokens of a continuation for which a program has room.
+        size: the largest number of tokens of a continuation. A program is compiled for it.
         beams: the number of continuations of each prompt.
     """
 
@@ -93,7 +94,7 @@ class BeamSearch:
             state: the state after the prompts.
             ranking: which continuations end, and which one is the best.
             count: the largest number of tokens, at most `size`.
-            context: the network's inputs after the tokens, with a row for each beam.
+            context: the network's further inputs, with a row for each beam.
         """
         batch = logits.shape[0]
 
@@ -107,11 +108,13 @@ class BeamSearch:
         tokens = jnp.zeros((batch, self.beams, self.size), jnp.int32)
         # All beams of a prompt are equal at first, so that only one may be extended.
         scores = jnp.full((batch, self.beams), -jnp.inf).at[:, 0].set(0)
-        ended = Hypotheses(tokens[:, 0], jnp.full(batch, -jnp.inf), jnp.zeros(batch, jnp.int32))
+        none_ended = Hypotheses(
+            tokens[:, 0], scores=jnp.full(batch, -jnp.inf), lengths=jnp.zeros(batch, jnp.int32)
+        )
         repeated_state = jax.tree.map(repeat, dict(state))
-        start = _Beams(repeat(logits), repeated_state, tokens, scores, ended)
-        last = lax.fori_loop(0, count, partial(_extended, read, ranking), start)
-        return _better(last.ended, last.tokens, last.scores, count, ranking.length_penalty)
+        start = _Beams(repeat(logits), repeated_state, tokens, scores, none_ended)
+        final = lax.fori_loop(0, count, partial(_extended, read, ranking), start)
+        return _better(final.ended, final.tokens, final.scores, count, ranking.length_penalty)
 
     def step_arguments(
         self, logits: Array, state: _Arrays, ranking: Ranking, count: Array,
@@ -130,43 +133,55 @@ class BeamSearch:
 
 
 def _extended(read: _Read, ranking: Ranking, i: Array, beams: _Beams) -> _Beams:
-    """Extend each continuation by token `i`."""
-    batch, count, _ = beams.tokens.shape
+    """Extend each continuation by its token number `i`."""
+    batch, count, _ = beams.tokens.shape  # (batch, beams, steps)
     words = beams.logits.shape[-1]
     log_probabilities = jax.nn.log_softmax(beams.logits.astype(jnp.float32), axis=-1)
     totals = beams.scores[..., None] + log_probabilities.reshape(batch, count, words)
-    # Each continuation ends with each of the stop tokens at most once. So at least `count` of
-    # count * (1 + stop tokens) candidates go on.
+
+    # The best extensions of each prompt are candidates. At most `count` * (stop tokens) extensions
+    # end, one for each beam and stop token. So at least `count` candidates go on.
     candidates = min(count * (1 + ranking.stop.size), count * words)
-    scores, indices = lax.top_k(totals.reshape(batch, -1), candidates)
-    parents, words_of_candidates = indices // words, indices % words
+    scores, indices = lax.top_k(totals.reshape(batch, -1), candidates)  # (batch, candidates)
+    # A candidate extends the beam `parents` by the word `last_words`.
+    parents, last_words = indices // words, indices % words
     tokens = jnp.take_along_axis(beams.tokens, parents[..., None], axis=1)
-    token_column = words_of_candidates.astype(jnp.int32)[..., None]
+    token_column = last_words.astype(jnp.int32)[..., None]
     tokens = lax.dynamic_update_slice_in_dim(tokens, token_column, i, axis=2)
-    is_stop = jnp.isin(words_of_candidates, ranking.stop)
-    # A stop token counts only among the best candidates, as many as there are beams.
+
+    # A candidate with a stop token ends, if it is one of the `count` best candidates. Otherwise it
+    # is dropped.
+    is_stop = jnp.isin(last_words, ranking.stop)
     is_end = is_stop & (jnp.arange(candidates) < count)[None]
     ended_scores = jnp.where(is_end, scores, -jnp.inf)
     ended = _better(beams.ended, tokens, ended_scores, i + 1, ranking.length_penalty)
-    scores, chosen = lax.top_k(jnp.where(is_stop, -jnp.inf, scores), count)
+
+    # The `count` best candidates without a stop token go on.
+    scores, chosen = lax.top_k(jnp.where(is_stop, -jnp.inf, scores), count)  # (batch, beams)
     tokens = jnp.take_along_axis(tokens, chosen[..., None], axis=1)
     parents = jnp.take_along_axis(parents, chosen, axis=1)
+    # The state of beam `b` of prompt `p` is row p * count + b.
     rows = (jnp.arange(batch)[:, None] * count + parents).reshape(-1)
     state = jax.tree.map(lambda x: jnp.take(x, rows, axis=0), dict(beams.state))
-    last_tokens = jnp.take_along_axis(words_of_candidates, chosen, axis=1).astype(jnp.int32)
-    logits, next_state = read(state, last_tokens.reshape(-1))
+    new_tokens = jnp.take_along_axis(last_words, chosen, axis=1).astype(jnp.int32)
+    logits, next_state = read(state, new_tokens.reshape(-1))
     return _Beams(logits, next_state, tokens, scores, ended)
 
 
 def _better(
     ended: Hypotheses, tokens: Array, scores: Array, length: Array, length_penalty: Any
 ) -> Hypotheses:
-    """Return the better of the ended continuations and of others of one length.
+    """Return, for each prompt, `ended` or a new continuation that is better.
 
-    `tokens` are (batch, count, steps), and `scores` (batch, count) their log-probabilities.
+    Args:
+        ended: the best continuations up to now.
+        tokens: the tokens of the new continuations (batch, count, steps).
+        scores: the log-probabilities of the new continuations (batch, count).
+        length: the number of tokens of each new continuation.
+        length_penalty: the exponent of the length.
     """
     normalized = scores / jnp.asarray(length, jnp.float32) ** length_penalty
-    best = jnp.argmax(normalized, axis=1)[:, None]
+    best = jnp.argmax(normalized, axis=1)[:, None]  # (batch, 1)
     best_scores = jnp.take_along_axis(normalized, best, axis=1)[:, 0]
     best_tokens = jnp.take_along_axis(tokens, best[..., None], axis=1)[:, 0]
     is_better = best_scores > ended.scores

@@ -33,7 +33,7 @@ _SHOWN = 800  # bytes of the process's message
 def rendered(
     template: str, messages: Sequence[Mapping[str, str]], tokens: Mapping[str, str], shown: str
 ) -> str:
-    """Return the prompt that a chat template makes of messages, ready for the model's answer.
+    """Return the prompt that a chat template makes of messages. The model's answer comes next.
 
     Args:
         template: the template.
@@ -50,12 +50,12 @@ def rendered(
     if size > MOST_TEMPLATE:
         raise LimitError(f"{shown}: a template of {size} bytes, at most {MOST_TEMPLATE} are read")
     variables = {"messages": messages, "add_generation_prompt": True, **tokens}
-    variables |= {"tools": None, "documents": None}
+    variables |= {"tools": None, "documents": None}  # templates test whether they are None
     request = json.dumps({"template": template, "variables": variables}).encode()
-    most = MOST_TEXT + len(request)
+    most = MOST_TEXT + len(request)  # bytes of the prompt, which contains the messages
     with tempfile.TemporaryFile() as text, tempfile.TemporaryFile() as complaint:
         status = _status(request, most, text, complaint)
-        if status:
+        if status != 0:
             raise _error(status, _start_of(complaint, _SHOWN).strip(), shown)
         return _start_of(text, most)
 
@@ -66,29 +66,32 @@ def _status(request: bytes, most: int, text: IO[bytes], complaint: IO[bytes]) ->
     The process writes at most `most` bytes to the file `text`, and errors to `complaint`. The
     status is `_TOO_LONG` if the process takes too long.
     """
+    # With -P the process does not import modules from the folder of its script.
     command = [sys.executable, "-P", template_process.__file__]
     bounds = [str(_SECONDS), str(_MEMORY), str(most)]
-    paths = os.pathsep.join(map(os.path.abspath, sys.path))  # from which the process imports jinja2
+    # The process imports jinja2 from the same folders as this process.
+    paths = os.pathsep.join(map(os.path.abspath, sys.path))
     environment = os.environ | {"PYTHONPATH": paths, "PYTHONIOENCODING": "utf-8:replace"}
     options: dict[str, Any] = {"input": request, "stdout": text, "stderr": complaint}
     try:
         done = subprocess.run([*command, *bounds], env=environment, timeout=_WAIT, **options)
-    except subprocess.TimeoutExpired:  # the process has been ended
+    except subprocess.TimeoutExpired:  # `run` has ended the process
         return _TOO_LONG
     return done.returncode
 
 
 def _error(status: int, reason: str, shown: str) -> NnefError:
-    """Return the error for the exit status of the process, and the reason that it wrote."""
+    """Return the error for a process that ended with `status`, and wrote `reason`."""
     if status == template_process.FAULTY:
         return DataError(f"{shown}: the chat template fails: {reason}")
     if status == template_process.TOO_BIG:
         return LimitError(f"{shown}: the chat template is refused: {reason}")
     if status == _TOO_LONG:
         return LimitError(f"{shown}: the chat template takes more than {_SECONDS} s")
-    ended = signal.strsignal(-status) if status < 0 else f"status {status}"
+    # A negative status is the number of the signal that ended the process.
+    cause = signal.strsignal(-status) if status < 0 else f"status {status}"
     detail = f": {reason}" if reason else ""
-    return LimitError(f"{shown}: the chat template's process was ended by {ended}{detail}")
+    return LimitError(f"{shown}: the chat template's process was ended by {cause}{detail}")
 
 
 def _start_of(file: IO[bytes], size: int) -> str:

@@ -8,7 +8,7 @@ onnxruntime-genai writes `genai_config.json`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,8 +26,9 @@ _WITH_STOP = ("generation_config.json", "genai_config.json", "config.json")
 class CompanionFiles:
     """The files beside a language model.
 
-    They are searched in the folder of the tokenizer, if it is given, in the folder of the network,
-    and in the folder `tokenizer` beside the latter, where torch_to_nnef writes them.
+    A file is searched in three folders: the folder of the tokenizer, if `tokenizer` is not None;
+    the folder of the network; and the folder `tokenizer` beside the network's folder, where
+    torch_to_nnef writes the files.
 
     Args:
         source: the path of the network's file or folder.
@@ -42,11 +43,11 @@ class CompanionFiles:
         """Return the folders that are searched, in order."""
         network = Path(self.source)
         folder = network if network.is_dir() else network.parent
-        folders = [folder, folder.absolute().parent / "tokenizer"]
+        of_network = [folder, folder.absolute().parent / "tokenizer"]
         tokenizer = self.tokenizer
         if tokenizer is None:
-            return folders
-        return [tokenizer if tokenizer.is_dir() else tokenizer.parent, *folders]
+            return of_network
+        return [tokenizer if tokenizer.is_dir() else tokenizer.parent, *of_network]
 
     def path(self, name: str) -> Path | None:
         """Return the path of a file with this name in the first folder that has one, or None."""
@@ -63,7 +64,7 @@ class CompanionFiles:
             return tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
         path = self.path("tokenizer.json")
         if path is None:
-            Path(self.source).stat()
+            Path(self.source).stat()  # raises FileNotFoundError if the network is missing too
             raise InputError(
                 f"there is no tokenizer.json beside {self.source}",
                 hint="--tokenizer FILE names it; --tokens 1,15043 gives a prompt as token numbers",
@@ -71,19 +72,19 @@ class CompanionFiles:
         return path
 
     def stop(self) -> list[int]:
-        """Return the tokens that end a text, as the files beside the network name them by number.
+        """Return the numbers of the tokens that end a text, from the first file that has them.
 
         Raises DataError if a file is damaged.
         """
         for name in _WITH_STOP:
-            for document in self._documents(name):
-                model = document.get("model")
-                inner = model if isinstance(model, Mapping) else {}
-                ends = document.get("eos_token_id", inner.get("eos_token_id"))
-                numbers = ends if isinstance(ends, list) else [ends]
-                tokens = [x for x in numbers if isinstance(x, int) and not isinstance(x, bool)]
-                if tokens:
-                    return tokens
+            document = self._document(name)
+            model = document.get("model")  # genai_config.json has the numbers in this object
+            inner = model if isinstance(model, Mapping) else {}
+            ends = document.get("eos_token_id", inner.get("eos_token_id"))
+            numbers = ends if isinstance(ends, list) else [ends]
+            tokens = [x for x in numbers if isinstance(x, int) and not isinstance(x, bool)]
+            if tokens:
+                return tokens
         return []
 
     def special_tokens(self) -> dict[str, str]:
@@ -92,11 +93,10 @@ class CompanionFiles:
         Raises DataError if the file is damaged.
         """
         tokens: dict[str, str] = {}
-        for document in self._documents("tokenizer_config.json"):
-            for name, value in document.items():
-                text = value.get("content") if isinstance(value, Mapping) else value
-                if str(name).endswith("_token") and isinstance(text, str):
-                    tokens[str(name)] = text
+        for name, value in self._document("tokenizer_config.json").items():
+            text = value.get("content") if isinstance(value, Mapping) else value
+            if str(name).endswith("_token") and isinstance(text, str):
+                tokens[str(name)] = text
         return tokens
 
     def chat_template(self) -> tuple[str, Path]:
@@ -107,24 +107,26 @@ class CompanionFiles:
         path = self.path("chat_template.jinja")
         if path is not None:
             return _text(path), path
-        for document in self._documents("tokenizer_config.json"):
-            template = document.get("chat_template")
-            if isinstance(template, list):  # several templates by name
-                pairs = [x for x in template if isinstance(x, Mapping)]
-                template = {x.get("name"): x.get("template") for x in pairs}.get("default")
-            path = self.path("tokenizer_config.json")
-            if isinstance(template, str) and path is not None:
-                return template, path
+        template = self._document("tokenizer_config.json").get("chat_template")
+        if isinstance(template, list):  # several templates, each with a name
+            pairs = [x for x in template if isinstance(x, Mapping)]
+            template = {x.get("name"): x.get("template") for x in pairs}.get("default")
+        path = self.path("tokenizer_config.json")
+        if isinstance(template, str) and path is not None:
+            return template, path
         raise InputError(
             f"there is no chat template beside {self.source}",
             hint="without --chat the prompt is passed to the network as it is",
         )
 
-    def _documents(self, name: str) -> Iterator[dict[Any, Any]]:
-        """Yield the object in a file of JSON, if there is such a file."""
+    def _document(self, name: str) -> dict[Any, Any]:
+        """Return the object in a JSON file, or an empty one if there is no such file.
+
+        Raises DataError if the file is damaged.
+        """
         path = self.path(name)
         if path is None:
-            return
+            return {}
         text = _text(path)
         try:
             document = json.loads(text)
@@ -132,7 +134,7 @@ class CompanionFiles:
             raise DataError(f"{path}: not JSON") from None
         if not isinstance(document, dict):
             raise DataError(f"{path}: not a JSON object")
-        yield document
+        return document
 
 
 def read_bytes(path: Path, most: int) -> bytes:
@@ -145,7 +147,10 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def _text(path: Path) -> str:
-    """Return the text of a file. Raises DataError for other bytes, LimitError for too many."""
+    """Return the text of a file.
+
+    Raises DataError if the file is not UTF-8, and LimitError if it has more than `_MOST` bytes.
+    """
     try:
         return read_bytes(path, _MOST).decode("utf-8")
     except UnicodeDecodeError:

@@ -19,7 +19,15 @@ from nnef_jax.execution.run_options import Prepared
 from nnef_jax.execution.runnable import execution_of
 from nnef_jax.generation.beams import BeamSearch, Ranking
 from nnef_jax.generation.decoder_network import LENGTH, with_tokens
-from nnef_jax.generation.prompts import in_turn, overlapping
+from nnef_jax.generation.prompts import (
+    in_turn,
+    last_tokens,
+    lengths_by_loop,
+    overlapping,
+    tokens_at,
+    where_read,
+    words_of,
+)
 from nnef_jax.generation.roles import Roles
 from nnef_jax.generation.token_loop import Choice, LoopState, Prompts, TokenLoop
 from nnef_jax.generation.token_sampling import GREEDY, Sampling, last_logits, stop_array
@@ -66,13 +74,13 @@ class Decoder:
     your own. `generate` and `stream` run compiled loops over `step`.
 
     Attributes:
-        model: the network of a step, whose states are the caches and the number of tokens in
-            them. It is a `Model` as any other: it can be sharded, and `nnef_jax.cost` estimates
+        model: the network of a step. Its states are the caches, and the number of tokens in the
+            caches. It is a `Model` as any other: it can be sharded, and `nnef_jax.cost` estimates
             it.
         roles: the roles of the network's inputs and outputs.
         places: the largest number of tokens that a text can have.
-        window: the number of positions to which a token attends, of which the caches hold only
-            the last ones; 0 if the caches hold all positions.
+        window: the number of positions to which a token attends, itself included. The caches hold
+            only the last `window` - 1 positions. 0 if the caches hold all positions.
     """
 
     model: Model
@@ -84,9 +92,9 @@ class Decoder:
         return f"decoder of '{self.model.graph.name}', {self.places} places\n{self.roles}"
 
     def with_model(self, model: Model) -> Decoder:
-        """Return the decoder for another model, which was made from `self.model`.
+        """Return a decoder like this one, for another model of the same network.
 
-        The other model may be sharded, or have trained parameters.
+        `model` is made from `self.model`: it may be sharded, or have trained parameters.
         """
         require("model", model, Model, "a nnef_jax.Model")
         return Decoder(model, self.roles, self.places, self.window)
@@ -114,7 +122,8 @@ class Decoder:
             type = variable.value.type
             state[variable.label] = jnp.zeros((batch, *type.shape[1:]), type.dtype)
         layout = execution_of(self.model).definition.layout
-        return layout.put_state(state, [(batch, 1)]) if layout else state
+        shape_of_tokens = (batch, 1)
+        return layout.put_state(state, [shape_of_tokens]) if layout else state
 
     def step(
         self,
@@ -131,8 +140,8 @@ class Decoder:
             tokens: token numbers (batch,).
             context: the network's further inputs, by name.
 
-        A row whose cache is full overwrites its last tokens. `generate` does not let this
-        happen.
+        If the cache of a row is full, the step overwrites the last tokens of the row. `generate`
+        does not let this happen.
         """
         logits, state = self._read(params, state, jnp.asarray(tokens)[:, None], context)
         return last_logits(logits), state
@@ -158,8 +167,8 @@ class Decoder:
         """Read prompts. Return the logits (batch, words) after each prompt, and the state.
 
         A prompt is read by chunks of 256, 16 or 1 tokens, so that three programs read prompts
-        of all lengths. The last chunk ends with the last token of the prompt. A token that is
-        in two chunks is read twice, with equal results.
+        of all lengths. The last chunk ends with the last token of the prompt, so it may overlap
+        the chunk before it. A token in two chunks is read twice, with equal results.
 
         Args:
             params: arrays by label, or None for the model's parameters.
@@ -178,41 +187,41 @@ class Decoder:
         self, params: Params | Prepared | None, tokens: ArrayLike, sizes: NDArray[np.int32],
         context: _Context,
     ) -> tuple[Array, dict[str, Array]]:  # fmt: skip
-        """Read prompts by chunks, as `prefill` does. A prompt of size 0 is not read.
+        """Read the first `sizes` tokens of each row by chunks, as `prefill` does.
 
-        At least one size must be positive.
+        A row of size 0 is not read. At least one size must be positive.
         """
         state: Any = self.init_state(len(sizes))
         logits: Any = None
-        plan = in_turn if self.window else overlapping
+        # A cache of a window cannot read a token again: the first reading has dropped old tokens.
+        chunks_of = in_turn if self.window else overlapping
         donates = execution_of(self.model).definition.options.donate_state
-        for chunk, is_read, starts in plan(sizes, self._chunks()):
-            part = _taken(tokens, starts[:, None] + np.arange(chunk))
+        for chunk, is_read, starts in chunks_of(sizes, self._chunks()):
+            part = tokens_at(tokens, starts[:, None] + np.arange(chunk))
             # A step overwrites donated states, but rows that are not read keep their states.
             is_copied = donates and not is_read.all()
             before = jax.tree.map(jnp.copy, state) if is_copied else state
             before = {**before, LENGTH: starts}
             chunk_logits, after = self._read(params, before, part, context)
-            state = _chosen(is_read, after, state)
+            state = where_read(is_read, after, state)
             last = last_logits(chunk_logits)
-            logits = last if logits is None else _chosen(is_read, last, logits)
+            logits = last if logits is None else where_read(is_read, last, logits)
         return logits, {**state, LENGTH: jnp.asarray(sizes)}
 
     def _chunks(self) -> Sequence[int]:
-        """Return the numbers of tokens that may be read at once, the largest first.
-
-        If the network has a fixed number of tokens, it is the only one.
-        """
-        shape = self.model.inputs[0].shape
-        fixed = shape[1]
-        return [fixed] if fixed is not None else [x for x in CHUNKS if x < self.places]
+        """Return the numbers of tokens that may be read at once, the largest first."""
+        shape_of_tokens = self.model.inputs[0].shape
+        fixed = shape_of_tokens[1]
+        if fixed is not None:  # the network reads this number of tokens only
+            return [fixed]
+        return [x for x in CHUNKS if x < self.places]
 
     def _lengths(self, lengths: ArrayLike | None, rows: int, width: int) -> NDArray[np.int32]:
-        """Return the lengths of `rows` prompts. Raises InputError if they do not fit.
+        """Return the lengths of `rows` prompts, which are `width` if `lengths` is None.
 
-        They must lie between 1 and `width`, and not exceed the places of the caches. A network
-        for a known number of tokens reads no shorter prompts. If `lengths` is None, each length
-        is `width`.
+        Raises InputError unless each length is a number from 1 to `width`, and at most the number
+        of places of the caches. If the network reads a fixed number of tokens at a time, a length
+        must be at least this number.
         """
         sizes = np.full(rows, width) if lengths is None else np.asarray(lengths)
         are_integers = sizes.dtype.kind in "iu"
@@ -240,18 +249,22 @@ class Decoder:
         """
         array = jnp.asarray(tokens)
         rows, width = array.shape
-        self._lengths(None, rows, width)
+        self._lengths(None, rows, width)  # raises InputError if the rows do not fit
         state = self.init_state(rows)
-        logits, _ = self._read(params, state, array[:, :-1], context)
-        if logits.ndim < 3 or logits.shape[1] != width - 1:  # only logits of the last token
+        # The logits after each token score the next token, so the last token is not read.
+        read_tokens, scored_tokens = array[:, :-1], array[:, 1:]
+        logits, _ = self._read(params, state, read_tokens, context)
+        has_only_last = logits.ndim < 3 or logits.shape[1] != width - 1
+        if has_only_last:  # so the network reads one token at a time
 
             def turn(state: Any, token: Array) -> tuple[Any, Array]:
                 logits, state = self.step(params, state, token, **context)
                 return state, logits
 
-            logits = jnp.moveaxis(lax.scan(turn, state, array[:, :-1].T)[1], 0, 1)
+            _, logits_by_token = lax.scan(turn, state, read_tokens.T)  # (tokens, batch, words)
+            logits = jnp.moveaxis(logits_by_token, 0, 1)
         scores = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
-        return jnp.take_along_axis(scores, array[:, 1:, None], axis=-1)[..., 0]
+        return jnp.take_along_axis(scores, scored_tokens[..., None], axis=-1)[..., 0]
 
     def generate(
         self,
@@ -285,10 +298,12 @@ class Decoder:
         """
         request = self._request(tokens, steps, lengths, sample, key, stop, params, context)
         generated = np.concatenate([*self._blocks(request, _BLOCK)], axis=1)
-        missing = steps - generated.shape[1]  # if all rows have stopped
-        generated = np.concatenate([generated, np.repeat(generated[:, -1:], missing, 1)], axis=1)
+        missing = steps - generated.shape[1]  # more than 0 if all rows have stopped
+        last_token = generated[:, -1:]
+        generated = np.concatenate([generated, np.repeat(last_token, missing, axis=1)], axis=1)
         is_stop = np.isin(generated, request.stop)
-        counts = np.where(is_stop.any(axis=1), is_stop.argmax(axis=1) + 1, steps)
+        first_stop = is_stop.argmax(axis=1)  # 0 for a row without a stop token
+        counts = np.where(is_stop.any(axis=1), first_stop + 1, steps)
         return Generated(generated, counts.astype(np.int32))
 
     def stream(
@@ -322,15 +337,16 @@ class Decoder:
         length_penalty: float = 1.0,
         **context: ArrayLike,
     ) -> Generated:
-        """Return the most probable continuation of each prompt that a beam search visits.
+        """Return the most probable continuation of each prompt, by a beam search.
 
         Args:
             tokens: prompts, (batch, tokens), or (tokens,) for one prompt.
             steps: the largest number of tokens to generate.
             beams: the number of continuations that are extended at a time.
-            lengths: the number of tokens in each prompt (batch,); by default all.
+            lengths: the number of tokens in each prompt (batch,); by default all tokens of a
+                row belong to its prompt.
             stop: one token or several; a continuation ends after one of them.
-            length_penalty: the exponent of the length, by which log-probabilities are divided.
+            length_penalty: log-probabilities are divided by length ** `length_penalty`.
             context: the network's further inputs, by name.
 
         Raises InputError if the prompts and `steps` tokens do not fit into the caches.
@@ -338,21 +354,25 @@ class Decoder:
         require("beams", beams, int, "a number of continuations")
         if beams < 1:
             raise InputError(f"beams must be at least 1, it is {beams}")
-        request = self._request(tokens, steps, lengths, GREEDY, 0, stop, None, context)
-        size = max(_BLOCK, 1 << (steps - 1).bit_length())  # few sizes, since each is compiled
+        request = self._request(
+            tokens, steps, lengths, sample=GREEDY, key=0, stop=stop, params=None, context=context
+        )
+        # Each size is compiled, so a size is `steps` rounded up to a power of two.
+        size = max(_BLOCK, 1 << (steps - 1).bit_length())
         ranking = Ranking(stop_array(request.stop), np.float32(length_penalty))
         repeated = {name: np.repeat(x, beams, axis=0) for name, x in context.items()}
         beam_context = self._bound_context(repeated, len(request.prompts) * beams)
         logits, state = self.prefill(None, request.prompts, request.lengths, **context)
-        _require_words(request.prompts, logits.shape[-1])
+        _require_words(request.prompts, logits.shape[-1])  # now the number of words is known
         execution = execution_of(self.model)
         search = BeamSearch(size, beams)
         best = execution.run_routine(search, logits, state, ranking, np.int32(steps), beam_context)
-        ends = np.asarray(best.lengths)
+        counts = np.asarray(best.lengths)
         best_tokens = np.asarray(best.tokens)[:, :steps]
-        last = np.take_along_axis(best_tokens, ends[:, None] - 1, axis=1)
-        is_token = np.arange(steps) < ends[:, None]
-        return Generated(np.where(is_token, best_tokens, last), ends)
+        # A continuation that has ended repeats its last token up to `steps` tokens.
+        last_token = np.take_along_axis(best_tokens, counts[:, None] - 1, axis=1)
+        is_token = np.arange(steps) < counts[:, None]
+        return Generated(np.where(is_token, best_tokens, last_token), counts)
 
     def _request(
         self, tokens: ArrayLike, steps: int, lengths: ArrayLike | None, sample: Sampling,
@@ -379,33 +399,36 @@ class Decoder:
         if stops.size and stops.dtype.kind not in "iu":
             raise InputError(f"stop must be token numbers, it is {shown(stop)}")
         stop_tokens = tuple(sorted({int(x) for x in stops}))
-        start = jax.random.key(key) if isinstance(key, int | np.integer) else key
-        return _Request(prompts, sizes, steps, sample, start, stop_tokens, params, context)
+        first_key = jax.random.key(key) if isinstance(key, int | np.integer) else key
+        return _Request(prompts, sizes, steps, sample, first_key, stop_tokens, params, context)
 
     def _blocks(self, request: _Request, size: int) -> Iterator[NDArray[np.int32]]:
         """Read the prompts of a request, and yield the generated tokens in blocks.
 
         A block has the shape (batch, tokens), with at most `size` tokens of each row.
         """
-        if request.params is not None:
+        if request.params is not None:  # a routine runs with the parameters of its model
             decoder = self.with_model(self.model.with_params(request.params))
             yield from decoder._blocks(request._replace(params=None), size)
             return
         context = self._bound_context(request.context, len(request.prompts))
-        start, prompts = self._start(request)
+        state, prompts = self._start(request)
         numbers = request.sample.numbers()
+        # A loop is compiled for each `top_k`, which has no effect if no token is drawn.
         is_drawn = numbers.temperature is not None
-        loop = TokenLoop(size, request.sample.top_k if is_drawn else 0, rolls=self.window > 0)
+        top_k = request.sample.top_k if is_drawn else 0
+        loop = TokenLoop(size, top_k, rolls=self.window > 0)
         choice = Choice(numbers, stop_array(request.stop))
         execution = execution_of(self.model)
         for begin in range(0, request.steps, size):
             count = min(size, request.steps - begin)
-            tokens, start = execution.run_routine(
-                loop, start, prompts, choice, np.int32(count), context
+            tokens, state = execution.run_routine(
+                loop, state, prompts, choice, np.int32(count), context
             )
             yield np.asarray(tokens)[:, :count]
-            if np.all(start.is_done):
+            if np.all(state.is_done):
                 return
+            # Only the first block reads prompts.
             prompts = prompts._replace(lengths=jnp.zeros_like(prompts.lengths))
 
     def _bound_context(self, context: _Context, rows: int) -> list[Any]:
@@ -413,22 +436,24 @@ class Decoder:
 
         Raises InputError if an input is missing or does not fit.
         """
-        inputs: dict[str, Any] = {self.roles.tokens: np.zeros((rows, 1), np.int32), **context}
-        return execution_of(self.model).bind((), inputs)[1:]
+        tokens = np.zeros((rows, 1), np.int32)
+        inputs: dict[str, Any] = {self.roles.tokens: tokens, **context}
+        _, *bound_context = execution_of(self.model).bind((), inputs)
+        return bound_context
 
     def _start(self, request: _Request) -> tuple[LoopState, Prompts]:
-        """Return the loop's state before the first token, and the prompts that the loop reads.
+        """Return the loop's state before its first token, and the prompts that the loop reads.
 
-        The loop reads what does not fill a chunk of several tokens. With overlapping chunks these
-        are the prompts that are shorter than a chunk.
+        The beginning of each prompt is read here, by chunks. The loop reads the tokens after it.
         """
         lengths = request.lengths
         rows = len(lengths)
-        least = min((x for x in self._chunks() if x > 1), default=1)
         type = self.model.graph.outputs[0].type
-        has_words = type.shape[-1] is not UNKNOWN
-        by_loop = lengths % least if self.window else np.where(lengths < least, lengths, 0)
-        by_loop = by_loop * has_words
+        if type.shape[-1] is UNKNOWN:
+            # The loop starts with logits, whose shape is known only after a chunk has been read.
+            by_loop = np.zeros_like(lengths)
+        else:
+            by_loop = lengths_by_loop(lengths, self._chunks(), overlaps=self.window == 0)
         logits: Any = None
         if np.all(by_loop == lengths):
             logits = jnp.zeros((rows, type.shape[-1]), type.dtype)
@@ -438,21 +463,21 @@ class Decoder:
             logits, state = self._read_prompts(None, request.prompts, sizes, request.context)
         words = logits.shape[-1]
         _require_words(request.prompts, words)
-        short = np.zeros((rows, _LONGEST_IN_LOOP), np.int32)
-        seen = np.zeros((rows, words), bool)
-        for row, length in enumerate(lengths):
-            text = request.prompts[row, :length]
-            seen[row, text] = True
-            if by_loop[row]:
-                short[row, -by_loop[row] :] = text[-by_loop[row] :]
-        last, is_done = jnp.zeros(rows, jnp.int32), jnp.zeros(rows, bool)
-        key = jnp.copy(request.key)  # the loop takes over the memory of its arguments
-        start = LoopState(logits, state, key, jnp.asarray(seen), last, is_done)
-        return start, Prompts(jnp.asarray(short), jnp.asarray(by_loop, jnp.int32))
+        seen = words_of(request.prompts, lengths, words)
+        start = LoopState(
+            logits,
+            state,
+            key=jnp.copy(request.key),  # the loop takes over the memory of its arguments
+            seen=jnp.asarray(seen),
+            last=jnp.zeros(rows, jnp.int32),
+            is_done=jnp.zeros(rows, bool),
+        )
+        tokens = last_tokens(request.prompts, lengths, by_loop, _LONGEST_IN_LOOP)
+        return start, Prompts(jnp.asarray(tokens), jnp.asarray(by_loop, jnp.int32))
 
 
 def _checked_tokens(tokens: ArrayLike) -> NDArray[Any]:
-    """Return prompts as (batch, tokens). Raises InputError for anything but token numbers."""
+    """Return prompts as an array (batch, tokens). Raises InputError unless they are tokens."""
     array = np.atleast_2d(np.asarray(tokens))
     if array.size == 0:
         raise InputError("a prompt is empty")
@@ -463,34 +488,12 @@ def _checked_tokens(tokens: ArrayLike) -> NDArray[Any]:
 
 
 def _require_words(prompts: NDArray[Any], words: int) -> None:
-    """Raise InputError if a prompt has a token that is none of the network's `words` tokens.
+    """Raise InputError if a prompt has a token that is not from 0 to `words` - 1.
 
-    The number of tokens may be UNKNOWN until the logits are computed.
+    `words` may be UNKNOWN before the logits are computed. Then all numbers in int32 are tokens.
     """
     most = np.iinfo(np.int32).max if words is UNKNOWN else words - 1
     highest = prompts.max()
     if highest > most:
         message = f"a prompt has the token {highest}, the network has tokens 0 to {most}"
         raise InputError(message)
-
-
-def _taken(tokens: ArrayLike, positions: NDArray[np.int64]) -> Any:
-    """Return the tokens (batch, chunk) at the positions (batch, chunk) of each row.
-
-    Tokens in a numpy array or list give a numpy array.
-    """
-    if isinstance(tokens, Array):
-        return jnp.take_along_axis(tokens, positions, axis=1, mode="clip")
-    array = np.asarray(tokens)
-    return np.take_along_axis(array, np.minimum(positions, array.shape[1] - 1), axis=1)
-
-
-def _chosen(is_read: NDArray[np.bool_], after: Any, before: Any) -> Any:
-    """Return trees of arrays that have `after` in rows where `is_read` is true, else `before`."""
-    if is_read.all():
-        return after
-
-    def select(x: Array, y: Array) -> Array:
-        return jnp.where(is_read.reshape(-1, *[1] * (x.ndim - 1)), x, y)
-
-    return jax.tree.map(select, after, before)

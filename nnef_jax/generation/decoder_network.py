@@ -35,13 +35,13 @@ _RowStep = Callable[..., list[Array]]
 
 @dataclass(frozen=True)
 class DecoderStep:
-    """A step of a language model on caches of `places` positions, of which the first are in use.
+    """A step of a language model on caches of `places` positions. The first positions are in use.
 
     The network is traced with the number of positions in use as a symbolic extent, and evaluated on
     padded caches. Rows of a batch may have different lengths.
 
-    If a token attends only to the last `window` positions, itself included, a cache has only the
-    last `window` - 1 positions. Otherwise `window` is 0.
+    If a token attends only to the last `window` positions, itself included, a cache has only
+    `window` - 1 positions. `window` is 0 if a token attends to all positions.
     """
 
     definition: Definition
@@ -65,10 +65,10 @@ class DecoderStep:
 
     @cached_property
     def content(self) -> str:
-        """Return a text such that steps with equal texts compute the same.
+        """Return a text that is different for steps that compute different results.
 
-        It is an attribute of the step's operation, so that keys of caches tell apart decoders
-        whose parameters have equal labels and shapes.
+        The step's operation has the text as an attribute. So the keys of compiled programs differ
+        for decoders whose parameters have equal labels and shapes.
         """
         text = repr((self.definition.content, self.roles, self.places, self.window))
         return hashlib.sha256(text.encode()).hexdigest()
@@ -85,10 +85,11 @@ class DecoderStep:
         values = {x.name: x for x in self.graph.inputs}
         values |= {state.label: state.value for state in self.graph.states}
         for cache in self.roles.caches:
-            shape = list(values[cache.before].type.shape)
+            type = values[cache.before].type
+            shape = list(type.shape)
             shape[0] = UNKNOWN
             shape[cache.axis] = self.cache_places
-            types.append(TensorType(tuple(shape), values[cache.before].type.dtype))
+            types.append(TensorType(tuple(shape), type.dtype))
         return types
 
     def infer(
@@ -101,7 +102,7 @@ class DecoderStep:
         words = logits.shape[-1]
         declared = self.definition.network.frontend.output_shapes().get(self.roles.logits)
         if words is UNKNOWN and declared and declared[-1] is not None:
-            words = declared[-1]
+            words = declared[-1]  # the document declares the number that the graph leaves open
         rows = tokens.shape[0]
         shape = (rows, *(UNKNOWN for _ in logits.shape[1:-1]), words)
         return TensorType(shape, logits.dtype), length, list(caches)
@@ -110,14 +111,18 @@ class DecoderStep:
     def has_buffers(self) -> bool:
         """Tell whether the network writes new keys into caches of a fixed size by itself.
 
-        Such a network counts the ones of its mask, or takes the number of positions in use, and
-        returns caches of the size that it took. onnxruntime-genai's operator GroupQueryAttention
-        and ONNX's TensorScatter are examples.
+        Such a network returns caches of the size that it took. It counts the ones of its mask, or
+        takes the number of positions in use. Networks with onnxruntime-genai's operator
+        GroupQueryAttention or ONNX's TensorScatter are examples.
         """
         roles = self.roles
-        are_states = {state.label for state in self.graph.states} & {x.before for x in roles.caches}
-        is_told_length = roles.mask or roles.length or roles.total_length
-        if not is_told_length or roles.context or are_states:
+        takes_length = roles.mask or roles.length or roles.total_length
+        if not takes_length:
+            return False
+        if roles.context:  # the shapes of these inputs are not known here
+            return False
+        state_caches = {x.label for x in self.graph.states} & {x.before for x in roles.caches}
+        if state_caches:  # a shape can be set for inputs only
             return False
         shapes: dict[str, Shape] = {
             roles.tokens: (1, 1),
@@ -148,16 +153,17 @@ class DecoderStep:
                 "the number of tokens that a step reads must be known",
                 "decoder.model_of(1) is the model for one token of each row",
             )
+        # The network computes one row at a time, since rows may have different lengths.
         compute: _RowStep = self._with_buffers
         if not self.has_buffers:
             compute = self._padded(by_label, tokens, caches, context)
 
         def row(tokens: Array, length: Array, caches: list[Array], context: list[Array]) -> Any:
-            one_row = jax.tree.map(lambda x: x[None], (caches, tokens, context))
-            logits, *after = compute(by_label, *one_row, length)
+            batch_of_one = jax.tree.map(lambda x: x[None], (caches, tokens, context))
+            logits, *after = compute(by_label, *batch_of_one, length)
             return logits[0], [x[0] for x in after]
 
-        if rows == 1:
+        if rows == 1:  # a single row needs no vmap
             first = jax.tree.map(lambda x: x[0], (tokens, length, caches, context))
             logits, after = jax.tree.map(lambda x: x[None], row(*first))
         else:
@@ -169,7 +175,8 @@ class DecoderStep:
         context: list[Array], length: Array,
     ) -> list[Array]:  # fmt: skip
         """Compute a step of one row by a network that writes into its caches."""
-        mask = jnp.arange(self.places)[None] < length + tokens.shape[1]
+        length_after = length + tokens.shape[1]
+        mask = jnp.arange(self.places)[None] < length_after  # (1, places)
         return self.cycle(params, caches, tokens, context, length, mask)
 
     def _padded(
@@ -182,6 +189,7 @@ class DecoderStep:
         types = _types((dict(params), list(caches), list(context)))
         shapes = tuple((x.shape, x.dtype) for x in jax.tree.leaves(types))
         grow = self._functions.get((count, shapes), lambda: self._traced(count, *types))
+        # The caches follow the parameters in the arguments of `grow`. Their padding is finite.
         finite = range(len(params), len(params) + len(caches))
 
         def compute(
@@ -189,15 +197,16 @@ class DecoderStep:
             context: list[Array], length: Array,
         ) -> list[Array]:  # fmt: skip
             used = jnp.minimum(length, most)
-            symbols = SymbolValues({_SYMBOL: most}, {_SYMBOL: used})
+            symbols = SymbolValues(most={_SYMBOL: most}, counts={_SYMBOL: used})
             try:
                 results = grow(symbols, params, caches, tokens, context, length, finite=finite)
             except NotPaddableError as error:
                 raise _refusal(error) from None
-            logits, *after = results
+            logits, *after = results  # the caches have `count` more positions
+            most_after = most + count
             for i, (cache, x) in enumerate(zip(self.roles.caches, after, strict=True)):
-                if x.shape[cache.axis] != most + count:  # it has the keys of the new tokens only
-                    x = _written(caches[i], x, used, most + count, cache.axis)
+                if x.shape[cache.axis] != most_after:  # it has the keys of the new tokens only
+                    x = _written(caches[i], x, used, most_after, cache.axis)
                 after[i] = _last_places(x, used + count, self.cache_places, cache.axis)
             return [logits, *after]
 
@@ -206,7 +215,10 @@ class DecoderStep:
     def _traced(
         self, count: int, params: Mapping[str, Any], caches: Sequence[Any], context: Sequence[Any]
     ) -> PaddedFunction:
-        """Trace the network for one row of `count` tokens, with a symbol for the tokens before."""
+        """Trace the network for one row of `count` tokens.
+
+        A symbol stands for the number of tokens in the caches.
+        """
         constraints = [f"{_SYMBOL} <= {self._most_before(count)}"]
         (used,) = jax.export.symbolic_shape(_SYMBOL, constraints=constraints)
         cache_types: list[jax.ShapeDtypeStruct] = []
@@ -249,33 +261,39 @@ class DecoderStep:
             caches: arrays without padding.
             tokens: the tokens (1, tokens).
             context: the network's further inputs.
-            length: the position of the first token.
+            length: the number of tokens before these, which is the position of the first one.
             mask: the positions that are attended to, bool (1, positions).
         """
         roles = self.roles
         arrays: dict[str, Any] = {roles.tokens: tokens}
         arrays |= dict(zip(roles.context, context, strict=True))
-        states = {state.label for state in self.graph.states}
+        state_labels = {state.label for state in self.graph.states}
         state: dict[str, Array] = {}
         for cache, x in zip(roles.caches, caches, strict=True):
-            (state if cache.before in states else arrays)[cache.before] = x
+            arrays_of_kind = state if cache.before in state_labels else arrays
+            arrays_of_kind[cache.before] = x
         if roles.mask:
             arrays[roles.mask] = mask.astype(self._input(roles.mask).type.dtype)
-        if roles.positions:
-            type = self._input(roles.positions).type
-            positions = (jnp.arange(tokens.shape[1]) + length.astype(jnp.int32)).astype(type.dtype)
-            arrays[roles.positions] = positions if len(type.shape) == 1 else positions[None]
-        for name, number in (
-            (roles.length, length),
-            (roles.total_length, length + tokens.shape[1]),
-        ):
-            if name:
-                type = self._input(name).type
-                arrays[name] = jnp.reshape(number.astype(type.dtype), (1,) * len(type.shape))
+        arrays |= self._positions(length, tokens.shape[1])
         inputs = [arrays[x.name] for x in self.graph.inputs]
         outputs, after, _ = self.definition.cycle(params, state, inputs, NOTHING)
         results = dict(zip(self.graph.output_names, outputs, strict=True)) | after
         return [results[roles.logits], *(results[cache.after] for cache in roles.caches)]
+
+    def _positions(self, length: Array, count: int) -> dict[str, Array]:
+        """Return the inputs that have positions or lengths, for `count` tokens after `length`."""
+        roles = self.roles
+        arrays: dict[str, Array] = {}
+        if roles.positions:
+            type = self._input(roles.positions).type
+            positions = (jnp.arange(count) + length.astype(jnp.int32)).astype(type.dtype)
+            arrays[roles.positions] = positions if len(type.shape) == 1 else positions[None]
+        for name, number in ((roles.length, length), (roles.total_length, length + count)):
+            if name:
+                type = self._input(name).type
+                shape = (1,) * len(type.shape)  # of a batch of one, or of a scalar
+                arrays[name] = jnp.reshape(number.astype(type.dtype), shape)
+        return arrays
 
 
 class DecoderFrontend(Frontend):
@@ -296,41 +314,46 @@ class DecoderFrontend(Frontend):
         """Return the graph: one operation that computes a step."""
         step, roles = self.step, self.step.roles
         builder = GraphBuilder(real=options.real, integer=self.integer)
-        inner = {x.name: x for x in step.graph.inputs}
+
+        # The inputs are the tokens and the context.
+        inputs = {x.name: x for x in step.graph.inputs}
         shape = options.shape(roles.tokens, (None, None))
-        dtype = inner[roles.tokens].type.dtype
-        tokens = builder.input(roles.tokens, TensorType(shape, dtype))
+        tokens_type = TensorType(shape, inputs[roles.tokens].type.dtype)
+        tokens = builder.input(roles.tokens, tokens_type)
         context: list[Value] = []
         for name in roles.context:
-            type = inner[name].type
+            type = inputs[name].type
             declared = [None if n is UNKNOWN else n for n in type.shape]
-            extents = options.shape(name, declared)
-            context.append(builder.input(name, TensorType(extents, type.dtype)))
-        parameters = {p.label: p for p in step.graph.parameters}
+            context_type = TensorType(options.shape(name, declared), type.dtype)
+            context.append(builder.input(name, context_type))
+
+        # The parameters are those of the network. The states are the length and the caches.
+        by_label = {p.label: p for p in step.graph.parameters}
         params: list[Value] = []
         for label in sorted(step.definition.labels):
-            p = parameters[label]
+            p = by_label[label]
             params.append(builder.variable(p.value.name, label, p.value.type, p.span))
-        rows = shape[:1]
-        length = builder.variable(LENGTH, LENGTH, TensorType(rows, "int32"), None)
+        batch = shape[:1]
+        length = builder.variable(LENGTH, LENGTH, TensorType(batch, "int32"), None)
         caches: list[Value] = []
         for cache, type in zip(roles.caches, step.cache_types, strict=True):
-            extents: Shape = (*rows, *type.shape[1:])
-            type = TensorType(extents, type.dtype)
-            caches.append(builder.variable(cache.before, cache.before, type, None))
+            cache_type = TensorType((*batch, *type.shape[1:]), type.dtype)
+            caches.append(builder.variable(cache.before, cache.before, cache_type, None))
+
+        # The operation computes the logits and the next states.
         operands = {
             "tokens": tokens, "length": length, "params": tuple(params), "caches": tuple(caches),
             "context": tuple(context),
         }  # fmt: skip
         attributes = {"content": step.content}
-        parameters = *operands, *attributes
-        rule = Rule(_KIND, step.infer, step.lower, parameters, wants_context=False)
+        names_of_arguments = *operands, *attributes
+        rule = Rule(_KIND, step.infer, step.lower, names_of_arguments, wants_context=False)
         names = [roles.logits, f"next_{LENGTH}", *(x.after for x in roles.caches)]
         results: Any = builder.operation(_KIND, operands, attributes, names, rule=rule)
-        logits, next_length, after = results
+        logits, next_length, next_caches = results
         builder.update(length, next_length)
-        for cache, value in zip(caches, after, strict=True):
-            builder.update(cache, value)
+        for cache, next_cache in zip(caches, next_caches, strict=True):
+            builder.update(cache, next_cache)
         return builder.graph(step.graph.name, [logits], [roles.logits])
 
     def stored(self, graph: Graph) -> Stored:
@@ -343,7 +366,7 @@ class DecoderFrontend(Frontend):
         raise UnsupportedError("the network of a decoder cannot be saved", hint=hint)
 
     def state_shapes(self) -> Mapping[str, Sequence[int | None]]:
-        """Return the shapes of caches and of the length, whose batch is open."""
+        """Return the shapes of the caches and of the length, with an open batch, by label."""
         shapes: dict[str, Sequence[int | None]] = {LENGTH: (None,)}
         for cache, type in zip(self.step.roles.caches, self.step.cache_types, strict=True):
             shapes[cache.before] = [None, *type.shape[1:]]
@@ -360,14 +383,19 @@ class DecoderFrontend(Frontend):
 
 def _written(cache: Array, new: Array, used: Array, places: int, axis: int) -> Array:
     """Return a cache of `places` positions, with new keys after the `used` positions in use."""
+    missing = places - cache.shape[axis]
     widths = [(0, 0)] * cache.ndim
-    widths[axis] = (0, places - cache.shape[axis])
-    wide = jnp.pad(cache, widths) if places > cache.shape[axis] else cache
+    widths[axis] = (0, missing)
+    wide = jnp.pad(cache, widths) if missing > 0 else cache
     return lax.dynamic_update_slice_in_dim(wide, new, used, axis)
 
 
 def _last_places(cache: Array, used: Array, places: int, axis: int) -> Array:
-    """Return the last `places` of the `used` positions of a cache, at the front of the axis."""
+    """Return a cache of `places` positions with the last of the `used` positions of a cache.
+
+    The positions begin at the front of the axis. If `used` is less than `places`, the empty ones
+    are at its end.
+    """
     if cache.shape[axis] == places:
         return cache
     begin = jnp.maximum(used - places, 0)
@@ -375,7 +403,7 @@ def _last_places(cache: Array, used: Array, places: int, axis: int) -> Array:
 
 
 def with_tokens(model: Model, name: str, tokens: int) -> Model:
-    """Return a decoder's model for a known number of tokens in each row.
+    """Return a decoder's model that reads `tokens` tokens of each row.
 
     `name` is the name of the input of tokens.
     """
@@ -392,7 +420,7 @@ def with_tokens(model: Model, name: str, tokens: int) -> Model:
 
 
 def _refusal(error: NotPaddableError) -> InvalidOperation:
-    """Return the error of an operation that would take empty places of a cache for tokens."""
+    """Return the error for an operation that would treat empty places of a cache as tokens."""
     name = error.operation or error.primitive
     return InvalidOperation(
         f"'{name}' cannot read a cache of fixed size: '{error.primitive}' would take empty places "

@@ -1,11 +1,15 @@
-"""Plans how the prompts of a batch are read by chunks of tokens."""
+"""Plans how the prompts of a batch are read by chunks, and takes the tokens of the chunks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
+from jax import Array
+from numpy.typing import ArrayLike, NDArray
 
 # A chunk: the number of its tokens, whether a row is read (batch,), and the position of the
 # chunk's first token in each row (batch,).
@@ -15,11 +19,14 @@ Chunk = tuple[int, NDArray[np.bool_], NDArray[np.int32]]
 def overlapping(sizes: NDArray[np.int32], chunks: Sequence[int]) -> Iterator[Chunk]:
     """Yield chunks such that each row is read by chunks of one size.
 
-    The last chunk of a row ends with the last token of its prompt, so it may begin within the
-    chunk before it. `sizes` has the tokens of each prompt, and `chunks` the numbers of tokens of a
-    chunk, the largest first.
+    The last chunk of a row ends with the last token of the prompt, so it may overlap the chunk
+    before it. A prompt of 40 tokens has chunks of 16 tokens that begin at 0, 16 and 24.
+
+    Args:
+        sizes: the number of tokens of each prompt.
+        chunks: the numbers of tokens that a chunk may have, the largest first.
     """
-    chunk_of_row = np.array([next((x for x in chunks if x <= n), 0) for n in sizes])
+    chunk_of_row = np.array([next((x for x in chunks if x <= size), 0) for size in sizes])
     for chunk in chunks:
         is_read = chunk_of_row == chunk
         longest = max(sizes[is_read], default=0)
@@ -31,11 +38,74 @@ def overlapping(sizes: NDArray[np.int32], chunks: Sequence[int]) -> Iterator[Chu
 def in_turn(sizes: NDArray[np.int32], chunks: Sequence[int]) -> Iterator[Chunk]:
     """Yield chunks that do not overlap: the largest chunks of each prompt first.
 
-    Caches of a window need them: a token that has left a cache cannot be read again. The
-    arguments are as in `overlapping`.
+    Caches of a window need such chunks: a token that has left a cache cannot be read again. A
+    prompt of 40 tokens has two chunks of 16 tokens, and eight of 1. The arguments are as in
+    `overlapping`.
     """
-    done = np.zeros_like(sizes)
+    starts = np.zeros_like(sizes)
     for chunk in chunks:
-        while np.any(is_read := sizes - done >= chunk):
-            yield chunk, is_read, done.astype(np.int32)
-            done = np.where(is_read, done + chunk, done)
+        while np.any(is_read := sizes - starts >= chunk):
+            yield chunk, is_read, starts.astype(np.int32)
+            starts = np.where(is_read, starts + chunk, starts)
+
+
+def lengths_by_loop(
+    sizes: NDArray[np.int32], chunks: Sequence[int], *, overlaps: bool
+) -> NDArray[np.int32]:
+    """Return the number of tokens at the end of each prompt that are left to `TokenLoop`.
+
+    The loop reads single tokens, in place of chunks of 1. If chunks of 16 overlap, only prompts of
+    less than 16 tokens need chunks of 1. If they do not, a prompt of 40 tokens leaves 8 of them.
+    """
+    least = min((x for x in chunks if x > 1), default=1)
+    return np.where(sizes < least, sizes, 0) if overlaps else sizes % least
+
+
+def last_tokens(
+    prompts: NDArray[np.int32], lengths: NDArray[np.int32], counts: NDArray[np.int32], width: int
+) -> NDArray[np.int32]:
+    """Return the last `counts` tokens of each prompt, at the end of rows of `width` tokens.
+
+    Of a prompt [5, 6, 7, 8], the last 2 tokens in a width of 4 are [0, 0, 7, 8].
+    """
+    tokens = np.zeros((len(prompts), width), np.int32)
+    for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+        if count > 0:
+            tokens[row, -count:] = prompts[row, length - count : length]
+    return tokens
+
+
+def words_of(
+    prompts: NDArray[np.int32], lengths: NDArray[np.int32], words: int
+) -> NDArray[np.bool_]:
+    """Return whether each of `words` words is in each prompt, (batch, words)."""
+    is_in_prompt = np.zeros((len(prompts), words), bool)
+    for row, length in enumerate(lengths):
+        is_in_prompt[row, prompts[row, :length]] = True
+    return is_in_prompt
+
+
+def tokens_at(tokens: ArrayLike, positions: NDArray[np.int64]) -> Any:
+    """Return the tokens (batch, chunk) at the positions (batch, chunk) of each row.
+
+    A position after the end of a row gives its last token. The result is a jax array if `tokens`
+    is one, and a numpy array otherwise.
+    """
+    if isinstance(tokens, Array):
+        return jnp.take_along_axis(tokens, positions, axis=1, mode="clip")
+    array = np.asarray(tokens)
+    return np.take_along_axis(array, np.minimum(positions, array.shape[1] - 1), axis=1)
+
+
+def where_read(is_read: NDArray[np.bool_], after: Any, before: Any) -> Any:
+    """Return the arrays of `after` in rows where `is_read` is true, and of `before` in others.
+
+    `after` and `before` are pytrees of arrays, whose first axis is that of rows.
+    """
+    if is_read.all():
+        return after
+
+    def select(x: Array, y: Array) -> Array:
+        return jnp.where(is_read.reshape(-1, *[1] * (x.ndim - 1)), x, y)
+
+    return jax.tree.map(select, after, before)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from lowering.extents import UNKNOWN
@@ -25,7 +25,7 @@ _SIDES = re.compile(
 
 @dataclass(frozen=True)
 class Cache:
-    """The names of a tensor of keys or values, to which a step adds those of the new tokens.
+    """The names of a tensor of keys or values. A step adds the keys or values of its tokens.
 
     Args:
         before: the name of the input, or of the state, that holds the tensor before a step.
@@ -44,8 +44,7 @@ class Roles:
 
     Args:
         tokens: the input of token numbers, [batch,tokens].
-        logits: the output of logits, [batch,tokens,words], or only of the logits of the last
-            token.
+        logits: the output of logits, [batch,tokens,words]. It may have the last token only.
         caches: the caches of keys and values.
         mask: the input that is 1 for each position that is attended to, [batch,positions]; ""
             if there is none.
@@ -87,9 +86,10 @@ class Roles:
 def recognised(graph: Graph, names: Mapping[str, str | Sequence[str]]) -> Roles:
     """Recognise the roles of a network's inputs and outputs by their names and shapes.
 
-    `names` has the names that a user gives for roles, such as `tokens`, as in `Roles`. Raises
-    TypeError for another role, and InputError for the name of no input or output, or if the
-    network has no tokens, logits or caches.
+    `names` maps roles, such as "tokens", to the names of inputs and outputs that a user chose.
+
+    Raises TypeError for an unknown role. Raises InputError if a chosen name is no input or output,
+    or if the network has no tokens, logits or caches.
     """
     for role in names:
         if role not in _ROLES:
@@ -103,44 +103,66 @@ def recognised(graph: Graph, names: Mapping[str, str | Sequence[str]]) -> Roles:
     for state in graph.states:
         if UNKNOWN in state.value.type.shape[1:]:
             caches.append(Cache(state.label, state.label, _positions_of(state.value)))
-    inputs_once = [name for name in inputs if name not in pairs]
-    integers = [name for name in inputs_once if not is_float(inputs[name].type.dtype)]
+
+    # The inputs of these roles are optional. Each role has usual names, and candidates with them.
+    no_caches = [name for name in inputs if name not in pairs]
+    no_floats = [name for name in no_caches if not is_float(inputs[name].type.dtype)]
     by_role: dict[str, str] = {}
-    for role, usual, among in (
-        ("mask", _MASKS, inputs_once),
-        ("positions", _POSITIONS, integers),
-        ("length", _LENGTHS, integers),
-        ("total_length", _TOTALS, integers),
+    for role, usual_names, candidates in (
+        ("mask", _MASKS, no_caches),
+        ("positions", _POSITIONS, no_floats),
+        ("length", _LENGTHS, no_floats),
+        ("total_length", _TOTALS, no_floats),
     ):
-        by_role[role] = str(names.get(role, "")) or _first(usual, among)
-    free = [x for x in integers if x not in by_role.values() and is_integer(inputs[x].type.dtype)]
-    tokens = str(names.get("tokens", "")) or _first(_TOKENS, free) or (free[0] if free else "")
+        by_role[role] = str(names.get(role, "")) or _first(usual_names, candidates)
+
+    # The tokens and logits are the first candidate if none has a usual name.
+    integers = [
+        x for x in no_floats if x not in by_role.values() and is_integer(inputs[x].type.dtype)
+    ]
+    tokens = str(names.get("tokens", "")) or _first((*_TOKENS, *integers), integers)
     results = [name for name in outputs if name not in pairs.values()]
-    logits = str(names.get("logits", "")) or _first(("logits",), results)
-    if not logits and results:
-        logits = results[0]
-    if not tokens:
+    logits = str(names.get("logits", "")) or _first(("logits", *results), results)
+
+    context = names.get("context")
+    if context is None:
+        context = [x for x in no_caches if x not in (tokens, *by_role.values())]
+    roles = Roles(tokens, logits, tuple(caches), **by_role, context=tuple(context))
+    _require_roles(roles, inputs, outputs)
+    return roles
+
+
+def _require_roles(roles: Roles, inputs: Collection[str], outputs: Collection[str]) -> None:
+    """Raise InputError unless the inputs and outputs of a network have the roles.
+
+    The tokens, the logits and a cache are required.
+    """
+    if not roles.tokens:
         raise InputError(
             f"no input of the network is the tokens: none takes integers, of {listed([*inputs])}",
             hint="a language model takes token numbers; this network seems to be none",
         )
-    _require(tokens in inputs, "tokens", "input", inputs)
-    _require(logits in outputs, "logits", "output", outputs)
-    if not caches:
+    _require("tokens", roles.tokens, "input", inputs)
+    _require("logits", roles.logits, "output", outputs)
+    if not roles.caches:
         raise InputError(
             "the network has no cache: no input is continued by an output",
             hint="export it with its keys and values as inputs and outputs (use_cache=True)",
         )
-    context = names.get("context")
-    if context is None:
-        context = [x for x in inputs_once if x not in (tokens, *by_role.values())]
-    for role, name in (*by_role.items(), *(("context", x) for x in context)):
-        _require(not name or name in inputs, role, "input", inputs)
-    return Roles(tokens, logits, tuple(caches), **by_role, context=tuple(context))
+    optional = {
+        "mask": roles.mask,
+        "positions": roles.positions,
+        "length": roles.length,
+        "total_length": roles.total_length,
+    }
+    for role, name in (*optional.items(), *(("context", x) for x in roles.context)):
+        if name:
+            _require(role, name, "input", inputs)
 
 
-def _require(holds: bool, role: str, kind: str, names: Iterable[str]) -> None:
-    if not holds:
+def _require(role: str, name: str, kind: str, names: Collection[str]) -> None:
+    """Raise InputError unless `name` is one of `names`. `kind` is "input" or "output"."""
+    if name not in names:
         message = f"no {kind} of the network is the {role}"
         raise InputError(message, hint=f"decoder(..., {role}=NAME), of {listed([*names])}")
 
@@ -150,36 +172,37 @@ def _first(names: Sequence[str], among: Sequence[str]) -> str:
 
 
 def _pairs(inputs: Mapping[str, Value], outputs: Mapping[str, Value]) -> dict[str, str]:
-    """Map the input of each cache to the output of the cache, both by name.
+    """Return the caches: the name of each cache's output, by the name of its input.
 
-    Their names are equal except for words such as "past" and "present".
+    The two names are equal except for words such as "past" and "present".
     """
-    after: dict[tuple[str, ...], str] = {}
+    outputs_by_parts: dict[tuple[str, ...], str] = {}
     for name, value in outputs.items():
         if len(value.type.shape) >= 3:
-            after.setdefault(_parts(name), name)
+            outputs_by_parts.setdefault(_parts(name), name)
     pairs: dict[str, str] = {}
     for name, value in inputs.items():
-        output = after.get(_parts(name))
-        if is_float(value.type.dtype) and len(value.type.shape) >= 3 and output is not None:
+        output = outputs_by_parts.get(_parts(name))
+        may_be_cache = is_float(value.type.dtype) and len(value.type.shape) >= 3
+        if may_be_cache and output is not None:
             pairs[name] = output
     return pairs
 
 
 def _parts(name: str) -> tuple[str, ...]:
-    """Return the parts of a cache's name that do not tell whether it is before or after a step.
+    """Return the sorted parts of a cache's name, without words such as "past" and "present".
 
-    For past_key_values.0.key, present.0.key, in_cache_key_0 and out_cache_key_0 they are ("0",
-    "key").
+    The parts of past_key_values.0.key, present.0.key, in_cache_key_0 and out_cache_key_0 are
+    ("0", "key").
     """
     parts = re.split(r"[^A-Za-z0-9]+", _SIDES.sub(" ", name.lower()))
     return tuple(sorted(filter(None, parts)))
 
 
 def _positions_of(value: Value) -> int:
-    """Return the axis of a cache that counts positions. It is the only open axis after the batch.
+    """Return the axis of a cache's positions: the only open axis after the batch.
 
-    Raises InputError if the cache has no such axis, or several.
+    Raises InputError if the cache has no open axis after the batch, or several.
     """
     shape = value.type.shape
     axes = [axis for axis in range(1, len(shape)) if shape[axis] is UNKNOWN]

@@ -37,6 +37,7 @@ def main(seconds: int, memory: int, most: int) -> None:
             (resource.RLIMIT_CORE, 0),
             (resource.RLIMIT_CPU, seconds),
             (resource.RLIMIT_DATA, memory),
+            # The text is counted below. This limit is larger, so that the count decides.
             (resource.RLIMIT_FSIZE, most + (1 << 16)),
         ):
             _bound(limit, value)
@@ -60,17 +61,17 @@ def main(seconds: int, memory: int, most: int) -> None:
 
 
 def _environment() -> Any:
-    """Return an environment of jinja2 like that of transformers, for which templates are made."""
+    """Return jinja2's environment for chat templates, which are written for transformers."""
     sandbox: Any = import_module("jinja2.sandbox")
     extension: Any = import_module("jinja2.ext")
 
     class Generation(extension.Extension):
-        """The tag `generation`, which marks what a model wrote. It changes no text."""
+        """The tag `generation`, which marks the model's answers. It changes no text."""
 
         tags = frozenset({"generation"})
 
         def parse(self, parser: Any) -> Any:
-            next(parser.stream)
+            next(parser.stream)  # the tag
             return parser.parse_statements(["name:endgeneration"], drop_needle=True)
 
     environment = sandbox.ImmutableSandboxedEnvironment(
@@ -86,7 +87,10 @@ def _to_json(
     x: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None,
     sort_keys: bool = False,
 ) -> str:  # fmt: skip
-    """Return JSON. In contrast to it, the filter of jinja2 escapes characters of HTML."""
+    """Return `x` as JSON: the filter `tojson` of transformers.
+
+    jinja2 has a filter of this name too, which escapes the characters of HTML.
+    """
     return json.dumps(
         x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -97,9 +101,10 @@ def _raise_exception(message: str) -> None:
 
 
 def _line_of(error: Exception) -> str:
-    """Return the line of a template at which an error was raised, such as "line 3: "."""
+    """Return the line of the template that raised an error, such as "line 3: ", or ""."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [x.lineno for x in frames if x.filename in ("<template>", "<unknown>")]
+    # An error of syntax has the line as an attribute. Other errors have it in the traceback.
     line = getattr(error, "lineno", None) or (lines[-1] if lines else None)
     return f"line {line}: " if line else ""
 
@@ -107,9 +112,9 @@ def _line_of(error: Exception) -> str:
 def _bound(limit: int, value: int) -> None:
     """Lower a resource limit of this process, such as `resource.RLIMIT_DATA`, to `value`."""
     assert resource is not None
-    _, most = resource.getrlimit(limit)
-    # A negative number is "no limit". At the hard limit of processor time, the system kills the
-    # process with the same signal as others may; at the soft limit the signal names the reason.
+    _, most = resource.getrlimit(limit)  # a negative number is "no limit"
+    # At the soft limit of processor time the process ends by the signal SIGXCPU, which names the
+    # reason. At the hard limit it ends by SIGKILL. So the soft limit must be reached first.
     soft, hard = (min(x, most) if most >= 0 else x for x in (value, value + 1))
     resource.setrlimit(limit, (soft, hard))
 

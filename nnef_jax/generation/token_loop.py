@@ -18,7 +18,7 @@ from nnef_jax.generation.token_sampling import SamplingNumbers, last_logits
 
 
 class LoopState(NamedTuple):
-    """The values that one iteration of the loop over tokens hands to the next."""
+    """The values that an iteration of the loop over tokens hands to the next iteration."""
 
     logits: Array  # of the next token, (batch, words)
     state: Mapping[str, Array]  # by label
@@ -56,7 +56,7 @@ class TokenLoop:
     Args:
         size: the most tokens that a run generates.
         top_k: the number of tokens of largest logits from which one is drawn; 0 for all tokens.
-        rolls: whether caches drop their first position for each token, if they are full.
+        rolls: whether a full cache drops its first position when a token is added.
     """
 
     size: int
@@ -70,17 +70,20 @@ class TokenLoop:
         self, step: Step, start: LoopState, prompts: Prompts, choice: Choice, count: Array,
         context: Sequence[Array],
     ) -> tuple[Array, LoopState]:  # fmt: skip
-        """Generate `count` tokens of each row. Return them (batch, size), and the loop's state.
+        """Generate `count` tokens of each row. Return the tokens (batch, size), and the state.
 
         Args:
             step: reads a token of each row.
             start: the state of the loop before the first token.
             prompts: the prompts to read first.
             choice: how tokens are chosen, and when a row stops.
-            count: the number of tokens to generate. Tokens after them repeat the last one.
-            context: the network's inputs after the tokens.
+            count: the number of tokens to generate, at most `size`. The items of the result after
+                `count` repeat the last token.
+            context: the network's further inputs.
         """
         rows = start.last.shape[0]
+        # Iteration `i` reads column `i` of the prompts. From iteration `width` on, tokens are
+        # generated. The loop leaves out the first columns, in which no row has a prompt.
         width = prompts.tokens.shape[1]
         first = width - jnp.max(prompts.lengths, initial=0)
         end = width + count
@@ -92,45 +95,56 @@ class TokenLoop:
         def turn(values: _Values) -> _Values:
             i, tokens, loop = values
             is_prompt = i < width
-            next_key, drawn = jax.random.split(loop.key)
-            key = jnp.where(is_prompt, loop.key, next_key)  # draws do not depend on the prompt
+
+            # Take the next token of each row from the prompt, or choose it by the logits.
+            next_key, draw_key = jax.random.split(loop.key)
+            # The key stays the same while prompts are read, so draws do not depend on the prompt.
+            key = jnp.where(is_prompt, loop.key, next_key)
             prompt_token = lax.dynamic_index_in_dim(prompts.tokens, i, axis=1, keepdims=False)
-            token = jnp.where(is_prompt, prompt_token, self._chosen(loop, choice.numbers, drawn))
-            # A row whose prompt begins later reads a token too, but does not keep it.
+            next_token = self._chosen(loop, choice.numbers, draw_key)
+            token = jnp.where(is_prompt, prompt_token, next_token)
+
+            # Read the token. A row whose prompt begins later reads a token too, but keeps its state
+            # and logits.
             is_read = i >= width - prompts.lengths
             logits, after = step(loop.state, [token[:, None], *context])
             logits = last_logits(logits)
             after = self._unless_read(is_read, loop.state, after)
             logits = jnp.where(is_read[:, None], logits, loop.logits)
+
+            # Note the token.
             is_stop = jnp.isin(token, choice.stop) & ~is_prompt
             index = jnp.arange(rows), token
             seen = loop.seen.at[index].set(loop.seen[index] | is_read)
             last = jnp.where(is_prompt, loop.last, token)
-            position = jnp.maximum(i - width, 0)  # the first token overwrites those of prompts
-            tokens = lax.dynamic_update_slice_in_dim(tokens, token[:, None], position, 1)
-            return i + 1, tokens, LoopState(logits, after, key, seen, last, loop.is_done | is_stop)
+            # Tokens of prompts are written to column 0. The first generated token replaces them.
+            column = jnp.maximum(i - width, 0)
+            tokens = lax.dynamic_update_slice_in_dim(tokens, token[:, None], column, axis=1)
+            is_done = loop.is_done | is_stop
+            return i + 1, tokens, LoopState(logits, after, key, seen, last, is_done)
 
         empty = jnp.zeros((rows, self.size), jnp.int32)
         i, tokens, loop = lax.while_loop(has_more, turn, (first, empty, start))
-        is_generated = jnp.arange(self.size) < i - width
+        generated_count = i - width
+        is_generated = jnp.arange(self.size) < generated_count
         return jnp.where(is_generated, tokens, loop.last[:, None]), loop
 
     def _unless_read(
         self, is_read: Array, before: Mapping[str, Array], after: Mapping[str, Array]
     ) -> dict[str, Array]:
-        """Return a state with the rows of `before` where `is_read` is false.
+        """Return the state `after` a step, with the rows of `before` where `is_read` is false.
 
-        If caches do not roll, the number of positions in use is enough: the next token overwrites
-        the position of the one that does not count.
+        If caches do not roll, only the number of positions in use is taken from `before`. The next
+        token then overwrites the cached keys and values of the token that was not to be read.
         """
         state = dict(after)
         for label in after if self.rolls else [LENGTH]:
-            rows = is_read.reshape(-1, *[1] * (after[label].ndim - 1))
-            state[label] = jnp.where(rows, after[label], before[label])
+            is_read_row = is_read.reshape(-1, *[1] * (after[label].ndim - 1))
+            state[label] = jnp.where(is_read_row, after[label], before[label])
         return state
 
     def _chosen(self, loop: LoopState, numbers: SamplingNumbers, key: Array) -> Array:
-        """Return the next token of each row (batch,), which is the last one if the row is done."""
+        """Return the next token of each row (batch,). A row that is done repeats its last token."""
         token = numbers.choose(numbers.penalised(loop.logits, loop.seen), key, self.top_k)
         return jnp.where(loop.is_done, loop.last, token)
 

@@ -25,13 +25,12 @@ class Sampling:
     Args:
         temperature: the number by which logits are divided before a token is drawn; 0 is
             greedy.
-        top_k: the number of tokens of largest logits from which one is drawn; 0 for all tokens.
-        top_p: a token is drawn only if the probabilities of all tokens that are more probable
-            sum to less than this number; 1 for all tokens (Holtzman et al. 2019, nucleus
-            sampling).
-        repetition_penalty: the logit of a token that is in the text already is divided by this
-            number if the logit is positive, and multiplied by it if the logit is negative
-            (Keskar et al. 2019); 1 for none.
+        top_k: a token is drawn only if its logit is one of the `top_k` largest; 0 for all tokens.
+        top_p: a token is drawn only if the more probable tokens together have a probability
+            below `top_p`; 1 for all tokens (nucleus sampling, Holtzman et al. 2019).
+        repetition_penalty: changes the logits of tokens that are in the text already. A positive
+            logit is divided by this number, and a negative logit multiplied by it (Keskar et al.
+            2019); 1 for no penalty.
     """
 
     temperature: float = 0.0
@@ -54,7 +53,7 @@ class Sampling:
     def penalised(self, logits: Array, seen: Array) -> Array:
         """Return logits (batch, words) with the repetition penalty where `seen` is true.
 
-        `seen` (batch, words) tells whether a word is in the text of the row.
+        `seen` (batch, words) is true for the words in the text of each row.
         """
         return self.numbers().penalised(logits, seen)
 
@@ -78,9 +77,9 @@ class Sampling:
 
 
 class SamplingNumbers(NamedTuple):
-    """The real numbers of a `Sampling`, each a scalar of float32, or None if it has no effect.
+    """The real numbers of a `Sampling`: scalars of float32, or None for a number without effect.
 
-    A loop is compiled for the numbers that are not None, and runs with any values of these.
+    A loop is compiled for the set of numbers that are not None. It runs with any values of these.
     """
 
     temperature: _Number | None  # None: the token of largest logit is chosen
@@ -101,13 +100,14 @@ class SamplingNumbers(NamedTuple):
             return jnp.argmax(logits, axis=-1).astype(jnp.int32)
         logits = logits.astype(jnp.float32) / self.temperature
         if 0 < top_k < logits.shape[-1]:
-            least = jax.lax.top_k(logits, top_k)[0][:, -1:]
+            largest, _ = jax.lax.top_k(logits, top_k)
+            least = largest[:, -1:]
             logits = jnp.where(logits < least, -jnp.inf, logits)
         if self.top_p is not None:
-            ordered = -jnp.sort(-logits, axis=-1)
+            ordered = -jnp.sort(-logits, axis=-1)  # the largest first
             probabilities = jax.nn.softmax(ordered, axis=-1)
-            before = jnp.cumsum(probabilities, axis=-1) - probabilities
-            candidates = jnp.where(before < self.top_p, ordered, jnp.inf)
+            of_more_probable = jnp.cumsum(probabilities, axis=-1) - probabilities
+            candidates = jnp.where(of_more_probable < self.top_p, ordered, jnp.inf)
             least = jnp.min(candidates, axis=-1, keepdims=True)
             logits = jnp.where(logits < least, -jnp.inf, logits)
         return jax.random.categorical(key, logits, axis=-1).astype(jnp.int32)
@@ -117,9 +117,9 @@ GREEDY = Sampling()
 
 
 def last_logits(logits: Array) -> Array:
-    """Return the logits (batch, words) of the last token, from the logits of all tokens.
+    """Return the logits (batch, words) of the last token, from logits (batch, tokens, words).
 
-    The network may return only the logits of the last token, which are returned unchanged.
+    Logits (batch, words) are of the last token already, so they are returned unchanged.
     """
     return logits if logits.ndim == 2 else logits[:, -1]
 
@@ -127,9 +127,10 @@ def last_logits(logits: Array) -> Array:
 def stop_array(stop: Sequence[int]) -> NDArray[np.int32]:
     """Return stop tokens as an argument of a compiled loop.
 
-    The number of items is a power of two, so that a loop is compiled for few numbers of stop
-    tokens. The items after the stop tokens are -1, which is no token.
+    The array is padded to a power of two, since a loop is compiled for each length. The padding is
+    -1, which is no token: 3 stop tokens have one item of padding.
     """
-    padded = np.full(1 << max(len(stop) - 1, 0).bit_length(), -1, np.int32)
+    size = 1 << max(len(stop) - 1, 0).bit_length()  # the least power of two that is enough
+    padded = np.full(size, -1, np.int32)
     padded[: len(stop)] = stop
     return padded

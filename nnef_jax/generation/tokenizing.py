@@ -36,14 +36,15 @@ class TextTokenizer:
             self._tokenizer: Any = tokenizers.Tokenizer.from_buffer(data)
         except Exception as error:  # the package raises plain Exceptions
             raise DataError(f"{path}: not a tokenizer.json: {error}") from None
-        self._tokenizer.no_truncation()  # a file may cut texts, which is meant for training
+        # A file may cut or pad texts. Both are meant for training.
+        self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """Return the tokens of a text.
 
-        If `add_special`, special tokens are added as the tokenizer does by default, such as a
-        token that begins a text. Raises InputError if the tokenizer cannot encode the text.
+        If `add_special` is true, the tokenizer adds its special tokens, such as a token that
+        begins a text. Raises InputError if the tokenizer cannot encode the text.
         """
         try:
             return self._tokenizer.encode(text, add_special_tokens=add_special).ids
@@ -59,7 +60,7 @@ class TextTokenizer:
         return self._tokenizer.token_to_id(text)
 
     def require_words(self, words: int) -> None:
-        """Raise InputError if a token has no logit in a network that has `words` logits."""
+        """Raise InputError if the tokenizer has a token that is not from 0 to `words` - 1."""
         largest = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
         if largest >= words:
             raise InputError(
@@ -72,9 +73,8 @@ class TextPieces:
     """Turns tokens into pieces of text as they are generated. No piece has a part of a character.
 
     A character may consist of several tokens, which are bytes of its code in UTF-8. The text of a
-    token may also depend on the tokens before it: a tokenizer may drop the space at the begin of a
-    text. Therefore each token is decoded with the tokens of the previous piece, which begins with a
-    character.
+    token may also depend on the tokens before it: a tokenizer may drop the space at the beginning
+    of a text. Therefore each token is decoded together with the tokens of the previous piece.
 
     Args:
         tokenizer: decodes tokens.
@@ -95,13 +95,14 @@ class TextPieces:
             return piece
         if len(self._pending) < _LONGEST_CHARACTER:
             return ""
-        # The oldest bytes cannot be the begin of a character, which would be complete by now.
+        # The first pending token does not begin a character: the character would be complete by
+        # now.
         piece = self._text_of(self._pending[:1])
         self._forget(1)
         return piece
 
     def end(self) -> str:
-        """Return the text of the tokens that have not been returned, incomplete characters too."""
+        """Return the text of the pending tokens, incomplete characters included."""
         piece = self._text_of(self._pending)
         self._forget(len(self._pending))
         return piece
@@ -112,9 +113,10 @@ class TextPieces:
         return self._tokenizer.decode([*self._before, *tokens])[len(before) :]
 
     def _forget(self, count: int) -> None:
-        """Move the first `count` pending tokens to those whose text has been returned."""
+        """Move the first `count` pending tokens to `_before`, the tokens of the previous piece."""
         returned = self._pending[:count]
-        # Special tokens have no text, after which a space at the begin of a text would be dropped.
+        # Special tokens have no text, so the tokens before them stay too. Alone they would be the
+        # beginning of a text, and a space after them would be dropped.
         has_text = bool(self._tokenizer.decode(returned))
         self._before = returned if has_text else [*self._before, *returned]
         self._pending = self._pending[count:]

@@ -16,11 +16,13 @@ _HINT = "leave window out, or give the one of the model's configuration"
 
 
 def require_window(step: DecoderStep, params: Mapping[str, Array] | None) -> None:
-    """Raise InputError if caches of the step's window would change what the network computes.
+    """Raise InputError if the network cannot run with caches of the step's window.
 
-    The network runs for one token on random caches, whose oldest position lies just outside the
-    window. The logits must not depend on that position. `params` are the parameters by label;
-    without them the network does not run.
+    The network must not attend to positions outside the window. This is tested by a run for one
+    token on random caches, whose oldest position lies just outside the window. The logits must not
+    depend on that position.
+
+    `params` are the parameters by label. If it is None, there is no such run.
     """
     window, roles = step.window, step.roles
     if window < 2:
@@ -35,23 +37,27 @@ def require_window(step: DecoderStep, params: Mapping[str, Array] | None) -> Non
         raise InputError("caches of a window are for networks without an encoder", hint=_HINT)
     if params is None:
         return
+    # A token attends to itself and to `window` - 1 positions of a cache. These caches have one
+    # position more.
     random = np.random.default_rng(0)
-    before: list[Array] = []
-    changed: list[Array] = []
+    caches: list[Array] = []
+    changed: list[Array] = []  # the same caches with another oldest position
     for cache, type in zip(roles.caches, step.cache_types, strict=True):
         shape = list(type.shape)
         shape[0], shape[cache.axis] = 1, window
         x = jnp.asarray(random.normal(size=shape), type.dtype)
         oldest = (slice(None),) * cache.axis + (0,)
-        before.append(x)
+        caches.append(x)
         changed.append(x.at[oldest].add(1))
 
     @jax.jit
     def logits(params: Mapping[str, Array], caches: list[Array]) -> Array:
         mask = jnp.ones((1, window + 1), bool)
         tokens = jnp.zeros((1, 1), step.tokens_dtype)
-        return step.cycle(params, caches, tokens, [], jnp.asarray(window), mask)[0]
+        length = jnp.asarray(window)
+        last, *_ = step.cycle(params, caches, tokens, [], length, mask)
+        return last
 
-    if not np.array_equal(logits(params, before), logits(params, changed)):
+    if not np.array_equal(logits(params, caches), logits(params, changed)):
         message = f"a token of the network attends to more than {window} positions"
         raise InputError(message, hint=_HINT)

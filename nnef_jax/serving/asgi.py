@@ -88,9 +88,13 @@ class Application:
         # The requests that are being read or answered have this many bytes together.
         self.bytes_in_memory: int = 0
         self.metrics.bytes.set_function(lambda: self.bytes_in_memory)
-        self.texts: ThreadPoolExecutor = ThreadPoolExecutor(1, "nnef-jax-json")
-        routes = [Route("/v2", self._server), Route("/v2/health/live", self._live)]
-        routes += [Route("/v2/health/ready", self._ready), Route("/metrics", self._metrics_text)]
+        self.json_thread: ThreadPoolExecutor = ThreadPoolExecutor(1, "nnef-jax-json")
+        routes = [
+            Route("/v2", self._server),
+            Route("/v2/health/live", self._live),
+            Route("/v2/health/ready", self._ready),
+            Route("/metrics", self._metrics_text),
+        ]
         for path in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
             routes += [
                 Route(path, self._model),
@@ -118,7 +122,7 @@ class Application:
             await asyncio.gather(*tasks, return_exceptions=True)
             for service in services:
                 service.close()
-            self.texts.shutdown(wait=False)
+            self.json_thread.shutdown(wait=False)
 
     def _report(self) -> None:
         """Report the number of services that are ready."""
@@ -167,7 +171,7 @@ class Application:
         return self.services[name]
 
     async def _infer(self, request: Request) -> Response:
-        """Answer an inference request, also if it fails; record its time, and write the log."""
+        """Answer an inference request. Record its time and status, also if it fails."""
         service = self._service(request)
         progress = RequestProgress()
         body = bytearray()
@@ -176,7 +180,7 @@ class Application:
             response = await self._answer(request, service, body, progress)
         except Exception as error:
             response = self._refusal(service.name, error)
-        finally:
+        finally:  # also if the task is cancelled
             self.bytes_in_memory -= len(body)
             self.metrics.requests.labels(service.name, response.status_code).inc()
             self.metrics.seconds.labels(service.name).observe(progress.seconds)
@@ -190,7 +194,7 @@ class Application:
     ) -> Response:
         """Read an inference request into `body`, compute it, and return the response.
 
-        The function may raise any error.
+        The function may raise any error. The caller reports it to the client.
         """
         _require_ready(service)
         await self._read(request, body)
@@ -242,14 +246,14 @@ class Application:
         return HTTPException(500, f"'{name}' failed: {error}")
 
     async def _called(self, size: int, work: Callable[[], _Result]) -> _Result:
-        """Call a function and return its result.
+        """Call the function `work`, and return its result.
 
-        If `size`, in bytes or items, is large, a thread calls the function, so that other requests
-        can run.
+        `size` is the amount of work, in bytes or items. A large amount is done by a thread, so that
+        other requests can run.
         """
         if size < _LONG_TEXT:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self.texts, work)
+        return await asyncio.get_running_loop().run_in_executor(self.json_thread, work)
 
     async def _read(self, request: Request, body: bytearray) -> None:
         """Append the bytes of a request to a body, and count them in `bytes_in_memory`.

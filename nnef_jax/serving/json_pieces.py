@@ -100,7 +100,7 @@ class _Reader:
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0
-        self._values = 0
+        self._value_count = 0
 
     def document(self) -> Any:
         """Return the value of the text. Raises ValueError if it is not one complete JSON value."""
@@ -127,8 +127,8 @@ class _Reader:
 
     def _value(self) -> Any:
         """Read and return the next value. Raises ValueError if there have been too many values."""
-        self._values += 1
-        if self._values > _MOST_VALUES:
+        self._value_count += 1
+        if self._value_count > _MOST_VALUES:
             raise ValueError(f"it has more than {_MOST_VALUES} strings, objects and long lists")
         match self._next():
             case "{":
@@ -171,7 +171,7 @@ class _Reader:
             if numbers is None:
                 lists[-1].append(self._value())
             else:
-                lists += [numbers, []]
+                lists += [numbers, []]  # later values go to a new list
             is_open = self._take(",", "]") == ","
         lists = [items for items in lists if items]
         has_pieces = any(isinstance(item, Pieces) for item in lists[0])
@@ -180,9 +180,10 @@ class _Reader:
         return lists[0]
 
     def _numbers(self) -> Items | None:
-        """Return the next complete items of an array, before any string or object.
+        """Return the next complete items of an array: numbers, and lists of numbers.
 
-        Return None if the next part of the text has no complete item.
+        The items end before the next string or object. Return None if there is no complete item
+        before it, or in the next `_PIECE_CHARACTERS` characters.
         """
         stop = self.at + _PIECE_CHARACTERS
         for mark in ('"', "{"):
@@ -190,32 +191,39 @@ class _Reader:
             if position >= 0:
                 stop = position
         region = self.text[self.at : stop]
-        # There is one byte for each character, because characters beyond latin-1 become "?".
-        codes = np.frombuffer(region.encode("latin-1", "replace"), np.uint8)
-        # The depth rises by 1 at "[", and falls by 1 at "]". Characters of the array's own items
-        # have the depth 0. In "1, [2, 3], 4]" the comma after 2 has the depth 1, and the last "]",
-        # which ends the array, has the depth -1.
-        opening = (codes == ord("[")).astype(np.int32)
-        closing = codes == ord("]")
-        depth = np.cumsum(opening - closing)
-        # If the region has the end of the array, all items before this end are complete. Otherwise
-        # the items before the last comma of depth 0 are complete.
-        ends_of_array = np.flatnonzero(depth < 0)
-        commas = np.flatnonzero((codes == ord(",")) & (depth == 0))
-        has_end = len(ends_of_array) > 0
-        if has_end:
-            end = int(ends_of_array[0])
-        elif len(commas):
-            end = int(commas[-1])
-        else:
+        end = _end_of_items(region)
+        if end is None:
             return None
         self.at += end
         items = json.loads(f"[{region[:end]}]")
         if not items:
             raise self._error("a value")
-        if has_end:
+        is_end_of_array = region[end] == "]"
+        if is_end_of_array:  # the array may have a single part, whose nested lists must stay
             return items
         # Flat numbers take less memory than lists. If the lists differ in length, they stay lists.
         with suppress(ValueError):
             return flattened(items)
         return items
+
+
+def _end_of_items(region: str) -> int | None:
+    """Return the index at which the complete items end, in a text within a JSON array.
+
+    The region begins between two items of the array, and has no strings and objects. If the array
+    ends in the region, the index is that of its "]". Otherwise it is the index of the last comma
+    between items, or None if there is no such comma.
+    """
+    # There is one byte for each character, because characters beyond latin-1 become "?".
+    codes = np.frombuffer(region.encode("latin-1", "replace"), np.uint8)
+    # The depth rises by 1 at "[", and falls by 1 at "]". Characters of the array's own items
+    # have the depth 0. In "1, [2, 3], 4]" the comma after 2 has the depth 1, and the last "]",
+    # which ends the array, has the depth -1.
+    opening = (codes == ord("[")).astype(np.int32)
+    closing = codes == ord("]")
+    depth = np.cumsum(opening - closing)
+    ends_of_array = np.flatnonzero(depth < 0)
+    if len(ends_of_array) > 0:
+        return int(ends_of_array[0])
+    commas = np.flatnonzero((codes == ord(",")) & (depth == 0))
+    return int(commas[-1]) if len(commas) > 0 else None

@@ -16,25 +16,27 @@ class Metrics:
     def __init__(self) -> None:
         registry = CollectorRegistry()
         self._registry = registry
-        name = "nnef_jax_serving_"
+        prefix = "nnef_jax_serving_"
         self.requests: Counter = Counter(
-            f"{name}requests", "Answered requests", ("model", "code"), registry=registry
+            f"{prefix}requests", "Answered requests", ("model", "code"), registry=registry
         )
         labels = ("model",)
         self.seconds: Histogram = Histogram(
-            f"{name}seconds", "From arrival to answer", labels, buckets=_SECONDS, registry=registry
-        )
+            f"{prefix}seconds", "From arrival to answer", labels, buckets=_SECONDS,
+            registry=registry,
+        )  # fmt: skip
         self.items: Histogram = Histogram(
-            f"{name}batch_items", "Computed at once", labels, buckets=_ITEMS, registry=registry
+            f"{prefix}batch_items", "Computed at once", labels, buckets=_ITEMS, registry=registry
         )
-        waiting = Gauge(f"{name}waiting", "Waiting requests", labels, registry=registry)
-        sequences = Gauge(f"{name}sequences", "Open sequences", labels, registry=registry)
+        waiting = Gauge(f"{prefix}waiting", "Waiting requests", labels, registry=registry)
+        sequences = Gauge(f"{prefix}sequences", "Open sequences", labels, registry=registry)
         self._gauges = {"waiting": waiting, "sequences": sequences}
-        text = "Bytes of requests in memory"
-        self.bytes: Gauge = Gauge(f"{name}request_bytes", text, registry=registry)
+        self.bytes: Gauge = Gauge(
+            f"{prefix}request_bytes", "Bytes of requests in memory", registry=registry
+        )
 
     def watch(self, quantity: str, model: str, count: Callable[[], int]) -> None:
-        """Let a function give the value of a metric of a model whenever Prometheus reads it.
+        """Set the function that returns a model's metric whenever Prometheus reads the metric.
 
         Args:
             quantity: the metric: "waiting" for waiting requests, or "sequences" for open sequences.

@@ -107,9 +107,21 @@ def decoded(
         raise InputError(f"the request is not JSON: {error}") from None
     request = _fields("the request", document)
     parameters = _parameters("the request", request)
+    arrays = _inputs(request, binary=memoryview(body)[length:])
+    id = request.get("id", "")
+    if not isinstance(id, str):
+        raise InputError(f"id must be a string, it is {shown(id)}")
+    return InferenceRequest(id, arrays, _requested(request, parameters, outputs), parameters)
+
+
+def _inputs(request: _Object, binary: memoryview) -> dict[str, NDArray[Any]]:
+    """Return the inputs of a request by name.
+
+    `binary` has the bytes of the binary tensors, one after the other. Raises InputError for a wrong
+    input, and if some bytes belong to no input.
+    """
     arrays: dict[str, NDArray[Any]] = {}
-    # The bytes of binary tensors follow the JSON. `remaining` has those that are not read yet.
-    remaining = memoryview(body)[length:]
+    remaining = binary
     for item in _items("inputs", request, default=[]):
         name, title = _name_and_title("input", item)
         if name in arrays:
@@ -124,12 +136,9 @@ def decoded(
             raise InputError(f"{message}, {len(remaining)} bytes are left")
         arrays[name] = _from_bytes(title, item, remaining[:size])
         remaining = remaining[size:]
-    if len(remaining):
+    if len(remaining) > 0:
         raise InputError(f"{len(remaining)} bytes of the body belong to no input")
-    id = request.get("id", "")
-    if not isinstance(id, str):
-        raise InputError(f"id must be a string, it is {shown(id)}")
-    return InferenceRequest(id, arrays, _requested(request, parameters, outputs), parameters)
+    return arrays
 
 
 def encoded(
@@ -151,25 +160,28 @@ def encoded(
         head["id"] = request.id
     # The JSON is written in pieces. The first piece is the object `head` without its last brace, so
     # that the member "outputs" can be added.
-    text = [f'{json.dumps(head).removesuffix("}")}, "outputs": [']
-    parts: list[bytes] = []
+    pieces = [f'{json.dumps(head).removesuffix("}")}, "outputs": [']
+    binary_tensors: list[bytes] = []
     for name, is_binary in request.outputs.items():
         spec, result = by_name[name]
         array = np.asarray(result)
         output: dict[str, Any] = {"name": name, "datatype": datatype(spec), "shape": array.shape}
-        is_first = len(text) == 1
+        is_first = len(pieces) == 1
         if not is_first:
-            text.append(", ")
+            pieces.append(", ")
         if is_binary:
-            parts.append(_in_little_endian(array).tobytes())
-            output["parameters"] = {"binary_data_size": len(parts[-1])}
-            text.append(json.dumps(output))
+            tensor = _in_little_endian(array).tobytes()
+            binary_tensors.append(tensor)
+            output["parameters"] = {"binary_data_size": len(tensor)}
+            pieces.append(json.dumps(output))
         else:
-            text += [f'{json.dumps(output).removesuffix("}")}, "data": [', *dumped(array), "]}"]
-    # Each join copies the bytes. All texts and tensors are therefore joined only once, at the end.
-    texts = [x.encode() for x in (*text, "]}")]
-    length = sum(map(len, texts)) if parts else None
-    return b"".join([*texts, *parts]), length
+            # The member "data" is added like "outputs" above.
+            pieces += [f'{json.dumps(output).removesuffix("}")}, "data": [', *dumped(array), "]}"]
+    pieces.append("]}")
+    # Each join copies the bytes. All pieces and tensors are therefore joined only once, at the end.
+    encoded_pieces = [x.encode() for x in pieces]
+    length = sum(map(len, encoded_pieces)) if binary_tensors else None
+    return b"".join([*encoded_pieces, *binary_tensors]), length
 
 
 def _in_little_endian(array: NDArray[Any]) -> NDArray[Any]:
@@ -188,7 +200,10 @@ def _fields(title: str, value: object) -> _Object:
 
 
 def _items(name: str, request: _Object, default: list[Any] | None) -> list[Any]:
-    """Return the member `name` of a JSON object, which must be a list, or else the default."""
+    """Return the member `name` of a request, or the default if there is no such member.
+
+    Raises InputError if the result is not a list.
+    """
     items = request.get(name, default)
     if not isinstance(items, list):
         raise InputError(f"{name} must be a list, it is {shown(items)}")
@@ -196,9 +211,10 @@ def _items(name: str, request: _Object, default: list[Any] | None) -> list[Any]:
 
 
 def _parameters(title: str, item: _Object) -> _Object:
-    """Return the parameters of the request, of an input or of an output; `title` names it.
+    """Return the parameters of `item`: the request, an input or an output.
 
-    Raises InputError for parameters of extensions that are not supported.
+    `title` names the item in errors. Raises InputError for parameters of extensions that are not
+    supported.
     """
     parameters = _fields(f"parameters of {title}", item.get("parameters", {}))
     for name in ("shared_memory_region", "classification"):

@@ -23,7 +23,7 @@ _MOST_ID_BITS = 64
 
 
 class Full(Exception):
-    """Raised if a limit is reached at the moment; the client may send the request again later."""
+    """Raised if a limit is reached now. The client may send the request again later."""
 
 
 class Servable(Protocol):
@@ -74,9 +74,9 @@ class FewShapes:
         self._served: set[Hashable] = set()
 
     def require(self, shapes: Hashable) -> None:
-        """Note the shapes of a request. Raises InputError if they are new and the limit is reached.
+        """Raise InputError if the shapes of a request are new, and the limit is reached.
 
-        `shapes` stands for the shapes of all inputs of the request.
+        `shapes` stands for the shapes of all inputs of the request. Allowed shapes are noted.
         """
         is_new = shapes not in self._served
         if is_new and len(self._served) >= self._most:
@@ -127,9 +127,9 @@ class SequenceStep(NamedTuple):
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> SequenceStep | None:
-        """Return the step that the parameters of a request describe, or None without a sequence.
+        """Return the step that the parameters of a request describe.
 
-        Raises InputError for wrong parameters.
+        Returns None if the request belongs to no sequence. Raises InputError for wrong parameters.
         """
         id = parameters.get("sequence_id", 0)
         starts = parameters.get("sequence_start", False)
@@ -154,11 +154,11 @@ class Sequences(SingleCalls):
     cycle fails. A single thread makes all calls.
     """
 
-    def __init__(self, model: Model, most: int, idle: float, shapes: FewShapes) -> None:
+    def __init__(self, model: Model, most: int, idle: float, shape_limit: FewShapes) -> None:
         super().__init__(model)
         self._most = most
         self._idle = idle
-        self._shapes = shapes
+        self._shape_limit = shape_limit
         # The key is the id of a sequence. The value is the time of its last use, in seconds by the
         # monotonic clock, and its state. The sequence that was used longest ago comes first.
         self._states: dict[int | str, tuple[float, Any]] = {}
@@ -177,8 +177,7 @@ class Sequences(SingleCalls):
             if is_new and len(self._states) >= self._most:
                 raise Full(f"{self._most} sequences are open, which is the limit")
             state = self.model.init_state(*arrays)
-            # A new start of an open sequence drops the old state.
-            self.end(step)
+            self.end(step)  # drops the old state if the sequence is open already
         elif step.id in self._states:
             _, state = self._states.pop(step.id)
         else:
@@ -187,7 +186,7 @@ class Sequences(SingleCalls):
                 hint=f"sequence_start begins one; it ends {self._idle:g} s after its last use",
             )
         state_shapes = [(name, array.shape) for name, array in state.items()]
-        self._shapes.require(("state", *state_shapes))
+        self._shape_limit.require(("state", *state_shapes))
         results, next_state = self.model.step(state, *arrays)
         outputs = self._on_host(results)
         if not step.ends:

@@ -77,7 +77,7 @@ class Service:
         self.name: str = name
         self._limits = limits
         self.state: str = "loading"
-        self._shapes = FewShapes(limits.shapes)
+        self._shape_limit = FewShapes(limits.shapes)
         is_model = isinstance(model, Model)
         servable = _servable(name, model, sizes, limits) if is_model else model
         self.servable: Servable = servable
@@ -91,7 +91,7 @@ class Service:
         self._waiting: deque[_Waiting] = deque()
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "nnef-jax-serving")
-        self._count = metrics.items.labels(name).observe
+        self._observe_item_count = metrics.items.labels(name).observe
         metrics.watch("waiting", name, lambda: len(self._waiting))
         if isinstance(servable, Sequences):
             metrics.watch("sequences", name, lambda: len(servable))
@@ -126,12 +126,12 @@ class Service:
         step = SequenceStep.of(parameters)
         if step and not isinstance(self.servable, Sequences):
             raise InputError(f"'{self.name}' has no state: it takes no sequence_id")
-        sizes = self.servable.sizes
+        sizes = self.servable.sizes  # empty if requests are computed singly
         count = len(arrays[0]) if sizes else 1
         if sizes and count > max(sizes):
             raise InputError(f"a request has at most {max(sizes)} items, this has {count}")
-        shapes = _shapes(self.servable, arrays)
-        self._shapes.require(shapes)
+        shapes = _shapes_of(self.servable, arrays)
+        self._shape_limit.require(shapes)
         if len(self._waiting) >= self._limits.queue:
             raise Full(f"{self._limits.queue} requests wait for the network, which is the limit")
         loop = asyncio.get_running_loop()
@@ -175,7 +175,7 @@ class Service:
                 if not request.result.done():
                     request.result.set_exception(error)
             return
-        self._count(sum(request.count for request in requests))
+        self._observe_item_count(sum(request.count for request in requests))
         for request, result in zip(requests, results, strict=True):
             has_timed_out = request.result.done()
             if not has_timed_out:
@@ -240,17 +240,18 @@ def _servable(name: str, model: Model, sizes: Sequence[int], limits: ServingLimi
 
 
 def _is_open(servable: Servable) -> bool:
-    """Tell whether programs are compiled at the first request with inputs of a shape."""
+    """Tell whether extents other than the batch are open, so that a request compiles a program."""
     if isinstance(servable, Batcher):
         return servable.is_open
     return any(None in spec.shape[1:] for spec in servable.inputs)
 
 
-def _shapes(servable: Servable, arrays: Arrays) -> tuple[tuple[int, ...], ...]:
+def _shapes_of(servable: Servable, arrays: Arrays) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of a request. Requests with equal shapes are computed in one batch."""
     if isinstance(servable, Batcher):
         return servable.padded_shapes(arrays)
-    return tuple(x.shape[1:] if servable.sizes else x.shape for x in arrays)
+    has_batch = bool(servable.sizes)
+    return tuple(x.shape[1:] if has_batch else x.shape for x in arrays)
 
 
 def batch_size(sizes: Sequence[int], waiting: int) -> int:

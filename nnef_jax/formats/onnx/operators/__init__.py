@@ -13,7 +13,6 @@ from nnef_jax.formats.onnx.operators.registry import OPERATORS
 
 OPERATORS.families = (
     "nnef_jax.formats.onnx.operators.rows",
-    "nnef_jax.formats.onnx.operators.scans",
     "nnef_jax.formats.onnx.operators.sources",
     "nnef_jax.formats.onnx.operators.arithmetic",
     "nnef_jax.formats.onnx.operators.filters",
@@ -23,6 +22,7 @@ OPERATORS.families = (
     "nnef_jax.formats.onnx.operators.spectra",
     "nnef_jax.formats.onnx.operators.optimizers",
     "nnef_jax.formats.onnx.operators.control",
+    "nnef_jax.formats.onnx.operators.scans",
     "nnef_jax.formats.onnx.operators.cells",
     "nnef_jax.formats.onnx.operators.quantizers",
     "nnef_jax.formats.onnx.operators.products",
