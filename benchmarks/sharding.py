@@ -195,11 +195,12 @@ def table(results: Mapping[str, Figures]) -> Iterator[str]:
     yield "| network | devices | mesh | collectives of a call | MB | of a training step | MB |"
     yield "|---|---|---|---|---|---|---|"
     for key, call in results.items():
-        name, topology, _, dtype, kind = key.split()
+        name, topology, way, dtype, kind = key.split()
         if dtype != "float32" or kind != "call":
             continue
         training = results.get(f"{key.removesuffix(kind)}training")
-        cells = [name, topology, ", ".join(f"{k}={n}" for k, n in call["mesh"].items())]
+        mesh = ", ".join(f"{axis}={extent}" for axis, extent in call["mesh"].items())
+        cells = [name, topology, f"{mesh}, fully sharded" if way == "full" else mesh]
         for values in (call, training):
             cells += ["", ""] if values is None else [_collectives(values), f"{values['MB']:.1f}"]
         yield f"| {' | '.join(cells)} |"

@@ -27,7 +27,7 @@ from nnef_jax.execution.execution import Execution
 from nnef_jax.execution.runnable import execution_of
 from nnef_jax.generation.decoder import Decoder, Generated
 from nnef_jax.generation.decoder_network import DecoderFrontend, DecoderStep
-from nnef_jax.generation.roles import Cache, Roles, recognised
+from nnef_jax.generation.roles import Cache, Roles, recognised, require_roles
 from nnef_jax.generation.token_sampling import Sampling
 from nnef_jax.generation.windows import require_window
 from nnef_jax.model import Model
@@ -79,7 +79,11 @@ def decoder(
     if roles is not None and names:
         raise TypeError(f"give either roles or names of single roles, not both: {[*names]}")
     execution = execution_of(model)
-    roles = recognised(execution.network.graph, names) if roles is None else roles
+    graph = execution.network.graph
+    if roles is None:
+        roles = recognised(graph, names)
+    require("roles", roles, Roles, "a nnef_jax.generation.Roles")
+    require_roles(roles, graph)
     if window is not None:
         require("window", window, int, "a number of positions")
     step = DecoderStep(execution.definition, roles, places, window or 0)

@@ -29,7 +29,7 @@ from nnef_jax.generation.prompts import (
     words_of,
 )
 from nnef_jax.generation.roles import Roles
-from nnef_jax.generation.token_loop import Choice, LoopState, Prompts, TokenLoop
+from nnef_jax.generation.token_loop import LoopState, Prompts, TokenChoice, TokenLoop
 from nnef_jax.generation.token_sampling import GREEDY, Sampling, last_logits, stop_array
 from nnef_jax.model import Model
 from nnef_jax.options import require, shown
@@ -418,7 +418,7 @@ class Decoder:
         is_drawn = numbers.temperature is not None
         top_k = request.sample.top_k if is_drawn else 0
         loop = TokenLoop(size, top_k, rolls=self.window > 0)
-        choice = Choice(numbers, stop_array(request.stop))
+        choice = TokenChoice(numbers, stop_array(request.stop))
         execution = execution_of(self.model)
         for begin in range(0, request.steps, size):
             count = min(size, request.steps - begin)

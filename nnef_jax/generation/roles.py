@@ -88,8 +88,7 @@ def recognised(graph: Graph, names: Mapping[str, str | Sequence[str]]) -> Roles:
 
     `names` maps roles, such as "tokens", to the names of inputs and outputs that a user chose.
 
-    Raises TypeError for an unknown role. Raises InputError if a chosen name is no input or output,
-    or if the network has no tokens, logits or caches.
+    The roles may be incomplete, see `require_roles`. Raises TypeError for an unknown role.
     """
     for role in names:
         if role not in _ROLES:
@@ -127,16 +126,19 @@ def recognised(graph: Graph, names: Mapping[str, str | Sequence[str]]) -> Roles:
     context = names.get("context")
     if context is None:
         context = [x for x in no_caches if x not in (tokens, *by_role.values())]
-    roles = Roles(tokens, logits, tuple(caches), **by_role, context=tuple(context))
-    _require_roles(roles, inputs, outputs)
-    return roles
+    elif isinstance(context, str):
+        context = [context]
+    return Roles(tokens, logits, tuple(caches), **by_role, context=tuple(context))
 
 
-def _require_roles(roles: Roles, inputs: Collection[str], outputs: Collection[str]) -> None:
+def require_roles(roles: Roles, graph: Graph) -> None:
     """Raise InputError unless the inputs and outputs of a network have the roles.
 
     The tokens, the logits and a cache are required.
     """
+    inputs = {value.name: value for value in graph.inputs}
+    outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
+    states = {state.label: state.value for state in graph.states}
     if not roles.tokens:
         raise InputError(
             f"no input of the network is the tokens: none takes integers, of {listed([*inputs])}",
@@ -149,6 +151,15 @@ def _require_roles(roles: Roles, inputs: Collection[str], outputs: Collection[st
             "the network has no cache: no input is continued by an output",
             hint="export it with its keys and values as inputs and outputs (use_cache=True)",
         )
+    caches_before = inputs | states
+    for cache in roles.caches:
+        _require("past of a cache", cache.before, "input", caches_before)
+        _require("present of a cache", cache.after, "output", outputs | states)
+        rank = len(caches_before[cache.before].type.shape)
+        if not 0 < cache.axis < rank:
+            raise InputError(
+                f"axis {cache.axis} of the cache '{cache.before}' is not 1 to {rank - 1}"
+            )
     optional = {
         "mask": roles.mask,
         "positions": roles.positions,
@@ -164,7 +175,8 @@ def _require(role: str, name: str, kind: str, names: Collection[str]) -> None:
     """Raise InputError unless `name` is one of `names`. `kind` is "input" or "output"."""
     if name not in names:
         message = f"no {kind} of the network is the {role}"
-        raise InputError(message, hint=f"decoder(..., {role}=NAME), of {listed([*names])}")
+        message += f": there is no '{name}'" if name else ""
+        raise InputError(message, hint=f"its {kind}s are {listed([*names])}")
 
 
 def _first(names: Sequence[str], among: Sequence[str]) -> str:

@@ -28,7 +28,7 @@ class LoopState(NamedTuple):
     is_done: Array  # whether a row has stopped, (batch,)
 
 
-class Choice(NamedTuple):
+class TokenChoice(NamedTuple):
     """The arguments that decide how tokens are chosen, and when a row stops."""
 
     numbers: SamplingNumbers
@@ -67,7 +67,7 @@ class TokenLoop:
     donates: tuple[int, ...] = field(default=(0,), init=False)
 
     def run(
-        self, step: Step, start: LoopState, prompts: Prompts, choice: Choice, count: Array,
+        self, step: Step, start: LoopState, prompts: Prompts, choice: TokenChoice, count: Array,
         context: Sequence[Array],
     ) -> tuple[Array, LoopState]:  # fmt: skip
         """Generate `count` tokens of each row. Return the tokens (batch, size), and the state.
@@ -149,7 +149,7 @@ class TokenLoop:
         return jnp.where(loop.is_done, loop.last, token)
 
     def step_arguments(
-        self, start: LoopState, prompts: Prompts, choice: Choice, count: Array,
+        self, start: LoopState, prompts: Prompts, choice: TokenChoice, count: Array,
         context: Sequence[Array],
     ) -> tuple[Mapping[str, Any], Sequence[Any]]:  # fmt: skip
         """Return the types of the arguments of a step, which reads one token of each row."""

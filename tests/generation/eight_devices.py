@@ -20,7 +20,7 @@ import nnef_jax
 from nnef_jax.execution.routine import RoutineEntry
 from nnef_jax.execution.runnable import execution_of
 from nnef_jax.generation import Decoder, Sampling
-from nnef_jax.generation.token_loop import Choice, TokenLoop
+from nnef_jax.generation.token_loop import TokenChoice, TokenLoop
 from nnef_jax.generation.token_sampling import stop_array
 from tests.mesh_support import of_program
 
@@ -61,7 +61,7 @@ def main() -> None:
         program = execution.compiled(execution.step, sharded.init_state(1), inputs)
         results[name] = collectives(program)
     loop = TokenLoop(64)
-    choice = Choice(Sampling().numbers(), stop_array(()))
+    choice = TokenChoice(Sampling().numbers(), stop_array(()))
     request = sharded._request(prompt, 20, None, Sampling(), 0, (), None, {})  # pyright: ignore[reportPrivateUsage]
     start, prompts = sharded._start(request)  # pyright: ignore[reportPrivateUsage]
     run = execution.executables.jitted_routine(RoutineEntry(execution.definition, loop))
