@@ -53,8 +53,8 @@ def on_padded(
     """Apply a function to operands by name, some of which are padded; return its results flat.
 
     The function is traced with symbolic extents in place of padded axes. Numpy arrays and numbers
-    are passed to it unchanged. Symbols that the function defines are added to `symbols`. A result
-    with a symbolic extent is a `PaddedArray`.
+    are passed to the function unchanged. Symbols that the function defines are added to `symbols`.
+    A result with a symbolic extent is a `PaddedArray`.
 
     Raises NotPaddableError if the function has a primitive without a rule.
     """
@@ -62,15 +62,16 @@ def on_padded(
     traced = [i for i, x in enumerate(leaves) if isinstance(x, PaddedArray | jax.Array)]
 
     def on_tracers(*tracers: Array) -> list[Array]:
-        values = list(leaves)
-        for i, x in zip(traced, tracers, strict=True):
-            values[i] = x
-        results = function(jax.tree.unflatten(tree, values))
+        all_leaves = list(leaves)
+        for i, tracer in zip(traced, tracers, strict=True):
+            all_leaves[i] = tracer
+        results = function(jax.tree.unflatten(tree, all_leaves))
         return list(map(jnp.asarray, jax.tree.leaves(results)))
 
     types: list[jax.ShapeDtypeStruct] = []
     arrays: list[Any] = []
-    for x in [leaves[i] for i in traced]:
+    for i in traced:
+        x = leaves[i]
         types.append(jax.ShapeDtypeStruct(tuple(x.shape), x.dtype))
         arrays.append(x.array if isinstance(x, PaddedArray) else x)
     program = Program(jaxpr_evaluation.make_jaxpr(on_tracers, *types)).low_level()
@@ -86,16 +87,16 @@ def padded(
     symbols: SymbolValues,
     finite: Collection[int] = (),
 ) -> list[Array]:
-    """Evaluate a program with symbolic extents on padded arrays. Its results are padded too.
+    """Evaluate a program with symbolic extents on padded arrays; return its results, also padded.
 
-    An axis of a result has as many places as its extent has at most.
+    Along an axis, a result has as many places as the largest value of the extent.
 
     Args:
         program: a program of low-level primitives.
-        arguments: arrays with at least as many places along an axis as its extent has items.
+        arguments: arrays with at least as many places along an axis as the axis has items.
         symbols: the values of the symbols.
-        finite: the numbers of the arguments whose padding has no NaN and no infinity. Products
-            then need not replace the padding by 0, which would copy these arguments.
+        finite: the indices of the arguments whose padding has no NaN and no infinity. Products
+            need not replace such padding by 0, which would copy the arguments.
 
     Raises NotPaddableError if an equation has no rule.
     """
@@ -119,7 +120,7 @@ class PaddedFunction:
     ) -> Any:
         """Return the function's results, padded to the bounds of their extents.
 
-        `finite` numbers arrays among the leaves of the arguments, as in `padded`.
+        `finite` has indices of arrays among the leaves of the arguments, as for `padded`.
         """
         results = padded(self._program, jax.tree.leaves(arguments), symbols, finite)
         return jax.tree.unflatten(self._tree, results)

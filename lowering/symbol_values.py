@@ -13,6 +13,7 @@ from jax import Array
 
 from lowering.extents import Extent, is_symbolic
 
+# For each operator in the text of an extent, the function that computes it.
 _OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -20,7 +21,7 @@ _OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Pow: operator.pow,
 }
 
-_FUNCTIONS = {"mod", "max", "min", "floordiv"}
+_FUNCTIONS = {"mod", "max", "min", "floordiv"}  # the names of functions in the text of an extent
 
 
 class Dimensions:
@@ -68,7 +69,7 @@ class SymbolValues:
     def inner(self, counts: Mapping[str, Array] | None = None) -> SymbolValues:
         """Return the values for the body of a loop or a branch, which may define more symbols.
 
-        `counts` replaces the values of the symbols.
+        If `counts` is not None, it replaces the values of the symbols.
         """
         return SymbolValues(self._most, self.counts if counts is None else counts)
 
@@ -81,11 +82,12 @@ class SymbolValues:
         """Return the largest value that an extent can have."""
         if not is_symbolic(extent):
             return extent
-        _, most = _range(_parsed(str(extent)), self._most | _open(extent, self._most), self._most)
-        return most
+        most = self._most | _open(extent, self._most)  # an open extent is its own largest value
+        _, largest = _range(_parsed(str(extent)), most, counted=self._most)
+        return largest
 
     def bounds(self, shape: Any) -> Any:
-        """Return an equation's parameter with the largest value of each symbolic extent in it."""
+        """Return a shape, or another parameter, with the largest value of each symbolic extent."""
         if isinstance(shape, tuple):
             return tuple(map(self.bounds, shape))  # pyright: ignore[reportUnknownArgumentType]
         return self.bound(shape)
@@ -93,12 +95,13 @@ class SymbolValues:
     def value(self, extent: Any) -> Any:
         """Return the value of an extent in this run.
 
-        For a symbolic extent it is a scalar of jax, and otherwise the extent itself.
+        The value of a symbolic extent is a scalar of jax. The value of a number is the number.
         """
         if not is_symbolic(extent):
             return extent
-        sizes = {name: jnp.asarray(n) for name, n in _open(extent, self.counts).items()}
-        return _value(_parsed(str(extent)), self.counts | sizes)
+        dimensions = _open(extent, self.counts)
+        open_values = {name: jnp.asarray(dimension) for name, dimension in dimensions.items()}
+        return _value(_parsed(str(extent)), self.counts | open_values)
 
 
 def symbols_in(extent: Any) -> set[str]:
@@ -108,15 +111,18 @@ def symbols_in(extent: Any) -> set[str]:
     if not (is_symbolic(extent) or isinstance(extent, Extent)):
         return set()
     nodes = ast.walk(_parsed(str(extent)))
-    return {x.id for x in nodes if isinstance(x, ast.Name)} - _FUNCTIONS
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    return names - _FUNCTIONS
 
 
 def _open(extent: Any, symbols: Mapping[str, object]) -> dict[str, Any]:
-    """Return the symbols of an extent that are not in `symbols`, by name, as dimensions of jax."""
+    """Return a dimension of jax, by name, for each symbol of an extent that is not in `symbols`."""
     from jax import export
 
-    names = symbols_in(extent) - symbols.keys()
-    return {name: export.symbolic_shape(name, scope=extent.scope)[0] for name in names}
+    dimensions: dict[str, Any] = {}
+    for name in symbols_in(extent) - symbols.keys():
+        (dimensions[name],) = export.symbolic_shape(name, scope=extent.scope)
+    return dimensions
 
 
 @cache
@@ -144,38 +150,57 @@ def _range(
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             low, high = _range(operand, most, counted)
             return -high, -low
-        case ast.BinOp(left=left, op=op, right=right):
-            a, b = _range(left, most, counted)
-            c, d = _range(right, most, counted)
-            if isinstance(op, ast.Add):
-                return a + c, b + d
-            if isinstance(op, ast.Sub):
-                return a - d, b - c
-            function = _OPERATIONS[type(op)]
-            if a >= 0 and c >= 0:
-                return function(a, c), function(b, d)
-            ends = [function(x, y) for x in (a, b) for y in (c, d)]
-            return min(ends), max(ends)
-        case ast.Call(func=ast.Name(id=name), args=[left, right]):
-            a, b = _range(left, most, counted)
-            c, d = _range(right, most, counted)
-            if name == "mod":
-                return 0, max(d - 1, 0)
-            if name in ("max", "min"):
-                choose = max if name == "max" else min
-                return choose(a, c), choose(b, d)
-            if name == "floordiv":
-                # A quotient is largest or least at an end of the divisor's range, or next to 0.
-                divisors = [y for y in {c, d, -1, 1} if y and c <= y <= d]
-                ends = [x // y for x in (a, b) for y in divisors]
-                return min(ends, default=0), max(ends, default=0)
+        case ast.BinOp(left=left, op=sign, right=right):
+            ranges = _range(left, most, counted), _range(right, most, counted)
+            return _range_of_operation(sign, *ranges)
+        case ast.Call(func=ast.Name(id=name), args=[left, right]) if name in _FUNCTIONS:
+            ranges = _range(left, most, counted), _range(right, most, counted)
+            return _range_of_call(name, *ranges)
         case _:
-            pass
-    raise NotImplementedError(ast.unparse(node))
+            raise NotImplementedError(ast.unparse(node))
+
+
+def _range_of_operation(
+    sign: ast.operator, left: tuple[Any, Any], right: tuple[Any, Any]
+) -> tuple[Any, Any]:
+    """Return the least and the largest result of an operation on numbers from two ranges."""
+    low, high = left
+    right_low, right_high = right
+    if isinstance(sign, ast.Add):
+        return low + right_low, high + right_high
+    if isinstance(sign, ast.Sub):
+        return low - right_high, high - right_low
+    function = _OPERATIONS[type(sign)]  # a product or a power
+    if low >= 0 and right_low >= 0:
+        return function(low, right_low), function(high, right_high)
+    ends = [function(x, y) for x in left for y in right]
+    return min(ends), max(ends)
+
+
+def _range_of_call(name: str, left: tuple[Any, Any], right: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Return the least and the largest result of a function on numbers from two ranges.
+
+    `name` is the function's name in `_FUNCTIONS`.
+    """
+    low, high = left
+    right_low, right_high = right
+    if name == "mod":
+        return 0, max(right_high - 1, 0)  # a remainder is less than the divisor
+    if name in ("max", "min"):
+        choose = max if name == "max" else min
+        return choose(low, right_low), choose(high, right_high)
+    # A quotient is largest or least at an end of the divisor's range, or next to 0.
+    candidates = {right_low, right_high, -1, 1}
+    divisors = [y for y in candidates if y and right_low <= y <= right_high]
+    ends = [x // y for x in left for y in divisors]
+    return min(ends, default=0), max(ends, default=0)
 
 
 def _value(node: ast.expr, counts: Mapping[str, Array]) -> Any:
-    """Return the value of an expression of symbols: a number, or a scalar of jax."""
+    """Return the value of an expression of symbols: a number, or a scalar of jax.
+
+    `counts` has the value of each symbol.
+    """
     match node:
         case ast.Constant(value=int(number)):
             return number
@@ -183,8 +208,8 @@ def _value(node: ast.expr, counts: Mapping[str, Array]) -> Any:
             return counts[name]
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_value(operand, counts)
-        case ast.BinOp(left=left, op=op, right=right):
-            return _OPERATIONS[type(op)](_value(left, counts), _value(right, counts))
+        case ast.BinOp(left=left, op=sign, right=right):
+            return _OPERATIONS[type(sign)](_value(left, counts), _value(right, counts))
         case ast.Call(func=ast.Name(id=name), args=[left, right]):
             functions = {"mod": jnp.mod, "max": jnp.maximum, "min": jnp.minimum}
             function = functions.get(name, jnp.floor_divide)

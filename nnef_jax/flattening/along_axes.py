@@ -10,6 +10,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, ceil_div, is_symbolic
 from lowering.graph import Value, is_integer
 from lowering.symbol_values import symbols_in
+from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.emission import ends_of
 from nnef_jax.flattening.hostvalues import LARGEST
 from nnef_jax.flattening.site import Site, Tensor
@@ -39,51 +40,68 @@ def sliced(
     """
     has_symbols = any(any(map(is_symbolic, bounds)) for bounds in slices.values())
     if isinstance(x, Constant) and x.array.size <= LARGEST and not has_symbols:
-        index: list[Any] = [slice(None)] * site.rank(x)
-        for axis, bounds in slices.items():
-            index[axis] = slice(*bounds)
-        return Constant(x.array[tuple(index)], x.type, derived=True)
+        return _sliced_constant(x, slices)
     bounds_by_axis: dict[int, tuple[int, int, int]] = {}  # only of axes that the slice changes
     lengths: dict[int, int] = {}  # the extents of the result that are known, by axis
     for axis, (begin, end, step) in sorted(slices.items()):
         if step == 0:
             raise InvalidOperation("a step is 0")
         extent = site.shape(x)[axis]
-        if _is_of_list(site, x, axis, begin, end):
-            x = _sliced_list(site, x, axis, begin, end, step)
-            continue
         has_open_bounds = extent is UNKNOWN or is_symbolic(begin) or is_symbolic(end)
-        if has_open_bounds:
-            ends_at_0 = _is_number(end) and end == 0
-            if ends_at_0 and step > 0:
-                lengths[axis] = 0
-            else:
-                bounds_by_axis[axis] = _open_bounds(site, x, begin, end, step)
-            continue
-        items = range(extent)[begin:end:step]
-        lengths[axis] = len(items)
-        if items != range(extent):
-            # A negative end would count from the end of the axis.
-            stop = items.stop if items.stop >= 0 else -FAR - 1
-            bounds_by_axis[axis] = (items.start, stop, step)
+        if _has_counted_extent(site, x, axis, begin, end):
+            x = _sliced_list(site, x, axis, begin, end, step)
+        elif not has_open_bounds:
+            items = range(extent)[begin:end:step]
+            lengths[axis] = len(items)
+            if items != range(extent):
+                # range(5)[::-1] stops at -1, but the operation counts -1 from the end of the axis.
+                stop = items.stop if items.stop >= 0 else -FAR - 1
+                bounds_by_axis[axis] = (items.start, stop, step)
+        elif _is_number(end) and end == 0 and step > 0:
+            # The slice has no items. To the operation, an end of 0 is the end of the axis.
+            lengths[axis] = 0
+        else:
+            bounds_by_axis[axis] = _open_bounds(site, x, begin, end, step)
     add = site.step_or_last(final)
     if 0 in lengths.values():
-        shape = list(site.known_shape(x))
-        for axis, length in lengths.items():
-            shape[axis] = length
-        return add.constant(shape=shape, value=(), dtype=site.dtype_of(x))
+        return _without_items(site, add, x, lengths)
     if not bounds_by_axis:
         return add.copy(x) if final else x
     begins, ends, steps = zip(*bounds_by_axis.values(), strict=True)
     return add.slice(x, axes=[*bounds_by_axis], begin=begins, end=ends, stride=steps)
 
 
-def _is_of_list(site: Site[TensorGraph], x: Tensor, axis: int, *bounds: Any) -> bool:
-    """Tell whether the axis, or a bound of a slice along it, has a number that values tell."""
+def _sliced_constant(x: Constant, slices: Mapping[int, SliceBounds]) -> Constant:
+    """Slice a known tensor on the host. The arguments are as for `sliced`."""
+    index: list[slice] = [slice(None)] * x.array.ndim
+    for axis, bounds in slices.items():
+        index[axis] = slice(*bounds)
+    return Constant(x.array[tuple(index)], x.type, derived=True)
+
+
+def _without_items(
+    site: Site[TensorGraph], add: ByKind, x: Tensor, lengths: Mapping[int, int]
+) -> Any:
+    """Add a constant without items, which has the dtype and the shape of `x`.
+
+    `lengths` maps axes to other extents than those of `x`. At least one of them is 0.
+    """
+    shape = list(site.known_shape(x))
+    for axis, length in lengths.items():
+        shape[axis] = length
+    return add.constant(shape=shape, value=(), dtype=site.dtype_of(x))
+
+
+def _has_counted_extent(site: Site[TensorGraph], x: Tensor, axis: int, *numbers: Any) -> bool:
+    """Tell whether a symbol for items that the network counts occurs along an axis.
+
+    The symbol occurs in the extent of the axis, or in one of `numbers`, such as the bounds of a
+    slice.
+    """
     if not site.graph.has_lists:
         return False
-    symbols = [symbols_in(n) for n in (site.known_shape(x)[axis], *bounds)]
-    return not site.graph.symbols.most.keys().isdisjoint(set().union(*symbols))
+    symbols = symbols_in((site.known_shape(x)[axis], *numbers))
+    return not symbols.isdisjoint(site.graph.symbols.most)
 
 
 def _sliced_list(
@@ -97,45 +115,54 @@ def _sliced_list(
 ) -> Tensor:
     """Slice a tensor along an axis, and count the items of the result, which is a list.
 
-    There are at most `most` items, as the caller knows.
+    `most` is an upper bound of the number of items.
 
     The number of items is computed by operations of the graph. An expression of jax's symbols, such
     as n - 1, would be wrong for a list without items, because jax takes each symbol for at least 1.
     """
     graph = site.graph
     extent = site.known_shape(x)[axis]
-    takes_all = begin in (None, 0) and (end is None or (_is_number(end) and end >= FAR))
-    if step == 1 and takes_all:
+    begins_at_0 = begin in (None, 0)
+    goes_to_end = end is None or _is_beyond_axes(end)
+    if step == 1 and begins_at_0 and goes_to_end:
         return x
     length = graph.extent_tensor(extent, site.span)
-    low: Any = 0
-    high = length
-    if step < 0:  # the slice begins at the last item, and ends before the first
-        low = -1
-        high = site.step.sub(length, 1)
-    ends = (low, high) if step > 0 else (high, low)
-    first = ends[0] if begin is None else _place(site, begin, length, low, high)
-    last = ends[1] if end is None else _place(site, end, length, low, high)
-    distance = site.step.sub(last, first) if step > 0 else site.step.sub(first, last)
+    first: Any  # the place where the slice begins, by default at an end of the axis
+    stop: Any  # the place before which the slice ends
+    if step > 0:
+        low, high = 0, length
+        first, stop = low, high
+    else:
+        low, high = -1, site.step.sub(length, 1)
+        first, stop = high, low
+    if begin is not None:
+        first = _place(site, begin, length, low, high)
+    if end is not None:
+        stop = _place(site, end, length, low, high)
+    distance = site.step.sub(stop, first) if step > 0 else site.step.sub(first, stop)
     count = site.step.max(distance, 0)
     if abs(step) != 1:
+        # The quotient is rounded up: there are 3 items in a distance of 5 with the step 2.
         count = site.step.div(site.step.add(count, abs(step) - 1), abs(step))
     most = min(most, _most_items(graph, extent, begin, end, step))
-    places = site.step.add(site.step.mul(site.positions(most), step), first)
+    # The places are first, first + step, first + 2 * step and so on.
+    distances = site.step.mul(site.positions(most), step)
+    places = site.step.add(distances, first)
     return site.listed(site.step.gather(x, places, axis=axis), axis, count)
 
 
 def _place(site: Site[TensorGraph], bound: Any, length: Value, low: Any, high: Any) -> Value:
     """Return the place where a slice begins or ends, as a tensor of shape (1,).
 
-    `length` is the extent of the axis, and `low` and `high` are the least and the greatest place. A
-    negative bound counts from the end of the axis.
+    `bound` is the begin or the end of the slice. A negative bound counts from the end of the axis.
+    `length` is the extent of the axis, and `low` and `high` are the least and the greatest place.
     """
     if not is_symbolic(bound):
-        bound = max(min(bound, FAR), -FAR)
+        bound = max(min(bound, FAR), -FAR)  # places are integers of 32 bits
     place = site.graph.extent_tensor(bound, site.span)
     from_end = site.step.add(place, length)
     if is_symbolic(bound):
+        # Only a run tells whether the bound is negative.
         place = site.step.select(site.step.lt(place, 0), from_end, place)
     elif bound < 0:
         place = from_end
@@ -143,20 +170,23 @@ def _place(site: Site[TensorGraph], bound: Any, length: Value, low: Any, high: A
 
 
 def _most_items(graph: TensorGraph, extent: Any, begin: Any, end: Any, step: int) -> int:
-    """Return the largest number of items that a slice along an axis of an extent can have."""
+    """Return the largest number of items that a slice of an axis with the extent `extent` can have.
+
+    Bounds that may count from the end of the axis are left out of account.
+    """
     most = graph.bound(extent)
     if step > 0:
-        if end is not None and not is_symbolic(end) and end >= 0:
+        if _is_number(end) and end >= 0:
             most = min(most, end)
-        elif is_symbolic(end) and _is_count(end):
+        elif is_symbolic(end) and _is_single_symbol(end):
             most = min(most, graph.bound(end))
-        if begin is not None and not is_symbolic(begin) and begin >= 0:
+        if _is_number(begin) and begin >= 0:
             most = max(most - begin, 0)
     return ceil_div(most, abs(step))
 
 
-def _is_count(extent: Any) -> bool:
-    """Tell whether an extent is a single symbol, which is never negative."""
+def _is_single_symbol(extent: Any) -> bool:
+    """Tell whether an extent is a symbol such as n0, which is never negative, as n0 - 1 may be."""
     return str(extent) in symbols_in(extent)
 
 
@@ -168,12 +198,13 @@ def _open_bounds(
     If the slice goes to the end of the axis, `end` is 0 in the result.
     """
     start = 0 if begin is None else begin
-    if step < 0 or _counts_from_end(start):
-        site.known_shape(x)  # raises ExtentNeeded for an open extent
-    if end is None:
+    counts_from_end = _is_number(start) and start < 0
+    if step < 0 or counts_from_end:
+        # The first item depends on the extent: ExtentNeeded is raised if the extent is open.
+        site.known_shape(x)
+    if end is None or _is_beyond_axes(end):
         return start, 0, step
-    is_beyond_axis = _is_number(end) and end >= FAR
-    return start, 0 if is_beyond_axis else end, step
+    return start, end, step
 
 
 def _is_number(bound: int | None) -> TypeGuard[int]:
@@ -181,21 +212,21 @@ def _is_number(bound: int | None) -> TypeGuard[int]:
     return bound is not None and not is_symbolic(bound)
 
 
-def _counts_from_end(bound: int | None) -> bool:
-    """Tell whether a bound of a slice is a negative number, which counts from the end."""
-    return _is_number(bound) and bound < 0
+def _is_beyond_axes(end: int | None) -> bool:
+    """Tell whether the end of a slice is a number beyond the end of any axis."""
+    return _is_number(end) and end >= FAR
 
 
 def cropped(site: Site[TensorGraph], x: Tensor, around: Mapping[int, Sequence[int]]) -> Any:
     """Remove the items of a tensor that negative padding cuts off.
 
-    `around` maps an axis to its padding (before, after). Positive numbers of padding have no effect
-    here.
+    `around` maps an axis to its padding (before, after). A negative number is the number of items
+    to remove. Positive numbers have no effect here.
     """
     slices: dict[int, SliceBounds] = {}
     for axis, (before, after) in around.items():
         begin = max(-before, 0)
-        end = after if after < 0 else None
+        end = after if after < 0 else None  # a negative end counts from the end of the axis
         if begin > 0 or end is not None:
             slices[axis] = (begin, end, 1)
     return sliced(site, x, slices, final=False) if slices else x
@@ -205,7 +236,7 @@ def split_by_lengths(
     site: Site[TensorGraph], x: Tensor, axis: int, lengths: Sequence[int]
 ) -> list[Any]:
     """Split a tensor along an axis into consecutive parts with the lengths `lengths`."""
-    if _is_of_list(site, x, axis, *lengths):
+    if _has_counted_extent(site, x, axis, *lengths):
         return _split_list(site, x, axis, lengths)
     total = site.shape(x)[axis]
     if min(lengths, default=0) < 0:
@@ -215,39 +246,41 @@ def split_by_lengths(
         raise InvalidShape(message)
     if len(lengths) == 1:
         return [site.last.copy(x)]
-    has_items_in_each = len(lengths) > 1 and 0 not in lengths
+    has_items_in_each = len(lengths) > 0 and 0 not in lengths
     if has_items_in_each and not isinstance(x, Constant):
+        # The ratios of the lengths 4 and 6 are 2 and 3.
         divisor = math.gcd(*lengths)
         ratios = [length // divisor for length in lengths]
         return site.last.split(x, axis=axis, ratios=ratios)
     parts: list[Any] = []
     start = 0
     for length in lengths:
-        if length:
-            window = {"begin": (start,), "end": (start + length,), "stride": (1,)}
-            parts.append(site.last.slice(x, axes=(axis,), **window))
+        end = start + length
+        if length == 0:
+            part = _without_items(site, site.last, x, {axis: 0})
         else:
-            shape = list(site.known_shape(x))
-            shape[axis] = 0
-            parts.append(site.last.constant(shape=shape, value=(), dtype=site.dtype_of(x)))
-        start += length
+            part = site.last.slice(x, axes=(axis,), begin=(start,), end=(end,), stride=(1,))
+        parts.append(part)
+        start = end
     return parts
 
 
 def _split_list(site: Site[TensorGraph], x: Tensor, axis: int, lengths: Sequence[Any]) -> list[Any]:
-    """Split a tensor along an axis into parts, if values tell its extent or the lengths."""
+    """Split a tensor along an axis whose extent, or whose parts' lengths, the network counts."""
     graph = site.graph
     parts: list[Any] = []
     start: Any = 0
     for length in lengths:
         end = start + length
-        if is_symbolic(length) and not _is_count(length):
-            part = _sliced_list(site, x, axis, start, end, 1, graph.bound(length))
+        most = graph.bound(length)
+        if is_symbolic(length) and not _is_single_symbol(length):
+            # The length, such as n0 - 2, is counted as a slice counts its items.
+            part = _sliced_list(site, x, axis, start, end, step=1, most=most)
         else:
             first = graph.extent_tensor(start, site.span)
-            places = site.step.add(site.positions(graph.bound(length)), first)
+            places = site.step.add(site.positions(most), first)
             part = site.step.gather(x, places, axis=axis)
-        if _is_count(length):
+        if _is_single_symbol(length):
             part = graph.counted(site.tensor(part), axis, length, site.span)
         parts.append(part)
         start = end
@@ -256,7 +289,7 @@ def _split_list(site: Site[TensorGraph], x: Tensor, axis: int, lengths: Sequence
 
 def split_evenly(site: Site[TensorGraph], x: Tensor, axis: int, count: int) -> list[Any]:
     """Split a tensor along an axis into `count` equal parts."""
-    if _is_of_list(site, x, axis):
+    if _has_counted_extent(site, x, axis):
         length = site.known_shape(x)[axis] // count
         return _split_list(site, x, axis, [length] * count)
     extent = site.shape(x)[axis]
@@ -288,27 +321,30 @@ def reduced(
     """
     before, kind, after = steps
     attributes: dict[str, Any] = {"axes": axes}
+    # The mean of integers is a normalized sum, which is an integer.
     is_mean_of_integers = kind == "mean_reduce" and is_integer(site.dtype_of(x))
     if kind == "sum_reduce" or is_mean_of_integers:
         kind = "sum_reduce"
         attributes["normalize"] = is_mean_of_integers
     last_steps: list[Any] = []  # the operations after `after`: kinds, operands and attributes
-    if result_dtype:
-        last_steps.append(("cast", [], {"dtype": result_dtype}))
-    if not keeps_axes:
-        last_steps.append(("squeeze", [], {"axes": axes}))
     is_empty = any(site.shape(x)[axis] == 0 for axis in axes)
-    if before == "exp" and not is_empty:
+    if before == "exp" and not is_empty:  # without items, there is no largest item
         # Overflow is avoided by log(sum(exp(x))) = log(sum(exp(x - m))) + m, where m is the largest
         # item, or the nearest finite number if that item is infinite.
         least_finite, greatest_finite = ends_of(site.dtype_of(x))
         largest = site.step.max_reduce(x, axes=axes)
         largest = site.step.clamp(largest, float(least_finite), float(greatest_finite))
         x = site.step.sub(x, largest)
-        last_steps.insert(0, ("add", [largest], {}))
-    if after == "sqrt":
-        x = getattr(site.step, before)(x)
-        x = getattr(site.step, kind)(x, **attributes)
-        x = site.root(x, site.step_or_last(not last_steps))
-        return site.chain(x, *last_steps) if last_steps else x
-    return site.chain(x, (before, [], {}), (kind, [], attributes), (after, [], {}), *last_steps)
+        last_steps.append(("add", [largest], {}))
+    if result_dtype:
+        last_steps.append(("cast", [], {"dtype": result_dtype}))
+    if not keeps_axes:
+        last_steps.append(("squeeze", [], {"axes": axes}))
+    if after != "sqrt":
+        return site.chain(x, (before, [], {}), (kind, [], attributes), (after, [], {}), *last_steps)
+    # The derivative of the kind "sqrt" is infinite at 0, that of `site.root` is 0.
+    x = getattr(site.step, before)(x)
+    x = getattr(site.step, kind)(x, **attributes)
+    is_root_last = not last_steps
+    x = site.root(x, site.step_or_last(is_root_last))
+    return x if is_root_last else site.chain(x, *last_steps)

@@ -16,8 +16,9 @@ _MOVES = frozenset({
     "reshape", "slice", "squeeze", "transpose", "unsqueeze",
 })  # fmt: skip
 _JOINS = frozenset({"concat", "stack"})
-_PRODUCTS: Mapping[str, Callable[[Sequence[int]], int]] = {
-    "add": sum, "mul": math.prod, "max": max,
+# For a kind, a function of upper bounds of its operands that returns an upper bound of its result.
+_RESULT_BOUNDS: Mapping[str, Callable[[Sequence[int]], int]] = {
+    "add": sum, "mul": math.prod, "max": max, "concat": max, "stack": max,
 }  # fmt: skip
 
 
@@ -39,13 +40,14 @@ class Bounds:
         self._computations = computations
         self._shape_of = shape_of
         self._bound = bound
-        # The answers for operations, which the graph under construction keeps. Without them, the
-        # time would double with each operation that reads a number twice.
-        self._mosts: dict[int, int | None] = {}
-        self._are_counts: dict[int, bool] = {}
+        # The answers of `_most_of` and `_is_count_of`, by the id of the operation. Without them,
+        # the time would double with each operation that reads a number twice. The graph under
+        # construction keeps the operations, so that no id is used again.
+        self._most_by_operation: dict[int, int | None] = {}
+        self._is_count_by_operation: dict[int, bool] = {}
 
     def most(self, x: Any) -> int | None:
-        """Return a number that no item of an operand exceeds, or None if it is not known."""
+        """Return an upper bound of an operand's items, or None if no bound is known."""
         if not isinstance(x, Value):
             return math.ceil(x)
         if x.type.dtype == "bool":
@@ -53,18 +55,19 @@ class Bounds:
         operation = self._computations.operation_of(x)
         if operation is None:
             return None
-        if id(operation) not in self._mosts:
-            self._mosts[id(operation)] = self._most_of(operation)
-        return self._mosts[id(operation)]
+        if id(operation) not in self._most_by_operation:
+            self._most_by_operation[id(operation)] = self._most_of(operation)
+        return self._most_by_operation[id(operation)]
 
     def _most_of(self, operation: Operation) -> int | None:
-        """Return a number that no item of an operation's results exceeds, or None."""
+        """Return an upper bound of the items of an operation's results, or None."""
         kind = operation.kind
         operands: list[Any] = [x for _, x in operation.operands]
         attributes: dict[str, Any] = dict(operation.attributes)
         if kind == "constant":
             return max(map(self._bound, attributes["value"]), default=0)
         if kind in ("argmax_reduce", "argmin_reduce"):
+            # The result is an index of the items along the axes.
             return self._volume(operands[0], attributes["axes"])
         if kind == "sum_reduce":
             most = self.most(operands[0])
@@ -72,23 +75,36 @@ class Bounds:
         if kind in _MOVES:
             return self.most(operands[0])
         if kind == "sub":
+            # x - y is at most x if y is not negative.
             return self.most(operands[0]) if self.is_count(operands[1]) else None
-        if kind in _JOINS:
-            (operands,) = operands
-        elif kind not in ("add", "mul", "max", "min"):
-            return None
-        mosts = [self.most(x) for x in operands]
-        numbers = [n for n in mosts if n is not None]
         if kind == "min":
-            return min(numbers, default=None)
-        if len(numbers) < len(mosts) or min(numbers, default=0) < 0:
+            bounds = [self.most(x) for x in operands]
+            return min([n for n in bounds if n is not None], default=None)
+        if kind not in _RESULT_BOUNDS:
             return None
-        if kind == "mul" and sum(map(self.is_count, operands)) < len(operands) - 1:
-            return None  # the product of two negative numbers has no bound here
-        return _PRODUCTS.get(kind, max)(numbers)
+        if kind in _JOINS:
+            (operands,) = operands  # the single operand is an array of tensors
+        return self._most_of_all(kind, operands)
+
+    def _most_of_all(self, kind: str, operands: Sequence[Any]) -> int | None:
+        """Return an upper bound of the result of a kind in `_RESULT_BOUNDS`.
+
+        Return None if the bound of an operand is negative or not known.
+        """
+        bounds: list[int] = []
+        for x in operands:
+            bound = self.most(x)
+            if bound is None or bound < 0:
+                return None
+            bounds.append(bound)
+        if kind == "mul":
+            may_be_negative = [x for x in operands if not self.is_count(x)]
+            if len(may_be_negative) > 1:
+                return None  # the product of two negative numbers may exceed the bounds' product
+        return _RESULT_BOUNDS[kind](bounds)
 
     def is_count(self, x: Any) -> bool:
-        """Tell whether no item of an operand is negative. False is returned if it is not known."""
+        """Tell whether no item of an operand is negative, as far as the operations show."""
         if not isinstance(x, Value):
             return x >= 0
         if x.type.dtype == "bool":
@@ -96,32 +112,34 @@ class Bounds:
         operation = self._computations.operation_of(x)
         if operation is None:
             return False
-        if id(operation) not in self._are_counts:
-            self._are_counts[id(operation)] = self._counts(operation)
-        return self._are_counts[id(operation)]
+        if id(operation) not in self._is_count_by_operation:
+            self._is_count_by_operation[id(operation)] = self._is_count_of(operation)
+        return self._is_count_by_operation[id(operation)]
 
-    def _counts(self, operation: Operation) -> bool:
+    def _is_count_of(self, operation: Operation) -> bool:
         """Tell whether no item of an operation's results is negative."""
         kind = operation.kind
         operands: list[Any] = [operand for _, operand in operation.operands]
         if kind == "constant":
             items: Any = dict(operation.attributes)["value"]
-            return all(map(_is_count, items))
+            return all(map(_is_not_negative, items))
         if kind in ("argmax_reduce", "argmin_reduce"):
-            return True
+            return True  # the results are indices
         if kind in _MOVES or kind == "sum_reduce":
             return self.is_count(operands[0])
         if kind in _JOINS:
-            return all(map(self.is_count, operands[0]))
+            (parts,) = operands  # the single operand is an array of tensors
+            return all(map(self.is_count, parts))
         if kind == "max":
             return any(map(self.is_count, operands))
         return kind in ("add", "mul", "min") and all(map(self.is_count, operands))
 
     def _volume(self, x: Value, axes: Sequence[int]) -> int:
+        """Return the largest number of items that a tensor can have along axes."""
         shape = self._shape_of(x)
         return volume(self._bound(shape[axis]) for axis in axes)
 
 
-def _is_count(item: Any) -> bool:
-    """Tell whether an item of a constant is not negative. An extent with a minus may be."""
+def _is_not_negative(item: Any) -> bool:
+    """Tell whether an item of a constant is not negative. An extent such as n0 - 1 may be."""
     return "-" not in item.text if isinstance(item, Extent) else item >= 0

@@ -17,7 +17,13 @@ from nnef_jax.flattening.tensor_graph import TensorGraph
 
 @dataclass(frozen=True, slots=True)
 class VaryingAxis:
-    """An axis of a result whose extent depends on the branch. It has at most `most` items."""
+    """An axis of a result whose extent depends on the branch.
+
+    Args:
+        result: the index of the result.
+        axis: the axis.
+        most: the largest extent that the axis has in a branch.
+    """
 
     result: int
     axis: int
@@ -27,54 +33,54 @@ class VaryingAxis:
 def with_extents(
     graphs: Sequence[TensorGraph], results: Sequence[Sequence[Value]], span: Span | None
 ) -> tuple[list[list[Value]], list[VaryingAxis]]:
-    """Pad the results of branches to the same shapes, and add their extents to the results.
+    """Pad the results of branches to the same shapes, and add the extents before to the results.
 
     Args:
         graphs: the graph of each branch, to which operations are added.
         results: the results of each branch.
         span: the place of the choice in the document.
 
-    Returns the results of each branch, followed by an extent of shape (1,) for each of the axes
-    that are also returned.
+    Returns:
+        The padded results of each branch, followed by an extent of shape (1,) for each varying
+            axis; and the varying axes.
     """
-    padded = [list(values) for values in results]
+    padded = [list(branch_results) for branch_results in results]
     varying: list[VaryingAxis] = []
     extents_by_branch: list[list[Value]] = [[] for _ in graphs]
-    for result in range(len(padded[0])):
-        values = [values[result] for values in padded]
+    for i in range(len(padded[0])):
+        values = [branch_results[i] for branch_results in padded]  # result i of each branch
         for axis in _varying_axes(graphs, values):
             extents = [graph.shape_of(x)[axis] for graph, x in zip(graphs, values, strict=True)]
             bounds = [graph.bound(n) for graph, n in zip(graphs, extents, strict=True)]
             most = max(bounds)
-            varying.append(VaryingAxis(result, axis, most))
+            varying.append(VaryingAxis(i, axis, most))
             for branch, graph in enumerate(graphs):
-                count = graph.extent_tensor(extents[branch], span)
-                extents_by_branch[branch].append(count)
-                x = graph.padded_to(padded[branch][result], axis, most, span)
-                padded[branch][result] = x
+                extent = graph.extent_tensor(extents[branch], span)
+                extents_by_branch[branch].append(extent)
+                padded[branch][i] = graph.padded_to(padded[branch][i], axis, most, span)
     pairs = zip(padded, extents_by_branch, strict=True)
-    return [values + extents for values, extents in pairs], varying
+    return [branch_results + extents for branch_results, extents in pairs], varying
 
 
 def _varying_axes(graphs: Sequence[TensorGraph], values: Sequence[Value]) -> list[int]:
-    """Return the axes along which a result has another extent in each branch, or a counted one.
+    """Return the axes along which a result has different extents in the branches.
 
-    `values` has the result of each branch.
+    An axis whose items a branch counts is among them. `values` has the result of each branch.
     """
-    is_same = len({x.type for x in values}) == 1 and is_known(values[0].type.shape)
-    # Results of other dtypes or ranks are refused when the choice is added.
-    are_alike = len({(x.type.dtype, len(x.type.shape)) for x in values}) == 1
-    have_shapes = True
-    for graph, x in zip(graphs, values, strict=True):
-        have_shapes &= graph.symbolic is not None or is_known(x.type.shape)
-    if is_same or not are_alike or not have_shapes:
+    if len({x.type for x in values}) == 1 and is_known(values[0].type.shape):
         return []
+    if len({(x.type.dtype, len(x.type.shape)) for x in values}) > 1:
+        return []  # results of several dtypes or ranks are refused when the choice is added
+    for graph, x in zip(graphs, values, strict=True):
+        if graph.symbolic is None and not is_known(x.type.shape):
+            return []  # open extents without symbols cannot be compared
     shapes = [graph.shape_of(x) for graph, x in zip(graphs, values, strict=True)]
     axes: list[int] = []
     for axis in range(len(shapes[0])):
         extents = [shape[axis] for shape in shapes]
-        counts_here = [graph.counts_here(n) for graph, n in zip(graphs, extents, strict=True)]
-        if len(set(extents)) > 1 or any(counts_here):
+        are_different = len(set(extents)) > 1
+        pairs = zip(graphs, extents, strict=True)
+        if are_different or any(graph.counts_here(extent) for graph, extent in pairs):
             axes.append(axis)
     return axes
 
@@ -82,14 +88,15 @@ def _varying_axes(graphs: Sequence[TensorGraph], values: Sequence[Value]) -> lis
 def as_lists(
     graph: TensorGraph, results: Sequence[Value], varying: Sequence[VaryingAxis], span: Span | None
 ) -> list[Value]:
-    """Return the results of a choice as lists.
+    """Return the results of a choice or loop, as lists along the axes `varying`.
 
-    `graph` is the graph around the branches, and `results` has the results of the choice, followed
-    by the extent for each axis in `varying`.
+    `graph` is the graph that has the choice or loop. `results` has the padded results, followed by
+    the extent of each axis in `varying`.
     """
-    count = len(results) - len(varying)
+    count = len(results) - len(varying)  # of the results without the extents
     lists = list(results[:count])
-    for place, extent in zip(varying, results[count:], strict=True):
-        x = lists[place.result]
-        lists[place.result] = graph.listed(x, place.axis, extent, place.most, span)
+    extents = results[count:]
+    for varying_axis, extent in zip(varying, extents, strict=True):
+        i = varying_axis.result
+        lists[i] = graph.listed(lists[i], varying_axis.axis, extent, varying_axis.most, span)
     return lists

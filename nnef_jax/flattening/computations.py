@@ -13,19 +13,20 @@ class Computations:
 
     def __init__(self, builder: GraphBuilder) -> None:
         self._builder = builder
-        self._operations: dict[Value, Operation] = {}
-        self._operation_count = 0  # of the operations that `_operations` has
-        self._keys: dict[Value, Any] = {}
-        self._keyed_count = 0  # of the operations whose results have keys
-        self._numbers: dict[Any, int] = {}  # a number for each way to compute results
+        self._operation_by_result: dict[Value, Operation] = {}
+        self._noted_count = 0  # the number of operations that `_operation_by_result` has
+        self._key_by_result: dict[Value, Any] = {}
+        self._keyed_count = 0  # the number of operations whose results have keys
+        self._number_by_computation: dict[Any, int] = {}
 
     def operation_of(self, x: Value) -> Operation | None:
         """Return the operation that computes a tensor, or None for an input or a variable."""
         operations = self._builder.operations
-        for operation in operations[self._operation_count :]:
-            self._operations.update(dict.fromkeys(operation.writes(), operation))
-        self._operation_count = len(operations)
-        return self._operations.get(x)
+        new_operations = operations[self._noted_count :]
+        for operation in new_operations:
+            self._operation_by_result.update(dict.fromkeys(operation.writes(), operation))
+        self._noted_count = len(operations)
+        return self._operation_by_result.get(x)
 
     def key(self, x: Value) -> Any:
         """Return a key of a tensor. Tensors that are computed in the same way have equal keys.
@@ -33,13 +34,15 @@ class Computations:
         The keys are only comparable within one graph.
         """
         operations = self._builder.operations
-        # The operands of an operation are computed before it, so that they already have keys.
-        for operation in operations[self._keyed_count :]:
+        new_operations = operations[self._keyed_count :]
+        for operation in new_operations:
+            # The operands were computed by earlier operations, so that they already have keys.
             operands = tuple((name, self._operand_key(y)) for name, y in operation.operands)
             computation = (operation.kind, operation.rule, operands, operation.attributes)
-            number = self._numbers.setdefault(computation, len(self._numbers))
+            next_number = len(self._number_by_computation)
+            number = self._number_by_computation.setdefault(computation, next_number)
             for index, result in enumerate(operation.writes()):
-                self._keys[result] = "result", number, index
+                self._key_by_result[result] = ("result", number, index)
         self._keyed_count = len(operations)
         return self._operand_key(x)
 
@@ -48,5 +51,5 @@ class Computations:
         if isinstance(x, list | tuple):
             return tuple(map(self._operand_key, x))  # pyright: ignore[reportUnknownArgumentType]
         if isinstance(x, Value):
-            return self._keys.get(x, ("input", id(x)))
+            return self._key_by_result.get(x, ("input", id(x)))
         return type(x).__name__, repr(x)

@@ -16,48 +16,57 @@ _MOST_AXES = 64  # an array of jax has at most so many
 def extents_of(graph: ListEmission, x: Value, span: Span | None) -> list[Any] | None:
     """Return the items of a computed tensor of integers, in row-major order, as extents.
 
-    An item that the network computes becomes a symbol. None is returned if there is no bound for
-    the item.
+    An item that the network computes becomes a symbol. If such an item has no upper bound, or if
+    the tensor cannot be the extents of an array, return None.
     """
     shape = x.type.shape
     if not is_integer(x.type.dtype) or not is_known(shape) or volume(shape) > _MOST_AXES:
         return None
     extents: list[Any] = []
-    for i in range(volume(shape)):
-        extent = _extent(graph, x, i, span)
+    for index in range(volume(shape)):
+        extent = _extent(graph, x, index, span)
         if extent is None:
             return None
         extents.append(extent)
     return extents
 
 
-def _extent(graph: ListEmission, x: Value, i: int, span: Span | None) -> Any:
-    """Return item `i` of a tensor, in row-major order, as an extent. None if it has no bound."""
+def _extent(graph: ListEmission, x: Value, index: int, span: Span | None) -> Any:
+    """Return an item of a tensor as an extent, or None if the item has no upper bound.
+
+    `index` is the index of the item in row-major order.
+    """
     operation = graph.computations.operation_of(x)
     if operation is None:
         return None
     operands: dict[str, Any] = dict(operation.operands)
-    attributes: dict[str, Any] = dict(operation.attributes)
-    first = next(iter(operands.values()), None)
+    first_operand = next(iter(operands.values()), None)
     if operation.kind == "constant":
-        items = attributes["value"]
-        return graph.symbols.dimensions.of(items[i if len(items) > 1 else 0])
-    if operation.kind in _RESHAPES and isinstance(first, Value) and is_integer(first.type.dtype):
-        return _extent(graph, first, i, span)
+        items: Any = dict(operation.attributes)["value"]
+        # A single item stands for all items of the constant.
+        return graph.symbols.dimensions.of(items[index if len(items) > 1 else 0])
+    is_reshape = operation.kind in _RESHAPES
+    if is_reshape and isinstance(first_operand, Value) and is_integer(first_operand.type.dtype):
+        return _extent(graph, first_operand, index, span)
     if operation.kind == "concat" and len(x.type.shape) == 1:
+        index_in_part = index
         for part in operands["values"]:
-            extent = part.type.shape[0]
-            if i < extent:
-                return _extent(graph, part, i, span)
-            i -= extent
+            length = part.type.shape[0]
+            if index_in_part < length:
+                return _extent(graph, part, index_in_part, span)
+            index_in_part -= length
     most = graph.bounds.most(x)
     if most is None:
         return None
-    count = x
+    return graph.defined_symbol(_item(graph, x, index, span), most, span)
+
+
+def _item(graph: ListEmission, x: Value, index: int, span: Span | None) -> Value:
+    """Return an item of a tensor, by its index in row-major order, as a tensor of shape (1,)."""
     if len(x.type.shape) != 1:
-        shape = {"shape": (-1,), "axis_start": 0, "axis_count": -1}
-        count = graph.insert("reshape", {"input": count}, span, **shape)
-    if volume(x.type.shape) > 1:
-        window = {"axes": (0,), "begin": (i,), "end": (i + 1,), "stride": (1,)}
-        count = graph.insert("slice", {"input": count}, span, **window)
-    return graph.defined_symbol(count, most, span)
+        operands = {"input": x}
+        x = graph.insert("reshape", operands, span, shape=(-1,), axis_start=0, axis_count=-1)
+    if x.type.shape != (1,):
+        window = {"axes": (0,), "begin": (index,), "end": (index + 1,), "stride": (1,)}
+        x = graph.insert("slice", {"input": x}, span, **window)
+    return x

@@ -94,9 +94,11 @@ class Emission:
         if len(self.builder.operations) >= self.limits.operations:
             message = f"the flat graph has more than {self.limits.operations} operations"
             raise self.beyond(message, "operations", span, calls)
-        steps = [len(x) for x in attributes.values() if type(x) in _SEQUENCES]
-        steps += [_steps_to_compare(x) for x in operands.values() if type(x) in _SEQUENCES]
-        self.meter.spend(OPERATION_STEPS + sum(steps), "the network", span, calls)
+        long_attributes = [x for x in attributes.values() if type(x) in _SEQUENCES]
+        operand_arrays = [x for x in operands.values() if type(x) in _SEQUENCES]
+        steps = OPERATION_STEPS + sum(map(len, long_attributes))
+        steps += sum(map(_steps_to_compare, operand_arrays))
+        self.meter.spend(steps, "the network", span, calls)
         operands = {name: self._hashable_operand(x) for name, x in operands.items()}
         attributes = {name: _hashable_attribute(x) for name, x in attributes.items()}
         results = self.builder.operation(
@@ -133,7 +135,7 @@ class Emission:
         """
         shape = value.type.shape
         rank = len(shape)
-        self.meter.steps += EXTENT_STEPS * rank
+        self.meter.steps += EXTENT_STEPS * rank  # the next call of `spend` checks the limit
         if shape in self._checked_shapes:
             return
         if rank > MAX_RANK:
@@ -146,19 +148,20 @@ class Emission:
             raise self.beyond(message, "tensor_items", span, calls)
         self._checked_shapes.add(shape)
 
-    def fold(
-        self, constants: Iterable[str], steps: Iterable[tuple[Iterable[str], Sequence[str]]]
+    def note_folded(
+        self, constants: Iterable[str], nodes: Iterable[tuple[Iterable[str], Sequence[str]]]
     ) -> None:
         """Note the constants that were computed while flattening, and the results of their readers.
 
-        `constants` are the names of these constants. `steps` has, for each node of the document,
-        the names of the tensors that the node reads, and the names of the node's results.
+        `constants` are the names of the constants. `nodes` has a pair for each node of the
+        document: the names of the tensors that the node reads, and the names of its results.
         """
         results_by_constant: dict[str, list[str]] = {}
         for name in constants:
+            # A name that the graph has taken is a tensor of the graph, which is not folded.
             if not self.builder.is_taken(name):
                 results_by_constant[name] = []
-        for reads, results in steps:
+        for reads, results in nodes:
             for name in reads:
                 if name in results_by_constant:
                     results_by_constant[name] += results[:_MOST_RESULTS]
@@ -175,8 +178,10 @@ class Emission:
             return ""
         origins = self.origins(values)
         inputs = [x for x in origins if self.builder.is_input(x)]
+        # An input with several axes, such as an image, is not likely to have a fixed value.
         fixable_inputs = [x for x in inputs if x in values or len(x.type.shape) < 2]
-        if not fixable_inputs or len(fixable_inputs) < len(origins):
+        all_are_fixable = len(fixable_inputs) == len(origins)
+        if not fixable_inputs or not all_are_fixable:
             return ""
         name = min(x.name for x in fixable_inputs)
         return f"load(..., values={{{name!r}: ...}}) makes it known"
@@ -187,7 +192,7 @@ class Emission:
         for operation in reversed(self.builder.operations):
             results = tuple(operation.writes())
             if not origins.isdisjoint(results):
-                # The operands take the place of the results that are computed from them.
+                # The operands replace the results that are computed from the operands.
                 origins = origins.difference(results).union(operation.reads())
         return origins
 
@@ -195,8 +200,10 @@ class Emission:
         self, message: str, limit: str, span: Span | None, calls: tuple[Call, ...] = ()
     ) -> LimitError:
         """Return the error for exceeding the limit `limit`, with a hint how to raise the limit."""
-        endless = "is the recursion endless? " if limit == "call_depth" else ""
-        return LimitError(message, span=span, calls=calls, hint=endless + raising(limit))
+        hint = raising(limit)
+        if limit == "call_depth":
+            hint = f"is the recursion endless? {hint}"
+        return LimitError(message, span=span, calls=calls, hint=hint)
 
 
 def located(
@@ -227,12 +234,13 @@ def refused(
 ) -> NnefError:
     """Convert the error of an operation that refuses its operands to an error with a place.
 
-    The message lists the types of operands that are tensors, and the values of all other operands.
-    `translate` replaces the names in the message and in the hint by the words of the document.
+    The message ends with the type of each operand that is a tensor, and the value of each other
+    operand. `translate` replaces the names in the message and in the hint by the words of the
+    document.
     """
     pairs = ", ".join(f"{name} {show_operand(x)}" for name, x in operands.items())
     shown_operands = f" ({pairs})" if pairs else ""
-    return located(error, f"'{kind}'", span, calls, translate, shown_operands)
+    return located(error, f"'{kind}'", span, calls, translate, suffix=shown_operands)
 
 
 def show_operand(operand: object) -> str:
@@ -266,6 +274,7 @@ class locating_errors:
         pass
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        """Raise an error of the context as an error with a place, unless it has a place already."""
         match error:
             case None | ExtentNeeded() | NnefError():
                 pass
@@ -273,11 +282,12 @@ class locating_errors:
                 raise located(error, self._title, self._span) from None
             case InconclusiveDimensionOperation():
                 why = "depends on more of an extent than is known while it is symbolic"
-                question = str(error).strip().splitlines()[0]
-                message = f"{self._title} {why}: {question}"
+                first_line = str(error).strip().splitlines()[0]
+                message = f"{self._title} {why}: {first_line}"
                 hint = f"{EXPORT_KNOWN}, or cut the network before it"
                 raise UnsupportedError(message, span=self._span, hint=hint) from None
             case ArithmeticError() | AttributeError() | LookupError() | TypeError() | ValueError():
+                # The file has other inputs, axes or items than the flattening function relies on.
                 message = f"its {self._parts} and attributes do not go together: {error}"
                 raise located(InvalidOperation(message), self._title, self._span) from error
             case _:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
@@ -23,8 +24,12 @@ from nnef_jax.flattening.tensor_graph import TensorGraph
 class GrowingAxis:
     """An axis of a state whose extent iterations change.
 
-    An iteration adds at most `step` items, or has a result of at most `least` items, however many
-    items the state had before.
+    Args:
+        state: the index of the state.
+        axis: the axis.
+        step: the largest number of items that an iteration adds.
+        least: the largest number of items after an iteration, if this number does not depend on the
+            number of items before the iteration. Otherwise 0.
     """
 
     state: int
@@ -60,27 +65,29 @@ class GrowingStates:
         padded: list[Value] = [site.tensor(state) for state in states]
         extents: list[Value] = []
         for growing in axes:
-            extent = graph.shape_of(site.tensor(states[growing.state]))[growing.axis]
-            most = max(graph.bound(extent) + iterations * growing.step, growing.least)
+            state, axis = growing.state, growing.axis
+            extent = graph.shape_of(site.tensor(states[state]))[axis]
+            most_after_loop = graph.bound(extent) + iterations * growing.step
+            most = max(most_after_loop, growing.least)
             extents.append(graph.extent_tensor(extent, site.span))
-            padded[growing.state] = graph.padded_to(
-                padded[growing.state], growing.axis, most, site.span
-            )
-            self._varying.append(VaryingAxis(growing.state, growing.axis, most))
+            padded[state] = graph.padded_to(padded[state], axis, most, site.span)
+            self._varying.append(VaryingAxis(state, axis, most))
         self.initial: list[Value] = [*padded, *extents]
 
     def inside(self, body: RepeatedBody) -> list[Value]:
-        """Return the states before an iteration in the body, to which `initial` were added."""
-        count = len(self.initial) - len(self.axes)
+        """Return the states of the body before an iteration, as lists along the growing axes.
+
+        The states of `body` are `initial`: the padded states, then their extents.
+        """
+        count = len(self.initial) - len(self.axes)  # of the states without their extents
         states = body.inner_states[:count]
         extents = body.inner_states[count:]
         for growing, varying, extent in zip(self.axes, self._varying, extents, strict=True):
-            # Before an iteration, there is room for the items that the iteration adds.
+            state, axis = growing.state, growing.axis
+            # The last `step` places are still empty: the iteration may fill them.
             most = varying.most - growing.step
-            room = body.at.tensor(body.at.part(states[growing.state], growing.axis, 0, most))
-            states[growing.state] = body.graph.listed(
-                room, growing.axis, extent, most, self._site.span
-            )
+            items = body.at.tensor(body.at.part(states[state], axis, first=0, last=most))
+            states[state] = body.graph.listed(items, axis, extent, most, self._site.span)
         return states
 
     def grown_axes(
@@ -89,31 +96,26 @@ class GrowingStates:
         """Return the axes along which an iteration changes the extents of states.
 
         `graph` is the graph of the body, and `before` and `after` are the states before and after
-        the iteration. The axes are equal to those of this object if there is room for all items.
-        States that change their rank are left out: they are refused when the loop is added.
+        the iteration. If the result is equal to `axes`, the padded states have room for all items.
         """
-        listed = {(growing.state, growing.axis) for growing in self.axes}
+        earlier_axes = {(growing.state, growing.axis) for growing in self.axes}
         axes: list[GrowingAxis] = []
-        for i, (old, new) in enumerate(zip(before, after, strict=True)):
-            if len(old.type.shape) != len(new.type.shape) or graph.has_shape_of(old, new):
+        for state, (old, new) in enumerate(zip(before, after, strict=True)):
+            # A state with another rank is refused when the loop is added.
+            has_other_rank = len(old.type.shape) != len(new.type.shape)
+            if has_other_rank or graph.has_shape_of(old, new):
                 continue
             extents = zip(graph.shape_of(old), graph.shape_of(new), strict=True)
             for axis, (old_extent, extent) in enumerate(extents):
-                is_listed = (i, axis) in listed
-                if not is_listed and old_extent == extent and not graph.counts_here(extent):
-                    continue
-                if is_listed and not symbols_in(old_extent) <= symbols_in(extent):
-                    axes.append(GrowingAxis(i, axis, step=0, least=graph.bound(extent)))
-                elif is_listed:
-                    step = graph.bound(extent - old_extent)
-                    axes.append(GrowingAxis(i, axis, max(step, 0)))
-                else:
+                if (state, axis) in earlier_axes:
+                    axes.append(_growing_further(graph, state, axis, old_extent, extent))
+                elif old_extent != extent or graph.counts_here(extent):
                     step = graph.bound(extent) - graph.bound(old_extent)
-                    axes.append(GrowingAxis(i, axis, max(step, 0)))
+                    axes.append(GrowingAxis(state, axis, max(step, 0)))
         return axes
 
     def require_limit(self) -> None:
-        """Raise InvalidOperation if an axis gets items in each of an unknown number of turns."""
+        """Raise InvalidOperation if each iteration may add items to a state, without a limit."""
         for growing in self.axes:
             if growing.step and self._limit == math.inf:
                 raise InvalidOperation(
@@ -122,17 +124,37 @@ class GrowingStates:
                 )
 
     def padded(self, graph: TensorGraph, after: Sequence[Value]) -> list[Value]:
-        """Return the states after an iteration in the form of `initial`, in the graph of a body."""
+        """Return the padded states after an iteration, then their extents, as in `initial`.
+
+        `graph` is the graph of the body, and `after` are the states after the iteration.
+        """
         padded = list(after)
         extents: list[Value] = []
+        span = self._site.span
         for varying in self._varying:
-            extent = graph.shape_of(after[varying.result])[varying.axis]
-            extents.append(graph.extent_tensor(extent, self._site.span))
-            padded[varying.result] = graph.padded_to(
-                padded[varying.result], varying.axis, varying.most, self._site.span
-            )
+            state, axis = varying.result, varying.axis
+            extent = graph.shape_of(after[state])[axis]
+            extents.append(graph.extent_tensor(extent, span))
+            padded[state] = graph.padded_to(padded[state], axis, varying.most, span)
         return [*padded, *extents]
 
     def behind(self, results: Sequence[Value]) -> list[Value]:
-        """Return the states behind the loop, from its results in the form of `initial`."""
+        """Return the states behind the loop, as lists along the growing axes.
+
+        `results` are the results of the loop: the padded states, then their extents.
+        """
         return as_lists(self._site.graph, results, self._varying, self._site.span)
+
+
+def _growing_further(
+    graph: TensorGraph, state: int, axis: int, old_extent: Any, extent: Any
+) -> GrowingAxis:
+    """Return the growing axis of a state that is already a list along this axis.
+
+    `old_extent` and `extent` are the extents before and after an iteration.
+    """
+    depends_on_old = symbols_in(old_extent) <= symbols_in(extent)
+    if not depends_on_old:
+        return GrowingAxis(state, axis, step=0, least=graph.bound(extent))
+    step = graph.bound(extent - old_extent)  # 2 for n0 and n0 + 2
+    return GrowingAxis(state, axis, max(step, 0))

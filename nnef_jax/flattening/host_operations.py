@@ -58,7 +58,8 @@ def attempt(function: Callable[..., Any], *operands: object, **attributes: objec
     except InvalidOperation:
         raise
     except (ValueError, IndexError, TypeError, OverflowError, InconclusiveDimensionOperation):
-        raise NotFolded from None  # the kind's rule has the error message
+        # The operation is added to the graph, where its rule raises an error with a better message.
+        raise NotFolded from None
 
 
 def require_few(items: int) -> None:
@@ -138,7 +139,7 @@ def _unified(*operands: Host) -> list[Host]:
     The result is integer if no operand is real. It is also integer if some operands are integers
     and all items of the real operands are whole numbers. Otherwise the result is real.
     """
-    kinds = {operand.dtype.kind for operand in operands}
+    kinds = {operand.dtype.kind for operand in operands}  # "O" integer, "f" real, "b" bool
     if len(kinds) == 1:
         return list(operands)
     reals = [operand for operand in operands if operand.dtype.kind == "f"]
@@ -161,17 +162,19 @@ def ceil_div(dividend: int, divisor: int) -> int:
 
 def truncated(a: int, b: int) -> int:
     """Return the quotient of two integers, truncated towards 0."""
-    if is_symbolic(a) or is_symbolic(b):  # extents are not negative
-        return a // b
+    if is_symbolic(a) or is_symbolic(b):
+        return a // b  # extents are not negative, so that rounding down truncates
     quotient = abs(a) // abs(b)
     return quotient if (a < 0) == (b < 0) else -quotient
 
 
 def _power(a: int, b: int) -> int:
-    """Return `a` to the power `b`. Large bases and exponents are refused before the computation."""
+    """Return `a` to the power `b`. Raises InvalidOperation for large bases and exponents."""
     largest_base = 1 << 31
-    may_fit = 0 <= b <= 64 and abs(a) <= largest_base
-    if not may_fit:
+    largest_exponent = 64
+    # The result may still have more than 64 bits, but the computation takes little time.
+    is_small = 0 <= b <= largest_exponent and abs(a) <= largest_base
+    if not is_small:
         raise InvalidOperation(f"{a} to the power {b} is not an integer of 64 bits")
     return int(a**b)
 
@@ -181,8 +184,8 @@ def _differ(a: int, b: int) -> bool:
 
     Raises an error of jax if the answer depends on the values of symbolic extents.
     """
-    # The operator `!=` returns True for symbolic extents even if they may be equal.
     if is_symbolic(a - b):
+        # `a != b` would be True even if the extents may be equal. Comparisons raise an error then.
         return bool(a < b) or bool(a > b)
     return a != b
 
@@ -190,8 +193,7 @@ def _differ(a: int, b: int) -> bool:
 def binary(integer: Callable[..., int], real: Callable[..., Host]) -> Callable[..., Host]:
     """Make an operation on two host values from two functions.
 
-    If an operand is real, the operation calls `real` with two arrays of floats. Otherwise it calls
-    `integer` with each pair of integers.
+    The operation calls `real` with two arrays of floats, or `integer` with each pair of integers.
     """
 
     def compute(x: Host, y: Host) -> Host:
@@ -199,6 +201,7 @@ def binary(integer: Callable[..., int], real: Callable[..., Host]) -> Callable[.
         has_real = "f" in (x.dtype.kind, y.dtype.kind)
         is_division = integer is truncated
         if is_division and has_real:
+            # 5 / 2.0 is 2.5, although `_unified` would convert the whole number 2.0 to an integer.
             x, y = to_float(x), to_float(y)
         x, y = _unified(x, y)
         if x.dtype.kind == "f":
@@ -269,18 +272,19 @@ def _round(x: Host, ties: str = "up") -> Host:
 
 
 def _select(condition: Host, true_value: Host, false_value: Host) -> Host:
-    """Take each item from `true_value` where `condition` is true, else from `false_value`."""
+    """Take an item of `true_value` where the condition is true, else an item of `false_value`."""
 
-    def choose(condition: int, x: int, y: int) -> int:
-        return x if condition else y
+    def choose(is_true: int, true_item: int, false_item: int) -> int:
+        return true_item if is_true else false_item
 
     unified = _unified(true_value, false_value)
     condition, true_items, false_items = _aligned(condition, *unified)
-    is_undecided = is_integer(condition) and is_open(condition.ravel())
-    if not is_undecided:
+    has_unknown_items = is_integer(condition) and is_open(condition.ravel())
+    if not has_unknown_items:
         return np.where(condition.astype(bool), true_items, false_items)
     if not is_integer(true_items):
         raise NotFolded
+    # Items of the result are UNKNOWN where the condition is.
     return _map_items(choose, condition, true_items, false_items)
 
 
@@ -291,15 +295,18 @@ def _slice(input: Host, axes: Ints, begin: Ints, end: Ints, stride: Ints) -> Hos
     """Slice a host value along axes. An end of 0 stands for the end of the axis."""
     index: list[slice] = [slice(None)] * input.ndim
     strides = stride or [1] * len(axes)
-    for axis, first, last, step in zip(axes, begin, end, strides, strict=True):
-        goes_to_end = last == 0 and step > 0  # NNEF writes 0 for the end of the axis
-        stop = None if goes_to_end else last
-        index[axis] = slice(first, stop, step)
+    for axis, first, stop, step in zip(axes, begin, end, strides, strict=True):
+        goes_to_end = stop == 0 and step > 0
+        index[axis] = slice(first, None if goes_to_end else stop, step)
     return input[tuple(index)]
 
 
 def _gather(input: Host, indices: Host, axis: int) -> Host:
-    """Take the items of a host value at indices along an axis."""
+    """Take the items of a host value at indices along an axis.
+
+    The axes of the indices replace the axis: (2, 3, 4) with axis 1 and indices of shape (5, 6)
+    becomes (2, 5, 6, 4).
+    """
     positions = integers(indices)
     if is_open(positions):
         raise NotFolded
@@ -309,9 +316,7 @@ def _gather(input: Host, indices: Host, axis: int) -> Host:
     for position in positions:
         if not -extent <= position < extent:
             raise InvalidShape(f"index {position} is not in the {extent} items of axis {axis}")
-    items = np.take(input, np.array(positions, np.intp), axis=axis)
-    # The axes of the indices replace the axis: (2, 3, 4) with axis 1 and indices of shape (5, 6)
-    # becomes (2, 5, 6, 4).
+    items = np.take(input, np.array(positions, np.intp), axis=axis)  # such as (2, 30, 4)
     axis %= input.ndim
     before, after = input.shape[:axis], input.shape[axis + 1 :]
     return items.reshape(before + indices.shape + after)
@@ -329,10 +334,11 @@ def _joining(join: Callable[..., Host]) -> Callable[..., Host]:
 
 def _reduction(integer_function: Callable[..., int], real: np.ufunc) -> Callable[..., Host]:
     """Make a reduction along axes from a function of two integers and a ufunc of real numbers."""
-    integer = np.frompyfunc(_with_unknown(integer_function), 2, 1, identity=real.identity)
+    with_unknown = _with_unknown(integer_function)
+    integer = np.frompyfunc(with_unknown, nin=2, nout=1, identity=real.identity)
 
     def compute(input: Host, axes: Ints, normalize: bool = False) -> Host:
-        has_numbers = input.dtype.kind in "Of"
+        has_numbers = input.dtype.kind in "Of"  # integers or real numbers
         if normalize or not has_numbers or input.ndim == 0:
             raise NotFolded
         ufunc = integer if is_integer(input) else real
@@ -368,9 +374,12 @@ def _reshape(input: Host, shape: Ints, axis_start: int = 0, axis_count: int = -1
 
 
 def _split(value: Host, axis: int, ratios: Ints) -> list[Host]:
-    """Split a host value along an axis into parts whose lengths have the ratios `ratios`."""
+    """Split a host value along an axis into parts whose lengths have the ratios `ratios`.
+
+    For example, 10 items with the ratios 2 and 3 are split into 4 and 6 items.
+    """
     unit, remainder = divmod(value.shape[axis], sum(ratios))
-    if remainder:
+    if remainder != 0:
         raise NotFolded
     boundaries = np.cumsum(ratios)[:-1] * unit
     return np.split(value, boundaries, axis)
@@ -379,7 +388,7 @@ def _split(value: Host, axis: int, ratios: Ints) -> list[Host]:
 def _scatter_nd(input: Host, indices: Host, updates: Host, reduction: str) -> Host:
     """Write `updates` into a copy of the input at `indices`."""
     if reduction != "none":
-        raise NotFolded
+        raise NotFolded  # a sum, for example, would add `updates` to the items
     # The last axis of `indices` has an index for each indexed axis of the input.
     index_by_axis = tuple(np.moveaxis(indices.astype(np.int64), -1, 0))
     result = input.copy()

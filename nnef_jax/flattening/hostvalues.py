@@ -61,8 +61,7 @@ def _stacked(values: Sequence[Any]) -> Host:
     if not values:
         return np.array([], object)
     types = set(map(type, values))
-    has_only_numbers = types <= {int, float}
-    if has_only_numbers:  # the fast path for most lists
+    if types <= {int, float}:  # a faster way for most lists
         dtype = np.float64 if float in types else object
         return np.array(values, dtype)
     arrays = [host(value) for value in values]
@@ -152,13 +151,13 @@ def to_integer(value: Host) -> Host:
     """
     if is_integer(value):
         return value
-    bound = 2.0**63  # numbers beyond it, such as infinity, become this number
+    largest = 2.0**63  # infinity and other larger numbers become this number
     items: list[int] = []
     for item in value.ravel().tolist():
         if math.isnan(item):
             items.append(UNKNOWN)
         else:
-            clipped = max(-bound, min(item, bound))
+            clipped = max(-largest, min(item, largest))
             items.append(int(clipped))
     return integer_array(items, value.shape)
 

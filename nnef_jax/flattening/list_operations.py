@@ -21,7 +21,12 @@ from nnef_jax.flattening.lists import ListEmission
 def list_operation(
     graph: ListEmission, kind: str, operands: ByName, attributes: ByName, span: Span | None
 ) -> ByName | list[Value]:
-    """Return the operands for an operation that may read lists, or its results if it was added."""
+    """Prepare an operation that may read lists, before the operation is added to a graph.
+
+    Returns:
+        The operands of the operation. For some kinds, the function adds the operation itself, and
+            returns a list of the operation's results.
+    """
     function = _FUNCTIONS.get(kind)
     return operands if function is None else function(graph, operands, attributes, span)
 
@@ -30,21 +35,26 @@ def _scatter_nd(
     graph: ListEmission, operands: ByName, attributes: ByName, span: Span | None
 ) -> ByName:
     """Give the updates of a scatter the extents of its indices, except of the last axis."""
-    return _with_extents_of_indices(graph, operands, len(operands["indices"].type.shape) - 1, span)
+    axis_count = len(operands["indices"].type.shape) - 1
+    return _with_extents_of_indices(graph, operands, axis_count, span)
 
 
 def _scatter_elements(
     graph: ListEmission, operands: ByName, attributes: ByName, span: Span | None
 ) -> ByName:
     """Give the updates of a scatter the extents of its indices."""
-    return _with_extents_of_indices(graph, operands, len(operands["indices"].type.shape), span)
+    axis_count = len(operands["indices"].type.shape)
+    return _with_extents_of_indices(graph, operands, axis_count, span)
 
 
 def _with_extents_of_indices(
     graph: ListEmission, operands: ByName, axis_count: int, span: Span | None
 ) -> ByName:
+    """Give the updates of a scatter the extents of the first `axis_count` axes of its indices."""
     indices, updates = operands["indices"], operands["updates"]
-    if not isinstance(updates, Value) or not (graph.is_list(indices) or graph.is_list(updates)):
+    if not isinstance(updates, Value):
+        return operands
+    if not (graph.is_list(indices) or graph.is_list(updates)):
         return operands
     extents = dict(enumerate(graph.shape_of(indices)[:axis_count]))
     return {**operands, "updates": _with_extents(graph, updates, extents, span)}
@@ -58,20 +68,22 @@ def _broadcast(
     if not graph.is_list(x):
         return operands
     shape = attributes["shape"]
-    new_axes = len(shape) - len(x.type.shape)
+    # New axes come first. Their number is negative if `shape` leaves out first axes of the list.
+    new_axis_count = len(shape) - len(x.type.shape)
     extents: dict[int, Any] = {}
     for axis, extent in enumerate(graph.shape_of(x)):
-        if is_symbolic(extent) and new_axes + axis >= 0:
-            extents[axis] = shape[new_axes + axis]
+        axis_in_shape = new_axis_count + axis
+        if is_symbolic(extent) and axis_in_shape >= 0:
+            extents[axis] = shape[axis_in_shape]
     return {**operands, "input": _with_extents(graph, x, extents, span)}
 
 
 def _by_item(
     graph: ListEmission, operands: ByName, attributes: ByName, span: Span | None
 ) -> ByName:
-    """Give the operands of an elementwise operation one extent where lists differ in extents.
+    """Give the operands of an elementwise operation the same extent along each axis.
 
-    The extents of an axis are equal when the network runs, or some of them are 1.
+    The document promises that the extents of an axis are equal in a run, except extents of 1.
     """
     tensors = {name: x for name, x in operands.items() if isinstance(x, Value)}
     if not any(map(graph.is_list, tensors.values())):
@@ -85,45 +97,55 @@ def _by_item(
 def _with_one_extent(
     graph: ListEmission, tensors: Mapping[str, Value], axis: int, span: Span | None
 ) -> Mapping[str, Value]:
-    """Return the operands of an elementwise operation, which agree in the extent of an axis."""
-    extents: dict[str, Any] = {}
+    """Give the operands of an elementwise operation the same extent along one axis.
+
+    `tensors` has the operands that are tensors, by name.
+    """
+    extents: dict[str, Any] = {}  # by operand, without extents of 1
     for name, x in tensors.items():
         shape = graph.shape_of(x)
         is_one = axis >= len(shape) or (not is_symbolic(shape[axis]) and shape[axis] == 1)
         if not is_one:
             extents[name] = shape[axis]
-    if len(set(extents.values())) < 2 or not any(map(is_symbolic, extents.values())):
+    are_equal = len(set(extents.values())) < 2
+    if are_equal or not any(map(is_symbolic, extents.values())):
         return tensors
     numbers = [n for n in extents.values() if not is_symbolic(n)]
-    extent = numbers[0] if numbers else _common_extent(graph, list(extents.values()), span)
+    common_extent = numbers[0] if numbers else _common_extent(graph, list(extents.values()), span)
     results = dict(tensors)
-    for name, before in extents.items():
-        if is_symbolic(before):
-            results[name] = _spread(graph, tensors[name], axis, extent, span)
+    for name, extent in extents.items():
+        if is_symbolic(extent):
+            results[name] = _spread(graph, tensors[name], axis, common_extent, span)
     return results
 
 
 def _common_extent(graph: ListEmission, extents: Sequence[Any], span: Span | None) -> Any:
-    """Return the symbol for the extent to which extents broadcast: the first that is not 1."""
+    """Return a symbol for the extent to which `extents` broadcast.
+
+    In a run, this is the first of `extents` that is not 1, or the last one if all are 1. For the
+    extents a, b and c, the symbol has the value `a if a != 1 else (b if b != 1 else c)`.
+    """
     count = graph.extent_tensor(extents[-1], span)
     for extent in reversed(extents[:-1]):
         number = graph.extent_tensor(extent, span)
         is_one = graph.insert("eq", {"x": number, "y": 1}, span)
         operands = {"condition": is_one, "true_value": count, "false_value": number}
         count = graph.insert("select", operands, span)
-    return graph.defined_symbol(count, max(map(graph.bound, extents)), span)
+    most = max(map(graph.bound, extents))
+    return graph.defined_symbol(count, most, span)
 
 
 def _spread(graph: ListEmission, x: Value, axis: int, extent: Any, span: Span | None) -> Value:
-    """Return a list with another extent of an axis, which equals its own unless that is 1.
+    """Return a list with another extent along an axis.
 
-    If the list has one item, the result repeats it.
+    In a run, the list has either this extent already, or a single item, which the result repeats.
     """
     length = graph.extent_tensor(graph.shape_of(x)[axis], span)
     last = graph.insert("sub", {"x": length, "y": 1}, span)
     most = graph.bound(extent)
     numbers = {"start": 0, "end": most, "step": 1, "dtype": graph.builder.integer}
     places = graph.insert("range", {}, span, **numbers)
+    # Places behind the last item repeat the last item. A list without items has the place 0 too.
     places = graph.insert("min", {"x": places, "y": last}, span)
     places = graph.insert("max", {"x": places, "y": 0}, span)
     result = graph.insert("gather", {"input": x, "indices": places}, span, axis=axis)
@@ -131,29 +153,33 @@ def _spread(graph: ListEmission, x: Value, axis: int, extent: Any, span: Span | 
 
 
 def _concat(graph: ListEmission, operands: ByName, attributes: ByName, span: Span | None) -> ByName:
-    """Give the parts of a concatenation the extents of the first part along the other axes.
+    """Give the parts of a concatenation the extents of the first part.
 
-    If the first part has a known extent, lists among the other parts get as many items.
+    The axis of the concatenation is left out. If the first part has a known extent, lists among
+    the other parts get as many items.
     """
-    first, *further = operands["values"]
+    first, *further_parts = operands["values"]
     if not any(map(graph.is_list, operands["values"])):
         return operands
     axis = attributes["axis"] % len(first.type.shape)
-    extents = {i: n for i, n in enumerate(graph.shape_of(first)) if i != axis}
-    parts: list[Value] = []
-    for part in further:
+    extents = {i: extent for i, extent in enumerate(graph.shape_of(first)) if i != axis}
+    parts = [first]
+    for part in further_parts:
         for i, extent in extents.items():
             is_counted = is_symbolic(graph.shape_of(part)[i])
             if is_counted and not is_symbolic(extent):
                 part = _spread(graph, part, i, extent, span)
         parts.append(_with_extents(graph, part, extents, span))
-    return {**operands, "values": [first, *parts]}
+    return {**operands, "values": parts}
 
 
 def _with_extents(
     graph: ListEmission, x: Value, extents: Mapping[int, Any], span: Span | None
 ) -> Value:
-    """Return `x` with other symbols for its extents, by axis, which have the same values."""
+    """Return a list with other symbols for its extents. In a run, their values are the same.
+
+    `extents` maps axes to the symbols. Extents that are numbers are left out of account.
+    """
     for axis, extent in extents.items():
         is_same = graph.shape_of(x)[axis] - extent == 0
         if is_symbolic(extent) and not is_same:
@@ -164,9 +190,10 @@ def _with_extents(
 def _topk(
     graph: ListEmission, operands: ByName, attributes: ByName, span: Span | None
 ) -> ByName | list[Value]:
-    """Choose the best items of a list, or a computed number of the best items.
+    """Add an operation that chooses the `k` best items of a list; return its results, also lists.
 
-    The results have at most as many items as the list.
+    If neither the extent nor `k` is symbolic, return the operands. The results have at most as many
+    items as the list.
     """
     x = operands["input"]
     k = attributes["k"]
@@ -174,24 +201,27 @@ def _topk(
     if not (is_symbolic(extent) or is_symbolic(k)):
         return operands
     axis = attributes["axis"] % len(x.type.shape)
-    bounds = graph.bound(extent), graph.bound(k)
+    most = min(graph.bound(extent), graph.bound(k))
     if is_symbolic(extent):
+        # The places behind the items become worse than the items, so that they are chosen last.
         worst = _end(x.type.dtype, largest=not attributes["largest"])
         x = graph.filled(x, axis, worst, span)
-    fixed = {**attributes, "axis": axis, "k": min(bounds)}
-    results = graph.insert("topk", {**operands, "input": x}, span, **fixed)
-    if is_symbolic(k) and k - extent == 0:
+    fixed_attributes = {**attributes, "axis": axis, "k": most}
+    results = graph.insert("topk", {**operands, "input": x}, span, **fixed_attributes)
+    chooses_all = is_symbolic(k) and k - extent == 0
+    if chooses_all:
         return [graph.counted(y, axis, extent, span) for y in results]
     numbers = {"x": graph.extent_tensor(extent, span), "y": graph.extent_tensor(k, span)}
     count = graph.insert("min", numbers, span)
-    return [graph.listed(y, axis, count, min(bounds), span) for y in results]
+    return [graph.listed(y, axis, count, most, span) for y in results]
 
 
 def _end(dtype: str, largest: bool) -> float:
-    """Return the largest or the least number of a dtype, for real numbers infinity."""
+    """Return the largest number of a dtype if `largest`, else the least; infinite if it is real."""
     if is_float(dtype):
         return math.inf if largest else -math.inf
-    return ends_of(dtype)[largest]
+    least_number, largest_number = ends_of(dtype)
+    return largest_number if largest else least_number
 
 
 _FUNCTIONS: Mapping[str, Callable[..., ByName | list[Value]]] = {

@@ -45,8 +45,13 @@ _OF_EXTENTS = (TypeError, ValueError, NotImplementedError, InconclusiveDimension
 class Symbols:
     """The symbols of a network, which its graph and the graphs of its bodies share.
 
-    `most` has the largest value of each symbol, and `count_names` the name of the tensor that tells
-    its value. `names_of_user` has further symbols, which the user of `jax.export` defined.
+    A symbol stands for a number of items that the network counts.
+
+    Args:
+        dimensions: the dimensions of `jax.export` for the symbols.
+        names_of_user: the names of further symbols, which the user of `jax.export` defined.
+        most: the largest value of each symbol, by its name.
+        count_names: for each symbol, the name of the tensor that has its value in a run.
     """
 
     dimensions: Dimensions
@@ -60,8 +65,12 @@ class Symbols:
         return bool(self.names_of_user)
 
     def new(self, most: int, count_name: str) -> Any:
-        """Return a new symbol, whose value is at most `most` and is told by a tensor."""
+        """Return a new symbol. Its value is at most `most`.
+
+        `count_name` is the name of the tensor that has the value in a run.
+        """
         prefix = "n"
+        # No name of the user's symbols may begin with the prefix.
         while any(name.startswith(prefix) for name in self.names_of_user):
             prefix += "_"
         name = f"{prefix}{len(self.most)}"
@@ -82,7 +91,8 @@ class ListEmission(Emission):
             extents = [n for shape in options.symbolic_shapes.values() for n in shape]
             scopes = [n.scope for n in extents if is_symbolic(n)]
             dimensions = Dimensions(scopes[0] if scopes else None)
-            self.symbols: Symbols = Symbols(dimensions, frozenset(symbols_in(tuple(extents))))
+            names_of_user = frozenset(symbols_in(tuple(extents)))
+            self.symbols: Symbols = Symbols(dimensions, names_of_user)
         else:
             self.symbols = outer.symbols
         # The padding of lists that, as outputs, have another padding than other lists.
@@ -105,6 +115,7 @@ class ListEmission(Emission):
     ) -> tuple[Any, ...]:  # fmt: skip
         """Add an operation as `Emission.add` does, and check that lists can be its operands."""
         if self.has_lists and not self.symbols.is_open:
+            # If the user has no symbols, the graph has the text of each symbol, not jax's object.
             attributes = {name: _as_text(x) for name, x in attributes.items()}
         try:
             results = super().add(
@@ -116,12 +127,13 @@ class ListEmission(Emission):
                 raise
             reason = f"'{kind}' needs the number of its items before the network runs"
             raise self.refusal(lists[0], reason) from None
-        if self.has_lists:
-            if self.symbolic is not None and not self.is_body:
-                self._require_shapes(self.builder.operations[-1])
-                self._require_items(self.builder.operations[-1], span, calls)
-            if kind == "counted" and rule is None:
-                self._define(str(attributes["extent"]), results[0])
+        if self.has_lists and self.symbolic is not None and not self.is_body:
+            new_operation = self.builder.operations[-1]
+            self._require_shapes(new_operation)
+            self._require_items(new_operation, span, calls)
+        defines_symbol = kind == "counted" and rule is None
+        if self.has_lists and defines_symbol:
+            self._define(str(attributes["extent"]), results[0])
         return results
 
     def insert(self, kind: str, operands: ByName, span: Span | None, **attributes: Any) -> Any:
@@ -148,7 +160,8 @@ class ListEmission(Emission):
         except InvalidComputation as error:
             reason = error.message
         except _OF_EXTENTS as error:
-            reason = f"'{operation.kind}' cannot be computed for it: {str(error).splitlines()[0]}"
+            first_line = str(error).splitlines()[0]
+            reason = f"'{operation.kind}' cannot be computed for it: {first_line}"
         else:
             return
         lists = [x for x in operation.reads() if self.is_list(x)]
@@ -162,6 +175,7 @@ class ListEmission(Emission):
             if not self.is_list(x):
                 continue
             shape = [self.bound(n) for n in self.shape_of(x)]
+            # The user's symbols have no largest value, and count as 1.
             item_count = volume([n for n in shape if not is_symbolic(n)])
             if item_count > self.limits.tensor_items:
                 names = ", ".join(f"'{name}'" for name in self._count_names(self.shape_of(x)))
@@ -172,22 +186,22 @@ class ListEmission(Emission):
                 raise self.beyond(message, "tensor_items", span, calls)
 
     def _count_names(self, shape: Shape) -> list[str]:
-        """Return the names of the tensors that tell the symbols in a shape."""
+        """Return the names of the tensors that have the values of the symbols in a shape."""
         symbols = sorted(symbols_in(tuple(shape)) & self.symbols.most.keys())
         return [self.symbols.count_names[name] for name in symbols]
 
     def refusal(self, x: Value, message: str) -> InvalidOperation:
         """Return the error for an operation that cannot be computed for a list.
 
-        `message` says why. The error names the axis of the list, and the tensor that tells how many
-        items it has.
+        `message` says why. The error also names the first symbolic axis of the list, and the tensor
+        that has the number of items along this axis.
         """
         shape = self.shape_of(x)
         axis = list(map(is_symbolic, shape)).index(True)
-        names = self._count_names((shape[axis],))
+        names = ", ".join(self._count_names((shape[axis],)))
         return InvalidOperation(
             f"axis {axis} of '{x.name}' is a list, whose number of items depends on values "
-            f"('{', '.join(names)}' tells it): {message}",
+            f"('{names}' tells it): {message}",
             CUT_BEFORE,
         )
 
@@ -209,15 +223,23 @@ class ListEmission(Emission):
         return any(map(self.counts_here, self.shape_of(x)))
 
     def counts_here(self, extent: Any) -> bool:
-        """Tell whether an extent has a symbol for items that this graph, of a body, counts."""
+        """Tell whether an extent has a symbol for items that this graph, of a body, counts.
+
+        Return False if this is not the graph of a body.
+        """
         outer = self._outer_lists
         if outer is None:
             return False
-        outer_names = outer.builder.symbols.keys() - self.builder.symbols.keys()
-        return not (symbols_in(extent) & self.symbols.most.keys()) <= outer_names
+        # The symbols of this graph are left out: `_define` noted them in the outer graph too.
+        outer_symbols = outer.builder.symbols.keys() - self.builder.symbols.keys()
+        counted_symbols = symbols_in(extent) & self.symbols.most.keys()
+        return not counted_symbols <= outer_symbols
 
     def has_shape_of(self, x: Value, y: Value) -> bool:
-        """Tell whether two tensors certainly have one shape, in which extents may be symbolic."""
+        """Tell whether two tensors certainly have the same shape.
+
+        Extents may be symbolic. Without lists, an open extent is compared as `shapes_differ` does.
+        """
         if not self.has_lists:
             return not shapes_differ(x.type.shape, y.type.shape)
         return self.shape_of(x) == self.shape_of(y)
@@ -242,7 +264,7 @@ class ListEmission(Emission):
     # Lists
 
     def begin_symbolic(self) -> SymbolicShapes:
-        """Infer shapes with the symbols of lists from now on, if it has not begun yet."""
+        """Return the object that infers shapes with symbols; make it if there is none yet."""
         if self.symbolic is None:
             dimensions, most = self.symbols.dimensions, self.symbols.most
             self.symbolic = SymbolicShapes(self.builder, dimensions, most)
@@ -251,8 +273,8 @@ class ListEmission(Emission):
     def symbol(self, count: Value, most: int) -> Any:
         """Return the symbol for a number of items that the network counts, at most `most`.
 
-        Equal computations of a number have one symbol. Raises ExtentNeeded if the shapes of the
-        network's inputs are not known.
+        If the network computes two numbers in the same way, they have the same symbol. Raises
+        ExtentNeeded if the shapes of the network's inputs are not known.
         """
         if self.symbolic is None:
             if not all(is_known(x.type.shape) for x in self.builder.inputs):
@@ -264,9 +286,9 @@ class ListEmission(Emission):
         return self._symbol_by_key[key]
 
     def defined_symbol(self, count: Value, most: int, span: Span | None) -> Any:
-        """Return the symbol for a number as `symbol` does, and add an operation that defines it.
+        """Return the symbol for a number as `symbol` does, and define it in a run.
 
-        The operation makes a list of as many integers.
+        The symbol is defined by the operation that makes a list of `count` integers.
         """
         dtype = self.builder.integer
         integers = self.insert("range", {}, span, start=0, end=most, step=1, dtype=dtype)
@@ -274,20 +296,24 @@ class ListEmission(Emission):
         return self.shape_of(numbers)[0]
 
     def listed(self, x: Value, axis: int, count: Value, most: int, span: Span | None) -> Value:
-        """Return the first `count` items of a tensor along an axis, at most `most`, as a list."""
+        """Return the first `count` items of a tensor along an axis as a list.
+
+        `most` is an upper bound of `count`.
+        """
         extent = self.symbol(count, most)
         operands = {"input": x, "count": count}
         return self.insert("counted", operands, span, axis=axis, extent=extent, most=most)
 
     def counted(self, x: Value, axis: int, extent: Any, span: Span | None) -> Value:
-        """Return the first items of a tensor along an axis, as many as a symbolic extent tells."""
+        """Return the first `extent` items of a tensor along an axis. `extent` is symbolic."""
         operands = {"input": x, "count": self.extent_tensor(extent, span)}
         most = self.bound(extent)
         return self.insert("counted", operands, span, axis=axis, extent=extent, most=most)
 
     def filled(self, x: Value, axis: int, value: float, span: Span | None) -> Value:
         """Return a list with as many items along an axis as it can have. New items are `value`."""
-        return self.padded_to(x, axis, self.bound(self.shape_of(x)[axis]), span, value)
+        most = self.bound(self.shape_of(x)[axis])
+        return self.padded_to(x, axis, most, span, value)
 
     def padded_to(
         self, x: Value, axis: int, size: int, span: Span | None, value: float = 0
@@ -300,7 +326,9 @@ class ListEmission(Emission):
         if shape[axis] == size:
             return x
         shape[axis] = size
-        return self.insert("filled", {"input": x}, span, shape=tuple(shape), value=_item(value))
+        return self.insert(
+            "filled", {"input": x}, span, shape=tuple(shape), value=_as_attribute(value)
+        )
 
     def extent_tensor(self, extent: Any, span: Span | None) -> Value:
         """Return an extent, which may be symbolic, as a tensor of shape (1,)."""
@@ -319,25 +347,26 @@ class ListEmission(Emission):
         padding = self.list_padding.get(x, _padding_of(x.type.dtype))
         shape = self.shape_of(x)
         for axis, extent in enumerate(shape):
-            if symbols_in(extent) & self.symbols.most.keys():
+            is_counted = not symbols_in(extent).isdisjoint(self.symbols.most)
+            if is_counted:
                 length = self.extent_tensor(extent, span)
                 self.builder.aliases[length_name(name, axis)] = length
-        attributes = {"shape": tuple(map(self.bound, shape)), "value": _item(padding)}
+        attributes = {"shape": tuple(map(self.bound, shape)), "value": _as_attribute(padding)}
         (output,) = self.add("filled", {"input": x}, attributes, [name], span, inserted=True)
         self.builder.aliases[name] = output
         return output
 
 
 def _padding_of(dtype: str) -> float:
-    """Return the number that is behind the items of an output of a dtype."""
+    """Return the number in the padding of an output of a dtype."""
     if is_float(dtype):
         return math.nan
     is_signed = is_integer(dtype) and not dtype.startswith("u")
     return -1 if is_signed else 0
 
 
-def _item(number: float) -> float | str:
-    """Return a number as the attribute `value` of the kind `filled`."""
+def _as_attribute(number: float) -> float | str:
+    """Return a number as the attribute `value` of the kind `filled`. Infinity and NaN are text."""
     return number if math.isfinite(number) else str(number)
 
 
@@ -345,5 +374,5 @@ def _as_text(attribute: Any) -> Any:
     """Return an attribute with an `Extent` in place of each symbolic extent."""
     if isinstance(attribute, list | tuple):
         items: Sequence[Any] = attribute
-        return tuple(map(_as_text, items)) if has_symbols(attribute) else attribute
+        return tuple(map(_as_text, items)) if has_symbols(items) else items
     return Extent(str(attribute)) if is_symbolic(attribute) else attribute

@@ -39,7 +39,7 @@ def add_untyped(
     `operands`; other operands are dropped.
     """
     if not names:
-        return []
+        return []  # no other operation could read a result
     reads: list[Value] = []
     for operand in operands:
         if isinstance(operand, Value):
@@ -48,7 +48,7 @@ def add_untyped(
             reads.append(graph.tensor(operand, operand.label, span))
     graph.meter.spend(OPERATION_STEPS, "the network", span)
     types = tuple([UNTYPED] * len(names))
-    # The rule tells that there are `names` results without types, and cannot compute them.
+    # The rule infers that the results have no types, and cannot compute the results.
     rule = Rule(kind, lambda: types, _refuse, ("**",), wants_context=False, infer_reads=frozenset())
     operands_by_name = {"inputs": tuple(reads)}
     results = graph.builder.operation(kind, operands_by_name, {}, names, span, rule=rule)

@@ -26,6 +26,7 @@ DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "rnn": ("tanh",),
 }
 _GATES = {"lstm": 4, "gru": 3, "rnn": 1}
+_OF_GATES, _OF_CANDIDATE, _OF_MEMORY = 0, 1, 2  # the indices of a cell's activations
 _REQUIRED = math.nan  # stands for a parameter without a default
 # The defaults of alpha and beta for each activation. None says that the activation has no such
 # parameter.
@@ -55,15 +56,15 @@ def activation(name: str, alpha: float | None = None, beta: float | None = None)
         step = site.step
         match name:
             case "affine":
-                return step.add(step.mul(x, a), b)
+                return step.add(step.mul(x, a), b)  # a * x + b
             case "hardsigmoid":
                 return step.clamp(step.add(step.mul(x, a), b), 0.0, 1.0)
             case "scaledtanh":
-                return step.mul(step.tanh(step.mul(x, b)), a)
+                return step.mul(step.tanh(step.mul(x, b)), a)  # a * tanh(b * x)
             case "thresholdedrelu":
-                return step.select(step.gt(x, a), x, 0.0)
+                return step.select(step.gt(x, a), x, 0.0)  # x if x > a else 0
             case "softsign":
-                return step.div(x, step.add(step.abs(x), 1.0))
+                return step.div(x, step.add(step.abs(x), 1.0))  # x / (|x| + 1)
             case "leakyrelu":
                 return step.leaky_relu(x, alpha=a)
             case "elu":
@@ -84,7 +85,7 @@ class Cell:
         activations: the activation of the gates, then the activation of the candidate for the
             state, then the activation of an LSTM's memory, in the order of `DEFAULTS`. An RNN has
             only one activation.
-        clip: the bound on absolute values before an activation. 0 stands for no bound.
+        clip: the bound on absolute values of gates before their activation. 0 stands for no bound.
         resets_after: says where a GRU applies its reset gate. If true, the gate multiplies the
             product of the state with the weights. Otherwise the gate multiplies the state, before
             the product is computed.
@@ -129,7 +130,7 @@ class Cell:
             return [self._next_gru(site, x, states[0], product)]
         gates = site.step.add(x, product(states[0], 0, self.gates))
         if self.kind == "rnn":
-            return [self._activated(site, 0, gates)]
+            return [self._activated(site, _OF_GATES, gates)]
         return self._next_lstm(site, gates, states[1], peepholes or {})
 
     def _next_gru(
@@ -137,15 +138,18 @@ class Cell:
     ) -> Any:  # fmt: skip
         """Return the state of a GRU after a time step. The arguments are as for `next`."""
         step = site.step
+        # The gates are update, reset and candidate: `product(state, 2, 3)` is for the candidate.
         update_input, reset_input, candidate_input = _split(site, x, 3)
         update_state, reset_state = _split(site, product(state, 0, 2), 2)
-        update = self._activated(site, 0, step.add(update_input, update_state))
-        reset = self._activated(site, 0, step.add(reset_input, reset_state))
+        update = self._activated(site, _OF_GATES, step.add(update_input, update_state))
+        reset = self._activated(site, _OF_GATES, step.add(reset_input, reset_state))
         if self.resets_after:
             candidate_state = step.mul(reset, product(state, 2, 3))
         else:
             candidate_state = product(step.mul(reset, state), 2, 3)
-        candidate = self._activated(site, 1, step.add(candidate_input, candidate_state))
+        candidate_sum = step.add(candidate_input, candidate_state)
+        candidate = self._activated(site, _OF_CANDIDATE, candidate_sum)
+        # The result is update * state + (1 - update) * candidate.
         difference = step.sub(state, candidate)
         return step.add(candidate, step.mul(update, difference))
 
@@ -166,15 +170,16 @@ class Cell:
             gate = gate_by_letter[letter]
             if letter in peepholes:
                 gate = step.add(gate, step.mul(memory, peepholes[letter]))
-            return self._activated(site, 0, gate)
+            return self._activated(site, _OF_GATES, gate)
 
         input_gate = activated_gate("i", old_memory)
         forget_gate = step.sub(1.0, input_gate) if self.couples else activated_gate("f", old_memory)
         remembered = step.mul(forget_gate, old_memory)
-        candidate = self._activated(site, 1, gate_by_letter["c"])
+        candidate = self._activated(site, _OF_CANDIDATE, gate_by_letter["c"])
         memory = step.add(remembered, step.mul(input_gate, candidate))
         output_gate = activated_gate("o", memory)
-        return [step.mul(output_gate, self.activations[2](site, memory)), memory]
+        activated_memory = self.activations[_OF_MEMORY](site, memory)
+        return [step.mul(output_gate, activated_memory), memory]
 
     def _activated(self, site: Site[TensorGraph], i: int, gate: Tensor) -> Any:
         """Clip a gate if the cell has a bound, and apply the activation with index `i`."""
@@ -217,11 +222,17 @@ class Cell:
             output = step.select(is_within, output, 0.0)
             pairs = zip(new_states, old_states, strict=True)
             new_states = [step.select(is_within, new, old) for new, old in pairs]
-        chunk = -1 if reverse else 1
-        last_states = [LAST] * len(new_states)
-        output_modes = [("full", axis, chunk), *last_states]
+        # Each iteration writes one time step of the output. Only the last states are results.
         output = step.unsqueeze(output, axes=(axis,))
-        return body.add(site.insert, [], new_states, [output, *new_states], output_modes)
+        chunk = -1 if reverse else 1
+        output_modes = [("full", axis, chunk), *[LAST] * len(new_states)]
+        return body.add(
+            site.insert,
+            continue_condition=[],
+            after=new_states,
+            values=[output, *new_states],
+            output_modes=output_modes,
+        )
 
 
 def _split(site: Site[TensorGraph], gates: Tensor, count: int) -> list[Any]:
@@ -246,6 +257,7 @@ def steps_within(site: Site[TensorGraph], time: int, lengths: Tensor | None, axi
     if isinstance(lengths, Constant) and np.all(lengths.array >= time):
         return None
     ends = site.cast(site.tensor(lengths), site.graph.builder.integer)
-    ends = site.step.unsqueeze(ends, axes=(axis,))
-    is_within = site.step.lt(site.positions(time, axis, 2), ends)
+    ends = site.step.unsqueeze(ends, axes=(axis,))  # (1, batch) or (batch, 1)
+    times = site.positions(time, axis, rank=2)  # (time, 1) or (1, time)
+    is_within = site.step.lt(times, ends)
     return site.step.unsqueeze(is_within, axes=(2,))

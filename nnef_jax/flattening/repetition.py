@@ -16,16 +16,18 @@ from nnef_jax.flattening.emission import ByName
 from nnef_jax.flattening.site import Operand, Site, Tensor
 from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
 
-Outputs = Sequence[tuple[str, int, int]]  # the attribute `outputs` of `scan` and `loop`
-LAST = ("last", 0, 1)
+# The attribute `outputs` of `scan` and `loop`: for each output, how the tensors of all iterations
+# become the output, the axis along which they are joined, and the chunk, whose sign is the order.
+Outputs = Sequence[tuple[str, int, int]]
+LAST = ("last", 0, 1)  # the output is the tensor of the last iteration: nothing is joined
 _Body = TypeVar("_Body")
 
 
 class RepeatedBody:
-    """The body of a scan or loop under construction. `at` is the site that adds operations to it.
+    """The body of a scan or loop under construction.
 
-    The outer graph is the graph around the body. A tensor of the outer graph has the same value in
-    every iteration.
+    `at` is the site that adds operations to the body. The outer graph is the graph around the body.
+    A tensor of the outer graph has the same value in every iteration.
     """
 
     def __init__(self, site: Site[TensorGraph]) -> None:
@@ -41,6 +43,7 @@ class RepeatedBody:
         self.scanned: list[tuple[Value, int, int]] = []
 
     def _new_input(self, name: str, shape: Sequence[int], dtype: str) -> Value:
+        """Add an input to the graph of the body."""
         return self.graph.builder.input(name, TensorType(tuple(shape), dtype))
 
     def outer_input(self, x: Operand | None) -> Any:
@@ -79,7 +82,7 @@ class RepeatedBody:
 
         `count` is the number of iterations of a scan. For a loop, `count` is None.
         """
-        if count is None:
+        if count is None:  # a loop passes the number to its body as an input
             number = self._new_input("turn", (), self.graph.builder.integer)
             self.loop_inputs.append(number)
             return number
@@ -95,8 +98,7 @@ class RepeatedBody:
         initial_state = self.site.tensor(x)
         self.initial_states.append(initial_state)
         name = f"state_{len(self.inner_states)}"
-        type = initial_state.type
-        state = self._new_input(name, type.shape, type.dtype)
+        state = self._new_input(name, initial_state.type.shape, initial_state.type.dtype)
         self.graph.declare(state, initial_state)
         self.inner_states.append(state)
         return state
@@ -110,7 +112,13 @@ class RepeatedBody:
         `output_modes` says for each of `values` how the tensors of all iterations become an output.
         """
         last_states = [LAST] * len(after)
-        return self.add(self.site.emit, [], after, [*after, *values], [*last_states, *output_modes])
+        return self.add(
+            self.site.emit,
+            continue_condition=[],
+            after=after,
+            values=[*after, *values],
+            output_modes=[*last_states, *output_modes],
+        )
 
     def add(
         self,
@@ -135,14 +143,14 @@ class RepeatedBody:
             start: the operands "count" and "condition" of a loop. None for a scan.
             limit: the largest number of iterations of a loop. -1 stands for no limit.
         """
-        outputs_of_body = [*continue_condition, *after, *values]
-        body_outputs = [self.at.tensor(x) for x in outputs_of_body]
+        results_of_body = (*continue_condition, *after, *values)
+        body_outputs = [self.at.tensor(x) for x in results_of_body]
         if any(map(self.graph.is_counted_here, body_outputs)):
             raise InvalidOperation(
                 "the number of items of a result of its body depends on values",
                 "such tensors may be inside a body, but not be its results",
             )
-        captured = self.graph.captured
+        captured = self.graph.captured  # maps inputs of the body to outer tensors
         body_inputs = [*self.loop_inputs, *captured, *self.inner_states]
         body = finished_body(self.graph, body_inputs, body_outputs)
         if start is None:
@@ -175,16 +183,16 @@ def flattened_branches(flatteners: Sequence[Callable[[], _Body]], hint_to_fix: s
         try:
             bodies.append(flatten())
         except LimitError:
-            raise
+            raise  # even if the other branch can be flattened
         except (InvalidOperation, NnefError) as error:
             errors.append(error)
     if not errors:
         return bodies
     error = errors[0]
-    only_one_fits = len(bodies) > 0
-    if only_one_fits and hint_to_fix:
-        why = f"the other branch fits, and the condition is computed: {hint_to_fix}"
-        error.hint = f"{why}; {error.hint}" if error.hint else why
+    other_branch_fits = len(bodies) > 0
+    if other_branch_fits and hint_to_fix:
+        hint = f"the other branch fits, and the condition is computed: {hint_to_fix}"
+        error.hint = f"{hint}; {error.hint}" if error.hint else hint
     raise error
 
 

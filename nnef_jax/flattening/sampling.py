@@ -9,7 +9,7 @@ from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.site import Site, Tensor
 from nnef_jax.flattening.tensor_graph import TensorGraph
 
-_RESIZE: dict[str, Any] = {
+_RESIZE_DEFAULTS: dict[str, Any] = {
     "scales": (), "sizes": (), "nearest_mode": "floor", "cubic_coeff_a": -0.75,
     "exclude_outside": False, "antialias": False, "extrapolation_value": 0.0,
 }  # fmt: skip
@@ -24,7 +24,7 @@ def resized(
     `sizes` or `scales` has an item for each axis. `mode` is the interpolation, such as "linear",
     and `coordinates` says how positions in the result are mapped to positions in `x`.
     """
-    attributes = _RESIZE | attributes
+    attributes = _RESIZE_DEFAULTS | attributes
     return add.resize(
         x, region, mode=mode, coordinate_transformation_mode=coordinates, **attributes
     )
@@ -65,7 +65,7 @@ def suppressed(
         Three tensors: the indices (image, class, box) of the remaining boxes, padded with -1; the
             scores of these boxes; and their number.
     """
-    _, box_count, *_ = site.known_shape(boxes)
+    _, box_count, *_ = site.known_shape(boxes)  # the first axis has the images
     most = int(min(site.scalar(2, 0), box_count))
     return site.last.sorted_suppression(
         boxes, scores, max_output_boxes_per_class=most, iou_threshold=site.scalar(3, 0),

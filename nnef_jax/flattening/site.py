@@ -19,7 +19,7 @@ from nnef_jax.flattening.emission import ByName
 from nnef_jax.flattening.host_operations import evaluate
 from nnef_jax.flattening.hostvalues import LARGEST, NotFolded
 from nnef_jax.flattening.operators.site import OperatorSite
-from nnef_jax.flattening.symbolic import numbers
+from nnef_jax.flattening.symbolic import shape_array
 from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
 from nnef_jax.formats.base import ExtentNeeded
 
@@ -69,9 +69,10 @@ class Site(OperatorSite[_Graph]):
         operand = self._operand(x)
         if isinstance(operand, Constant):
             return operand.array
+        # Computed integers are known too if they can be symbolic extents.
         extents = extents_of(self.graph, operand, self.span)
         if extents is not None:
-            return numbers(extents).reshape(operand.type.shape)
+            return shape_array(extents).reshape(operand.type.shape)
         title = self.input_title(x) if isinstance(x, int) else f"'{operand.name}'"
         raise InvalidOperation(
             f"{title} is computed by the network, it must be known when the network is read",
@@ -129,9 +130,14 @@ class Site(OperatorSite[_Graph]):
         return self.graph.computation_dtype(operand.type)
 
     def _emit(self, kind: str, operands: ByName, attributes: ByName, inserted: bool) -> Any:
+        """Add an operation of a kind to the graph, and return its result or a tuple of results.
+
+        `inserted` is as for `OperatorSite._emit`.
+        """
         tensors = {parameter: self._in_graph(x) for parameter, x in operands.items()}
         builder = self.graph.builder
         name = f"{self.name}.{kind}" if inserted else self.name
+        # Only the first operation that is not inserted has the name of the layer or node.
         if inserted or builder.is_taken(name):
             name = builder.unreserved(name)
         results = self.graph.add(kind, tensors, attributes, [name], self.span, inserted=inserted)
@@ -175,6 +181,7 @@ class Site(OperatorSite[_Graph]):
         constants = [x for x in _flat(operands) if isinstance(x, Constant)]
         self.spend(sum(x.array.size for x in constants))
         computed = function(*map(_host_value, operands))
+        # The results have the type of the first operand that is not logical.
         logical = self.graph.TYPES["b"]
         other_types = [x.type for x in constants if x.type != logical]
         type = other_types[0] if other_types else logical
@@ -231,8 +238,8 @@ class Site(OperatorSite[_Graph]):
         if shape == self.shape(x):
             return x
         has_placeholder = 0 in shape or -1 in shape  # an extent that the operand decides
-        is_weight = isinstance(x, Constant) and x.label != ""
-        if isinstance(x, Constant) and not is_weight and not has_placeholder:
+        # Weights keep their label, so they are not reshaped here.
+        if isinstance(x, Constant) and not x.label and not has_placeholder:
             return Constant(x.array.reshape(shape), x.type, derived=x.derived)
         return self.insert("reshape", {"input": x}, shape=shape, axis_start=0, axis_count=-1)
 
@@ -259,11 +266,11 @@ class Site(OperatorSite[_Graph]):
                 return x.array.reshape(-1)[0].item()
             if self.rank(x) in (0, rank):
                 return x
-            missing = rank - self.rank(x)  # the number of new axes
+            new_axis_count = rank - self.rank(x)
             if isinstance(x, Constant) and not x.label:
-                new_extents = [1] * missing
+                new_extents = [1] * new_axis_count
                 return self.reshaped(x, [*new_extents, *self.shape(x)])
-            return self.insert("unsqueeze", {"input": x}, axes=tuple(range(missing)))
+            return self.insert("unsqueeze", {"input": x}, axes=tuple(range(new_axis_count)))
 
         return [align(x) for x in operands]
 
@@ -290,11 +297,13 @@ class Site(OperatorSite[_Graph]):
         named_steps = [step for step in steps if step[0] != ""]
         if not named_steps:
             return self.last.copy(x)
-        for number, (kind, operands, attributes) in enumerate(named_steps, start=1):
-            is_last = number == len(named_steps)
-            add = getattr(self.step_or_last(is_last), kind)
-            x = add(x, *operands, **attributes)
-        return x
+        *first_steps, last_step = named_steps
+        for kind, operands, attributes in first_steps:
+            add_operation = getattr(self.step, kind)
+            x = add_operation(x, *operands, **attributes)
+        kind, operands, attributes = last_step
+        add_last_operation = getattr(self.last, kind)
+        return add_last_operation(x, *operands, **attributes)
 
     def root(self, x: Tensor, add: ByKind | None = None, degree: float = 2) -> Any:
         """Compute x^(1/degree) for x >= 0, with the derivative 0 at x = 0.
@@ -313,8 +322,8 @@ class Site(OperatorSite[_Graph]):
 
     def part(self, x: Tensor, axis: int, first: int, last: int, step: int = 1) -> Any:
         """Return the items `first:last:step` of a tensor along an axis, as in a Python slice."""
-        takes_all = (first, last, step) == (0, self.shape(x)[axis], 1)
-        if takes_all:
+        takes_all_items = (first, last, step) == (0, self.shape(x)[axis], 1)
+        if takes_all_items:
             return x
         return self.step.slice(x, axes=(axis,), begin=(first,), end=(last,), stride=(step,))
 
@@ -323,7 +332,7 @@ class Site(OperatorSite[_Graph]):
         axis = self.axis(axis, self.rank(x))
         missing = size - self.known_shape(x)[axis]
         if missing <= 0:
-            return self.part(x, axis, 0, size)
+            return self.part(x, axis, first=0, last=size)
         padding = [(0, 0)] * self.rank(x)
         padding[axis] = (0, missing)
         return self.step.pad(x, padding=padding, border="constant", value=value)
@@ -421,6 +430,7 @@ def _wrapped(x: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Convert integers to a dtype of integers. Numbers beyond its range wrap, as in the network."""
     limits = ml_dtypes.iinfo(dtype)
     least = int(limits.min)
-    count = int(limits.max) - least + 1  # 256 for int8
+    count = int(limits.max) - least + 1
+    # For int8, `least` is -128 and `count` is 256: 130 becomes (130 + 128) % 256 - 128 = -126.
     wrapped = (x - least) % count + least
     return np.asarray(wrapped).astype(dtype)

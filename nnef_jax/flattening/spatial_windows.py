@@ -53,13 +53,14 @@ def same_padding(
 def _known_if_strided(
     site: Site[TensorGraph], shape: Sequence[int], strides: Sequence[int]
 ) -> Sequence[int]:
-    """Return the spatial extents of input 0, which must be known along axes with a stride.
+    """Return the spatial extents of input 0, without UNKNOWN along axes whose stride is not 1.
 
-    `shape` has the extents. Some of them may be UNKNOWN.
+    `shape` has the extents, in which any may be UNKNOWN. Raises ExtentNeeded if an extent that must
+    not be UNKNOWN is open.
     """
     for extent, stride in zip(shape, strides, strict=True):
         if extent is UNKNOWN and stride != 1:
-            return site.known_shape()[2:]
+            return site.known_shape()[2:]  # the axes 0 and 1 are batch and channels
     return shape
 
 
@@ -82,7 +83,7 @@ def _padding_to_round_up(
     axes = zip(shape, window["padding"], spans, strides, strict=True)
     for extent, (before, behind), span, stride in axes:
         if stride == 1:
-            added_items.append(0)
+            added_items.append(0)  # every position begins a window, so nothing is rounded
             continue
         # A window may begin up to this position without reaching beyond the padding.
         last_fitting_start = before + extent + behind - span
@@ -165,19 +166,19 @@ def add_patches(
     if len(batch) > 1 or not has_all_cells or not has_all_patches:
         due = f"{cells} cells a channel, {math.prod(counts)} patches"
         raise InvalidShape(f"{show(site.shape())} does not have {due}")
-    planes = math.prod(batch) * channels // cells
+    planes = math.prod(batch) * channels // cells  # one image for each channel of the batch
     # A deconvolution by the identity matrix puts each cell at its position.
-    rows = site.positions(cells, 0, 2)
-    columns = site.positions(cells, 1, 2)
+    rows = site.positions(cells, axis=0, rank=2)
+    columns = site.positions(cells, axis=1, rank=2)
     identity = site.insert("eq", {"x": rows, "y": columns})
     operands = {
         "input": site.reshaped(site.operand(0), (planes, cells, *counts)),
         "filter": site.reshaped(site.cast(identity, site.dtype_of()), (cells, 1, *kernel)),
         "bias": zero,
     }
-    shape = (planes, 1, *size)
+    output_shape = (planes, 1, *size)
     images = site.insert(
-        "deconv", operands, output_shape=shape, groups=1, border="constant", **window
+        "deconv", operands, output_shape=output_shape, groups=1, border="constant", **window
     )
     return site.last_reshape(images, (*batch, channels // cells, *size))
 
@@ -220,8 +221,8 @@ def space_to_depth(site: Site[TensorGraph], block: int, *, depth_first: bool) ->
         split_extents += [new_extent, block]
     x = site.reshaped(site.operand(0), [batch, channels, *split_extents])
     end = 2 * spatial_rank + 2
-    blocks_axes = range(2, end, 2)
-    block_axes = range(3, end, 2)
+    blocks_axes = range(2, end, 2)  # the axes that count blocks
+    block_axes = range(3, end, 2)  # the axes inside a block
     new_channel_axes = [1, *block_axes] if depth_first else [*block_axes, 1]
     x = site.transposed(x, [0, *new_channel_axes, *blocks_axes])
     new_channels = channels * block**spatial_rank

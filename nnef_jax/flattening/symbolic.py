@@ -16,7 +16,7 @@ from lowering.extents import UNKNOWN, Shape, is_known, is_symbolic
 from lowering.graph import Graph, Operation, TensorType, Value, mapped
 from lowering.symbol_values import symbols_in
 
-_LARGE = 1 << 10  # bytes of an array, above which the array is not part of a key
+_MOST_KEY_BYTES = 1 << 10  # an array with more bytes is not part of a key
 
 
 @dataclass(slots=True)
@@ -32,9 +32,9 @@ class SymbolicShapes:
     most: Mapping[str, int] = field(default_factory=dict[str, int])
     # The shape and dtype of each tensor. If tracing computes a tensor on the host, its array.
     _structs: dict[Value, Any] = field(default_factory=dict[Value, Any])
-    _traced: int = 0  # the number of traced operations
-    # The results of traced operations, by the key of the operation.
-    _shared: dict[Any, list[Any]] = field(default_factory=dict[Any, list[Any]])
+    _traced: int = 0  # the number of operations that were traced or did not need a trace
+    # The shapes or arrays of the results of traced operations, by `_key` of the operation.
+    _results_by_key: dict[Any, list[Any]] = field(default_factory=dict[Any, list[Any]])
 
     def declare(self, value: Value, shape: Sequence[int]) -> None:
         """Set the shape of an input or a variable."""
@@ -48,11 +48,15 @@ class SymbolicShapes:
             # The shapes of other results are in their types.
             tensors = (*operation.reads(), *operation.writes())
             is_open = not all(is_known(x.type.shape) for x in tensors)
-            if is_open or self._is_static(operation):
+            if is_open or self._reads_arrays(operation):
                 self._trace(operation)
         return tuple(self._struct_of(value).shape)
 
-    def _is_static(self, operation: Operation) -> bool:
+    def _reads_arrays(self, operation: Operation) -> bool:
+        """Tell whether the operands are arrays that tracing computed, or there are no operands.
+
+        Tracing may compute the results too, and a later shape may depend on them.
+        """
         return all(isinstance(self._struct_of(x), np.ndarray) for x in operation.reads())
 
     def _struct_of(self, value: Value) -> Any:
@@ -71,10 +75,11 @@ class SymbolicShapes:
         reads = tuple(dict.fromkeys(operation.reads()))
         structs = [self._struct_of(value) for value in reads]
         key = _key(operation, reads, structs)
-        results = self._shared.get(key)
-        if key is None or results is None:
+        results = None if key is None else self._results_by_key.get(key)
+        if results is None:
             results = self._results(operation, reads, structs)
-            self._shared[key] = results
+        if key is not None:
+            self._results_by_key[key] = results
         for value, result in zip(operation.writes(), results, strict=True):
             self._structs.setdefault(value, result)
 
@@ -85,26 +90,30 @@ class SymbolicShapes:
 
         `structs` has the shapes or arrays of the values `reads`.
         """
+        # Only operands without an array are traced.
         types = [self._padded_type(x) for x in structs if not isinstance(x, np.ndarray)]
-        counts = dict.fromkeys(self.most, jax.ShapeDtypeStruct((), np.int32))
+        count_types = dict.fromkeys(self.most, jax.ShapeDtypeStruct((), np.int32))
         results: list[Any] = []
 
         def note_results(counts: Mapping[str, jax.Array], tracers: Sequence[jax.Array]) -> None:
-            waiting = iter(tracers)
+            remaining_tracers = iter(tracers)
             arrays: dict[Value, Any] = {}
             for value, struct in zip(reads, structs, strict=True):
-                is_array = isinstance(struct, np.ndarray)
-                arrays[value] = struct if is_array else self._padded(next(waiting), struct)
+                if isinstance(struct, np.ndarray):
+                    arrays[value] = struct
+                else:
+                    arrays[value] = self._padded(next(remaining_tracers), struct)
             symbols = SymbolValues(self.most, counts) if counts else None
             context = Context(dimensions=self.dimensions, symbols=symbols)
             computed = compute(operation, context, arrays)
             for value, x in zip(operation.writes(), computed, strict=True):
                 results.append(x if isinstance(x, np.ndarray) else _struct(value, x.shape))
 
-        jax.eval_shape(note_results, counts, types)
+        jax.eval_shape(note_results, count_types, types)
         return results
 
     def _is_list(self, struct: Any) -> bool:
+        """Tell whether a shape and dtype are those of a list."""
         return not symbols_in(tuple(struct.shape)).isdisjoint(self.most)
 
     def _padded_type(self, struct: Any) -> jax.ShapeDtypeStruct:
@@ -125,30 +134,34 @@ class SymbolicShapes:
 
 
 def _key(operation: Operation, reads: Sequence[Value], structs: Sequence[Any]) -> Any:
-    """Return a key that is equal for operations whose results have equal shapes.
+    """Return a key of an operation. Operations with equal keys have results of equal shapes.
 
-    None is returned if the results depend on large arrays.
+    Return None if the results depend on a large array. `structs` has the shapes or arrays of the
+    values `reads`.
     """
-    numbers = {value: i for i, value in enumerate(reads)}
-    types: list[Any] = []
+    read_types: list[Any] = []
     for x in structs:
-        if isinstance(x, np.ndarray) and x.nbytes > _LARGE:
+        if isinstance(x, np.ndarray) and x.nbytes > _MOST_KEY_BYTES:
             return None
         data = x.tobytes() if isinstance(x, np.ndarray) else None
-        types.append((x.shape, x.dtype, data))
+        read_types.append((x.shape, x.dtype, data))
+    # Tensors become numbers: operations on other tensors of the same shapes have the same key.
+    number_by_tensor = {value: i for i, value in enumerate(reads)}
 
     def numbered(operand: Any) -> Any:
-        return (numbers[operand],) if isinstance(operand, Value) else repr(operand)
+        return (number_by_tensor[operand],) if isinstance(operand, Value) else repr(operand)
 
     operands = [(name, str(mapped(x, numbered))) for name, x in operation.operands]
-    written = [value.type for value in operation.writes()]
+    written_types = [value.type for value in operation.writes()]
     rule = operation.rule and id(operation.rule)
     return (
-        operation.kind, rule, operation.attributes, tuple(operands), tuple(written), tuple(types)
+        operation.kind, rule, operation.attributes, tuple(operands), tuple(written_types),
+        tuple(read_types),
     )  # fmt: skip
 
 
 def _struct(value: Value, shape: Sequence[int]) -> jax.ShapeDtypeStruct:
+    """Return a shape and the dtype of a tensor."""
     return jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(value.type.dtype))
 
 
@@ -158,7 +171,7 @@ def open_type(shape: Sequence[int], dtype: str) -> TensorType:
     return TensorType(tuple(extents), dtype)
 
 
-def numbers(shape: Sequence[int]) -> NDArray[Any]:
+def shape_array(shape: Sequence[int]) -> NDArray[Any]:
     """Return the extents of a shape as an array of one axis.
 
     The dtype is int64, or object if an extent is symbolic.

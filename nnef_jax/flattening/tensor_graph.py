@@ -50,9 +50,9 @@ class Constant:
 class TensorGraph(ListEmission, ABC):
     """A graph under construction whose operands may be known tensors.
 
-    `data` has the weights of the graph's variables, by label. The graph of a body reads tensors of
-    `outer`, the graph around the body, through inputs. `captured` maps such an input to the tensor
-    of the outer graph.
+    `data` has the weights of the graph's variables, by label. `outer` is None, or the graph around
+    a body. A body reads tensors of the outer graph through inputs. `captured` maps such an input to
+    the tensor of the outer graph.
     """
 
     # The names of bool, int64 and float32 in the format.
@@ -96,10 +96,10 @@ class TensorGraph(ListEmission, ABC):
         If operands are lists, further operations may be added before it and after it.
         """
         if self.has_lists and rule is None:
-            rewrite = list_operation(self, kind, operands, attributes, span)
-            if isinstance(rewrite, list):
-                return tuple(rewrite)
-            operands = rewrite
+            operands_or_results = list_operation(self, kind, operands, attributes, span)
+            if isinstance(operands_or_results, list):
+                return tuple(operands_or_results)  # the operation was added
+            operands = operands_or_results
         return super().add(
             kind, operands, attributes, names, span, calls, rule=rule, inserted=inserted
         )
@@ -173,7 +173,8 @@ class TensorGraph(ListEmission, ABC):
         origins = self.origins(values)
         if not origins <= self.captured.keys():
             return ""
-        return self.outer.hint_to_fix(*(self.captured[x] for x in origins))
+        outer_values = [self.captured[x] for x in origins]
+        return self.outer.hint_to_fix(*outer_values)
 
     def input_for(self, value: Value, name: str = "") -> Value:
         """Return the input of this graph, which is a body, for a tensor of the outer graph.
@@ -189,7 +190,10 @@ class TensorGraph(ListEmission, ABC):
         return inner
 
     def declare(self, inner: Value, value: Value) -> None:
-        """Give an input of this graph the symbolic extents of a tensor of the outer graph."""
+        """Give the input `inner` of this graph the symbolic extents of `value`.
+
+        `value` is a tensor of the outer graph. Without symbolic extents, nothing is to be declared.
+        """
         if self.outer is not None and self.outer.is_list(value):
             self.begin_symbolic().declare(inner, self.outer.shape_of(value))
 
@@ -205,7 +209,7 @@ class TensorGraph(ListEmission, ABC):
         """Add a known tensor to the graph, as a constant or as a variable."""
         array = constant.array
         dtype = self.computation_dtype(constant.type)
-        labels = self.options.labels
+        labels = self.options.labels  # None stands for all labels
         is_weight = constant.label != "" and (labels is None or constant.label in labels)
         is_short_index = dtype in _INDICES and array.size <= _MOST_CONSTANT_ITEMS
         if is_short_index or not is_weight:
@@ -215,10 +219,10 @@ class TensorGraph(ListEmission, ABC):
             names = [self.builder.unreserved(name)]
             results = self.add("constant", {}, attributes, names, span, inserted=True)
             return results[0]
-        if self.outer is not None:
+        if self.outer is not None:  # a body has no variables
             outer_tensor = self.outer.tensor(constant, name, span)
             return self.input_for(outer_tensor)
-        if not self.builder.is_taken(name):
+        if not self.builder.is_taken(name):  # the builder adds a suffix to a name that is taken
             name = self.builder.unreserved(name)
         return self.variable(constant, name, span)
 

@@ -82,14 +82,15 @@ def inspected(operator: Operator, site: type) -> Inspection:
                 waiting += x
             case FunctionType() if x.__module__.startswith(_CODE) and x not in seen:
                 seen.add(x)
-                waiting += [cell.cell_contents for cell in x.__closure__ or ()]
+                closure = x.__closure__ or ()
+                waiting += [cell.cell_contents for cell in closure]
                 waiting += _objects_used(x.__code__, x.__globals__, site)
                 for code in _codes_within(x.__code__):
                     inspection.kinds |= {*_kinds(code)}
                     inspection.attributes |= {*_attributes(code)}
             case _:
                 pass
-    inspection.kinds &= {*rules}
+    inspection.kinds &= {*rules}  # most strings are no kinds
     return inspection
 
 
@@ -114,7 +115,7 @@ def _objects_used(code: CodeType, namespace: dict[str, Any], site: type) -> Iter
         names = {*inner_code.co_names}
         for name in names.intersection(namespace):
             used = namespace[name]
-            if isinstance(used, dict):
+            if isinstance(used, dict):  # such as the functions or the kinds of several operators
                 yield [*used, *used.values()]
             else:
                 yield used
@@ -135,20 +136,20 @@ def _may_add_operations(class_: type) -> bool:
 def _kinds(code: CodeType) -> Iterator[str]:
     """Yield the kinds that a function's code may name.
 
-    The names are the attributes that the code reads from a `ByKind`, and all strings of the code:
-    a string may be a kind that the code passes as an argument.
+    These are the attributes that the code reads from a `ByKind`, and all strings of the code: a
+    string may be a kind that the code passes as an argument.
     """
     calls_builder = not _CALLED.isdisjoint(code.co_names)
     previous: Any = ""  # the name that the previous instruction loads
     for instruction in dis.get_instructions(code):
-        name = instruction.opname
+        instruction_name = instruction.opname
         argument = instruction.argval
-        if name in _METHODS and previous in _BUILDERS:
+        if instruction_name in _METHODS and previous in _BUILDERS:
             yield argument.removesuffix("_")
-        if name in ("CACHE", "PRECALL", "PUSH_NULL"):
-            continue
-        if name == "CALL" and calls_builder:
-            previous = "step_or_last"
+        if instruction_name in ("CACHE", "PRECALL", "PUSH_NULL"):
+            continue  # these instructions load no name
+        if instruction_name == "CALL" and calls_builder:
+            previous = "step_or_last"  # the call may be of such a method, which returns a `ByKind`
         elif argument and isinstance(argument, tuple):
             # An instruction may load two names, the second of which is then on top of the stack.
             previous = argument[-1]
@@ -160,24 +161,25 @@ def _kinds(code: CodeType) -> Iterator[str]:
 def _attributes(code: CodeType) -> Iterator[Attribute]:
     """Yield the attributes that the code of a function reads by calling methods of a site.
 
-    An example of such a call is `site.int("axis", 0)`.
+    An example of such a call is `site.int("axis", 0)`, whose instructions load the method "int",
+    load the constants "axis" and 0, and end the call.
     """
     method = ""  # the method that is called next
     constants: list[Any] = []  # the constants among the method's arguments
     are_constant = True  # whether all arguments of the method are constants
     for instruction in dis.get_instructions(code):
-        name = instruction.opname
-        if name in ("CACHE", "PUSH_NULL"):
+        instruction_name = instruction.opname
+        if instruction_name in ("CACHE", "PUSH_NULL"):
             continue
-        if name in ("LOAD_CONST", "LOAD_SMALL_INT"):
+        if instruction_name in ("LOAD_CONST", "LOAD_SMALL_INT"):
             constants.append(instruction.argval)
             continue
-        if name not in _ENDS:
+        if instruction_name not in _ENDS:
             are_constant = False
             continue
-        if name in _FORMATS:
+        if instruction_name in _FORMATS:
             method = ""
-        elif name == "CALL_KW":
+        elif instruction_name == "CALL_KW":
             # Since Python 3.13 the last constant holds the names of the keyword arguments.
             constants = constants[:-1]
         reads_attribute = method in TYPES and len(constants) > 0
@@ -185,7 +187,7 @@ def _attributes(code: CodeType) -> Iterator[Attribute]:
             attribute_name, *default_or_words = constants
             arguments = tuple(default_or_words) if are_constant else ()
             yield Attribute(attribute_name, method, arguments)
-        method = instruction.argval if name in _METHODS else ""
+        method = instruction.argval if instruction_name in _METHODS else ""
         constants = []
         are_constant = True
 

@@ -116,8 +116,9 @@ class Operators:
         """
 
         def register(meaning: _Function) -> _Function:
-            defaults = getattr(meaning, "__kwdefaults__", None)
-            readers = {**defaults, **attributes} if defaults else attributes
+            # An argument of the decorator replaces the default of a keyword parameter.
+            defaults = getattr(meaning, "__kwdefaults__", None) or {}
+            readers = {**defaults, **attributes}
             run = _reading_inputs(meaning, readers)
             for name in names:
                 self._add(Operator(name, domain, since, until, run, meaning, readers))
@@ -145,8 +146,8 @@ class Operators:
         """Return the operator `name` in a version of its domain, or None if there is none."""
         if self.families:
             self._load()
-        versions = self._by_name.get((domain, self.key(name)), ())
-        for operator in reversed(versions):
+        operators = self._by_name.get((domain, self.key(name)), ())
+        for operator in reversed(operators):  # the newest comes first
             if operator.since <= version:
                 return operator if version <= operator.until else None
         return None
@@ -203,11 +204,12 @@ def _reading_inputs(meaning: Meaning, attributes: Mapping[str, Any]) -> Callable
             f"{meaning.__name__} takes {sorted(keywords)}, its attributes are {[*attributes]}"
         )
     input_count = len(inputs_of(meaning))
-    required_count = input_count - len(meaning.__defaults__ or ())
+    optional_count = len(meaning.__defaults__ or ())
+    required_count = input_count - optional_count
     takes_all_inputs = bool(code.co_flags & CO_VARARGS)
     takes_only_site = input_count == 0 and not takes_all_inputs and not attributes
     if takes_only_site:
-        return meaning
+        return meaning  # nothing is to be read
 
     def run(site: _Site) -> Any:
         inputs = [site.input(i) for i in range(required_count)]

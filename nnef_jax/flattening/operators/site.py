@@ -166,9 +166,11 @@ class OperatorSite(ABC, Generic[_Graph]):
         """
         if rank is None:
             rank = self.rank()
-        if not -rank <= axis < max(rank, 1):
+        if rank == 0 and axis == 0:
+            return 0  # A scalar has no axes, but 0 is accepted as its axis.
+        if not -rank <= axis < rank:
             raise InvalidOperation(f"there is no axis {axis} of {rank}")
-        return axis % rank if rank else 0
+        return axis % rank
 
     @abstractmethod
     def dtype_of(self, x: Any = 0) -> str:
@@ -191,14 +193,14 @@ class OperatorSite(ABC, Generic[_Graph]):
 
         If the operation has several results, return a tuple.
         """
-        return self._emit(kind, operands, attributes, False)
+        return self._emit(kind, operands, attributes, inserted=False)
 
     def insert(self, kind: str, operands: ByName, /, **attributes: object) -> Any:
         """Add an operation before the operator's last one to the graph, and return its result.
 
         If the operation has several results, return a tuple.
         """
-        return self._emit(kind, operands, attributes, True)
+        return self._emit(kind, operands, attributes, inserted=True)
 
     @property
     def step(self) -> ByKind:

@@ -79,18 +79,19 @@ def _entry(operator: Operator, last_version: int, site: type) -> OperatorEntry:
     """Return the row of the table for an operator. `site` is the class of the format's sites."""
     meaning = operator.meaning
     until = None if last_version == NEWEST else last_version
-    versions = operator.name, operator.domain, operator.since, until
+    name_and_versions = operator.name, operator.domain, operator.since, until
     if isinstance(meaning, Refusal):
-        return OperatorEntry(*versions, role="refused", refusal=meaning.reason)
+        return OperatorEntry(*name_and_versions, role="refused", refusal=meaning.reason)
     inspection = inspected(operator, site)
     entry_by_name: dict[str, AttributeEntry] = {}
     for attribute in sorted(inspection.attributes, key=repr):
         entry_by_name[attribute.name] = _attribute_entry(attribute, is_registered=False)
+    # The entry of a registered attribute replaces an entry that the inspection made.
     for attribute in _registered(operator):
         entry_by_name[attribute.name] = _attribute_entry(attribute, is_registered=True)
     attributes = tuple(entry_by_name[name] for name in sorted(entry_by_name))
     kinds = tuple(sorted(inspection.kinds))
-    return OperatorEntry(*versions, attributes, "operation", kinds)
+    return OperatorEntry(*name_and_versions, attributes=attributes, role="operation", kinds=kinds)
 
 
 def _registered(operator: Operator) -> Iterator[Attribute]:
@@ -109,10 +110,11 @@ def _attribute_entry(attribute: Attribute, *, is_registered: bool) -> AttributeE
     """
     name = attribute.name
     type = TYPES.get(attribute.type, attribute.type)
-    if type == "word":
+    if type == "word":  # the arguments are the allowed words
         is_required = is_registered and attribute.type == "choice"
         words = tuple(dict.fromkeys(attribute.arguments))
-        return AttributeEntry(name, type, None, words, is_required)
+        return AttributeEntry(name, type, words=words, is_required=is_required)
+    # The arguments end with the default. Without arguments, the default is not known.
     default = attribute.arguments[-1] if attribute.arguments else None
     is_required = is_registered and default is None
     if isinstance(default, tuple):

@@ -62,8 +62,8 @@ def flatten(document: ModelDocument, options: Options, data: dict[str, NDArray[A
         flattener.flatten_nodes(top.nodes, tensors, output_names)
         outputs = [flattener.output(port, tensors, top) for port in top.outputs]
         constant_names = [name for name, value in tensors.items() if isinstance(value, Constant)]
-        reads_and_results = [(node.reads, _named_outputs(node)) for node in top.nodes]
-        graph.fold(constant_names, reads_and_results)
+        reads_and_outputs = [(node.reads, _named_outputs(node)) for node in top.nodes]
+        graph.note_folded(constant_names, reads_and_outputs)
         return graph.builder.graph(top.name, outputs, output_names, options.unfixed(input_names))
 
 

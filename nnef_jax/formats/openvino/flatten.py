@@ -240,7 +240,7 @@ class Flattener:
                     reads += names_by_port.get(source, ())
             results = [name for name, _ in layer.named(layer.outputs)]
             steps.append((reads, results))
-        self.graph.fold(constants, steps)
+        self.graph.note_folded(constants, steps)
 
     def flatten_body(
         self,

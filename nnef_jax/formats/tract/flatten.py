@@ -105,7 +105,7 @@ def _note_names(graph: FlatGraph, header: s.GraphDefinition, values: ByName) -> 
             constants.append(name)
     # A step is a pair: the names that an assignment reads, and the names that it assigns to.
     steps = (([*s.names_in(assignment.value)], _targets(assignment)) for assignment in header.body)
-    graph.fold(constants, steps)
+    graph.note_folded(constants, steps)
 
 
 def _targets(assignment: s.Assignment) -> list[str]:

@@ -14,7 +14,7 @@ from lowering.graph import Value
 from nnef_jax.flattening.along_axes import split_by_lengths, split_evenly
 from nnef_jax.flattening.operators.attributes import axis, integer, integers, word
 from nnef_jax.flattening.spatial_windows import depth_to_space, space_to_depth
-from nnef_jax.flattening.symbolic import numbers
+from nnef_jax.flattening.symbolic import shape_array
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.element_types import element_type
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
@@ -37,7 +37,7 @@ def _shape_of(site: LayerSite, *, default: str) -> Constant | Value:
     a symbolic item of the result.
     """
     type = element_type(site.text("output_type", default))
-    return Constant(numbers(site.known_shape()), type, derived=True)
+    return Constant(shape_array(site.known_shape()), type, derived=True)
 
 
 @opsets("Reshape")
