@@ -311,6 +311,11 @@ def _product(state: PaddedState, equation: Equation, operands: list[Any]) -> lis
         x = state.with_padding(left, x, x_axes, 0)
     if not is_y_finite:
         y = state.with_padding(right, y, y_axes, 0)
+    # The derivative of a product also sums over the axes that the product does not sum.
+    if not is_x_finite:
+        x = state.with_zeros_in_derivatives(left, x, {*range(x.ndim)} - {*x_axes})
+    if not is_y_finite:
+        y = state.with_zeros_in_derivatives(right, y, {*range(y.ndim)} - {*y_axes})
     return state.bind_bounded(equation, [x, y])
 
 

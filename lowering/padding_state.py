@@ -201,7 +201,22 @@ class PaddedState:
         12.7 million with them.
         """
         first = lax.slice_in_dim(x, 0, 1, axis=axis)
-        return _repeated_in_derivatives(x, first, self.is_item(x, axis, extent))
+        return _padded_in_derivatives(x, first, self.is_item(x, axis, extent))
+
+    def with_zeros_in_derivatives(self, v: Atom, x: Any, axes: Collection[int]) -> Any:
+        """Return x, the array of v. If it is differentiated, its padding along `axes` is 0.
+
+        The derivative of a product multiplies this padding by derivatives, which are 0. With an
+        infinity or NaN as padding the result would be NaN.
+        """
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            return x
+        for axis in axes:
+            extent = shape_of(v)[axis]
+            if is_symbolic(extent):
+                zero = jnp.zeros([1] * x.ndim, x.dtype)
+                x = _padded_in_derivatives(x, zero, self.is_item(x, axis, extent))
+        return x
 
     def without_derivatives(self, v: Variable, x: Any) -> Any:
         """Return x, the array of v, with padding that has no derivatives."""
@@ -223,17 +238,17 @@ class PaddedState:
 
 
 @jax.custom_jvp
-def _repeated_in_derivatives(x: Array, first: Array, is_item: Array) -> Array:
-    """Return x. If x is differentiated, return x with `first` in place of padding."""
+def _padded_in_derivatives(x: Array, padding: Array, is_item: Array) -> Array:
+    """Return x. If x is differentiated, return x with `padding` where `is_item` is false."""
     return x
 
 
-@_repeated_in_derivatives.defjvp
-def _derivative_of_repeated(primals: Any, tangents: Any) -> tuple[Array, Array]:
-    """Return x with `first` in place of padding, and its tangent, which is 0 for padding."""
-    x, first, is_item = primals
+@_padded_in_derivatives.defjvp
+def _derivative_of_padded(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    """Return x with the padding, and its tangent, which is 0 for padding."""
+    x, padding, is_item = primals
     dx, *_ = tangents
-    return jnp.where(is_item, x, first), jnp.where(is_item, dx, jnp.zeros_like(dx))
+    return jnp.where(is_item, x, padding), jnp.where(is_item, dx, jnp.zeros_like(dx))
 
 
 def shape_of(v: Atom) -> Shape:

@@ -150,7 +150,8 @@ def gru_sequence(
         biases = jnp.zeros((2, 1, 1), x.dtype)  # broadcasts to all gates
     else:
         biases = jnp.asarray(bias).reshape(2, 1, 3 * hidden)
-    input_bias, state_bias = biases[0], biases[1]  # for the products with the two weights
+    # They are added to products of shape [batch,time,gates] and [batch,gates].
+    input_bias, state_bias = biases[:1], biases[1]
     if weight is not False:
         weight = jnp.asarray(weight)
         x = jnp.einsum("bti,gi->btg", x, weight, precision=ctx.precision) + input_bias

@@ -71,7 +71,10 @@ class Bounds:
             return self._volume(operands[0], attributes["axes"])
         if kind == "sum_reduce":
             most = self.most(operands[0])
-            return None if most is None else most * self._volume(operands[0], attributes["axes"])
+            if most is None:
+                return None
+            # A list of negative numbers may be empty: then its sum is 0.
+            return max(most, 0) * self._volume(operands[0], attributes["axes"])
         if kind in _MOVES:
             return self.most(operands[0])
         if kind == "sub":
