@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import Shape, differ, is_zero, padded, show, volume
+from lowering.extents import UNKNOWN, Shape, differ, is_zero, padded, show, volume
 from lowering.graph import TensorType, is_complex, is_float
 from lowering.kernels import contraction
 from lowering.kernels.broadcast import align, broadcast_shapes, expand
@@ -81,7 +81,8 @@ def matmul_work(
     """
     left_columns = matrix_shape(A.shape, transposeA)[-1]
     right_rows = matrix_shape(B.shape, transposeB)[-2]
-    return volume(result.shape) * max(left_columns, right_rows)
+    summed = right_rows if left_columns is UNKNOWN else left_columns
+    return volume(result.shape) * summed
 
 
 @rules.rule("matmul", _matmul_type, work=matmul_work)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import Shape, differ, show, volume
+from lowering.extents import UNKNOWN, Shape, differ, show, volume
 from lowering.graph import ABSENT, TensorType, is_float
 from lowering.kernels.broadcast import broadcast_shapes
 from lowering.kernels.precision import widened
@@ -107,7 +107,8 @@ def _attention_work(result: TensorType, key: TensorType, value: TensorType) -> i
     *_, key_times, key_items = key.shape
     *_, value_times, value_items = value.shape
     query_count = volume(result.shape[:-1])
-    return query_count * max(key_times, value_times) * (key_items + value_items)
+    key_count = value_times if key_times is UNKNOWN else key_times
+    return query_count * key_count * (key_items + value_items)
 
 
 @rules.rule("attention", _attention_type, work=_attention_work)
