@@ -81,7 +81,8 @@ def matmul_work(
     """
     left_columns = matrix_shape(A.shape, transposeA)[-1]
     right_rows = matrix_shape(B.shape, transposeB)[-2]
-    summed = right_rows if left_columns is UNKNOWN else left_columns
+    # An extent of 1 broadcasts. A comparison with UNKNOWN is false, so `max` returns the first.
+    summed = right_rows if left_columns is UNKNOWN else max(left_columns, right_rows)
     return volume(result.shape) * summed
 
 

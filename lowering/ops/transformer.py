@@ -107,7 +107,8 @@ def _attention_work(result: TensorType, key: TensorType, value: TensorType) -> i
     *_, key_times, key_items = key.shape
     *_, value_times, value_items = value.shape
     query_count = volume(result.shape[:-1])
-    key_count = value_times if key_times is UNKNOWN else key_times
+    # A comparison with UNKNOWN is false, so `max` returns the first extent.
+    key_count = value_times if key_times is UNKNOWN else max(key_times, value_times)
     return query_count * key_count * (key_items + value_items)
 
 
