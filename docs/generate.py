@@ -70,7 +70,7 @@ means that the test does not apply.
 Values, batches and gradients are compared in runs that edit each tensor without a change. The
 captured tensors equal the outputs bit by bit, and gradients pass through the edits.
 
-In a cell with "yes", all rows of the kind that can be compared passed. Some rows cannot be
+In a cell with "yes", the kind passed all its rows that can be compared. Some rows cannot be
 compared: for example, a maximum of equal values has no central difference.
 
 `external`, `variable` and `update` are tested with the networks around them, in
@@ -139,7 +139,7 @@ _ONNX = """\
 
 This page lists the operators of ONNX that have a meaning here, by domain. `python
 docs/generate.py` writes the tables from the output of `nnef-jax formats onnx`. If the standard
-defines an operator by a function, as `Celu` and `Shrink`, the operator needs no row: the function
+defines an operator by a function, such as `Celu` or `Shrink`, the operator needs no row: the function
 is run. If a network has other operators without a row, one error names all their nodes.
 
 - **versions**: versions of the operator set.
