@@ -1,9 +1,14 @@
-"""The script in which OpenVINO converts a network, so that no load imports openvino itself.
+"""The script that converts a network by OpenVINO, in a separate process.
 
-The module `converter` runs the script in a temporary folder, with three arguments: the name of the
-network's file or folder in that folder, a limit for the seconds, and a limit for the bytes of its
-memory and of each file. The script writes `converted.xml` and `converted.bin`. On failure it exits
-with a status other than 0, and writes the reason to its standard error.
+Therefore the process that loads the network need not import openvino. The module `converter` runs
+the script in a temporary folder, with three arguments:
+
+- the name of the network's file or folder, which is in the temporary folder
+- the largest number of seconds
+- the largest number of bytes, both of the script's memory and of each file that the script writes
+
+The script writes `converted.xml` and `converted.bin`. On failure the script exits with a status
+other than 0, and writes the reason to its standard error.
 """
 
 from __future__ import annotations

@@ -333,7 +333,7 @@ class _NetReader:
     ) -> Iterator[NetLayer]:
         """Yield each layer after the layers whose results it reads.
 
-        Otherwise the layers keep the order of the document.
+        Layers that do not depend on each other keep the order of the document where possible.
         """
         # The state of a layer is `_VISITING` while the layers that it reads are visited, and
         # `_DONE` after the layer is yielded. A layer that was not visited has no state.

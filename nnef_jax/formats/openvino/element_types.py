@@ -1,8 +1,8 @@
 """Element types: their names in files, their bytes in a .bin file, and their dtypes of computation.
 
-Tensors in a .bin file are views of it, which are checked against the end of the file. If items take
-less than a byte, a byte has several items. The first item is in the low bits of the byte. The
-exception is the type u1, whose first item is the high bit.
+A tensor is a view of the bytes of the .bin file. A tensor that reaches beyond the end of the file
+is an error. If items take less than a byte, a byte has several items. The first item is in the low
+bits of the byte, except for the type u1, whose first item is the high bit.
 """
 
 from __future__ import annotations
@@ -99,7 +99,10 @@ def element_type(name: str) -> str:
 
 
 def size_of(type: str, items: int) -> int:
-    """Return the number of bytes that items of an element type take in a .bin file."""
+    """Return the number of bytes that `items` items of the element type `type` take in a .bin file.
+
+    For example, 3 items of the type u4 take 2 bytes.
+    """
     if type in _BITS:
         return packed_size(items, _BITS[type])
     return items * np.dtype(_DTYPES[type]).itemsize

@@ -150,8 +150,8 @@ class Flattener:
         if layer.kind == "assign":
             variable = self.graph.builder.variable_of(label_of(layer))
             if variable is not None:
-                # The variable remains a state. It is updated by itself, since the layer's tensor
-                # has no type.
+                # The variable remains a state. The variable itself is its next value, since the
+                # layer's tensor has no type.
                 with locating_errors(str(layer), layer.span):
                     self.graph.builder.update(variable, variable)
         for port, value in zip(layer.outputs, results, strict=True):
@@ -338,7 +338,7 @@ def _needed_ids(net: Net, feeds: Mapping[PortRef, Tensor], outputs: Sequence[Por
 
 
 def _ids_of_read_layers(net: Net, layers: Sequence[NetLayer]) -> set[int]:
-    """Return the ids of the layers that `layers` read. The reads of Results do not count."""
+    """Return the ids of the layers that `layers` read, except those that only Results read."""
     ids = set[int]()
     for layer in layers:
         if layer.kind == "result":

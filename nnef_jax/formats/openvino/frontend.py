@@ -19,7 +19,7 @@ from nnef_jax.formats.openvino.xml import parse
 from nnef_jax.formats.syntax.graph_frontend import GraphFrontend, Titles
 from nnef_jax.storage.archive import Archive
 
-_MOST_BYTES = 1 << 15  # the size of the largest constants that may decide shapes
+_MOST_BYTES = 1 << 15  # the largest number of bytes of a constant that may decide shapes
 
 
 class OpenvinoFrontend(GraphFrontend):

@@ -49,10 +49,10 @@ _FALSE = ("0", "false", "no", "")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _FoldedTensor(Value):
-    """A known tensor as a tensor of the graph, with which the meaning of a layer can compute.
+    """A known tensor that the meaning of a layer can use like a tensor of the graph.
 
-    Objects of this class exist only while a layer is folded, that is, computed when the network is
-    loaded. The meaning of a layer is the function that adds its operations.
+    The meaning of a layer is the function that adds the layer's operations. Objects of this class
+    exist only while a layer is folded, that is, computed when the network is loaded.
     """
 
     constant: Constant = field(kw_only=True)

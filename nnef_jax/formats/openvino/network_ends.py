@@ -58,7 +58,7 @@ class Ends:
     variables: Mapping[str, Variable]
 
     def synonyms(self, net: Net) -> dict[str, str]:
-        """Map the other names of each input and output to the name in `inputs` or `outputs`."""
+        """Map each further name of an input or output to its name in `inputs` or `outputs`."""
         synonyms: dict[str, str] = {}
         for name, (layer, port) in self.inputs.items():
             for synonym in (layer.name, *port.names):

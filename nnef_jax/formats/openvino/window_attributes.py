@@ -77,8 +77,8 @@ def auto_pad(site: LayerSite) -> str:
 def pads_of(site: LayerSite, rank: int) -> Pairs:
     """Return the padding that the file declares, as pairs (before, after) for `rank` spatial axes.
 
-    If `pads_end` is missing, there is no padding after an axis. In versions before 10, the padding
-    after the axis is then as large as the padding before it.
+    If `pads_end` is missing, the padding after an axis depends on the version. Before version 10,
+    it is as large as the padding before the axis. Since version 10, it is 0.
     """
     begin = spatial(site, "pads_begin", rank, [0] * rank)
     default_end = begin if site.net.is_legacy else [0] * rank

@@ -24,7 +24,7 @@ _NUMBER_TAG = "dim"  # the most frequent tag, and the only one whose text is sto
 class Element:
     """An XML element with its attributes and children.
 
-    `dims` has the texts of the `<dim>` elements inside the element. These are not in `children`.
+    `dims` has the texts of the `<dim>` children. `children` has all other children.
     """
 
     tag: str

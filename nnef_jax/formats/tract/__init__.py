@@ -19,7 +19,8 @@ GRAPHS = ("graph.nnef",)
 ALONE: dict[str, bytes] = {}
 HAS_WEIGHTS_BESIDE = False
 # Matches a construction that only the dialect has; the construction is group 1. The pattern also
-# matches comments and strings, without a group, so that constructions in them are skipped.
+# matches each comment or string as a whole, without a group. Therefore a search skips constructions
+# inside comments and strings.
 _SIGN = re.compile(
     r"\#[^\n]*+|(\bextension\s++tract_\w|\bfragment\s++tract_core_properties\b"
     rf"|\bi{OPEN_STRING})|{OPEN_STRING}"

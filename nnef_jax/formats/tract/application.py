@@ -216,8 +216,8 @@ def _bias(
     """Return the bias of a convolution or product, converted to real numbers if it is quantised.
 
     A bias of integers beside a quantised input and a quantised filter is quantised too, without an
-    entry in graph.quant. A unit of such a bias is the product of the input's scale and the filter's
-    scale. Any other bias is returned unchanged.
+    entry in graph.quant. The scale of such a bias is the product of the input's scale and the
+    filter's scale. Any other bias is returned unchanged.
     """
     scales = site.graph.scales
     if not isinstance(bias, Value) or not bias.type.dtype.startswith("int"):

@@ -44,7 +44,7 @@ REFUSALS = (NnefError, InvalidOperation, InconclusiveDimensionOperation, ExtentN
 
 
 class _Evaluator(Protocol):
-    """The methods and fields of the evaluation of a network that call sites and intrinsics use.
+    """The part of a network's evaluation that call sites and intrinsics use.
 
     The class `_UnitFlattener` in the module `flatten` implements the protocol.
     """
@@ -77,10 +77,15 @@ class _Evaluator(Protocol):
 class CallSite(OperatorSite[FlatGraph]):
     """A call of an operation in the document, while the operation is applied.
 
-    `names` are the names of the results. `arguments` are the arguments of `operation`, and
-    `operands` are the tensors among the arguments. `words` maps the parameters of the function that
-    adds the operation to the names of the arguments in the document. If the site `folds`, operands
-    are host values, and operations are computed on the host instead of being added to the graph.
+    Args:
+        names: the names of the results.
+        operation: the name of the operation.
+        arguments: the arguments of the operation, by name.
+        operands: the tensors among the arguments.
+        words: maps parameters of the operation's meaning to the document's names of arguments. For
+            example, `depth` of a one-hot is the argument `dim` in the document.
+        folds: whether operands are host values. Operations are then computed on the host, and are
+            not added to the graph.
     """
 
     evaluator: _Evaluator
@@ -275,8 +280,8 @@ class CallSite(OperatorSite[FlatGraph]):
     ) -> NnefError:
         """Return the error to raise for an operation of a kind that refuses its operands.
 
-        `error` is the exception of the kind. The returned error has the names that the document has
-        for arguments, instead of those of the kind.
+        `error` is the exception of the kind, whose message has the kind's names of operands. In the
+        returned error, the document's names of arguments replace these names.
         """
         # `words` are the document's words for the operands of the call, not of another operation.
         words = self.words if kind == self.operation else dict[str, str]()
@@ -328,7 +333,10 @@ class CallSite(OperatorSite[FlatGraph]):
         return ByKind(insert)
 
     def _typed(self, kind: str, operands: ByName) -> ByName:
-        """Convert numbers among the operands of elementwise kinds to the dtype of the tensors."""
+        """Convert the operands that are numbers to the dtype of the operands that are tensors.
+
+        Only operands of elementwise kinds are converted.
+        """
         dtypes = [x.type.dtype for x in operands.values() if isinstance(x, Value)]
         if not dtypes:
             return operands
@@ -407,7 +415,8 @@ class CallSite(OperatorSite[FlatGraph]):
         (result,) = self.add("cast", {"input": x}, {"dtype": dtype}, result_names)
         stored = graph.constants.get(x)
         if stored is not None:
-            # Attributes may read the stored items of a small tensor, so these are converted too.
+            # Attributes may read the stored items of a small tensor. Therefore these items are
+            # converted too.
             is_small = stored.size <= LARGEST_ATTRIBUTE
             graph.constants[result] = converted(stored, dtype) if is_small else stored
         return result

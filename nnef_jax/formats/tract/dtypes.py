@@ -82,7 +82,7 @@ class Defaults:
 def common_dtypes(
     kind: str, item_types: Mapping[str, str | None], operands: ByName, defaults: Defaults
 ) -> dict[str, str]:
-    """Return the common dtype of the operands with the same item type, by item type.
+    """Return a dtype for each item type: the common dtype of all operands with this item type.
 
     `item_types` maps the name of each operand to the declared item type, such as "scalar". `kind`
     is the operation.
@@ -109,8 +109,8 @@ def _common_dtype(
     """Return the dtype in which operands of the same item type are computed together.
 
     Computed tensors decide the dtype. Without computed tensors, the parameters of the graph decide
-    it. Without parameters, the constants decide it. If the dtype is one of integers, a constant of
-    real numbers that are all whole counts as an integer, unless `exact`.
+    it. Without parameters, the constants decide it. Beside integers, a constant of real numbers
+    without fractions, such as 2.0, is read as an integer, unless `exact` is true.
     """
     parameters = defaults.parameters
     # `deciding` are the dtypes that decide the result. `constants` are the other operands.
@@ -188,7 +188,10 @@ def _kind(dtype: str) -> int:
 
 
 def _is_integral(constant: Value | Host, dtype: str) -> bool:
-    """Tell whether `dtype` is a dtype of integers, and `constant` has real, whole numbers only."""
+    """Tell whether a constant of real numbers can be read as integers of the dtype `dtype`.
+
+    `dtype` must be a dtype of integers, and the numbers must be finite and without fractions.
+    """
     if isinstance(constant, Value) or _kind(dtype) != _INTEGER:
         return False
     if constant.dtype.kind != "f":

@@ -52,7 +52,7 @@ class FlatGraph(Emitter):
         self.constants: dict[Value, Stored] = {}  # the stored arrays of parameters
         self.defaults: Defaults = Defaults(options.real, integer, self.constants.keys())
         self.calls: FlatCalls = {}
-        # These three members come from graph.quant.
+        # `entries`, `decoded` and `scales` come from graph.quant.
         self.entries: dict[Value, Quantizer] = {}  # the entries of tensors that have codes
         self.decoded: set[Value] = set()  # variables that are stored as codes
         # Maps a tensor to its scale, which is one number or one number for each channel.
@@ -94,7 +94,7 @@ class FlatGraph(Emitter):
         return value
 
     def capture(self, variable: Value) -> Value:
-        """Return the input of this graph, a scan's body, for a variable of the graph around it."""
+        """Return the input that stands for a variable of `outer`. This graph is a scan's body."""
         assert self.outer is not None
         if variable not in self.captured:
             name = self.builder.unreserved(variable.name)

@@ -1,8 +1,8 @@
 """Flattens a document of the dialect.
 
-A name may be assigned more than once; the last value counts. Values that follow from shapes are
-host values (see `hostvalues`). Operations on tensors are added to the graph, with tract's implicit
-casts.
+A name may be assigned more than once. An expression reads the last value before it. Values that
+follow from shapes are host values (see `hostvalues`). Operations on tensors are added to the graph,
+with tract's implicit casts.
 """
 
 from __future__ import annotations

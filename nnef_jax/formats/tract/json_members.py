@@ -3,7 +3,7 @@
 A graph reads single values of a JSON document. A safetensors file begins with the length of its
 header, which is a little-endian integer of 8 bytes. The header is JSON. For each tensor, it has the
 dtype, the shape and the byte range, by the label of the variable. The data follow without gaps. The
-package `safetensors` is not used, since it would copy all tensors. The source for this is the
+package `safetensors` is not used, since it would copy all tensors. This description follows the
 README of the format.
 """
 

@@ -58,8 +58,8 @@ def words(name: str) -> Mapping[str, str]:
 def defined(expand: Expand) -> frozenset[str]:
     """Return the names of the operations that are replaced by their definitions in the standard.
 
-    If `expand` is "auto", these are the operations without a meaning. If it is "all", the
-    operations that mean the same in tract and in the standard are included.
+    If `expand` is "auto", the names are those of the operations without a meaning. If `expand` is
+    "all", the operations that mean the same in tract and in the standard are included.
     """
     names: set[str] = set()
     for name, fragment in declarations().items():

@@ -118,7 +118,7 @@ def without_properties(text: str) -> tuple[str, dict[str, str]]:
 def _properties_in(text: str) -> re.Match[str] | None:
     """Return the match of the fragment `tract_core_properties` in a text, or None."""
     for sign in tract.signs(text):
-        # Of the signs of the dialect, only this fragment is a fragment.
+        # No other sign of the dialect begins with "fragment".
         if sign[1].startswith("fragment"):
             return _PROPERTIES.match(text, sign.start())
     return None

@@ -61,7 +61,8 @@ _Arguments = dict[str, tuple[int, ArgumentValue]]
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    # The name of a group of `_TOKEN`. Only the kind of a mark is the mark itself.
+    # The name of the group of `_TOKEN` that matched, such as "number". For a mark, the kind is the
+    # mark itself, such as ",".
     kind: str
     text: str
     span: Span
@@ -70,7 +71,7 @@ class _Token:
         return "end of the text" if self.kind == "end" else f"'{self.text[:_MOST_SHOWN]}'"
 
     def literal(self) -> float | int | bool | None:
-        """Return the number or truth value that the token stands for, or None if there is none.
+        """Return the number or truth value that the token stands for, or None for other tokens.
 
         A number with very many digits becomes a real number.
         """
@@ -153,7 +154,7 @@ class _EntryReader:
         return arguments
 
     def _channels(self, argument: str, type: type) -> list[Any]:
-        """Read a list in brackets, which has a value of an argument for each channel."""
+        """Read a list in brackets, which has one value of `argument` for each channel."""
         self._take("[", "'['")
         items: list[Any] = []
         while not self.sees("]"):
@@ -225,7 +226,7 @@ class _EntryReader:
         return token
 
     def _read(self, position: int) -> _Token:
-        """Return the token at a position in the text, or after blanks and comments there."""
+        """Return the first token from a position on. Blanks and comments are skipped."""
         self._meter.spend(_TOKEN_STEPS, self._source.name)
         match = _TOKEN.match(self._source.text, position)
         assert match is not None and match.lastgroup is not None
@@ -257,7 +258,8 @@ def _quantizer(algorithm: _Token, arguments: _Arguments) -> Quantizer:
     # dialect, so False replaces its value.
     arguments["symmetric"] = offset, False
     if algorithm.text in _STANDARD:
-        # The codes of `linear_quantize` are signed. The dialect has no argument for it.
+        # The codes of `linear_quantize` are always signed, since the dialect has no argument
+        # `signed` for this algorithm.
         arguments["signed"] = offset, True
     values: dict[str, ArgumentValue] = {}
     nodes: list[s.Argument] = []

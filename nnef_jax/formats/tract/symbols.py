@@ -18,7 +18,7 @@ from nnef_jax.formats.syntax.standard import COMPARISONS
 from nnef_jax.formats.tract.document import Assertion, TractDocument
 from nnef_jax.limits import Meter
 
-_LARGEST_SYMBOL = 1 << 40  # larger values of a symbol are not searched
+_LARGEST_SYMBOL = 1 << 40  # the search for a symbol's value ends here
 # Values of expressions are clamped to this bound and to its negative. No extent is so large.
 _BEYOND = 1 << 64
 _EQUATION_STEPS = 20  # steps of the meter for an equation or an assertion
@@ -91,7 +91,7 @@ def _equations(document: TractDocument, shapes: Shapes, meter: Meter) -> list[_E
     """
     equations: list[_Equation] = []
     for name, shape in document.input_shapes.items():
-        # A wrong call has another number of extents than the declaration.
+        # The two lists differ in length if the user's shape has a wrong rank.
         extents = shapes.get(name, ())
         for axis, (expression, extent) in enumerate(zip(shape, extents, strict=False)):
             if extent is None or extent is UNKNOWN:
@@ -154,7 +154,7 @@ class _Equation:
         solved = {name: values[name] for name in self.names if name in values}
 
         def expression_at(symbol_value: int) -> int:
-            """Return the value of the expression if the symbol has a value."""
+            """Return the value of the expression if the symbol has the value `symbol_value`."""
             self.meter.spend(self.size, "a symbol")
             return evaluate(self.expression, {**solved, symbol: symbol_value})
 

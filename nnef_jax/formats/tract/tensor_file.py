@@ -43,7 +43,7 @@ _Reals = NDArray[np.float32]
 LARGEST_ATTRIBUTE = 4096
 _BLOCK = 32  # the number of numbers in a block
 _VENDOR = 0x5452  # the number of the vendor 'TR'
-# Item types of this vendor.
+# Item types of the vendor 'TR'.
 _COMPLEX = 0x0000
 _COMPLEX_INTEGERS = 0x0004
 _STRINGS = 0x1000
@@ -156,7 +156,7 @@ class StoredTensor:
 
 
 def _without_data(dtype: np.dtype[Any], shape: Shape, member: str, in_blocks: bool) -> StoredTensor:
-    """Return a tensor of zeros that takes no memory. It stands for a tensor with other data."""
+    """Return zeros in place of a tensor whose data are left out. The zeros take no memory."""
     zeros = np.broadcast_to(np.zeros((), dtype), shape)
     return StoredTensor(zeros, member, in_blocks)
 

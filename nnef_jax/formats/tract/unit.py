@@ -64,7 +64,8 @@ class Unit:
     def texts(self) -> dict[str, bytes]:
         """Return all texts that were read, by the name of the archive's member.
 
-        For a network within this one, the names begin with the name of a folder.
+        For a network within this network, the names begin with the name of the inner network's
+        folder, such as "encoder/graph.nnef".
         """
         texts = {name: text.encode() for name, text in self._archive.texts.items()}
         for label, unit in self._nested.items():

@@ -116,7 +116,7 @@ def _priors(
 
 
 def _box_variance(site: LayerSite) -> list[float]:
-    """Return the attribute `variance`, which has four items or one for all four, by default 0.1."""
+    """Return the attribute `variance`: four numbers, or one number for all four. Default: 0.1."""
     variance = site.numbers("variance", []) or [0.1]
     if len(variance) not in (1, 4):
         raise InvalidOperation(f"'variance' must have 1 or 4 items, it has {len(variance)}")
@@ -166,8 +166,9 @@ def _prior_box(
     """Return boxes of several sizes and ratios around each position of a feature map.
 
     Section 2.2 of arXiv:1512.02325 (SSD) explains the boxes. If `scale_all`, each size has boxes of
-    all ratios. Otherwise only the first size has them, as in MXNet's MultiBoxPrior, and from
-    version 10 on sizes and step are fractions of the image's height instead of pixels.
+    all ratios. Otherwise only the first size has boxes of all ratios, as in MXNet's MultiBoxPrior.
+    In this case, from version 10 on, sizes and step are fractions of the image's height instead of
+    pixels.
 
     Each size in `smallest` has a square, a larger square if `largest` has an item for it, and a
     rectangle for each of `ratios` but the first one, 1. If `ratios_last`, the rectangles come after
@@ -264,8 +265,8 @@ _ENCODED = flag("variance_encoded_in_target")
 def _legacy_priors(site: LayerSite) -> Value:
     """Return input 2, the prior boxes.
 
-    Variances are removed if the attribute `variance_encoded_in_target` is set: the runtime of 2020
-    does not read them in this case.
+    If the attribute `variance_encoded_in_target` is set, the variances are removed, since the
+    runtime of 2020 does not read variances then.
     """
     priors = site.tensor(2)
     if not _ENCODED(site):
@@ -405,7 +406,8 @@ def _prior_grid_generator(
 
     `priors` has shape (priors, 4). The result has shape (height * width * priors, 4) if `flattens`,
     otherwise (height, width, priors, 4). Input 1 is the feature map, and input 2 is the image. If
-    an attribute is 0, the number follows from the shapes of these inputs.
+    `h` or `w` is 0, it is the extent of the feature map. If a stride is 0, it is the extent of the
+    image divided by the extent of the feature map.
     """
     height = h if h != 0 else site.known_shape(1)[2]
     width = w if w != 0 else site.known_shape(1)[3]
@@ -425,7 +427,10 @@ def _prior_grid_generator(
 
 
 def _limits(site: LayerSite) -> dict[str, Any]:
-    """Return the limits beyond which a layer of proposals leaves boxes out."""
+    """Return the limits of a layer that proposes regions, as attributes by name.
+
+    The layer leaves out boxes beyond the limits.
+    """
     return {
         "min_size": site.number("min_size"), "nms_threshold": site.number("nms_threshold"),
         "pre_nms": site.int("pre_nms_count"), "post_nms": site.int("post_nms_count"),
@@ -436,7 +441,8 @@ def _limits(site: LayerSite) -> dict[str, Any]:
 def _proposals_of_image(site: LayerSite, *, limits: dict[str, Any]) -> Any:
     """Return the best regions of an image, of shape (n, 4), and their scores, of shape (n,).
 
-    n is the attribute `post_nms_count`. Missing regions and scores are 0.
+    n is the attribute `post_nms_count`. If there are fewer than n regions, the regions and the
+    scores are padded with zeros.
     """
     image_size, anchors, deltas, scores = site.first_inputs(4)
     count, height, width = site.known_shape(scores)

@@ -176,7 +176,7 @@ def _type_of_input_1(site: LayerSite) -> str:
 @opsets("Convert", type=element("destination_type"))
 @opsets("ConvertLike", type=_type_of_input_1)
 def _convert(site: LayerSite, *, type: str) -> Value | Constant:
-    """Cast input 0 to an element type. A known input may become a known result."""
+    """Cast input 0 to the element type `type`. If input 0 is known, the result may be known too."""
     x = site.operand(0)
     dtype = site.graph.computation_dtype(type)
     if isinstance(x, Constant):
@@ -253,7 +253,7 @@ def _has_equal_ranges(ends: Sequence[Tensor]) -> bool:
     """
     arrays = [end.array for end in ends if isinstance(end, Constant)]
     if len(arrays) != 4:
-        return False  # the network computes an end
+        return False  # an end of a range is not known, since the network computes it
     low, high, second_low, second_high = arrays
     if not np.array_equal(low, second_low) or not np.array_equal(high, second_high):
         return False

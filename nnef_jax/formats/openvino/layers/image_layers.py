@@ -20,7 +20,7 @@ from nnef_jax.formats.openvino.layers.registry import legacy, opsets
 _COORDINATES = (
     "half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners", "tf_half_pixel_for_nn",
 )  # fmt: skip
-# The coordinates if the attribute `align_corners` is false, and those if it is true.
+# The mode of coordinates if the attribute `align_corners` is false, and the mode if it is true.
 _CORNERS = ("asymmetric", "align_corners")
 _ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "simple")
 
@@ -39,7 +39,8 @@ def _resized(
         rounds_down = rounding in ("floor", "round_prefer_floor")
         is_supported = mode == "nearest" and rounds_down
         if not is_supported:
-            # In other modes, these coordinates would shift items of axes that keep their extent.
+            # With all other modes and roundings, "tf_half_pixel_for_nn" would shift items even
+            # along axes that keep their extent.
             raise InvalidOperation(f"'{coordinates}' needs 'nearest' and a mode that rounds down")
     return resized(last, x, mode, coordinates, **attributes)
 
@@ -56,8 +57,8 @@ def _interpolate(
 
     In operation set 1, input 1 has the sizes. In operation set 4, input 1 has the sizes and input 2
     the scales. In operation set 11, input 1 has the sizes or the scales. The attribute
-    `shape_calculation_mode` chooses between sizes and scales. The input after the scales, if there
-    is one, has the axes.
+    `shape_calculation_mode` chooses between sizes and scales. The next input, if there is one, has
+    the axes: input 3 in operation set 4, and input 2 in operation set 11.
     """
     if any((*begin, *end)):
         pairs = zip_longest(begin, end, fillvalue=0)  # one list may be shorter than the other
@@ -109,7 +110,7 @@ def _interpolated(
     for axis, size in sizes.items():
         extents[axis] = size
     for axis, scale in scales.items():
-        # A scale of 0.3333333 makes 1.9999998 items of 6, which must count as 2.
+        # A scale of 0.3333333 makes 1.9999998 items of 6. This must not be rounded down to 1.
         extents[axis] = math.floor(shape[axis] * scale + 1e-6)
     kernel, attributes = _kernel(site, mode, rank=len(shape))
     if mode in ("bilinear_pillow", "bicubic_pillow"):
@@ -118,7 +119,7 @@ def _interpolated(
         exact_scales = tuple(scales.get(axis, 1.0) for axis in range(len(shape)))
         exact_extents = [n * scale for n, scale in zip(shape, exact_scales, strict=True)]
         if exact_extents != extents:
-            # The quotients of rounded extents differ from the scales, on which coordinates depend.
+            # Coordinates depend on exact scales. Quotients of rounded extents are not exact.
             attributes["scales"] = exact_scales
     if kernel == "nearest":
         attributes["nearest_mode"] = nearest
@@ -164,8 +165,8 @@ def _interp(
     """Interpolate linearly to the shape that the file declares for the output.
 
     If `aligned`, the centres of the first items of input and output coincide, and so do the centres
-    of the last items. `begin` and `end` are the numbers of items to add to both ends of each
-    spatial axis. Negative numbers crop the input.
+    of the last items. Before the interpolation, `begin` items are added at the start of each
+    spatial axis, and `end` items at its end. Negative numbers crop the input.
     """
     spatial_axes = range(2, len(x.type.shape))
     x = cropped(site, x, dict.fromkeys(spatial_axes, (begin, end)))
@@ -191,8 +192,8 @@ def _resample(site: LayerSite, x: Value, *, type: str = text("type")) -> Value:
     return _resized(site.last, x, sizes, mode="linear", coordinates="half_pixel", **widening)
 
 
-# The conversion of video frames is that of ITU-R BT.601 in the range of video. The pairs are for
-# red, green and blue. A pair has the factor of u - 128 and the factor of v - 128.
+# Video frames are converted as in ITU-R BT.601, in the range of video (16 to 235). There is one
+# pair for red, green and blue each: the factor of u - 128 and the factor of v - 128.
 _RGB = ((0.0, 1.596), (-0.391, -0.813), (2.018, 0.0))
 _BGR = _RGB[::-1]
 _BRIGHTNESS = 1.164  # the factor of brightness - 16

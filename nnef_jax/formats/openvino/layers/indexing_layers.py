@@ -89,7 +89,7 @@ def _gather_nd(
 ) -> Value:
     """Gather slices of `x` at coordinates. The last axis of `indices` has the coordinates.
 
-    The first `batch_dims` axes are batch axes. Operation set 5 joins them in the result.
+    The first `batch_dims` axes are batch axes. In operation set 5, the result has one batch axis.
     """
     joins_batch_axes = batch_dims > 1 and site.layer.opset == "opset5"
     slices = site.step_or_last(not joins_batch_axes).gather_nd(x, indices, batch_dims=batch_dims)
@@ -111,10 +111,10 @@ def _one_hot_result(
     is the dtype of the result, and `depth` is the extent of the new axis.
     """
     if is_float(dtype):
-        # Numbers beyond the range of the dtype become its limits.
+        # Numbers beyond the range of the dtype become the smallest or largest number of the dtype.
         values = [float(rounding.saturated(value, dtype)) for value in values]
     off, on = values
-    needs_cast = dtype != "float32"  # the dtype of a one-hot
+    needs_cast = dtype != "float32"  # the kind `one_hot` returns float32
     one_hot = site.step_or_last(not needs_cast).one_hot(
         indices, on_value=on, off_value=off, axis=axis, depth=depth
     )
@@ -126,7 +126,7 @@ def _one_hot_indices(site: LayerSite, depth: int, negative: str) -> Value:
 
     The index `depth` is outside the result. If `negative` is "normalize", negative indices count
     from the end and are unchanged. Otherwise the layer ignores computed indices that are negative.
-    Known indices are always unchanged.
+    Constant indices are always unchanged.
     """
     step = site.step
     indices = site.indices(0)
@@ -361,9 +361,9 @@ def _slice_scatter(
 def _updated(
     site: LayerSite, x: Value, updates: Value, indices_by_axis: Sequence[_AxisIndices]
 ) -> Value:
-    """Put `updates` into the items of `x` that have one of several indices along each axis.
+    """Put `updates` into `x` at all combinations of the indices along several axes.
 
-    `indices_by_axis` has pairs of an axis and the indices along this axis.
+    For example, the pairs (0, [1, 2]) and (1, [5]) of axis and indices stand for x[1:3, 5:6].
     """
     (axis, indices), *further_axes = indices_by_axis
     if further_axes:

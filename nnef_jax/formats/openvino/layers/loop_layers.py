@@ -25,7 +25,8 @@ from nnef_jax.formats.openvino.layer_site import LayerSite, derived, stored
 from nnef_jax.formats.openvino.layers.registry import operator, opsets
 from nnef_jax.formats.openvino.ports import Link, back_edges, links, source_of
 
-# A bound of a loop that is larger than this number of iterations is dropped.
+# A loop with the attribute `limit` becomes a scan of `limit` steps. A larger `limit` than this is
+# left out. The operand `count` still ends the loop.
 _MOST_ITERATIONS = 1 << 16
 
 
@@ -118,7 +119,7 @@ class _Repetition:
         """
         if not self._cut_inputs:
             return None
-        # All inputs are cut into equally many parts, so the first cut input decides the number.
+        # All cut inputs have equally many parts, so the first cut input gives the number.
         link = self._cut_inputs[0]
         shape = self.site.known_shape(_outer(self.site, link))
         axis = self.site.axis(link.axis or 0, len(shape))
@@ -316,10 +317,11 @@ class _Repetition:
     def _outputs_with_counts(
         self, connected: Sequence[Link], outputs: Sequence[Value]
     ) -> list[Value]:
-        """Return the outputs of a loop. Outputs that join values get the number of their items.
+        """Return the outputs of a loop whose number of iterations is computed.
 
-        `outputs` has one output for each link in `connected`, and then the number of iterations, a
-        computed tensor.
+        `outputs` has one output for each link in `connected`, and then the number of iterations. An
+        output that joins the values of all iterations is returned with the number of its items:
+        `size` items for each iteration.
         """
         site = self.site
         *values, iterations = outputs
@@ -432,7 +434,7 @@ class _CutRange(NamedTuple):
 
 
 def _cut_range(link: Link, extent: int) -> _CutRange:
-    """Return the range that `link` cuts into parts, of an axis with `extent` items.
+    """Return the range of an axis that `link` cuts into parts. The axis has `extent` items.
 
     Raises InvalidOperation if the parts overlap, leave items out, or do not fit the axis.
     """

@@ -159,7 +159,8 @@ def _scaled_query(site: LayerSite, query: Value) -> tuple[Value, float]:
     """Return the query, and the factor of its products with the keys.
 
     The factor is input 4, the scale, if the scale is known. A computed scale multiplies the query,
-    and the factor is 1. A factor of 0 stands for the default.
+    and the factor is 1. Without input 4, the factor is 0, which stands for 1 / sqrt(items), where
+    `items` is the last extent of the query.
     """
     if not site.has(4):
         return query, 0.0

@@ -63,7 +63,7 @@ def _product(
     hidden = state.type.shape[-1]
     if end_gate - first_gate < cell.gates:
         filters = site.part(filters, axis=0, first=first_gate * hidden, last=end_gate * hidden)
-    # Only the product of a GRU's last gate alone has a `first_gate` other than 0.
+    # `first_gate` is 0, except for the separate product of a GRU's last gate.
     bias = 0.0 if first_gate == 0 else reset_bias
     return site.step.linear(state, filters, bias)
 
@@ -241,7 +241,7 @@ def _sequence(
 def _direction(site: LayerSite, value: Value, i: int, axis: int) -> Value:
     """Return the item for direction `i` along an axis of directions, without this axis.
 
-    A single item is for all directions.
+    If the axis has a single item, the item serves all directions.
     """
     if value.type.shape[axis] != 1:
         value = site.part(value, axis=axis, first=i, last=i + 1)

@@ -70,9 +70,11 @@ def _arg_max(
 ) -> Value:
     """Return the indices of the `count` largest items as real numbers.
 
-    The items are compared along the attribute `axis`. If `with_values`, the values of the largest
-    items are returned instead of the indices. Without `axis`, all items with the same batch index
-    are compared. If `with_values`, the result has two channels then: the indices and the values.
+    With the attribute `axis`, the items along this axis are compared. If `with_values`, the values
+    of the largest items are returned instead of the indices.
+
+    Without the attribute, all items with the same batch index are compared. If `with_values`, the
+    result has two channels: the indices and the values.
     """
     step = site.step
     if site.has_attribute("axis"):
@@ -236,7 +238,7 @@ def _inverse_root(
     step = site.step
     if epsilon_mode == "outside_sqrt":
         return step.rcp(step.add(site.root(squares), epsilon))
-    combine = getattr(step, epsilon_mode)  # both other modes are kinds of operations
+    combine = getattr(step, epsilon_mode)  # "add" and "max" are kinds of operations
     return step.rsqrt(combine(squares, epsilon))
 
 
@@ -277,10 +279,10 @@ def _mvn(
 def _unit_factor(
     site: LayerSite, x: Value, axes: Sequence[int], epsilon: float, epsilon_mode: str = "add"
 ) -> Value:
-    """Compute 1 / sqrt(sum of squares of `x` along axes).
+    """Compute 1 / sqrt(sum + epsilon), where sum is the sum of the squares of `x` along `axes`.
 
-    If `axes` is empty, the squares are not summed. `epsilon_mode` is "add" if `epsilon` is added to
-    the sum, and "max" if the sum is at least `epsilon`.
+    If `axes` is empty, the squares are not summed. If `epsilon_mode` is "max" instead of "add",
+    max(sum, epsilon) replaces sum + epsilon.
     """
     squares = site.step.sqr(x)
     if axes:
@@ -298,10 +300,9 @@ def _unit_factor(
 def _unit(
     site: LayerSite, x: Value, *, axes: Sequence[int], epsilon: float, epsilon_mode: str
 ) -> Value:
-    """Divide by the root of the sum of squares along axes.
+    """Compute x / sqrt(sum + epsilon), where sum is the sum of the squares of `x` along `axes`.
 
-    `epsilon_mode` is "add" if `epsilon` is added to the sum, and "max" if the sum is at least
-    `epsilon`.
+    If `epsilon_mode` is "max" instead of "add", max(sum, epsilon) replaces sum + epsilon.
     """
     factor = _unit_factor(site, x, sorted(set(axes)), epsilon, epsilon_mode)
     return site.last.mul(x, factor)

@@ -41,12 +41,12 @@ def _has_count(site: LayerSite) -> bool:
 
 
 def _softening(site: LayerSite) -> dict[str, Any]:
-    """Return the attribute `sigma` of a suppression, by name. Input 5 has sigma, by default 0."""
+    """Return {"sigma": sigma} for a suppression. Input 5 is sigma. Without input 5, sigma is 0."""
     return {"sigma": site.scalar(5, 0)}
 
 
 def _rotation(site: LayerSite) -> dict[str, Any]:
-    """Return the attribute `rotation` of a suppression, by name: the direction of angles."""
+    """Return {"rotation": rotation} for a suppression: the direction of positive angles."""
     return {"rotation": "clockwise" if site.flag("clockwise", True) else "counterclockwise"}
 
 
@@ -71,7 +71,7 @@ def _suppression(
         site, boxes, scores, score=0, center_point_box=has_centre, sorts=sorts, **attributes
     )
     if site.net.is_legacy and site.declared:
-        # The file declares the number of rows. Missing rows are -1.
+        # The file declares the number of rows. If there are fewer, rows of -1 are added.
         declared_count = site.declared[0]
         if declared_count > 0:
             indices = site.cut_or_padded(indices, axis=0, size=declared_count, value=-1.0)
@@ -108,8 +108,8 @@ _CLASS_ATTRIBUTES: dict[str, Any] = {
 def _matrix_order(site: LayerSite) -> str:
     """Return the order of the boxes in the results of the layer MatrixNms.
 
-    If boxes are sorted across images, the order is that of the attribute `sort_result_type`.
-    Otherwise the runtime ignores this attribute, and the order is "score".
+    If boxes are sorted across images, the attribute `sort_result_type` names the order. Otherwise
+    the runtime ignores this attribute, and the order is "score".
     """
     order = _order(site)
     return order if _SORTS_ACROSS_IMAGES(site) else "score"
@@ -157,9 +157,9 @@ def _roi_pooling(
 ) -> Value:
     """Pool regions of `x` by the maxima of bins, or by samples with bilinear interpolation.
 
-    `rois` has rows (image, x1, y1, x2, y2). In the mode "max" they are multiplied by the attribute
-    `spatial_scale`, otherwise they are fractions of the image. A region whose image is negative has
-    the result 0.
+    `rois` has rows (image, x1, y1, x2, y2). If `method` is "max", the attribute `spatial_scale`
+    multiplies the corners. If `method` is "bilinear", the corners are fractions of the image. The
+    result of a region with a negative `image` is 0.
     """
     default_size = site.ints("output_size", site.ints("output_roi", [0, 0]))
     pooled_height = site.int("pooled_h", default_size[0])

@@ -127,7 +127,7 @@ _ROWS_OF_LEGACY: dict[str, Meaning] = {
     ),
 }
 
-# Layers whose results depend on more than the arrays that they read, or are no arrays.
+# Layers that are refused: their results depend on more than their inputs, or are no arrays.
 REFUSED: Mapping[str, Meaning] = {
     **dict.fromkeys(
         ("RandomUniform", "Multinomial"),

@@ -61,8 +61,8 @@ def _gather_tree(site: LayerSite) -> Value:
     """Trace beams back from their last step, and return the tokens of each beam.
 
     The tokens have shape (steps, batch, beams). Input 0 has the token of each beam at each step.
-    Input 1 has the index of the beam at the step before that each beam continues. Input 2 has the
-    number of steps of each sequence, and input 3 the token that ends a beam.
+    Each beam continues a beam of the previous step. Input 1 has the index of this previous beam.
+    Input 2 has the number of steps of each sequence, and input 3 is the token that ends a beam.
     """
     step_tokens, parents, lengths, end = (site.integer_tensor(i) for i in range(4))
     tokens = site.step.gather_tree(step_tokens, parents, lengths, site.reshaped(end, ()))
@@ -131,10 +131,10 @@ def _bags(
 ) -> Value:
     """Reduce the rows of each segment by `_sums`, and replace the results of empty segments.
 
-    `segments` has the index of a segment for each row, and `count` is the number of segments. The
-    input with the index `default_input` has the index of a row of the table in input 0. This row is
-    the result of each segment without rows. Without the input, or if the index of the row is -1,
-    the result of such a segment is zeros.
+    `segments` has the index of a segment for each row, and `count` is the number of segments. Input
+    `default_input` is the index of a row of input 0, the table. This row is the result of each
+    empty segment. Without the input, or if the index is -1, the result of an empty segment is
+    zeros.
     """
     sums = _sums(site, rows, segments, count, reduction)
     if default_input is None or not site.has(default_input):

@@ -48,7 +48,7 @@ def _reshape(site: LayerSite, x: Value, *, shape: list[int] = integers_at(1)) ->
     this axis.
     """
     if 0 in shape and -1 not in shape and not site.flag("special_zero"):
-        # The result has no items, so `x` must not have any.
+        # An extent of the result is 0, so the result has no items, and `x` must have none.
         if volume(x.type.shape) == 0:
             return site.last.constant(shape=shape, value=(), dtype=x.type.dtype)
         raise InvalidShape(f"{show(x.type.shape)} cannot be reshaped to {shape}")
@@ -134,7 +134,7 @@ def _concat(site: LayerSite, *, axis: int = axis("axis", 1)) -> Value:
         if extents != (0,):
             nonempty.append(x)
     if not nonempty:
-        nonempty = tensors[:1]  # the result has no items either
+        nonempty = tensors[:1]  # all inputs are empty, and the result is empty too
     if len(nonempty) == 1:
         return site.last.copy(nonempty[0])
     return site.last.concat(nonempty, axis=axis)
@@ -211,7 +211,8 @@ def _broadcast(
 
     In the modes "numpy" and "bidirectional", the last axes of `x` lie along the last axes of the
     shape. In the mode "explicit", input 2 lists the axes of the shape along which the axes of `x`
-    lie. In the mode "pdpd", the axes of `x` lie along the axes of the shape from `axis` on.
+    lie. In the mode "pdpd", the axes of `x` lie along successive axes of the shape, beginning with
+    the attribute `axis`.
     """
     rank = len(x.type.shape)
     axes: Sequence[int] | None = None
@@ -381,9 +382,10 @@ def _shuffle_channels(
 
 @operator("ReorgYolo")
 def _reorg_yolo(site: LayerSite, x: Value, *, strides: Sequence[int] = integers("stride")) -> Value:
-    """Move blocks of space to channels, in the order of darknet's implementation.
+    """Move blocks of stride * stride items of the plane to channels, in darknet's order.
 
-    Darknet computes indices as if the input had channels / stride**2 channels and a larger plane.
+    Darknet reads an input of shape (channels, height, width) as if its shape were
+    (channels / stride**2, height * stride, width * stride).
     """
     stride = strides[0]
     batch, channels, height, width = site.known_shape()

@@ -129,9 +129,9 @@ def _transformed(
 ) -> Value:
     """Compute the Fourier transform of pairs [re, im] along axes.
 
-    If `inverse`, compute the sums of the inverse transform instead. They are not divided by the
-    number of terms. `sizes` has the length of the transform along each axis, or -1 for the extent
-    of `x`.
+    If `inverse`, compute the sums of the inverse transform instead, without dividing these sums by
+    the number of their terms. `sizes` has the length of the transform along each axis, or -1 for
+    the extent of `x`.
     """
     for axis, size in zip(axes, sizes, strict=True):
         length = x.type.shape[axis] if size < 0 else size

@@ -44,7 +44,7 @@ def _memory(site: LayerSite, *, index: int = integer("index", 0)) -> Any:
 def _variable(
     site: LayerSite, label: str, type: TensorType, initial: NDArray[Any] | None = None
 ) -> Value:
-    """Return the variable with a label, and add it to the graph if it is new.
+    """Return the variable with the label `label`, and add it to the graph if it is new.
 
     The initial value of a new variable is `initial`, or zeros by default.
     """

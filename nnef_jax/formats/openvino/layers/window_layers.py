@@ -58,10 +58,10 @@ def _filter(i: int = 1) -> Reader:
 
 
 def _grouped(site: LayerSite) -> _Filter:
-    """Return input 1, a filter of shape (groups, outputs, inputs, ...), with joined outputs.
+    """Return input 1, the filter of a grouped convolution, without its axis of groups.
 
-    The filter is reshaped to (groups * outputs, inputs, ...), where `outputs` is the number of
-    output channels of a group.
+    Input 1 has shape (groups, outputs, inputs, ...), where `outputs` is the number of output
+    channels of a group. The returned filter has shape (groups * outputs, inputs, ...).
     """
     filter = site.tensor(1)
     groups, outputs, *inputs_and_kernel = filter.type.shape
@@ -73,9 +73,9 @@ def _grouped(site: LayerSite) -> _Filter:
 def _legacy_filter(*, is_transposed: bool = False, may_be_input: bool = False) -> Reader:
     """Return a function that reads the filter and the bias of a layer of versions before 10.
 
-    The layer stores the filter and the bias. If `may_be_input`, they may be inputs 1 and 2 instead.
-    `is_transposed` tells whether the layer is a transposed convolution, whose filter has shape
-    (channels, outputs / groups, ...).
+    The layer stores the filter and the bias. If `may_be_input`, the filter may be input 1 instead,
+    and the bias input 2. `is_transposed` tells whether the layer is a transposed convolution, whose
+    filter has shape (channels, outputs / groups, ...).
     """
 
     def read(site: LayerSite) -> _Filter:
@@ -106,7 +106,7 @@ def _legacy_filter(*, is_transposed: bool = False, may_be_input: bool = False) -
 @opsets("Convolution", filter=_filter())
 @opsets("GroupConvolution", filter=_grouped)
 def _convolution(site: LayerSite, x: Value, *, filter: _Filter) -> Value:
-    """Add a convolution."""
+    """Convolve `x` with `filter`, and add the filter's bias."""
     window = window_of(site, x.type.shape[2:], filter.kernel)
     padding: Pairs = window["padding"]
     padding_by_axis = dict(enumerate(padding, 2))  # the spatial axes begin with axis 2
@@ -118,7 +118,7 @@ def _convolution(site: LayerSite, x: Value, *, filter: _Filter) -> Value:
 
 
 def _input_extents(site: LayerSite) -> Sequence[int] | None:
-    """Return the spatial extents of the result, which input 2 has, or None without input 2."""
+    """Return input 2, the spatial extents of the result. Return None if input 2 is left out."""
     return site.integers(2) if site.has(2) else None
 
 
@@ -150,10 +150,10 @@ def _transposed(
 ) -> Value:  # fmt: skip
     """Add a transposed convolution.
 
-    The padding cuts items off the result. If `extents` is not None, it has the extents of the
-    result, and the padding follows from them. In the mode `mode_padding_end`, odd padding is larger
-    at the end of an axis than at its start. This mode is `same_upper` before version 10, and
-    `same_lower` since then.
+    The padding cuts items off the result. If `extents` is not None, it has the spatial extents of
+    the result, and the padding follows from these extents. `mode_padding_end` is the name of the
+    mode in which odd padding is larger at the end of an axis than at its start: "same_upper" before
+    version 10, and "same_lower" since then.
     """
     rank = len(filter.kernel)
     strides = spatial(site, "strides", rank, [1] * rank)
@@ -221,8 +221,8 @@ def _cut_off(mode: str, excess: int, begin: int, *, mode_padding_end: str) -> tu
     """Return the numbers of items to cut off at the start and at the end of an axis.
 
     `excess` is the sum of the two numbers. Without an automatic `mode`, `begin` is the number at
-    the start. Of a negative number, the absolute value is the number of zeros to add. In the mode
-    `mode_padding_end`, an odd `excess` cuts off more items at the end than at the start.
+    the start. A negative number, such as -2, means that 2 zeros are added. If `mode` equals
+    `mode_padding_end`, an odd `excess` cuts off one more item at the end than at the start.
     """
     if mode in SAME:
         begin, _ = halves(max(excess, 0), more_behind=mode == mode_padding_end)
@@ -232,20 +232,20 @@ def _cut_off(mode: str, excess: int, begin: int, *, mode_padding_end: str) -> tu
 
 
 def _legacy_bits(site: LayerSite) -> Constant:
-    """Return the filter that the layer stores, with items of one bit."""
+    """Return the filter that the layer stores. Each of its items has one bit."""
     inputs = site.shape()[1] // site.int("group", 1)
     shape = (site.int("output"), inputs, *kernel_of(site))
     return site.required_weights("weights", shape, "bin")
 
 
 def _bits(site: LayerSite) -> Constant:
-    """Return the filter that input 1 stores, with items of one bit."""
+    """Return input 1, a stored filter. Each of its items has one bit."""
     filter_port = (site.layer.id, site.layer.inputs[1].id)
     source_id, _ = site.net.sources[filter_port]
     layer = site.net.by_id[source_id]
     if layer.kind not in CONSTANTS:
         raise InvalidOperation("its filter must be stored")
-    # The layer that stores the filter may declare a type of more bits.
+    # The filter is read as bits, even if the layer that stores it declares a larger type.
     site_of_filter = replace(site, layer=layer, operands=())
     return stored(site_of_filter, "bin")
 
@@ -302,9 +302,9 @@ def _deformable(
     )  # fmt: skip
 
 
-# Pools. If extents are rounded up, windows reach over cells behind the padded input. Before version
-# 10, means leave these cells out, as the runtimes do. Since version 10, means include these cells
-# if means include padding and if there is padding.
+# Pools. If extents are rounded up, the last windows reach cells behind the padded input. Before
+# version 10, means leave these cells out, as the runtimes do. Since version 10, means include these
+# cells if the input is padded and means include the padding.
 
 _ROUNDING = either(word("rounding_type", "floor", "ceil", "ceil_torch"), "rounding-type")
 _LEAVES_OUT = either(flag("exclude-pad"), "exclude_pad")
@@ -356,7 +356,7 @@ def _pooling(
 def _max_pool(site: LayerSite, x: Value, *, rounding: str = _ROUNDING) -> Any:
     """Return the maxima of windows, and the index of each maximum if a layer reads the indices.
 
-    An index counts the items of the axes from the attribute `axis` on.
+    An index is a position in the flattened axes of `x` from the attribute `axis` to the last axis.
     """
     reads_indices = site.is_read(1)
     if not reads_indices:
@@ -367,9 +367,9 @@ def _max_pool(site: LayerSite, x: Value, *, rounding: str = _ROUNDING) -> Any:
 
 
 def _output_size(site: LayerSite) -> list[int]:
-    """Return the extents that input 1 has for the spatial axes of the result.
+    """Return input 1, the spatial extents of the result.
 
-    An extent of 0 or less stands for the extent of input 0.
+    An extent of 0 or less is replaced by the extent of input 0 along the same axis.
     """
     shape = site.shape()
     extents: list[int] = []

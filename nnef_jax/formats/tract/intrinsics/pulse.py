@@ -25,7 +25,7 @@ _ENDLESS = np.iinfo(np.int32).max  # the end of a stream of unknown length
 def delayed(site: CallSite, *, delay: int, overlap: int) -> Value:
     """Delay the stream by `delay` items.
 
-    Each result begins with the last `overlap` items of the result for the piece before.
+    Each result begins with the last `overlap` items of the previous piece's result.
     """
     input, axis = _stream(site)
     require.not_negative(delay=delay, overlap=overlap)
@@ -64,7 +64,7 @@ def pulse_pad(
 ) -> Value:
     """Pad the stream: replace its items before the index `begin`, and from `end` on, by `value`.
 
-    The first `overlap` items of each piece repeat the end of the piece before.
+    The first `overlap` items of each piece repeat the end of the previous piece.
     """
     if border != "constant":
         message = f"'border' of a padded stream must be 'constant' here, it is '{border}'"
@@ -74,9 +74,9 @@ def pulse_pad(
 
 @intrinsic("tract_pulse_cumsum", exclusive=argument("exclusive"), skip=fixed("skip"))
 def cumsum(site: CallSite, *, exclusive: bool, skip: int) -> Value:
-    """Return the running sum of the stream, to which the first `skip` items are not added.
+    """Return the running sum of the stream. The first `skip` items of the stream count as 0.
 
-    If `exclusive`, the sum at a position leaves out the item there.
+    If `exclusive`, the sum at a position leaves out the item at this position.
     """
     input, axis = _stream(site)
     if skip:
@@ -97,7 +97,7 @@ def _between(site: CallSite, *, begin: int, end: int, value: float, overlap: int
     """Replace the items of the stream before the index `begin`, and from `end` on, by `value`.
 
     A state counts the items of all previous pieces. The first `overlap` items of each piece repeat
-    the end of the piece before, and are not counted.
+    the end of the previous piece, and are not counted.
     """
     input, axis = _stream(site)
     position = site.state(TensorType((), site.graph.builder.integer), f"{site.name}_position")

@@ -205,8 +205,8 @@ class _Body:
         graph = site.graph
         bindings = _Bindings(site, self.site.graph, self.fragment)
         slices = [bindings.bind(x.parameter, x.tensor, x.axis, x.chunk) for x in self.scanned]
-        # The tensors that the body reads in full, as pairs of an input of the body and the tensor
-        # outside of the body that the input stands for.
+        # There is a pair for each tensor that the body reads in full: the body's input, and the
+        # tensor outside of the body.
         full_tensors: list[tuple[Value, Any]] = []
         for name, outer in self.full:
             body_input = bindings.bind(name, outer)
@@ -354,8 +354,8 @@ def _without_unused(
 ) -> tuple[Graph, list[Any]]:
     """Leave out the inputs of a body that the body does not need.
 
-    `full_tensors` has the tensors that the body reads in full, as pairs of an input of the body and
-    the tensor outside of the body. Return the body, and the tensors outside for its other inputs.
+    `full_tensors` has a pair for each tensor that the body reads in full: the body's input, and the
+    tensor outside of the body. Return the body, and the outside tensors of the remaining inputs.
     """
     unused = {body_input for body_input, _ in full_tensors} - body.needed
     used_inputs = tuple(value for value in body.inputs if value not in unused)

@@ -202,7 +202,7 @@ def _datum_type(site: CallSite) -> str:
 
 @intrinsic("constant", shape=integers("shape"), value=argument("value"))
 def constant(site: CallSite, *, shape: Sequence[int], value: object) -> Any:
-    """Return a constant of a shape. `value` has all its items, or one number for all of them."""
+    """Return a constant of shape `shape`. `value` has all items, or one number for all items."""
     items = h.host(value).ravel()
     if items.size == 1:
         number = items.reshape(())
@@ -223,7 +223,7 @@ def shape_of(site: CallSite, value: object) -> h.Host:
 def range_of(site: CallSite) -> Any:
     """Return the numbers start, start + step, start + 2 step, ... that are before `end`.
 
-    Few integers are a host value. All other ranges are computed by the network.
+    A short range of known integers is a host value. The network computes all other ranges.
     """
     graph = site.graph
     bounds = [_number(site, name) for name in ("start", "end", "step")]

@@ -107,8 +107,8 @@ def experts(
 ) -> TractOperand:
     """Add a mixture of experts: a router chooses the experts through which each row passes.
 
-    `w1`, `w2` and `w3` are the weights of the experts. In the layout "linear" they are transposed
-    first.
+    `w1`, `w2` and `w3` are the weights of the experts. If `layout` is "linear", the last two axes
+    of each of these weights are swapped first.
     """
     require.one_of("expert_layout", layout, ("canonical", "linear"))
     if site.rank(router) == 3:  # the first axis has extent 1
@@ -182,8 +182,8 @@ def gru_sequence(
 ) -> Any:
     """Run a GRU over a sequence: from the start if `chunk` is 1, from the end if `chunk` is -1.
 
-    If `projected`, the input already is the product with the weights. If `emit_states`, the result
-    has the states of all time steps.
+    If `projected`, `input` is already multiplied by `weight`. If `emit_states`, the result has the
+    states of all time steps.
     """
     _require_hidden(site, "recurrent_weight", recurrent_weight, hidden)
     if chunk not in (1, -1):

@@ -156,9 +156,10 @@ def pad(
 
 
 def _cut(site: CallSite, input: TractOperand, padding: Sequence[tuple[int, int]]) -> TractOperand:
-    """Cut items off at the ends of axes, as many as the negative numbers in `padding` tell.
+    """Cut items off at the ends of axes where `padding` is negative.
 
-    `padding` has a pair (before, after) for each axis.
+    `padding` has a pair (before, after) for each axis. For example, the pair (-2, 1) cuts off 2
+    items at the start of the axis, and none at its end.
     """
     shape = site.shape(input)
     axes: list[int] = []

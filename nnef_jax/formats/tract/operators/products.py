@@ -151,7 +151,10 @@ def _terms(site: CallSite, axes: Sequence[int]) -> tuple[str, str, str]:
     a_m, a_k, b_k, b_n, c_m, c_n = axes or (*last_axes, *last_axes, *last_axes)
 
     def term(matrix_axes: Sequence[int], letters: str) -> str:
-        """Return the letters of all axes: "Amk" for the axes (1, 2) of three, and "mk"."""
+        """Return the letters of all axes of a matrix.
+
+        For example, `matrix_axes` of (1, 2) and `letters` of "mk" give "Amk" if the rank is 3.
+        """
         letter_by_axis = dict(zip(normal_axes(matrix_axes, rank), letters, strict=True))
         batch_letters = iter(string.ascii_uppercase)
         result = ""

@@ -48,10 +48,11 @@ WINDOW: Mapping[str, Callable[[CallSite], Any]] = {
 
 
 def channel_plane(site: CallSite) -> int:
-    """Return the first of the axes over which the indices of maxima count.
+    """Return the axis from which on the indices of maxima count.
 
-    The first of these axes is axis 2, or an earlier axis along which windows have more than one
-    item or a stride.
+    The index of a maximum is a position in the flattened axes from this axis to the last axis. The
+    axis is 2, or an earlier axis along which windows have more than one item, or a stride that is
+    not 1.
     """
     sizes = site.ints("size")
     strides = site.ints("stride") or [1] * len(sizes)
@@ -230,7 +231,8 @@ def _spatial_padding(site: CallSite, rank: int) -> Sequence[tuple[int, int]]:
     """Return the padding of the spatial axes, as pairs (before, after).
 
     The document may have a pair for each of all `rank` axes of the input. The pairs of the batch
-    and of the channels are then left out. Raises InvalidOperation unless the padding is zeros.
+    and of the channels are then left out. Raises InvalidOperation unless the border is "constant",
+    that is, unless the added items are zeros.
     """
     border = site.text("border")
     padding: Sequence[tuple[int, int]] = site.argument("padding")
