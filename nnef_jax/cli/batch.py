@@ -119,7 +119,8 @@ def batch(
             if declared_size > 1:
                 default_size = declared_size
             size = batch_size or default_size
-            # Each device gets equally many items. For a batch of 12 items, 4 of 8 devices are used.
+            # Each device gets equally many items, so the number of devices must divide the batch
+            # size. For a batch of 12 items, 4 of 8 devices are used.
             devices = devices[: math.gcd(size, len(devices))]
             options = {
                 "progress": progress,
@@ -127,7 +128,7 @@ def batch(
                 "measure": bool(cache_folder),
             }
             model = _load(source, specs, size, declared_size, **keywords, **options)
-            # A later run may continue this one only if it has the same settings.
+            # A later run may continue this run only if the two runs have equal settings.
             settings = {
                 "network": _digest(network),
                 "--dialect": reading.dialect,
@@ -158,7 +159,7 @@ def _compute_pending(
         devices: the devices, among which the items of a batch are divided.
         size: the number of items in a batch.
         read_items: a function that takes items, and the number of items to read ahead.
-        stop: whether the first file that cannot be read raises its error.
+        stop: whether an error is raised for the first file that cannot be read.
     """
     from nnef_jax.cli.streaming import computing, groups_of, results_of
 
@@ -198,8 +199,8 @@ def _shard(text: str) -> tuple[int, int]:
 def _folder(out: Path, shard_index: int, shard_count: int) -> Path:
     """Return the folder for the results of a shard.
 
-    It is `out` if there is only one shard. Otherwise it is a subfolder of `out` such as
-    shard-0-of-4, and the function creates `out`.
+    If there is only one shard, the folder is `out`. Otherwise `out` is created, and the result is a
+    subfolder such as shard-0-of-4. The subfolder is not created.
     """
     if shard_count == 1:
         return out
@@ -208,9 +209,9 @@ def _folder(out: Path, shard_index: int, shard_count: int) -> Path:
 
 
 def _item_specs(network: Network, item_shapes: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
-    """Return the inputs of the network for a single item, whose batch extent is 1.
+    """Return the specs of the inputs for a single item. Their batch extent is 1.
 
-    `item_shapes` are the shapes that --shape gives, by input name. Raises InputError for a name
+    `item_shapes` are the shapes in the option --shape, by input name. Raises InputError for a name
     that no input has, and for a network without inputs.
     """
     from nnef_jax import InputError
@@ -232,10 +233,11 @@ def _item_specs(network: Network, item_shapes: Mapping[str, Any]) -> tuple[Tenso
 
 
 def _item_spec(name: str, input_type: TensorType, item_shape: Any) -> TensorSpec:
-    """Return the spec of an input for a single item, whose batch extent is 1.
+    """Return the spec of an input for a single item. Its batch extent is 1.
 
-    `input_type` is the type in the document, and `item_shape` is the shape that --shape gives, or
-    None. Raises InputError for an open shape, and for an input without an axis for the batch.
+    `input_type` is the type in the document. `item_shape` is the shape in the option --shape, or
+    None if the option has no shape of the input. Raises InputError for an open shape, and for an
+    input without an axis for the batch.
     """
     from lowering.extents import is_known, show
     from nnef_jax import InputError, TensorSpec

@@ -51,8 +51,8 @@ class Parts:
         items: all items, in order.
         settings: JSON values on which results depend, by their names in error messages.
         outputs: the outputs of the network. Their first extent is the size of a batch.
-        size: the number of items of a part. By default it is the size in an earlier run. Without an
-            earlier run, a part has as many items as have 64 MB of outputs, but at most 1024.
+        size: the number of items of a part. The default is the size in an earlier run. Without an
+            earlier run, the outputs of a part have about 64 MB, but a part has at most 1024 items.
     """
 
     def __init__(
@@ -92,8 +92,7 @@ class Parts:
                 record["row"] = next_row
                 next_row += 1
             records.append(record)
-        # The last record also has the checksum of the part. The checksum covers this record without
-        # the checksum itself.
+        # The checksum of the part is computed from all records, and then added to the last record.
         records[-1][_CHECKSUM] = self._checksum(part, records)
         with files.replacing(self._path(part, "jsonl"), overwrite=True) as file:
             file.writelines(_encoded(records))
@@ -128,9 +127,10 @@ class Parts:
         return path
 
     def _size_of_parts(self, settings: Mapping[str, Any], size: int | None) -> int:
-        """Return the number of items of a part. Write the settings unless there are earlier ones.
+        """Return the number of items of a part.
 
-        `size` is the number that the user gives, or None. Raises InputError if the settings of an
+        If the folder has no settings of an earlier run, write the current settings. `size` is the
+        number of items that the user has chosen, or None. Raises InputError if the settings of an
         earlier run differ.
         """
         with suppress(FileExistsError):
@@ -173,10 +173,10 @@ class Parts:
             raise InputError(f"'{self.folder}' has results {origin}", hint=_OTHER_FOLDER)
 
     def _default_size(self) -> int:
-        """Return the number of items that have 64 MB of outputs, from 1 to 1024."""
+        """Return the number of items whose outputs have 64 MB: at least 1, and at most 1024."""
         bytes_per_item = 0
         for spec in self._outputs:
-            # An open extent counts as 1.
+            # An open extent is taken as 1.
             number_count = int(np.prod([extent or 1 for extent in spec.shape[1:]]))
             bytes_per_item += number_count * np.dtype(spec.dtype).itemsize
         items_in_default_bytes = _DEFAULT_BYTES // max(bytes_per_item, 1)
@@ -186,7 +186,8 @@ class Parts:
         """Return the indices of the parts that are missing, damaged or outdated.
 
         A part is outdated if items were added to it, or if the file of a failed item has changed.
-        The damaged parts, and the failures in finished parts, are added to the attributes.
+        Damaged parts are added to the attribute `damaged`, and failures in finished parts to the
+        attribute `failures`.
         """
         part_count = ceil(len(self._items) / self._size)
         matches = map(_PART.fullmatch, os.listdir(self.folder))
@@ -217,13 +218,13 @@ class Parts:
     ) -> bool:
         """Tell whether items were added to a part, or the file of a failed item has changed.
 
-        `records` are those of the earlier run, and `items` are the current items. Raises InputError
-        if the file of a computed item has changed, or if the part had other items.
+        `records` are the part's records from the earlier run. `items` are its current items. Raises
+        InputError if the file of a computed item has changed, or if the part had other items.
         """
         if len(records) > len(items):
             raise self._other_inputs(f"there were more than {len(self._items)}")
         has_changed_failure = False
-        # There are more items than records if items were added since the earlier run.
+        # If items were added since the earlier run, there are more items than records.
         for record, item in zip(records, items, strict=False):
             if record["file"] != item.file:
                 raise self._other_inputs(f"'{record['file']}' was where '{item.file}' is now")

@@ -53,7 +53,7 @@ def required_folder(cache_dir: str | None) -> Generator[str]:
 def cache_report(*, clear: bool, as_json: bool) -> str:
     """Return the path of the user's folder, and the number and size of its files, as text or JSON.
 
-    If `clear`, the files are removed, and the report has the number and size of the removed files.
+    If `clear` is true, the files are removed, and the report is about the removed files.
     Raises InputError if the folder cannot be used.
     """
     folder = cache_folder.users_folder()
@@ -82,7 +82,7 @@ def cache_report(*, clear: bool, as_json: bool) -> str:
 
 
 def _require_usable(folder: str, reason_unusable: str) -> None:
-    """Raise InputError unless `reason_unusable` is ""."""
+    """Raise InputError for an unusable folder. `reason_unusable` is "" if the folder is usable."""
     if reason_unusable:
         raise InputError(
             f"the cache folder '{folder}' cannot be used: {reason_unusable}",

@@ -212,7 +212,7 @@ class Pixels:
     ] = False
 
     def options(self, inputs: Sequence[str] | None) -> PictureOptions:
-        """Return the options for pictures, in which texts are converted to numbers.
+        """Return the options for pictures, with numbers instead of texts.
 
         Raises BadParameter if an option is passed, but `inputs` has no picture.
         """
@@ -231,8 +231,8 @@ class Pixels:
 def caching(cache_dir: str | None, no_cache: bool) -> AbstractContextManager[str | None]:
     """Return a context manager that yields the folder for compiled networks, or None.
 
-    The manager yields None if `no_cache`, or if the user's folder cannot be used. Raises
-    BadParameter if `no_cache` and `cache_dir` are both passed.
+    It yields None if `no_cache` is true, or if the user's folder cannot be used. Raises
+    BadParameter if both `no_cache` and `cache_dir` are passed.
     """
     if not no_cache:
         return bounded_folder(cache_dir)

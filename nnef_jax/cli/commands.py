@@ -26,8 +26,8 @@ from nnef_jax.storage import protected_files
 if TYPE_CHECKING:
     from nnef_jax import Model
 
-# This is the class ClickException: click's class, or typer's copy of the class, depending on the
-# version of typer.
+# This is the class ClickException, the base class of typer's usage errors. Depending on the version
+# of typer, it is click's class or typer's copy of the class.
 _UsageError: Any = typer.BadParameter.__mro__[2]
 
 # `rich_markup_mode=None` prints usage errors and help without boxes. The text without boxes may be
@@ -308,8 +308,8 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code.
 
     The exit code is 0, or 1 for an error, 2 for wrong usage, and 130 if the command is interrupted.
-    Exceptions that are neither errors of this package, nor system errors, nor wrong usage, pass
-    through. Signal handlers are not changed.
+    Errors of this package, system errors and wrong usage are reported. All other exceptions are
+    raised. Signal handlers are not changed.
     """
     for stream in (sys.stdout, sys.stderr):
         # Tables have characters that the encoding of a stream may lack. Such characters are written

@@ -207,7 +207,8 @@ def _inputs(
     models = [source for source in sources if _is_model(source)]
     recordings: list[Any] = [source for source in sources if isinstance(source, Mapping)]
     if not models:
-        # Two recordings need no inputs. A function needs inputs, but does not declare them.
+        # Neither network is a model. Two recordings need no inputs. A function needs inputs, but
+        # only a model declares which inputs it takes.
         needs_inputs = bool(files) or len(recordings) < len(sources)
         if needs_inputs:
             raise InputError("one side must be a network, which declares the inputs")
@@ -227,7 +228,7 @@ def _inputs(
 
 
 def _is_model(source: object) -> bool:
-    """Tell whether a source is a model. jax is imported only here, in the function."""
+    """Tell whether a source is a model. The import of the class Model imports jax."""
     from nnef_jax import Model
 
     return isinstance(source, Model)

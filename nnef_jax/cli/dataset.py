@@ -45,8 +45,8 @@ def find_items(arguments: Sequence[str], listed: Path | None, output: Path) -> l
     Args:
         arguments: files, folders and patterns. A folder stands for all input files below it, sorted
             by name.
-        listed: a text file with the names of further files, or None. A file with such a name may be
-            missing; its item then fails when it is read.
+        listed: a text file with the names of further files, or None. If a further file is missing,
+            no error is raised here. The item of the file fails when it is read.
         output: the output folder. Files in this folder are no inputs.
 
     Raises InputError for a folder or pattern without a file, and OSError if a file in `arguments`,
@@ -70,7 +70,8 @@ def find_items(arguments: Sequence[str], listed: Path | None, output: Path) -> l
         paths += read_list(listed)
     if not paths:
         raise InputError("no inputs are given", hint="give files, folders, patterns or --list FILE")
-    # The names of files that fail are written to a list, one a line.
+    # The names of failed files are written to a text file with a name in each line, so a name must
+    # not contain a line break.
     broken_names = [file for file in paths if "\n" in file or file.endswith("\r")]
     if broken_names:
         raise InputError(f"{broken_names[0]!r}: a file must not have a line break in its name")
@@ -111,7 +112,7 @@ def read_list(path: Path) -> list[str]:
 
 
 def _input_files_below(folder: str) -> Iterator[str]:
-    """Yield the paths of all input files below a folder, sorted by name in each folder."""
+    """Yield the paths of all input files below a folder. Files in a folder are sorted by name."""
 
     def raise_error(error: OSError) -> None:
         raise error
@@ -232,23 +233,23 @@ def reading_ahead(
             return ItemArrays(item, InputError(f"{item.file}: {error}"))
 
     def stream(items: Sequence[Item], items_ahead: int) -> Iterator[ItemArrays]:
-        # Each element of grain's dataset is a chunk of several items. For each element grain checks
-        # all elements in its buffer, which takes 0.2 ms if the buffer has 1000 elements. With
+        # Each element of grain's dataset is a chunk of several items. Whenever grain yields an
+        # element, it checks all elements in its buffer. This takes 0.2 ms for 1000 elements. With
         # chunks there are fewer elements, and fewer checks.
         thread_count = min(items_ahead, 2 * (os.cpu_count() or 1))
         chunk_size = min(_CHUNK, items_ahead // thread_count)
         starts = range(0, len(items), chunk_size)
         chunks = [items[start : start + chunk_size] for start in starts]
         chunks_ahead = items_ahead // chunk_size
-        # A context variable records which files are read. Threads of grain do not inherit the
-        # context, so each chunk is read in a copy of it.
+        # A context variable records which files are read. Threads of grain do not inherit this
+        # thread's context, so each chunk is read in a copy of this context.
         context = copy_context()
 
         def read_chunk(chunk: Sequence[Item]) -> list[ItemArrays]:
             return context.copy().run(lambda: list(map(attempt, chunk)))
 
-        # Threads are fast enough, since decoders release the GIL. Processes of grain would survive
-        # a command that is killed.
+        # grain reads in threads instead of processes. Threads are fast enough, since decoders
+        # release the GIL. If the command were killed, processes of grain would continue to run.
         dataset = grain.MapDataset.source(chunks).map(read_chunk)
         options = grain.ReadOptions(num_threads=thread_count, prefetch_buffer_size=chunks_ahead)
         return chain.from_iterable(dataset.to_iter_dataset(options))

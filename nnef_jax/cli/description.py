@@ -18,7 +18,7 @@ def describe(summary: Summary) -> list[str]:
     facts += [("input", str(tensor)) for tensor in summary.inputs]
     facts += [("output", str(tensor)) for tensor in summary.outputs]
     for name, count in summary.counts.items():
-        # The multiply-adds are below the table.
+        # The lines below the table contain the multiply-adds already.
         if count and name != "multiply_adds":
             facts.append((name.replace("_", " "), f"{count:,}"))
     facts += [("unknown", operator) for operator in summary.unknown]
@@ -55,7 +55,7 @@ def machine_lines(*, as_json: bool) -> list[str]:
 
 
 def _rate(name: str, value: float) -> str:
-    """Return the text of a rate. "start" is a time in seconds, and all others are per second."""
+    """Return the text of a rate. The rate "start" is in seconds, and all other rates in 1/s."""
     if name == "start":
         return f"{value * 1e6:.3g} us"
     return f"{value / 1e9:.3g} G/s"

@@ -163,14 +163,14 @@ def stats(
 
 
 def _dtype(profile: str, unsigned: bool) -> str | None:
-    """Return "uint8" for the option --unsigned, and otherwise None for the profile's own dtype."""
+    """Return the dtype for the option --unsigned: "uint8", or None for the profile's dtype."""
     if unsigned and profile != "openvx-8bit":
         raise typer.BadParameter("needs --profile openvx-8bit", param_hint="--unsigned")
     return "uint8" if unsigned else None
 
 
 def _raw_of(lowered: Lowered) -> Any:
-    """Return a function of floating-point inputs that returns the outputs as raw integers."""
+    """Return a function that takes floating-point inputs and returns outputs as raw integers."""
     from nnef_jax.openvx import Tensor
 
     def integers_of(output: Any) -> Any:

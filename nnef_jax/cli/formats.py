@@ -69,8 +69,8 @@ def _entries_of(
     """
 
     def has_name(entry: OperatorEntry) -> bool:
-        # The name "cast" or "core_cast" fits the operator "tract_core_cast". The "_" in front of
-        # both texts ensures that the name begins at a part of the operator's name.
+        # The names "cast" and "core_cast" fit the operator "tract_core_cast", and "ast" does not. A
+        # "_" is added in front of both texts, so that only whole words of the operator fit.
         return f"_{entry.name}".lower().endswith(f"_{name}".lower())
 
     matches: dict[str, list[OperatorEntry]] = {}

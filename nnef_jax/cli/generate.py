@@ -227,7 +227,8 @@ def _require_fit(
     from nnef_jax import InputError
     from nnef_jax.wording.similar import listed
 
-    # Each token that the network reads takes a place. The network does not read the last token.
+    # Each token that the network reads takes a place in the caches. The network does not read the
+    # last generated token.
     needed = len(tokens) + steps - 1
     if needed > decoder.places:
         message = f"a prompt of {len(tokens)} tokens and {steps} further ones need {needed} places"
@@ -245,11 +246,11 @@ def _require_fit(
 
 
 def _default_stops(companions: CompanionFiles, tokenizer: TextTokenizer | None) -> list[int]:
-    """Return the tokens that end a text, as the files beside the network name them."""
+    """Return the tokens that end a text. The files beside the network name these tokens."""
     stops = companions.stop()
     if stops or tokenizer is None:
         return stops
-    # The configuration names no tokens by number, but it may name the text of one.
+    # The configuration has no numbers of tokens, but it may have the text of the token.
     end_text = companions.special_tokens().get("eos_token")
     end_token = None if end_text is None else tokenizer.token(end_text)
     return [] if end_token is None else [end_token]

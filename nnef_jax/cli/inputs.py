@@ -35,8 +35,8 @@ class CallInputs:
 class _Batch:
     """The pictures for one input.
 
-    `name` is the name of the input. `pictures` has an array for each path. If `is_stacked`, the
-    pictures become one tensor; otherwise each picture is for a call of its own.
+    `name` is the name of the input. `pictures` has an array for each picture. If `is_stacked` is
+    true, the pictures are stacked to one tensor. Otherwise each picture is for a separate call.
     """
 
     name: str
@@ -72,7 +72,7 @@ def _batch_of_pictures(paths: Sequence[Path], spec: TensorSpec, options: Picture
     """Read the pictures for an input. Raises InputError if they do not fit the input's batch."""
     pictures = [read_picture(path, spec, options) for path in paths]
     count = len(paths)
-    # A layout without "n" has no batch axis, so each picture is a batch of its own.
+    # A layout without "n" has no batch axis, so each picture is for a separate call.
     batch_extent = spec.shape[0] if options.layout.startswith("n") else 1
     if batch_extent not in (None, 1, count):
         number = f"{count} pictures are given" if count > 1 else "1 picture is given"
@@ -85,10 +85,10 @@ def _batch_of_pictures(paths: Sequence[Path], spec: TensorSpec, options: Picture
 
 
 def _calls(arrays: dict[str, Array], batches: Sequence[_Batch]) -> list[CallInputs]:
-    """Return the calls for inputs that are arrays, and inputs that are pictures.
+    """Return the calls. Some inputs are arrays, and some inputs are pictures.
 
-    There is a single call if all pictures are stacked, and otherwise a call for each picture.
-    `arrays` are used in every call.
+    If all pictures are stacked, there is a single call. Otherwise there is a call for each picture.
+    Every call gets the inputs in `arrays`.
     """
     if not batches:
         return [CallInputs(arrays)]
@@ -118,8 +118,8 @@ def _assign(
 ) -> tuple[dict[str, Array], dict[str, list[Path]]]:
     """Assign the arguments of a command line to inputs.
 
-    The first result has the arrays in .npz files without a name, and the second result has the
-    files of the remaining inputs. Both are dicts by the name of the input.
+    Returns two dicts by the name of the input: the arrays from .npz files without a name, and the
+    files of the remaining inputs.
     """
     arrays: dict[str, Array] = {}
     paths: dict[str, list[Path]] = {}
@@ -175,7 +175,7 @@ def _assign_unnamed(
     names_without_file: Sequence[str],
     names: Sequence[str],
 ) -> None:
-    """Add the unnamed paths to `paths`, for the inputs that have no file, in order.
+    """Assign the unnamed paths, in order, to the inputs that have no file, and add them to `paths`.
 
     If only one input has no file, all unnamed paths are for this input. Raises InputError if there
     are too many paths. `names` are the names of all inputs.

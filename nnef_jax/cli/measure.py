@@ -196,7 +196,7 @@ def _engines(onnx: Path | None, tract: str | None) -> dict[str, Any]:
         from importlib.util import find_spec
 
         installed_engines = [name for name in _ONNX if find_spec(name)]
-        # If neither engine is installed, onnxruntime is named in the error.
+        # If neither engine is installed, the error names onnxruntime as missing.
         engines |= dict.fromkeys(installed_engines or _ONNX[:1], onnx)
     if tract is not None:
         engines["tract"] = tract
@@ -206,8 +206,9 @@ def _engines(onnx: Path | None, tract: str | None) -> dict[str, Any]:
 def _use_only_cpu() -> None:
     """Keep jax from searching for TPUs and GPUs, unless the user has chosen its platforms.
 
-    The compilers for devices bring plugins with which jax searches for devices. Where there are no
-    devices, the plugins print tracebacks. jax reads the variable when it is imported.
+    With the compilers for devices, plugins of jax are installed, which search for devices. If they
+    find no devices, they print tracebacks. This function sets an environment variable, which jax
+    reads when it is imported.
     """
     if "jax" not in sys.modules:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -229,8 +230,8 @@ def _axes(text: str) -> dict[str, int]:
 def _with_open_batch(model: Model, source: str, reading: option.Reading, **options: Any) -> Model:
     """Load a network again, with a batch of any size.
 
-    The batch is the first extent of the first input that has axes. Each input whose first extent is
-    equal to the batch gets an open first extent.
+    The batch size is the first extent of the first input that has axes. If the first extent of an
+    input is equal to the batch size, this extent is made open.
     """
     keywords = reading.keywords
     shapes_by_option = keywords.pop("input_shapes")

@@ -40,7 +40,8 @@ class CallOutputs:
 class Top:
     """The options for showing the largest entries of each row.
 
-    `count` is the number of entries to show. `labels` are the names of all entries, or empty.
+    `count` is the number of entries to show. `labels` are the names of all entries of a row. If
+    the user has passed no names, `labels` is empty.
     """
 
     count: int
@@ -126,8 +127,8 @@ def saved_or_shown(
 def _as_text(results: Sequence[CallOutputs], top: Top | None, *, values: bool) -> list[str]:
     """Return lines that show results, with a block for each result.
 
-    A block has the types of the outputs. If `top` is not None, it also has the largest entries.
-    Otherwise, if `values`, it has all values.
+    A block has the types of the outputs. If `top` is not None, the block also has the largest
+    entries. If `top` is None and `values` is true, the block also has all values.
     """
     lines: list[str] = []
     for result in results:
@@ -155,9 +156,9 @@ def _as_json(
 ) -> str:
     """Return results as the text of one JSON object.
 
-    Numbers that JSON lacks are the strings "NaN", "Infinity" and "-Infinity". An output has its
-    largest entries if `top` is not None; otherwise it has its values if `values`. `files` are the
-    names of the written files.
+    JSON has no NaN and no infinity: the strings "NaN", "Infinity" and "-Infinity" stand for them.
+    If `top` is not None, the object has the largest entries of each output. If `top` is None and
+    `values` is true, it has all values. `files` are the names of the written files.
     """
     json_results: list[dict[str, Any]] = []
     for result in results:
@@ -240,7 +241,7 @@ def check_labels(top: Top, results: Sequence[CallOutputs]) -> None:
 def _top_lines(array: Array, top: Top) -> list[str]:
     """Return a line for each of the largest entries of an output.
 
-    If there are several rows, the lines of a row follow a line with its position.
+    If there are several rows, a line with the position of the row precedes the row's lines.
     """
     lines: list[str] = []
     rows = _top_rows(array, top)
@@ -265,7 +266,7 @@ def check_output(path: Path, names: Sequence[str], overwrite: bool) -> None:
     if holds_one_array or suffix == ".npz":
         files.check_target(str(path), overwrite=overwrite)
         return
-    # Any other path is that of a folder.
+    # A path with any other suffix is a folder.
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} is no folder", hint="a file of outputs is a .npz, .npy or .dat")
     check_folder(str(path), [*map(member_of, names)], overwrite=overwrite)
@@ -280,7 +281,7 @@ def save_results(path: Path, results: Sequence[CallOutputs], overwrite: bool) ->
     arrays: dict[str, Array] = {}
     for name in results[0].outputs:
         arrays[name] = _joined([result.outputs[name] for result in results])
-    # A .npy or a .dat file has the only output.
+    # A .npy file or a .dat file has a single array, so there is only one output.
     first_array = next(iter(arrays.values()))
     match path.suffix.lower():
         case ".npz":

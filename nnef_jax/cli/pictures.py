@@ -47,7 +47,7 @@ class PictureOptions:
 
 
 def is_picture(path: str | Path) -> bool:
-    """Tell by the suffix of a file whether it is a picture."""
+    """Tell whether a file is a picture. The suffix of the file decides."""
     return Path(path).suffix.lower() in PICTURES
 
 
@@ -76,7 +76,8 @@ def read_picture(path: Path, spec: TensorSpec, options: PictureOptions) -> Array
     # Pictures may be large, so the array is changed in place instead of copied.
     values -= np.array(options.mean, np.float32)
     values *= np.array(options.scale, np.float32)
-    # An input of integers takes values that are integers.
+    # An input with an integer dtype takes integers only. Values that are whole numbers are
+    # converted.
     if spec.dtype.startswith("int") and np.array_equal(values, np.round(values)):
         values = values.astype(np.int32)
     return _in_layout(values, layout)
@@ -150,8 +151,8 @@ def _open_picture(path: Path, channels: int) -> Any:
         else:
             raise DataError(f"{path}: neither a PNG nor a JPEG picture")
         try:
-            # `Image.open` would warn of large pictures. The warning could not be switched off in
-            # this thread alone, because all threads share the filters of warnings.
+            # `Image.open` is not used, because it would warn of large pictures. All threads share
+            # the filters of warnings, so this thread alone could not ignore the warning.
             image = decoder(io.BytesIO(content))
             pixel_count = image.width * image.height
             if most_pixels and pixel_count > most_pixels:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def printed_after(names: Sequence[str]) -> Generator[list[str]]:
-    """Yield a list to which the lines of the program are added after each named pass.
+    """Yield a list. After each pass in `names`, the lines of the program are added to the list.
 
     The name "all" stands for all passes. Raises BadParameter for a pass that the target of the
     default device does not have.
@@ -36,7 +36,7 @@ def printed_after(names: Sequence[str]) -> Generator[list[str]]:
     lines: list[str] = []
 
     def watch(name: str, target: Target, before: Program, after: Program) -> None:
-        """Add the program after a pass to the lines, if the pass was named."""
+        """Add the lines of the program after a pass, if the pass is in `names`."""
         is_named = name in names or "all" in names
         if not is_named:
             return

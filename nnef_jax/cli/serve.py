@@ -86,7 +86,8 @@ def serve(
                 keywords = _reading_of(name, sources_by_name, reading).keywords
                 models[name] = load(source, **options, **keywords)
         limits = ServingLimits(delay=delay, timeout=timeout, body=body, queue=queue)
-        # The networks are compiled while the server listens already. `show_ready` ends the status.
+        # While the networks are compiled, the server listens already. When all networks are
+        # compiled, `show_ready` ends the status.
         with ExitStack() as compiling:
             progress = compiling.enter_context(status(f"compiling {', '.join(models)}"))
 
@@ -133,11 +134,11 @@ def _reading_of(name: str, names: Collection[str], reading: option.Reading) -> o
     """
 
     def for_network(texts: Sequence[str] | None) -> list[str]:
-        """Return the texts of an option that are for the network, without its name."""
+        """Return the texts of an option that are for the network, without the network's name."""
         selected: list[str] = []
         for text in texts or ():
             network, _, option_of_network = text.partition(":")
-            # In "x=1,28,28" there is no name of a network before a colon.
+            # A text such as "x=1,28,28" does not begin with the name of a network and a colon.
             is_for_all = network not in names
             if is_for_all:
                 selected.append(text)

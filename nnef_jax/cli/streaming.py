@@ -20,10 +20,10 @@ _Compute = Callable[[Sequence[Mapping[str, Array]]], dict[str, Any]]
 
 
 def groups_of(reads: Iterator[ItemArrays], size: int, *, stop: bool) -> Iterator[list[ItemArrays]]:
-    """Yield groups of items in order. Each group has `size` items without an error.
+    """Yield groups of items in order.
 
-    A group may also have items with an error. The last group may have fewer than `size` items. If
-    `stop`, the first error is raised.
+    Each group has `size` items without an error, and perhaps further items with an error. The last
+    group may have fewer items. If `stop` is true, the first error is raised.
     """
     group: list[ItemArrays] = []
     items_without_error = 0
@@ -79,7 +79,7 @@ def results_of(
     # These are the groups whose results are not yielded yet, and their outputs.
     running: deque[tuple[list[ItemArrays], dict[str, Any]]] = deque()
     finished_items = 0
-    # None comes after the last group. In the iteration for None, all groups are finished.
+    # After the last group comes None. The iteration for None finishes all groups.
     for group in chain(groups, [None]):
         if group is not None:
             items = [read.outcome for read in group if not isinstance(read.outcome, Exception)]

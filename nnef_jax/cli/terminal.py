@@ -43,9 +43,9 @@ def _write(text: str, *, ends_line: bool) -> None:
 def status(text: str, *, counts: bool = False) -> Generator[Callable[[int, int], None] | None]:
     """Show a spinner beside a text on stderr if the block takes longer than `STATUS_AFTER`.
 
-    Yield a function that shows the progress as a bar. The function takes the finished and the total
-    amount. If `counts`, the two amounts and the remaining time stand beside the bar. If stderr is
-    not a terminal, show nothing and yield None.
+    Yield a function that shows the progress as a bar. The function takes the finished amount and
+    the total amount. If `counts` is true, the two amounts and the remaining time are beside the
+    bar. If stderr is not a terminal, show nothing and yield None.
     """
     if sys.stderr is None or not sys.stderr.isatty():
         yield None

@@ -45,10 +45,11 @@ class Arrays:
     from the first device.
 
     `from_user` tells whether a user passed the arrays. A user's arrays stay on their devices.
-    They may be traced, or jax may have replaced them in a pytree by any object, so they are
-    checked before their first use.
+    A user's arrays may be tracers. In a pytree, jax may have replaced an array by any object. So
+    a user's arrays are checked before their first use.
 
-    The initial state is a constant to derivatives, unless a user passed it (`state_from_user`).
+    Derivatives treat the initial state as a constant, unless a user passed the state
+    (`state_from_user`).
 
     A `jax.ShapeDtypeStruct` may stand for each array. A model with such arrays can be lowered
     and compiled, but a call raises InputError.
@@ -250,7 +251,7 @@ class Arrays:
         if self.are_traced:
             return None
         arrays = list(self._checked_arrays.values())
-        devices: set[Device] = set()  # to which arrays are committed
+        devices: set[Device] = set()  # the devices to which arrays are committed
         for x in arrays:
             if x.committed:
                 devices |= x.sharding.device_set
@@ -312,7 +313,7 @@ def _put(stored: Mapping[str, _Stored], where: Where) -> dict[str, jax.Array]:
 
     The results of a computation are then on the device of the computation's inputs. A CPU device
     uses aligned arrays without a copy, also arrays in mapped files. 102 MB take 0.02 s without a
-    copy, and 0.6 s with one. `where` may also be a sharding over a mesh.
+    copy, and 0.6 s with a copy. `where` is a device, or a sharding over a mesh.
     """
     sharding = where if isinstance(where, NamedSharding) else None
     device = Placement(where, is_committed=False).device

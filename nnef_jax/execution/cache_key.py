@@ -132,7 +132,10 @@ def content_of(network: Network, unread: Mapping[str, ArrayLike]) -> tuple[objec
 
 
 def _texts_of_array(array: ArrayLike) -> tuple[str, ...]:
-    """Return the type and a digest of the items of an array, or only the repr of a type."""
+    """Return texts for an array: its dtype with its shape, and a digest of its items.
+
+    A `jax.ShapeDtypeStruct` has no items. Its only text is its repr.
+    """
     if isinstance(array, jax.ShapeDtypeStruct):
         return (repr(array),)
     x = np.asarray(array)

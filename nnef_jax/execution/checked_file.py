@@ -55,7 +55,10 @@ _CORES = os.cpu_count()
 
 
 def write_checked(path: str, parts: Sequence[bytes | memoryview]) -> None:
-    """Write a file atomically: a digest of its content, and the content, which is in parts."""
+    """Write a checked file atomically. The joined `parts` are the content of the file.
+
+    The file has a header, which contains a digest of the content, and then the content.
+    """
     start = _start(sum(len(part) for part in parts))
     digest = _digest(path, start, parts)
     with files.replacing(path, overwrite=True) as file:
@@ -64,11 +67,11 @@ def write_checked(path: str, parts: Sequence[bytes | memoryview]) -> None:
 
 
 def read_checked(path: str, *, mapped: bool) -> memoryview | None:
-    """Return the content of a file, or None if there is no file or its digest is wrong.
+    """Return the content of a checked file, or None if there is no file or its digest is wrong.
 
-    If `mapped` is true, the content is a view of the mapped file: if the file changes, the
-    content changes. The file may be replaced by renaming, but must not be written to or
-    truncated. If `mapped` is false, the content is a copy.
+    If `mapped` is true, the content is a view of the mapped file. The view changes when the file
+    is written to or truncated, so this must not happen. The file may be replaced by renaming
+    another file. If `mapped` is false, the content is a copy.
     """
     try:
         with protected_files.without_noting(), files.open_regular(path, ArchiveError) as file:
@@ -162,7 +165,7 @@ def _chunks(parts: Iterable[bytes | memoryview]) -> Iterator[list[memoryview]]:
 
     A piece is a part, or a section of a part.
     """
-    pieces: list[memoryview] = []  # of the current chunk
+    pieces: list[memoryview] = []  # the pieces of the current chunk
     free_bytes = _CHUNK  # the bytes that the current chunk lacks
     for part in parts:
         remainder = memoryview(part)

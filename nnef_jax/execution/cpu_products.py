@@ -1,4 +1,4 @@
-"""Lists, for summaries, the products that a CPU computes in other dtypes than the network's."""
+"""Lists the products that a CPU computes in other dtypes than the document has, for summaries."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 def in_integers(
     definition: Definition, graph: Graph, platform: str | None = None
 ) -> frozenset[str]:
-    """Return the names of a graph's operations that are computed in integers on a platform.
+    """Return the names of a graph's operations that a platform computes in integers.
 
-    `platform` is by default jax's default platform.
+    By default `platform` is jax's default platform.
     """
     target = definition.target(platform or default_platform())
     if target.in_integers is None or target.rates is None:
@@ -27,9 +27,9 @@ def in_integers(
 def remarks(definition: Definition, graph: Graph) -> list[str]:
     """Return lines of text about products that jax's default device computes in float32.
 
-    There is a line for products of bfloat16, and a line for products of 8-bit integers, if the
-    network has such products and the device computes them in float32. A further line says
-    whether weights are converted to float32 in each call.
+    If the network has products of bfloat16 that the device computes in float32, there is a line
+    about them. If each call also converts weights to float32, there is a second line. Products of
+    8-bit integers that the device computes in float32 have a line too.
     """
     target = definition.target(default_platform())
     names_in_integers = target.in_integers
@@ -43,8 +43,8 @@ def remarks(definition: Definition, graph: Graph) -> list[str]:
         if definition.options.precision is None:
             lines.append("weights are stored in bfloat16, and widened in each call")
     if not rates.multiplies_bytes:
-        # The second argument tells whether the machine multiplies bytes fast. If it did, more
-        # operations might be computed in integers.
+        # The second argument tells whether the machine multiplies bytes fast. A machine that does
+        # so may compute more operations in integers than this machine.
         names_if_fast = names_in_integers(graph, True)
         names_if_slow = names_in_integers(graph, False)
         if names_if_fast > names_if_slow:

@@ -258,9 +258,9 @@ class Definition:
     def computed_initial_states(
         self, params: Arrays, state: Arrays, graph: Graph, inputs: Arrays
     ) -> dict[str, Any]:
-        """Compute the initial values that depend on inputs of the first cycle, by label.
+        """Compute the initial values that are tensors of the graph, by label of the state variable.
 
-        `inputs` has the inputs on which initial values of state variables depend, by name.
+        `inputs` has the inputs of the first cycle on which these values depend, by name.
         """
         initial_values = {
             variable.label: variable.initial
@@ -272,15 +272,15 @@ class Definition:
         return {label: jnp.asarray(arrays[value]) for label, value in initial_values.items()}
 
     def tensors(self, graph: Graph, *arguments: Any) -> dict[Value, Any]:
-        """Compute tensors of a graph by `lowering.trace`. The further arguments are passed to it.
+        """Compute tensors of a graph by `lowering.trace`, which takes `arguments` too.
 
-        If this fails, the error names a line of the document.
+        If the computation is invalid, the error names the line of the document.
         """
         options = self.options
         meter = Meter(self.network.options.meter.limits)
         context = Context(
             precision=options.precision,
-            # The meter counts what is computed while the network is traced.
+            # The meter limits the values that are computed while the network is traced.
             fold=meter.fold,
             straight_through=options.straight_through,
             refusal=partial(at_operation, family=UnsupportedError),
@@ -338,8 +338,8 @@ class Definition:
             if not has_edits_or_captures:
                 preparation = params.values.get(function.__name__)
         arguments = raw_params, self.state_of(state), list(map(jnp.asarray, inputs)), probe
-        # The passes for CPUs choose kernels by these rates. If the host's CPU is jax's default
-        # device, the rates are those of the host.
+        # The passes for CPUs choose kernels by these rates. If jax's default device is a CPU, they
+        # are the rates of the host. Otherwise they are rates that the package ships.
         rates = host_profile.rates(self.network.graph, self.options, default_platform())
         about = self.about._replace(rates=rates)
 
@@ -367,7 +367,7 @@ class Definition:
         return About(self.network.graph.name, is_strict, is_open=self.network.is_open)
 
     def has_kernels(self, platform: str) -> bool:
-        """Tell whether there are kernels for a platform, and the network is optimised."""
+        """Tell whether the network is optimised and the platform has kernels."""
         return bool(self.optimize) and platform == "cpu"
 
     def target(self, platform: str, devices: int = 1) -> Target:
@@ -389,7 +389,7 @@ class Definition:
         """Compute the values that calls of a function on a platform need from the parameters.
 
         Returns None if nothing is prepared, for example if the platform has no kernels. Raises
-        the errors of the function.
+        the errors that the function would raise.
         """
         if not self.optimize:
             return None
@@ -401,7 +401,7 @@ class Definition:
             return preparation(self.target(platform), function, *arguments, NOTHING)
 
         def without_values() -> None:
-            # Nothing is computed here. The evaluation raises the errors of the function.
+            # `eval_shape` computes no arrays, but raises the errors that the function would raise.
             jax.eval_shape(partial(function, probe=NOTHING), *arguments)
 
         with named(self.about):

@@ -6,9 +6,9 @@ these values. A file KEY.xla holds the executables of both parts, serialised by 
 digest of its recipe and of the parameters, so that executables for several shapes, and several
 networks, share the value.
 
-Both are checked files: a damaged or renamed file is made again. This module removes no file, but
-other programs may remove any file at any time. Reading a file sets its modification time, which
-shows when the file was last used.
+Both kinds of files are checked files: a damaged or renamed file is made again. This module removes
+no file, but other programs may remove any file at any time. Reading a file sets its modification
+time, which shows when the file was last used.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ _Tree = Any  # This is a PyTreeDef of jax. Type checkers do not accept this clas
 
 class DiskCache:
     """A folder that stores compiled functions and prepared values by key.
+
+    Prepared values are computed once from parameters, and used by all calls.
 
     The files hold pickled objects and machine code: whoever can write to the folder can run
     code in the processes that read it. The folder is created with mode 0700, for its owner
@@ -75,20 +77,21 @@ class DiskCache:
         make: Callable[[], tuple[Split, jax.stages.Wrapped]],
         values_of: Callable[[Preparing], tuple[jax.Array, ...]],
     ) -> tuple[jax.stages.Compiled, Preparing]:
-        """Return the compiled call of a split, and the part that prepares parameters for the call.
+        """Return the compiled call of a split, and the part that computes its prepared values.
 
-        Both are loaded from the folder if it has a file for the key. Otherwise they are
-        compiled and stored there.
+        If the folder has a file for the key, both parts are loaded from the file. Otherwise both
+        parts are compiled and stored in the folder.
 
         Args:
             key: a digest of everything that the executables depend on.
             device: the device where the executables run; it must be jax's default device.
             parameters: the model's arrays.
-            arguments: arrays, or their types, of a call.
+            arguments: the arguments of a call, as arrays or types.
             tree: the structure of the call's result.
             make: a function that returns the split, and the call as a jitted function of the
                 prepared values and `arguments`.
-            values_of: a function from the part that prepares parameters to the prepared values.
+            values_of: a function that takes the part that computes prepared values, and returns
+                these values.
         """
         path = self._path(key, "xla")
         # The tree of the result is not in the file, because types in the tree, such as namedtuples,
@@ -151,7 +154,7 @@ class DiskCache:
     def _value_paths(
         self, recipe: Recipe, chosen: Sequence[int], parameters: Sequence[jax.Array]
     ) -> dict[int, str]:
-        """Map the indices `chosen` of prepared values to the paths of their files."""
+        """Return the paths of the files of the prepared values with the indices `chosen`."""
         read_indices = recipe.reads(chosen)
         read_parameters = [np.asarray(parameters[i]) for i in read_indices]
         read_digests = checked_file.digests_of(read_parameters)
@@ -218,9 +221,9 @@ def _folder(directory: str | os.PathLike[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _StoredPreparation:
-    """The part of a split that prepares parameters, as it is stored in a file.
+    """The part of a split that computes prepared values from parameters, as a file stores it.
 
-    The fields `sources` and `recipe` are those of the split. `load` loads the executable that
+    The fields `sources` and `recipe` are fields of the split. `load` loads the executable that
     computes the values. If `load` is None, numpy computes the values.
     """
 
@@ -244,8 +247,8 @@ def _write(
 ) -> None:
     """Write the executables of a split to a file.
 
-    The executable that prepares values is left out if numpy prepares them, or if there are
-    none.
+    One executable computes prepared values, and `call` computes a call from these values. The
+    first one is left out if numpy computes the values, or if there are no prepared values.
     """
     preparation = None
     computed_count = split.sources.count(None)  # the other prepared values are parameters
@@ -266,8 +269,8 @@ def _read(
 ) -> tuple[_StoredPreparation, Callable[[], jax.stages.Compiled]] | None:
     """Read the file of a split, or return None if the file is missing or damaged.
 
-    Returns the part that prepares parameters, and a function that loads the executable of the
-    call.
+    Returns the part that computes prepared values, and a function that loads the executable of
+    the call.
     """
     # The file is read and not mapped. If a mapped file changed after the check of its digest, the
     # changed machine code might crash the process.
@@ -276,7 +279,8 @@ def _read(
         return None
     try:
         sources, recipe, preparation, call = pickle.loads(content)
-        # The executable returns the computed values as a list. Their sources are None.
+        # The source of a value is None if the executable computes the value. The executable
+        # returns these values as a list, whose structure is needed to load the executable.
         values_tree = jax.tree.structure([0] * sources.count(None))
     except Exception:
         # Another program may have written the file. For its bytes, pickle may raise any exception.

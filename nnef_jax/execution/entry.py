@@ -1,4 +1,4 @@
-"""Offers a network as a function for one kind of call, which returns what the user gets."""
+"""Offers a network as a function for one kind of call. The function returns the user's result."""
 
 from __future__ import annotations
 
@@ -132,10 +132,10 @@ class Entry:
         return list(inputs), [state[label] for label in self.labels]
 
     def state_types(self, state: Arrays, rows: int, inputs: Inputs) -> dict[str, Any]:
-        """Return the types of a state with `rows` items of the batch, by label.
+        """Return the types of a state for a batch of `rows` items, by label.
 
-        `state` has a state of another number of items, or its types. On a mesh the types have the
-        shardings for a call with `inputs`.
+        `state` is a state for a batch of any size, as arrays or types. On a mesh the returned
+        types have the shardings for a call with `inputs`.
         """
         layout = self.definition.layout
         types: dict[str, Any] = {}
@@ -178,16 +178,18 @@ class Entry:
         return self.definition.specialised(state, inputs, time_axes=self.time_axes)
 
     def lowered(self, arguments: Lists) -> tuple[Entry, Lists]:
-        """Return the call that passes rewrite, and its arguments.
+        """Return the entry whose call the passes rewrite, and the arguments of this call.
 
-        The passes rewrite this call. For a routine they rewrite one of its steps.
+        They are this entry and `arguments`. The same method of `RoutineEntry` returns the entry of
+        a step, because the passes rewrite one step of a routine.
         """
         return self, arguments
 
     def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function to compile, made from the call that passes have rewritten.
+        """Return the function to compile. `call` is the call that passes have rewritten.
 
-        The function is the call itself. For a routine it is a function that repeats the call.
+        The function is `call` itself. The same method of `RoutineEntry` returns a function that
+        repeats `call`.
         """
         return call
 
@@ -277,7 +279,7 @@ def _unpickled(
 
 
 def _index(indices: Mapping[str, int], names: tuple[str, ...], key: object) -> Any:
-    """Return the index of the output with a name or an alias.
+    """Return the index of the output whose name or alias is `key`.
 
     A key that is not a string, such as a slice, is returned unchanged. Raises KeyError for an
     unknown name.

@@ -51,8 +51,8 @@ class Store:
 
     Args:
         compiled: the executables, by entry, place and shapes.
-        functions: functions that are jitted for any parameters, by entry. This cache also has
-            the compiler options, by platform.
+        functions: jitted functions by entry, which take the parameters as an argument. This cache
+            also has the compiler options, by platform.
     """
 
     compiled: Once
@@ -114,8 +114,8 @@ class Executables:
     def with_definition(self, definition: Definition) -> Executables:
         """Return the executables for a definition of the same network with other options.
 
-        Objects with equal options share a store. If only `max_executables` differs, the
-        contents of this object's store are copied to the other store.
+        Objects with equal options share a store. If only `max_executables` differs, the contents
+        of this object's store are copied to the store of the result.
         """
         other = Executables(definition, self._stores)
         options = definition.options
@@ -138,7 +138,7 @@ class Executables:
 
     @property
     def computed_initial_states(self) -> Any:
-        """Return the jitted function that computes initial values of states from inputs."""
+        """Return the jitted function that computes the initial values of states from inputs."""
         compute = self.definition.computed_initial_states
         key = "computed initial states"
         return self._store.functions.get(key, lambda: jax.jit(compute, static_argnums=2))
@@ -166,7 +166,7 @@ class Executables:
         return self._store.functions.get((entry.name, "mesh"), lambda: entry.jitted(options))
 
     def options(self, platform: str) -> dict[str, str]:
-        """Return the compiler options for a user's function, in which the network is called.
+        """Return the compiler options for a user's function that calls the network.
 
         If the network has open extents, the options are chosen for a call with the shapes of
         the network's example.
@@ -183,7 +183,7 @@ class Executables:
             except NnefError:
                 # The network has no example of its open extents.
                 return {}
-            # The call is only a part of the user's function.
+            # The options are for a user's function, and the call is only a part of it.
             is_alone = False
             return split.options(is_alone)
 
@@ -192,7 +192,7 @@ class Executables:
         return options | (layout.compiler_options if layout else {})
 
     def _split_of_example(self, platform: str) -> Split:
-        """Lower the kind of call `outputs` for the shapes of the network's example."""
+        """Lower a call of the kind `outputs`, for the shapes of the network's example."""
         definition = self.definition
         graph = definition.network.example()
         variables = *graph.parameters, *graph.states
@@ -207,8 +207,8 @@ class Executables:
     def jitted_routine(self, entry: RoutineEntry) -> Any:
         """Return a jitted function of parameters and the arguments of a routine.
 
-        The function is for arrays that are divided over a mesh or lie on several devices, and for
-        settings of jax under which a network is not optimised.
+        The function is used if arrays are divided over a mesh or lie on several devices. It is
+        also used if jax's settings forbid the optimisation of a network.
         """
 
         def make_function() -> Any:
@@ -232,7 +232,7 @@ class Executables:
         *,
         keeps_values: bool,
     ) -> partial[Any]:
-        """Return the executable for a kind of call, bound to values prepared from a model's arrays.
+        """Return the executable for a kind of call, bound to its prepared values.
 
         The executable takes the arguments of a call. It is compiled once, even if several
         threads ask for it.
@@ -312,7 +312,7 @@ class Executables:
         closed_jaxpr, result_types = traced
 
         def by_passes() -> tuple[Split, Callable[..., Any]]:
-            """Return the split that the passes for the platform make, and its call."""
+            """Return the split that the platform's passes make, and the call of the split."""
             from lowering import Program, differentiable, lower
 
             program = Program(closed_jaxpr, len(parameters), prepares=False)
@@ -377,8 +377,8 @@ class Executables:
     ) -> str:
         """Return the key of an executable in the cache on disk.
 
-        The choices that passes make by the host's rates are part of the key. `measures` tells
-        whether the host may be measured.
+        Passes choose kernels by the host's rates, and these choices are part of the key.
+        `measures` tells whether the host's rates may be measured.
         """
         definition = self.definition
         device = place.device

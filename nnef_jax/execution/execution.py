@@ -34,7 +34,7 @@ from nnef_jax.execution.run_options import Params, Prepared, RunOptions
 from nnef_jax.execution.threads import Once
 from nnef_jax.reading.network import Network
 
-# The number of multiply-adds of a call from which kernels for CPUs gain more time than their
+# In a call of at least this many multiply-adds, kernels for CPUs gain more time than their
 # compilation costs. On two cores the kernels gain from 0.04 s (ResNet-18) to 0.3 s (MobileNetV2) in
 # a billion multiply-adds. Their compilation takes 4 s (ResNet-18) and 1 s (MobileNetV2) of
 # processor time.
@@ -44,7 +44,7 @@ ByLabel = Mapping[str, Any]  # arrays, tracers or types
 
 
 class Execution:
-    """Runs a network on the arrays of a model, by executables that are compiled once and cached."""
+    """Runs a network on the arrays of a model. Executables are compiled once and cached."""
 
     def __init__(self, executables: Executables, arrays: Arrays) -> None:
         definition = arrays.definition
@@ -77,7 +77,10 @@ class Execution:
 
     @property
     def step(self) -> Entry:
-        """Return the kind of call that computes one cycle from a state, and also the next state."""
+        """Return the kind of call that computes one cycle from a state.
+
+        The call returns the outputs and the next state.
+        """
         return Entry(self.definition, "step")
 
     @property
@@ -169,9 +172,8 @@ class Execution:
         """Return the execution that takes the least time for a single call, compilation included.
 
         The choice is between this execution and an execution without passes. On a CPU, an
-        execution without passes normally takes less time. There are two exceptions: an
-        executable on disk need not be compiled, and the passes are worth their time if the
-        call takes long.
+        execution without passes normally takes less time, since it compiles faster. This
+        execution takes less time if its executable is on disk, or if the call takes long.
         """
         if default_platform() != "cpu":
             return self  # only CPUs have kernels, whose compilation takes long
@@ -190,7 +192,7 @@ class Execution:
     def executable_for(self, inputs: tuple[object, ...]) -> partial[Any] | None:
         """Return the executable of an earlier call with inputs of the same types, or None.
 
-        Only calls of the kind `outputs` count. The inputs need not be checked again. The check
+        The earlier call must be of the kind `outputs`. The inputs then need no check. The check
         and the choice of an executable would take up to 30 us.
         """
         if forks.is_without_threads:
@@ -199,8 +201,8 @@ class Execution:
         try:
             key = _key_of_types(inputs)
             executable = recent.get(key)
-            # Each executable has two keys. If there are only two keys, there is one executable, and
-            # no order of last use to update.
+            # Each executable here has two keys. Two keys mean a single executable, whose order of
+            # use need not be updated.
             has_several_executables = len(recent) > 2
             if executable is not None and has_several_executables:
                 recent.move_to_end(key)
@@ -284,9 +286,9 @@ class Execution:
         return self._executable(entry, arguments, place)(*arguments)
 
     def _is_in_callers_trace(self) -> bool:
-        """Tell whether jax is tracing a function of the caller, with the arrays as constants.
+        """Tell whether jax is tracing, and none of the model's arrays is a tracer.
 
-        The arrays are those of the model. None of them is a tracer.
+        In this case the arrays are constants of the function that jax traces.
         """
         return is_traced() and not self.arrays.are_traced
 
@@ -298,7 +300,8 @@ class Execution:
         params_for_traced_calls = self.arrays.params_for_traced_calls
 
         def make_jitted() -> Any:
-            # The call below passes None, which `params_of` replaces by the model's parameters.
+            # The call below passes None as the parameters. `params_of` replaces None by the model's
+            # parameters.
             return entry.jitted(params_of=lambda _: params_for_traced_calls())
 
         run = self._in_trace.get((entry.name, debugs_or_disables_jit()), make_jitted)
@@ -325,11 +328,12 @@ class Execution:
     def program(
         self, entry: Entry, inputs: Inputs, platform: str, state_rows: int = 0
     ) -> tuple[Any, tuple[Any, ...]]:
-        """Return the function that a call runs on devices of a platform, and types of arguments.
+        """Return the function that a call runs on a platform, and the types of its arguments.
 
         The host needs no device of the platform, because the model's arrays and `inputs` may be
         types. On a mesh the returned types have shardings. The function may be jitted or exported.
-        The state has `state_rows` items of the batch, or if this is 0 as many as the model's state.
+        The state is for a batch of `state_rows` items. If `state_rows` is 0, the state has the
+        extents of the model's state.
         """
         params, state = self.arrays.types()
         layout = self.definition.layout
@@ -348,8 +352,8 @@ class Execution:
                 replicated = layout.place.where
                 value_types = [type.update(sharding=replicated) for type in value_types]
             return call, (value_types, *arguments)
-        # Nothing is prepared, since parameters are sharded or the mesh has Explicit axes. But
-        # tensor parallelism may divide parameters.
+        # No values are prepared, since parameters are sharded or the mesh has Explicit axes. For
+        # tensor parallelism the divided parameters are passed too.
         params_and_divided: Params = params
         if layout and layout.divisions:
             params_and_divided = Prepared(params, layout.divided_types(params), self.definition)
@@ -447,10 +451,10 @@ class Execution:
             raise
 
     def prepare(self, params: ByLabel, inputs: Inputs, state: ByLabel | None = None) -> Prepared:
-        """Return parameters together with the values that a cycle computes only from parameters.
+        """Return the parameters, together with values that depend on parameters only.
 
-        The cycle has inputs with the types of `inputs`. `state` is the state before the cycle,
-        by default the initial state.
+        The values are prepared for a cycle on inputs with the types of `inputs`. `state` is the
+        state before the cycle, by default the initial state.
         """
         if forks.is_without_threads:
             forks.refuse()
@@ -463,8 +467,7 @@ class Execution:
         functions = {definition.cycle: inputs}
         can_scan = state and inputs and not self.network.open_states
         if can_scan:
-            # Two cycles stand for any number of cycles, since the number does not affect prepared
-            # values.
+            # Prepared values do not depend on the number of cycles, so they are prepared for 2.
             two_cycles = [jax.ShapeDtypeStruct((2, *x.shape), x.dtype) for x in inputs]
             functions[definition.scanned_cycles] = two_cycles
         platform = default_platform()
@@ -477,18 +480,18 @@ class Execution:
 
 
 def _without_probe(run: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function of params, state, inputs and a probe, with the empty probe."""
+    """Call `run`, a function of params, state, inputs and a probe, with an empty probe."""
     return run(*arguments, NOTHING)
 
 
 def _key_of_types(arrays: Inputs) -> tuple[Any, ...]:
-    """Return the key of the executable for arrays of numpy or jax with the types of `arrays`."""
+    """Return an executable's key, from the types of `arrays`. They are arrays of numpy or jax."""
     default_device: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     key: list[Any] = [default_device]
     for x in arrays:
         if type(x) is np.ndarray:
             key.append((x.shape, x.dtype))
         else:
-            # An uncommitted array has False in the place of its sharding.
+            # For an uncommitted array the last item is False instead of a sharding.
             key.append((type(x), x.shape, x.dtype, x.committed and x.sharding))
     return tuple(key)

@@ -11,10 +11,11 @@ from jax.core import Tracer
 
 
 def not_finite(**arrays_by_kind: Mapping[str, Any]) -> list[str]:
-    """Return names such as "input 'x'" of the arrays that contain a NaN or an infinity.
+    """Return names of the arrays that contain a NaN or an infinity, such as "input 'x'".
 
-    NaNs count if jax's setting `jax_debug_nans` is on, and infinities if `jax_debug_infs` is on.
-    `arrays_by_kind` has arrays by name, for kinds such as "input". Tracers are left out.
+    The arrays are searched for NaNs if jax's setting `jax_debug_nans` is on, and for infinities if
+    `jax_debug_infs` is on. `arrays_by_kind` has a dict of arrays by name for each kind, such as
+    "input". Tracers are left out.
     """
     config: Any = jax.config
     tests: list[Callable[..., Any]] = []

@@ -27,7 +27,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def refuse() -> NoReturn:
-    """Raise UnsupportedError, since jax's threads are missing and a computation might never end."""
+    """Raise UnsupportedError: without jax's threads, a computation might never end."""
     from nnef_jax.errors import UnsupportedError
 
     hint = "start processes by multiprocessing.get_context('spawn') or 'forkserver'"

@@ -46,7 +46,8 @@ _MULTIPLY_ADDS_WORTH_MEASURING = 10_000_000
 _SWITCH = "NNEF_JAX_MEASURE"
 _LARGEST_FILE_BYTES = 1 << 16  # At most this many bytes are read from a file.
 
-# The key is a folder, or None for the user's cache folder.
+# The profiles that this process has read or measured, by folder. The key None is the user's cache
+# folder.
 _profiles: dict[str | None, MachineProfile] = {}
 _lock = threading.Lock()
 _WAIT = 5.0  # While another thread measures, a thread waits for at most this many seconds.
@@ -58,13 +59,12 @@ def rates(
 ) -> MachineProfile:
     """Return the rates of a machine, by which passes choose layouts and kernels.
 
-    If a context has set rates (`held_profile`), they are returned. Otherwise the host's rates are
-    returned for the platform "cpu", and the rates that the package ships for other platforms.
+    If a context has set rates (`held_profile`), these rates are returned. Otherwise the platform
+    "cpu" has the host's rates, and other platforms have the rates that the package ships.
 
     The host's rates are read from the folder `cache_dir` of the options, by default from the
-    user's cache folder. If the folder has no rates of the host, the host is measured, provided
-    that the graph is large and `measures` is true. Otherwise the rates that the package ships are
-    returned.
+    user's cache folder. If the folder has no rates of the host, the host is measured. But if the
+    graph is small or `measures` is false, the rates that the package ships are returned instead.
     """
     held = held_profile()
     if held:
@@ -129,8 +129,8 @@ def _measure_and_write(path: str) -> MachineProfile:
     """Measure the host, write its profile to a file, and return the profile.
 
     If the host cannot be measured or the file cannot be written, the package's own profile is
-    returned. A profile that is not in the file is not used, because other processes would
-    choose by other rates.
+    returned. If the measured profile were used without a file, this process and other processes
+    would choose by different rates.
     """
     # If this version of XLA lacks a compiler option, XLA may raise any exception.
     with suppress(Exception):
@@ -176,8 +176,8 @@ def _host_identity() -> tuple[str, ...]:
 def threads() -> int:
     """Return the number of threads that can run at the same time.
 
-    This is the smaller of two numbers: the cores that the process may use, and the quota of
-    processor time, counted in cores.
+    This is the smaller of two numbers: the number of cores that the process may use, and the
+    quota of processor time, as a number of cores.
     """
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))

@@ -18,8 +18,8 @@ def first_state(execution: Execution, inputs: Callable[[], Inputs]) -> dict[str,
     """Return the state before the first cycle, by label.
 
     The function `inputs` returns the inputs of the first cycle, as arrays or types. The function
-    is called only if an initial value is computed from inputs. Raises InputError for an input
-    whose values are needed, but of which there is only a type.
+    is called only if an initial value is computed from inputs. Raises InputError if such an
+    input is a type, which has no values.
     """
     stored = dict(execution.arrays.initial_state())
     network = execution.network
@@ -40,7 +40,7 @@ def first_state(execution: Execution, inputs: Callable[[], Inputs]) -> dict[str,
 def _needed_inputs(graph: Graph, inputs: Inputs) -> dict[str, Any]:
     """Return the inputs from which initial values are computed, by name.
 
-    Raises InputError if there is only the type of such an input.
+    Raises InputError if such an input is a type, which has no values.
     """
     initial_values = [state.initial for state in graph.states if state.initial is not None]
     needed = graph.dependencies(initial_values)

@@ -1,9 +1,9 @@
 """Puts a model's arrays on a mesh of devices, and determines how results are sharded.
 
 XLA's partitioner shards the tensors inside a network, as in any jitted function. Explicit axes of a
-mesh are different: they are part of the types of arrays, and some operations must be told the
-sharding of their result. A network's operations are not told, so such axes are made Auto within a
-network.
+mesh are different: they are part of the types of arrays, and some functions of jax need the
+sharding of their result as an argument. The operations of a network do not pass this argument.
+Explicit axes are therefore made Auto within a network.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from lowering import Division
 
 _FREE = PartitionSpec.UNCONSTRAINED
-# These are the mesh axes along which one axis of an array is divided, as a PartitionSpec has them.
+# An entry of a PartitionSpec: the names of the mesh axes along which an array's axis is divided.
 _Names = str | tuple[str, ...] | None
 AnyMesh = Mesh | AbstractMesh
 
@@ -46,10 +46,11 @@ class Layout:
     Args:
         mesh: the devices. If they are not attached, types stand for arrays.
         batch: names of the mesh axes along which a batch is sharded.
-        axis: the batch axis of inputs, states and outputs. An array has a batch if its extent
-            along this axis equals the extent of the first input that has this axis.
-        specs: shardings of parameters by label, and of states along other axes than the batch
-            axis. Parameters without a sharding are replicated.
+        axis: the batch axis of inputs, states and outputs. The first input that has this axis
+            determines the extent of the batch. An array has a batch if it has the same extent
+            along this axis.
+        specs: shardings of parameters and states by label. The sharding of a state is for axes
+            other than the batch axis. Parameters without a sharding are replicated.
         along: names of the mesh axes for tensor parallelism.
         divisions: how the axes `along` divide parameters and states, by label.
     """
@@ -94,8 +95,9 @@ class Layout:
     ) -> NamedSharding:
         """Return the sharding of an input or output of the shape `shape`.
 
-        The array is sharded along its batch axis, if it has `extent` items along this axis, as many
-        as the call's batch. The first `time_axes` axes of the array count time steps.
+        `extent` is the extent of the call's batch. If the array has `extent` items along the batch
+        axis, it is sharded along this axis. The first `time_axes` axes of the array count time
+        steps.
         """
         batch_axis = self.axis + time_axes
         has_batch = len(shape) > batch_axis and shape[batch_axis] == extent
@@ -169,9 +171,9 @@ class Layout:
         return arrays
 
     def divided(self, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """Reshape parameters by `with_axes`, and shard them along the divided factor, by label.
+        """Return divided parameters by label: reshaped by `with_axes`, and sharded.
 
-        Only the parameters of `divided_shardings` are reshaped and returned.
+        They are the parameters that have a sharding in `divided_shardings`.
         """
         shardings: dict[str, NamedSharding] = {}
         for label, sharding in self.divided_shardings().items():
@@ -202,7 +204,7 @@ class Layout:
         return shardings
 
     def divided_types(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the types of the result of `divided`, from the types of parameters."""
+        """Return the types that `divided` would return. `params` are arrays or types."""
         shardings = self.divided_shardings()
         params_to_reshape = {label: params[label] for label in shardings}
         types: dict[str, Any] = jax.eval_shape(self.with_axes, params_to_reshape)
@@ -213,9 +215,10 @@ class Layout:
     def with_axes(self, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """Reshape parameters, so that the divided axis becomes two axes.
 
-        The first of the two axes has the extent of the factors before the divided factor. The
-        second axis is divided. If the product of the factors before is 3, an axis of extent 12
-        becomes axes of extents 3 and 4.
+        An axis is a product of factors, one of which is divided. The extent of the first new axis
+        is the product of the factors that precede the divided factor. The second new axis is
+        divided. If the preceding factors are 3, an axis of extent 12 becomes axes of extents 3
+        and 4.
         """
         arrays: dict[str, jax.Array] = {}
         for label, x in params.items():
@@ -261,15 +264,16 @@ class Layout:
 
         `args` and `kwargs` are the arguments of the call. The first `time_axes` axes of each
         input count time steps. Arrays on the mesh keep their sharding. For a tracer only the
-        batch axis is constrained. If the mesh spans several hosts, an array that is not on the
-        mesh is the part of the batch for this host's devices.
+        batch axis is constrained. If the mesh spans several hosts, each host passes a part of the
+        batch: an array that is not on the mesh is the part for this host's devices.
 
         Raises InputError if the inputs do not fit, or if the batch cannot be divided into equal
         parts.
         """
         declared = network.graph.inputs
         if self._has_hosts:
-            # Each host passes a part of the batch, whose extent is not the declared one.
+            # Each host passes a part of the batch. The extent of the part is not the declared
+            # extent.
             inputs_of_host = tuple(map(self._with_open_batch, declared))
             network = replace(network, graph=replace(network.graph, inputs=inputs_of_host))
         arrays = bind_inputs(network, args, kwargs, leading=time_axes)
@@ -286,7 +290,7 @@ class Layout:
         return arrays_on_mesh
 
     def _with_open_batch(self, value: Value) -> Value:
-        """Return an input of the graph with an unknown extent of its batch axis."""
+        """Return an input of the graph, with an unknown extent along its batch axis."""
         shape = list(value.type.shape)
         has_batch_axis = len(shape) > self.axis
         if not has_batch_axis:
@@ -332,8 +336,8 @@ class Layout:
 
     def _shards_on_host(self, sharding: NamedSharding, time_axes: int) -> int:
         """Return the number of shards of the batch that are on devices of this host."""
-        # If the batch had one item for each shard, this map would have the index of each item that
-        # is on this host. Several devices may have the same item.
+        # This shape is of an array with one item for each shard of the batch. The map has the index
+        # of the item on each device of this host. Several devices may have the same item.
         shape = (1,) * (self.axis + time_axes) + (self.parts,)
         indices = sharding.addressable_devices_indices_map(shape)
         return len(set(map(str, indices.values())))
@@ -436,8 +440,8 @@ class Layout:
         for label, x in params.items():
             spec = self.of_parameter(label).spec
             gathered_spec = PartitionSpec(*[_without(names, self.batch) for names in spec])
-            # A constraint also holds for the derivative by the parameter, which this first
-            # constraint shards like the parameter.
+            # A constraint also holds for the derivative by the parameter. So the first constraint
+            # shards the derivative like the parameter.
             x = with_sharding_constraint(x, NamedSharding(self.in_use(), spec))
             if gathered_spec != spec:
                 # The second constraint gathers the parameter for the computation.
@@ -452,9 +456,9 @@ def has_names(spec: PartitionSpec, names: Sequence[str]) -> bool:
 
 
 def _without(names: _Names, removed: Sequence[str]) -> _Names:
-    """Return a member of a PartitionSpec without the names of some mesh axes.
+    """Return an entry of a PartitionSpec without the mesh axes `removed`.
 
-    If "x" is removed, the member ("x", "y") becomes "y", and the member "x" becomes None.
+    If "x" is removed, the entry ("x", "y") becomes "y", and the entry "x" becomes None.
     """
     all_names: tuple[Any, ...] = names if isinstance(names, tuple) else (names,)
     remaining = tuple(name for name in all_names if name not in removed)

@@ -30,9 +30,9 @@ def over_mesh(
 ) -> Any:
     """Call `compute(params, state, inputs, probe)` so that it computes over a mesh.
 
-    The layout has the mesh. If it is None, the mesh is in the arguments' types. Explicit axes
-    of the mesh are Auto within the function. The first `time_axes` axes of the inputs count
-    time steps.
+    The layout has the mesh. If `layout` is None, the mesh is in the types of the arguments.
+    Within `compute`, Explicit axes of the mesh are Auto. The first `time_axes` axes of the
+    inputs count time steps.
 
     Results are sharded according to the layout. Without a layout, the first axis of each output
     is sharded like the first axis of the first input, and each next state is sharded like the
@@ -62,8 +62,8 @@ def over_mesh(
     result_types = jax.eval_shape(on_auto_axes(out_sharding=replicated), *arguments)
     shardings = _result_shardings(effective_layout, extent, time_axes, result_types)
     _, state_shardings, _ = shardings
-    # A state that the call passes keeps its sharding. `state` lacks the states whose initial value
-    # is computed, and these are sharded along the batch.
+    # A state that the call passes keeps its sharding. States whose initial value is computed are
+    # not in `state`. They are sharded along the batch.
     for label, x in state.items():
         if label in state_shardings:
             state_shardings[label] = NamedSharding(mesh, jax.typeof(x).sharding.spec)
@@ -92,8 +92,9 @@ def _result_shardings(
 def _layout_of_types(arguments: tuple[Any, ...], time_axes: int) -> Layout | None:
     """Return the layout in the types of a call's arguments, or None if no mesh axis is Explicit.
 
-    An array's type has a mesh with Explicit axes if the caller made such a mesh. The batch is
-    sharded like the first axis after the time axes of the first input that has such an axis.
+    If the caller made a mesh with Explicit axes, the type of an array has this mesh. The first
+    axis after the time axes is the batch axis. The batch is sharded like the batch axis of the
+    first input that has one.
     """
     mesh = explicit_mesh(arguments)
     if mesh is None:
@@ -114,10 +115,10 @@ def _layout_of_types(arguments: tuple[Any, ...], time_axes: int) -> Layout | Non
 def _gathered_or_divided(
     compute: Compute, layout: Layout, time_axes: int, params: Params, *arguments: Any
 ) -> Any:
-    """Call `compute`, with divided parameters if the layout divides parameters.
+    """Call `compute`. If the layout divides parameters, they are passed divided.
 
-    `params` are gathered along the batch's axes already. `arguments` are the state, the inputs and
-    the probe.
+    `params` are not sharded along the mesh axes of the batch. `arguments` are the state, the
+    inputs and the probe.
     """
     raw_params: Any = params
     divided_params: Mapping[str, Any] = {}
@@ -144,10 +145,10 @@ def _divided(
     inputs: Sequence[jax.Array],
     probe: Probe,
 ) -> Any:
-    """Call `compute` with parameters that are divided along factors, for tensor parallelism.
+    """Call `compute` with parameters that are divided along factors of their axes.
 
-    The pass `spread` keeps the divided factors divided in all tensors of the network.
-    `prepared` has the parameters that `Layout.divided` has reshaped and divided, by label.
+    This is tensor parallelism. The pass `spread` keeps the factors divided in all tensors of the
+    network. `prepared` has the parameters that `Layout.divided` has reshaped, by label.
     """
     from lowering import Along, Divided, Division, differentiable, mesh_target, traced
 
@@ -162,7 +163,7 @@ def _divided(
         # Extents of the program are symbols and not numbers, so they cannot be divided.
         return compute(params, state, inputs, probe)
     # jax sorts the keys of dicts. So the program takes the operands sorted by label, then the
-    # states sorted by label, and then the inputs. Divisions are by index of the argument.
+    # states sorted by label, and then the inputs. A key of this dict is an argument's index.
     factor_divisions: dict[int, Division] = {}
     for index, label in enumerate([*sorted(operands), *sorted(state)]):
         division = layout.division(label, is_reshaped=label in prepared)

@@ -17,8 +17,8 @@ Device = Any  # This is a jax.Device. Type checkers do not accept this class as 
 class Placement(NamedTuple):
     """The device or sharding of a computation.
 
-    If it is committed, the arguments of the computation are committed to this device or sharding,
-    as jax's `device_put` commits arrays. The results are then committed too.
+    If `is_committed` is true, the arguments of the computation are committed to this device or
+    sharding, as jax's `device_put` commits arrays. The results are then committed too.
     """
 
     where: Device | Sharding
@@ -60,7 +60,7 @@ def default_platform() -> str:
 
 
 def place_of(arrays: Sequence[object]) -> Placement:
-    """Return the device or sharding on which jax computes with arrays, which are not traced.
+    """Return the device or sharding on which jax computes with arrays. They must not be tracers.
 
     The first committed array determines the place. For an array on a mesh, the place is the
     sharding that replicates values over the mesh.
@@ -90,7 +90,10 @@ def is_explicit(where: Device | Sharding) -> bool:
 
 
 def explicit_mesh(arrays: object) -> Any:
-    """Return the first mesh with Explicit axes in the types of a tree of arrays, or None."""
+    """Return a mesh with Explicit axes from a tree of arrays, or None if there is none.
+
+    A mesh is a part of an array's type. The first mesh that has Explicit axes is returned.
+    """
     for x in jax.tree.leaves(arrays):
         mesh = jax.typeof(x).sharding.mesh
         if mesh.explicit_axes:

@@ -110,9 +110,9 @@ NOTHING = Probe()
 
 
 def _array_of(name: str, replacement: Any) -> Any:
-    """Return the replacement of the tensor with a name as an array.
+    """Return a replacement of a tensor as an array. `name` is the name of the tensor.
 
-    Raises InputError if it cannot be an array.
+    Raises InputError if the replacement cannot be converted to an array.
     """
     if isinstance(replacement, jax.Array):
         return replacement
@@ -172,7 +172,7 @@ def _replacement(array: ArrayLike, _: jax.Array) -> ArrayLike:
 def _checked(name: str, edit: Edit) -> Edit:
     """Return a function that calls `edit` on an array, and checks the type of the result.
 
-    The function raises InputError if shape or dtype of the result differ from those of the array.
+    The function raises InputError if the result has another shape or dtype than the array.
     `name` is the name of the tensor, for errors.
     """
 
@@ -188,7 +188,8 @@ def _checked(name: str, edit: Edit) -> Edit:
         except (TypeError, ValueError):
             message = f"the edit of '{name}' returns no array but {shown(returned)}"
             raise InputError(message) from None
-        # An edit such as `lambda x: 0.5` returns a number whose dtype is weak.
+        # An edit such as `lambda x: 0.5` returns a number with a weak dtype, which is converted to
+        # the dtype of the tensor.
         if after.weak_type and jnp.result_type(after, before) == before.dtype:
             after = after.astype(before.dtype)
         if after.shape != before.shape or after.dtype != before.dtype:

@@ -93,9 +93,9 @@ class RoutineEntry:
         return Entry(self.definition, "step")
 
     def lowered(self, arguments: Sequence[Any]) -> tuple[Entry, Lists]:
-        """Return the call that passes rewrite, and the types of its arguments.
+        """Return the entry of a step, which the passes rewrite, and the types of its arguments.
 
-        The call is a step. `arguments` are those of the routine.
+        `arguments` are the arguments of the routine.
         """
         state, inputs = self.routine.step_arguments(*arguments)
         values = self.definition.network.graph.inputs

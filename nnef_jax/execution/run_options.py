@@ -33,7 +33,7 @@ class RunKeywords(TypedDict, total=False):
 class RunOptions:
     """The options of running a network: the keywords of `RunKeywords`, and two further options.
 
-    `unused` and `straight_through` are decided when the network is read.
+    The two options are `unused` and `straight_through`. They are set when the network is read.
     """
 
     precision: jax.lax.PrecisionLike = None
@@ -43,8 +43,8 @@ class RunOptions:
     unused: bool = False
     straight_through: bool = False
     # The repr of the options is part of the keys of the disk cache. Compiled code does not depend
-    # on the values of the following fields, so the repr leaves them out. `measure` has an effect
-    # only through the rates, which are part of the keys too.
+    # on the values of the following fields, so the repr leaves these fields out. `measure` only
+    # affects the rates of the host, and the keys contain the choices that depend on the rates.
     measure: bool = field(default=True, repr=False)
     max_executables: int = field(default=128, repr=False)
     cache_dir: str | None = field(default=None, repr=False)

@@ -61,7 +61,7 @@ class Runnable:
         Inputs are passed in order, by name, or as one dict by name. An argument `key` that is not
         the name of an input is ignored, since equinox passes a key to all layers. Inputs of another
         width are converted, such as float64 to float32. Integers must be in the range of the
-        input's dtype; traced integers must have a dtype whose whole range is within it. Raises
+        input's dtype. The dtype of traced integers must have a range within this range. Raises
         InputError if inputs do not fit, and ShapeError if shapes inside the network do not fit.
         `edit` and `capture` are explained at `apply`.
         """
@@ -167,7 +167,7 @@ class Runnable:
 
     @property
     def compiler_options(self) -> dict[str, str]:
-        """Return the compiler options that suit the network, for functions that call `apply`."""
+        """Return compiler options for functions that call `apply`. They suit the network."""
         return self._execution.executables.options(default_platform())
 
     def jit(self, function: Callable[..., object], **options: Any) -> jax.stages.Wrapped:
@@ -209,7 +209,7 @@ class Runnable:
         """Return the state before the first cycle: the initial values of state variables, by label.
 
         If an initial value is computed from inputs, pass the inputs of the first cycle. An
-        input from which no initial value is computed may be given as a type.
+        input from which no initial value is computed may be a type.
         """
         return first_state(self._execution, lambda: self._execution.types(args, kwargs))
 

@@ -1,4 +1,4 @@
-"""Caches values for which several threads ask, in such a way that each value is made once."""
+"""Caches values that several threads need. Each value is made once."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ class Once:
     nothing is cached, and the waiting threads try again, one after the other.
 
     A thread that is making a value never waits. If it asks for a second value that another
-    thread is making, it makes the second value too. Otherwise two threads might wait for each
-    other, and a thread for itself. A thread that Python did not start never waits either. It may
-    run a callback of a computation for which the making thread waits. A forked process does not
-    wait for threads of its parent.
+    thread is making, it makes the second value too. If it waited, two threads might wait for
+    each other, or a thread for itself. A thread that Python did not start never waits either:
+    the thread that is making the value may wait for a callback that runs in this thread. A forked
+    process does not wait for threads of its parent.
     """
 
     def __init__(self, limit: int | None = None) -> None:
         self._limit = limit
         self.values: OrderedDict[Hashable, Any] = OrderedDict()
-        # The key is the number of the process, and the key of a value that is being made.
+        # The locks of values that are being made. A key has the number of the process and the key
+        # of the value.
         self._locks: dict[Hashable, threading.Lock] = {}
 
     def get(self, key: Hashable, make: Callable[[], Any]) -> Any:

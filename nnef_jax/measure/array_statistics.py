@@ -57,16 +57,16 @@ _Moments = TypeVar("_Moments", bound=Moments)
 
 
 def merged(a: _Moments, b: Moments, **fields: object) -> _Moments:
-    """Return the statistics of the numbers of `a` and `b` together.
+    """Return the statistics of the joined numbers of `a` and `b`.
 
-    A subclass of `Moments` may have more fields. `fields` are the values of these fields in the
-    result. The formulas are those of Chan, Golub and LeVeque 1983.
+    If a subclass of `Moments` has more fields, `fields` are the values of these fields in the
+    result. The formulas are from Chan, Golub and LeVeque 1983.
     """
     count = a.count + b.count
     share_of_b = b.count / count if count else 0.0
     mean_difference = b.mean - a.mean
-    # `a.squares` is a sum of squares around the mean of a, and `b.squares` around the mean of b.
-    # The sum of squares around the common mean is larger by
+    # `a.squares` is the sum of (x - a.mean)^2, and `b.squares` is the sum of (x - b.mean)^2. The
+    # sum of (x - mean)^2 over all numbers is larger than `a.squares` + `b.squares` by
     # (b.mean - a.mean)^2 * a.count * b.count / count.
     squares_of_means = 0.0
     # If `a` is empty, this product could be infinity times 0, which is NaN.
@@ -118,13 +118,13 @@ def chunks(array: NDArray[np.generic], dtype: DTypeLike) -> Iterator[NDArray[Any
 def statistics_of(array: ArrayLike) -> dict[str, Any]:
     """Compute statistics of an array, and return them as a dict.
 
-    The key "count" has the array's size. Of a large array only a sample is examined, and the key
-    "sampled" has the size of this sample. The remaining figures are statistics of the sample.
+    "count" is the array's size. If the array is large, only a sample is examined, and "sampled" is
+    the size of the sample. All further figures are statistics of the sample.
 
     "zeros" and "nonfinite" are numbers of items. "min", "max", "mean", "std" and "histogram" are
     statistics of the finite items. The histogram has the number of items in each of 32 equal bins
     from min to max. If no item is finite, "min", "max", "mean" and "std" are None, and there is no
-    histogram. Of complex numbers, the magnitudes are examined.
+    histogram. A complex number is replaced by its magnitude.
     """
     flat = np.ravel(np.asarray(array), order="K")  # The order "K" needs no copy of the array.
     items = _sampled(flat)
@@ -156,14 +156,14 @@ def statistics_of(array: ArrayLike) -> dict[str, Any]:
 def histogram_of(values: NDArray[np.float64], low: float, high: float, bins: int) -> list[int]:
     """Count the items in each of `bins` bins, which divide the range from low to high equally.
 
-    There is one bin if `low` equals `high`, or if `low` is infinity and `high` is -infinity because
-    there are no numbers.
+    If `low` equals `high`, there is one bin. There is also one bin if there are no numbers. Then
+    `low` is infinity and `high` is -infinity.
     """
     if not low < high:
         return [values.size]
-    # The numbers are scaled, because numpy cannot divide the widest possible range into bins, or a
-    # range between two neighbouring numbers. `scale` is the largest magnitude in the range.
-    # Positions in the range from 0 (low) to 1 (high) are then counted.
+    # numpy cannot divide the widest possible range into bins, or a range between two neighbouring
+    # numbers. So each number is scaled to its position in the range, from 0 (low) to 1 (high).
+    # numpy divides this range into bins. `scale` is the largest magnitude in the range.
     scale = max(-low, high)
     scaled_low = low / scale
     scaled_high = high / scale

@@ -1,4 +1,4 @@
-"""Measures how long calls take, by batch size, and compared with other engines."""
+"""Measures how long calls take for each batch size, also in other engines."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Timing:
         batch: the number of items in a call, or None if no input has a batch.
         first: the time of the first call, which compiles.
         p50, p90, p99: percentiles of the time of a call.
-        spread: the largest minus the smallest median of a round, relative to `p50`. A difference
-            between two engines that is smaller than the spread is not significant.
+        spread: the largest minus the smallest of the rounds' medians, relative to `p50`. If two
+            engines differ by less than the spread, the difference is not significant.
         throughput: items per second, over all timed calls.
         calls: the number of timed calls.
         difference: the largest difference between the outputs of this engine and the outputs of
@@ -188,7 +188,7 @@ def benchmark(
     has_inputs = bool(inputs or named)
     if has_inputs and sizes:
         raise InputError("inputs have a batch already: give either inputs or batches")
-    # Each engine is a function that prepares a call for inputs.
+    # The values are functions. Each takes inputs by name, and prepares a call of an engine.
     engines = {name: engine(name, path) for name, path in (against or {}).items()}
     cases: list[_Case] = []
     devices: set[str] = set()
@@ -219,17 +219,20 @@ def benchmark(
 
 @dataclass(slots=True)
 class _Case:
-    """An engine with a batch size, whose calls are timed."""
+    """An engine and a batch size. The engine's calls with this batch size are timed."""
 
     timing: Timing
-    # The function makes a call. There is no function if the engine failed.
+    # This function makes a call. If the engine failed, it is None.
     run: Callable[[], Any] | None = None
     # For each round, these are the durations of the calls in seconds.
     rounds: list[list[float]] = field(default_factory=list[list[float]])
 
 
 def _batch_of(subject: Subject) -> int | None:
-    """Return the first extent of the first input, or None if there is no such extent."""
+    """Return the first extent of the first input.
+
+    Returns None if there is no input, or if the first input is a scalar.
+    """
     if not subject.arrays:
         return None
     first_shape = subject.arrays[0].shape

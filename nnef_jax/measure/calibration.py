@@ -21,8 +21,8 @@ from nnef_jax.workings import call_with_probe, network_of, stored
 
 Algorithm = Literal["min_max_linear_quantize", "zero_point_linear_quantize"]
 _MOST_BITS = 16  # A code has at most this many bits.
-# By default, parameters are quantised only if they are operands with these names. Biases and
-# statistics would lose too much precision if they had only a few bits.
+# Operands with these names are weights. By default, parameters other than weights are not
+# quantised: biases and statistics would lose too much precision with only a few bits.
 _WEIGHT_OPERANDS = {"filter", "plane_filter", "point_filter", "A", "B"}
 
 Array = NDArray[Any]
@@ -87,7 +87,8 @@ def calibrate(
     identifiers: dict[str, str] = {}
     for identifier, name in network.frontend.identifiers(network.graph).items():
         identifiers[name] = identifier
-    # Activations have ranges in runs of the network. The ranges of weights need no runs.
+    # The ranges of activations are computed from runs of the network. The ranges of weights are
+    # computed from the stored arrays.
     activations, weights = _tensors_to_quantise(network, [*identifiers], names)
     ranges = _ranges_of_runs(model, samples, activations, percentile)
     arrays = stored(model)
@@ -166,7 +167,7 @@ def _default_names(graph: Graph, tensors: Mapping[str, Value]) -> list[str]:
     names: dict[Value, str] = {}
     for name, value in tensors.items():
         if _is_real(value) and value not in left_out:
-            # A tensor may have several names, of which the first one counts.
+            # A tensor may have several names. The first name is used.
             names.setdefault(value, name)
     return list(names.values())
 
@@ -174,7 +175,7 @@ def _default_names(graph: Graph, tensors: Mapping[str, Value]) -> list[str]:
 def _range_of_weight(weight: ArrayLike, *, per_channel: bool) -> _Range:
     """Return the least and the greatest number of a weight.
 
-    If `per_channel`, there are two numbers for each index along axis 0.
+    If `per_channel` is true, the range is computed for each index along axis 0.
     """
     array = np.asarray(weight, np.float32)
     first_reduced_axis = 1 if per_channel else 0
@@ -253,9 +254,9 @@ def _min_max(low: Array, high: Array, symmetric: bool) -> str:
 def _zero_point(low: Array, high: Array, bits: int, signed: bool, symmetric: bool) -> str:
     """Return the zero point and the scale of a range as arguments in NNEF's syntax.
 
-    The code of a number x is round(x / scale) + zero_point. `low` gets the lowest code, and `high`
-    the highest. Before that, the range is widened to include 0. If `symmetric` is true, the range
-    is widened further, until it reaches as far below 0 as above 0.
+    First the range is widened to include 0. If `symmetric` is true, it is widened further, until it
+    reaches as far below 0 as above 0. The code of a number x is round(x / scale) + zero_point. The
+    low end of the range gets the lowest code, and the high end gets the highest code.
     """
     # Unsigned codes of 8 bits are 0 to 255. Signed codes are -128 to 127, and signed symmetric
     # codes are -127 to 127.
@@ -271,7 +272,7 @@ def _zero_point(low: Array, high: Array, bits: int, signed: bool, symmetric: boo
         high = np.maximum(-low, high)
         low = -high
     steps = highest_code - lowest_code
-    # A scale of 0 would be a division by 0. The smallest normal float32 takes the place of 0.
+    # A scale of 0 would be a division by 0, so the scale is at least the smallest normal float32.
     scale = np.maximum((high - low) / steps, np.finfo(np.float32).tiny)
     zero_point = np.clip(np.rint(lowest_code - low / scale), lowest_code, highest_code)
     zero_point_text = _number_text(zero_point.astype(np.int64))

@@ -4,9 +4,9 @@
 
 The folder contains `request.json` and the programs `0.jax`, `1.jax`, ..., which are functions that
 `jax.export` serialised. For the program `0.jax` the process writes `0.json` with the compiler's
-figures or its refusal, and `0.hlo` with the compiled program. The work is done in a process of its
-own, which the module `unattached` starts, for two reasons: the settings of a compiler must be in
-the environment before it is loaded, and a compiler may abort its process.
+figures or its refusal, and `0.hlo` with the compiled program. The module `unattached` starts the
+process. A separate process is needed for two reasons: the settings of a compiler must be in the
+environment before the compiler is loaded, and a compiler may abort its process.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _MEMORY = ("argument", "output", "alias", "temp", "generated_code")
 def main(folder: Path) -> None:
     """Compile the programs in a folder.
 
-    The file request.json has the topology, the mesh, and the donated arguments of each program. The
-    function `main` reads program 0 from 0.jax. It writes the compiled program to 0.hlo, and the
-    figures to 0.json; if the compiler refuses the program, it writes only the refusal, to 0.json.
-    devices.json gets the number of devices in the topology.
+    The file request.json has the topology, the mesh, and the donated arguments of each program.
+    Program 0 is read from 0.jax. The compiled program is written to 0.hlo, and its figures are
+    written to 0.json. If the compiler refuses the program, 0.json has the refusal, and 0.hlo is not
+    written. The number of devices in the topology is written to devices.json.
     """
     request = json.loads((folder / "request.json").read_text())
     devices: list[Any] = get_topology_desc(**request["topology"]).devices
@@ -75,11 +75,11 @@ def compile_program(
     Args:
         serialized: the function.
         donated: positions of the arguments whose memory the program may overwrite.
-        devices: all devices. The mesh has the first of them.
-        axes: extents of the mesh by name. If they are empty, the function is compiled for a mesh
+        devices: all devices. The mesh consists of the first devices, as many as it needs.
+        axes: extents of the mesh by name. If `axes` is empty, the function is compiled for a mesh
             with one axis, over as many devices as the function was exported for.
-        axis_types: names of the axis types of the mesh, such as "Auto". They may be empty for a
-            mesh with one axis.
+        axis_types: names of the axis types of the mesh, such as "Auto". The list may be empty for
+            a mesh with one axis.
     """
     exported = export.deserialize(bytearray(serialized))
     if not axes:

@@ -1,4 +1,4 @@
-"""Estimates the cost of a call by XLA, beside the multiply-adds of the document."""
+"""Estimates the cost of a call by XLA, and counts the multiply-adds of the document."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def _cost_on_platform(
         argument_bytes=getattr(memory, "argument_size_in_bytes", None),
         output_bytes=getattr(memory, "output_size_in_bytes", None),
         temporary_bytes=getattr(memory, "temp_size_in_bytes", None),
-        # If XLA does not report the size of the code, it has the size 0.
+        # If XLA does not report the size of the code, jax returns 0, for which None is taken.
         code_bytes=getattr(memory, "generated_code_size_in_bytes", None) or None,
         loops=figures.loops,
     )
@@ -327,8 +327,8 @@ def _cost_of_function(
 ) -> DeviceCost:
     """Return the cost of a pure function on the devices of a topology.
 
-    `arguments` are the function's arguments, or types. Raises an error if `named` or `mesh`, which
-    are only for models, are passed.
+    `arguments` are the function's arguments, as arrays or types. `named` and `mesh` are only for
+    models: raises an error if one of them is passed.
     """
     if not callable(function):
         raise TypeError(f"model must be a nnef_jax.Model or a function, it is {shown(function)}")
@@ -353,7 +353,7 @@ def _types(
 
 
 def _type(array_or_type: Any) -> Any:
-    """Return the type of an array. A type is returned unchanged."""
+    """Return the type of an array. If the argument is a type, it is returned unchanged."""
     if isinstance(array_or_type, jax.ShapeDtypeStruct):
         return array_or_type
     return jax.typeof(array_or_type)

@@ -32,11 +32,11 @@ class DeviceRow:
     """The compiler's estimate of the time of all kernels that compute the same operations.
 
     Attributes:
-        operations: the names of the operations in the order of the document, or () for the row of
-            all kernels whose operations are not known.
+        operations: the names of the operations in the order of the document. If the operations of
+            kernels are unknown, these kernels have a common row with the operations ().
         seconds: the time of these kernels in a call, in seconds.
         kinds: the kinds of the operations, each kind once.
-        module: the innermost module that contains all these operations, or "". Modules are inferred
+        module: the innermost module that contains these operations, or "". Modules are inferred
             from names, as in `model.summary()`. Operations whose module is unknown are ignored.
     """
 
@@ -351,8 +351,8 @@ def _kernel_times(
 ) -> tuple[DeviceRow, ...]:
     """Return the rows of a `DeviceCost`. The times of the rows sum to `seconds`.
 
-    The time is divided in proportion to the cycles that the compiler estimates for each kernel.
-    `text` is the text of the program, and `parsed` is the parsed text.
+    A row's share of `seconds` is proportional to the cycles that the compiler estimates for the
+    row's kernels. `text` is the text of the program, and `parsed` is the parsed text.
     """
     operations_by_name: defaultdict[str, list[Operation]] = defaultdict(list)
     if graph:
@@ -380,7 +380,10 @@ def _kernel_times(
 
 
 def _shared_module(operations: Sequence[Operation], modules: ModuleNames) -> str:
-    """Return the innermost module that contains all operations whose module is known, or ""."""
+    """Return the innermost module that contains the operations, or "".
+
+    Operations whose module is unknown are ignored.
+    """
     paths = [modules.of_operation(operation) for operation in operations]
     known_paths = [path for path in paths if path]
     return ".".join(shared_start(known_paths) or ())
@@ -394,12 +397,12 @@ def estimated_seconds(analysis: Mapping[str, float], parsed: HloText) -> float |
     seconds = analysis.get("optimal_seconds")
     if seconds is None or not parsed.cycles:
         return None
-    # `seconds` is a sum over instructions, in which XLA counts -1 s for an instruction of unknown
-    # time. All known times together are far below 1 s. For two unknown times and known times of
-    # 1 ms the sum is -1.999 s. Rounding 1.999 up gives 2, the number of unknown times.
+    # `seconds` is a sum over instructions. XLA adds -1 s for each instruction of unknown time. The
+    # sum of the known times is far below 1 s. If two times are unknown, and the known times sum to
+    # 1 ms, `seconds` is -1.999 s. Rounding 1.999 up gives 2, the number of unknown times.
     unknown_count = math.ceil(-seconds) if seconds < 0 else 0
     known_seconds = seconds + unknown_count
-    # XLA counts one iteration of each loop. The factor adds the remaining iterations.
+    # XLA counts one iteration of each loop. Times this factor, the result is for all iterations.
     return known_seconds * parsed.trips_factor
 
 
@@ -439,7 +442,7 @@ def _work(
 
 
 def _peak(topology: Topology, arguments: Sequence[Any]) -> float:
-    """Return the peak rate of the matrix units for the most frequent dtype of the arguments."""
+    """Return the peak rate of the matrix units, for the dtype that most items of arguments have."""
     peaks = topology.chip.peaks
     items_by_dtype: defaultdict[str, int] = defaultdict(int)
     for x in jax.tree.leaves(arguments):
@@ -460,7 +463,7 @@ def _names(row: DeviceRow) -> str:
 
 
 def _place(row: DeviceRow) -> str:
-    """Return the kinds of a row's operations, and the module that contains them if it is known."""
+    """Return the kinds of a row's operations, and their module if it is known, as text."""
     kinds = ", ".join(row.kinds)
     return f"{kinds} in {row.module}" if row.module else kinds
 
@@ -481,10 +484,10 @@ def _count(number: float) -> str:
 
 
 def _rate(amount: float | None, seconds: float | None, scale: float, unit: str) -> str:
-    """Return a text such as " of 197 Tflop/s": an amount divided by a time.
+    """Return the rate `amount / seconds` as text, such as " of 197 Tflop/s".
 
-    `scale` is the number by which the rate is divided, such as 1e12 for the unit "Tflop/s". The
-    text is "" if the amount or the time is unknown.
+    The rate is divided by `scale`, such as 1e12 for the unit "Tflop/s". The text is "" if the
+    amount or the time is unknown.
     """
     if not amount or not seconds:
         return ""

@@ -33,7 +33,7 @@ class Change:
         part: "input", "output", "state", "operation" or "weights".
         change: "added", "removed", "changed" or "renamed".
         name: the name in `a`, or the name in `b` if the change is "added".
-        renamed: the name in `b` if it differs from `name`, otherwise None.
+        renamed: the name in `b`, or None if this name equals `name`.
         kind: the kind of an operation, or the type of an array.
         details: descriptions of the change, such as "stride: [1,1] -> [2,2]".
         distance: for weights, the norm of the difference relative to the norm of the finite numbers
@@ -55,8 +55,8 @@ class Difference(Result):
 
     Attributes:
         changes: the differences in the order of the documents; empty if the networks are the same.
-        operations: the number of operations in `a`, and the number in `b`.
-        weights: the number of arrays of weights in `a`, and the number in `b`.
+        operations: the number of operations in `a`, and the number of operations in `b`.
+        weights: the number of weight arrays in `a`, and the number of weight arrays in `b`.
     """
 
     changes: tuple[Change, ...]
@@ -101,7 +101,7 @@ class Difference(Result):
 
 
 def _two_numbers(a: int, b: int) -> str:
-    """Return the text of two numbers. Equal numbers are shown once."""
+    """Return two numbers as text. Two equal numbers are shown as one."""
     return f"{a:,}" if a == b else f"{a:,} and {b:,}"
 
 
@@ -109,10 +109,10 @@ def diff(a: Model | Source, b: Model | Source) -> Difference:
     """Compare two networks as documents: structure, types, attributes and weights. Nothing runs.
 
     Operations are paired by name. If some pairs differ, operations are also paired by structure: by
-    kind, type, attributes and order. The result is of the pairing with fewer differences. If the
-    second network is the first with new names, pairing by structure makes every operation
-    "renamed". Kinds of operations have the same meaning in all formats, so a network can be
-    compared with its conversion to another format.
+    kind, type, attributes and order. The pairing with fewer differences determines the result. If
+    two networks differ only in names, the operations with new names are "renamed". Kinds of
+    operations have the same meaning in all formats, so a network can be compared with its
+    conversion to another format.
 
     Args:
         a, b: models, or sources as in `load`.
@@ -158,10 +158,10 @@ def _outputs(graph: Graph) -> dict[str, str]:
 
 
 def _values(part: str, a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[Change]:
-    """Yield the differences of inputs or of outputs; `part` is "input" or "output".
+    """Yield the differences of inputs (`part` is "input") or of outputs (`part` is "output").
 
-    `a` and `b` have the types by name. Tensors are paired by name. If both networks have equally
-    many tensors, but the names differ, the tensors are paired in order.
+    `a` and `b` have the types by name. Tensors are paired by name. If the names differ, but `a` and
+    `b` have equally many tensors, the tensors are paired in order.
     """
     names_differ = set(a) != set(b)
     if len(a) == len(b) and names_differ:
@@ -177,8 +177,8 @@ def _values(part: str, a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[C
             yield Change(part, "changed", name_a, type_a, renamed=renamed, details=details)
         elif renamed:
             yield Change(part, "renamed", name_a, type_a, renamed=renamed)
-    # The order is that of the names in both networks. It is reported only if each tensor of `a` has
-    # a partner.
+    # The orders of the names that are in both networks are compared. A difference is reported only
+    # if each tensor of `a` has a partner.
     order_a = [name for name in a if name in b]
     order_b = [name for name in b if name in a]
     if len(a) == len(pairs) and order_a != order_b:
@@ -244,9 +244,9 @@ def _changes(a: Operation, b: Operation, pairs: Pairs) -> Iterator[str]:
 
 
 def _states(a: Graph, b: Graph, pairs: Pairs) -> Iterator[Change]:
-    """Yield a change for each state whose update differs.
+    """Yield a change for each state whose update differs between two networks.
 
-    States in only one network are left out, because `_weights` reports them.
+    States in only one network are left out, because `_weights` reports these states.
     """
     updates_b = {state.label: state.update for state in b.states}
     for state in a.states:
@@ -301,8 +301,8 @@ def _weights(a: Mapping[str, Any], b: Mapping[str, Any], pairs: Pairs) -> Iterat
 def _distance(a: Array, b: Array) -> tuple[tuple[str, ...], float] | None:
     """Return the distance of two arrays of one type, or None if they are equal.
 
-    The result has texts that describe the distance, and the norm of b - a divided by the norm of
-    the finite numbers of `a`.
+    The result has two items: texts that describe the distance, and the relative distance. The
+    relative distance is the norm of b - a, divided by the norm of the finite numbers of `a`.
     """
     # The arrays are compared chunk by chunk, because copies in 64 bits of large arrays would take
     # much memory.
@@ -323,7 +323,7 @@ def _distance(a: Array, b: Array) -> tuple[tuple[str, ...], float] | None:
             squares_of_a += float(np.square(magnitudes_a).sum())
     if differing_count == 0:
         return None
-    # If `a` has only zeros, any difference is infinite in relation to them.
+    # If all numbers of `a` are 0, the relative distance is infinite.
     relative_norm = math.inf
     if squares_of_a:
         relative_norm = math.sqrt(squared_differences / squares_of_a)
@@ -341,7 +341,7 @@ def distances(a: Array, b: Array) -> Array:
     """
     with np.errstate(invalid="ignore", over="ignore"):
         differences = np.abs(b - a)
-    # A difference is NaN if a number is NaN, or if both numbers are the same infinity.
+    # A difference is NaN if one of its two numbers is NaN, or if both are the same infinity.
     differences = np.where(np.isnan(differences), np.inf, differences)
     are_equal = (a == b) | (np.isnan(a) & np.isnan(b))
     return np.where(are_equal, 0, differences)

@@ -56,8 +56,8 @@ def onnx_tensors(
 
     `values` has fixed values of some inputs by name. The function takes the remaining inputs, all
     by position or all by name. If `inside` is false, the function returns a tuple of the outputs.
-    If `inside` is true, it returns a dict of the inner tensors too, by name; without the package
-    onnx, the dict has only the outputs.
+    If `inside` is true, the function returns a dict of the outputs and the inner tensors, by name.
+    Without the package onnx, the dict has only the outputs.
     """
     # This call checks that onnxruntime is installed and can read the file, and raises an error if
     # not. Its result is not used.
@@ -164,7 +164,7 @@ def _tract(module: Any, path: str) -> Callable[[Mapping[str, Any]], Call]:
 
 
 def _in_order(inputs: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return inputs under the names, and in the order, of an engine.
+    """Return inputs by an engine's names, in the order of the engine.
 
     `names` are the engine's names of the inputs. If `inputs` has different names, the first input
     gets the first name, and so on. Raises InputError for a wrong number of inputs.

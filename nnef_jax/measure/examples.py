@@ -29,8 +29,8 @@ class Subject:
     Attributes:
         run: a function that runs the entry, waits for the results, and returns them.
         compiled: a function that returns the compiled program of the entry.
-        arrays: the states, followed by the inputs. A call has no states.
-        graph: the graph of a call or a cycle, with the extents of the inputs.
+        arrays: the states, followed by the inputs. The entry "apply" has no states.
+        graph: the network's graph for the shapes of the inputs in one call or cycle.
     """
 
     run: Callable[[], Any]
@@ -105,8 +105,7 @@ def declared_types(
 ) -> list[jax.ShapeDtypeStruct]:
     """Return the declared types of inputs, with `batch` in place of an open first extent.
 
-    Raises InputError for any extent that remains open. `hint` is the first part of the error's
-    hint.
+    Raises InputError if an extent is still open. `hint` is the first part of the error's hint.
     """
     errors: list[InputError] = []
     types: list[jax.ShapeDtypeStruct] = []

@@ -46,11 +46,11 @@ _BITS = {"pred": 8, "token": 0, "opaque": 0}
 
 @dataclass(frozen=True)
 class Instruction:
-    """An instruction that runs by itself, because it is not inside a fusion.
+    """An instruction of a program that is not inside a fusion.
 
     Attributes:
         name: the name of the instruction.
-        opcode: the name of its operation in HLO.
+        opcode: the name of the instruction's operation in HLO, such as "add".
         definition: the text after the name.
         runs: how often the instruction runs in a call of the program. A loop of unknown length
             counts as one iteration.
@@ -78,7 +78,8 @@ class Collective:
         bytes: bytes of the collectives' results on one device.
         exchanged: bytes that one device sends if n devices form a ring. For an all-reduce of b
             bytes the number is 2 b (n - 1) / n. For a permutation it is b. For the remaining kinds
-            it is b (n - 1) / n, where b counts the operand or the result, whichever is larger.
+            it is b (n - 1) / n, where b is the size of the operand or of the result, whichever is
+            larger.
         group: the number of devices in the largest group that exchanges data.
     """
 
@@ -123,7 +124,7 @@ class HloText:
 
     @cached_property
     def instructions(self) -> list[Instruction]:
-        """Return the instructions that run by themselves, including those in loops and branches."""
+        """Return the instructions that are not inside fusions, also those in loops and branches."""
         return list(self._running(self._entry, runs=1))
 
     def _running(self, computation: str, runs: int) -> Iterator[Instruction]:
@@ -149,15 +150,15 @@ class HloText:
                         yield from self._running(branch, runs)
 
     def _iterations(self, definition: str, condition: str) -> int | None:
-        """Return the number of iterations of a loop, or None if the number is known only in a run.
+        """Return the number of iterations of a loop, or None if the text does not tell the number.
 
         `definition` is the definition of the loop, and `condition` is the name of its condition.
         """
         trip_count = _TRIPS.search(definition)
         if trip_count:
             return int(trip_count[1])
-        # A loop counts from 0 while `counter < bound`. If the condition has a single constant and a
-        # comparison "less than", the constant is the number of iterations.
+        # A loop counts from 0 while `counter < bound`. So if the condition has a comparison "less
+        # than" and a single constant, the constant is `bound`, the number of iterations.
         bounds: list[int] = []
         has_less_than = False
         for _name, condition_definition in self._computations.get(condition, ()):
@@ -197,10 +198,10 @@ class HloText:
     def trips_factor(self) -> float:
         """Return the factor by which the iterations of loops lengthen a call.
 
-        The factor is the number of cycles in a call, divided by the number of cycles if the body of
-        each loop ran once.
+        The factor is a quotient of two numbers of cycles: the cycles of a call, and the cycles of a
+        call in which the body of each loop runs once.
         """
-        # An instruction may be listed several times, but counts once here.
+        # An instruction may be listed several times. In this dict it is only once.
         cycles_of_one_run = {x.name: x.cycles for x in self.instructions}
         cycles_without_loops = sum(cycles_of_one_run.values())
         if cycles_without_loops == 0:
@@ -244,7 +245,7 @@ class HloText:
         Instructions with the same channel count as one collective, because the compiler may write a
         collective as several instructions.
         """
-        # The key is the kind and the channel. For each key the first instruction is taken.
+        # A key consists of the kind and the channel. The value is the first instruction with them.
         instructions: dict[tuple[str, str], Instruction] = {}
         for instruction in self.instructions:
             # An asynchronous "all-gather" is a pair of "all-gather-start" and "all-gather-done".
@@ -285,8 +286,8 @@ def _result_sizes(instruction: Instruction) -> list[int]:
 def _exchanged_bytes(kind: str, result_bytes: int, group: int) -> float:
     """Return the number of bytes that one device sends in a collective.
 
-    `group` is the number of devices. If each of n devices has a part of an array, and the parts
-    pass through a ring, a device sends n - 1 parts of n.
+    `group` is the number of devices, which form a ring. An array is divided into as many parts as
+    there are devices. Each device sends all parts but one, so of n parts it sends n - 1.
     """
     # In a permutation each device sends its array to one other device.
     if "permute" in kind:
@@ -305,9 +306,9 @@ def _exchanged_bytes(kind: str, result_bytes: int, group: int) -> float:
 def _result_bytes(instruction: Instruction) -> int:
     """Return the number of bytes of a collective's result.
 
-    The instruction "all-gather-start" returns a tuple with the operands in the first half and the
-    results in the second half. The starts of most collectives do the same. Only "all-reduce-start"
-    returns the results alone.
+    The instruction "all-gather-start" returns a tuple, with the operands in the first half and the
+    results in the second half. The instructions that start other collectives do the same, except
+    "all-reduce-start", which returns only the results.
     """
     sizes = _result_sizes(instruction)
     opcode = instruction.opcode

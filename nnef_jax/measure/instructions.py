@@ -30,7 +30,8 @@ class HloProgram:
 
     Attributes:
         module: the name of the program.
-        operations: for each instruction, by its name, the names of the operations that it computes.
+        operations: a dict from names of instructions. A value has the names of the operations that
+            the instruction computes.
         control: names of the instructions that contain other instructions: loops, calls and
             conditionals.
         loops: the number of loops.
@@ -88,8 +89,9 @@ def program_of(text: str, names: Collection[str]) -> HloProgram:
 def _names_by_spelling(names: Collection[str]) -> dict[str, str]:
     """Return the names of operations by their spellings in a compiled module.
 
-    jax may leave out the empty parts of a name: "/conv1//Conv" becomes "conv1/Conv". If another
-    operation has the name "conv1/Conv", this spelling belongs to the other operation.
+    jax may leave out the empty parts of a name: the name "/conv1//Conv" has also the spelling
+    "conv1/Conv". But if there is an operation with the name "conv1/Conv", this spelling belongs
+    to that operation.
     """
     names_by_spelling: dict[str, str] = {}
     for name in names:
@@ -148,8 +150,8 @@ class Run(NamedTuple):
 def _without_warnings_of_types() -> Generator[None]:
     """Ignore the warning of Python 3.12 and later about a type of jaxlib's profiler.
 
-    jaxlib makes the type when the statistics of an event are first read. If the warning is an
-    error, jaxlib aborts the process.
+    jaxlib makes the type when the statistics of an event are first read. If Python's settings turn
+    the warning into an error, jaxlib aborts the process.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "builtin type", DeprecationWarning)
@@ -206,8 +208,8 @@ def times(runs: Iterable[Run], call: Run, control: Collection[str]) -> dict[str,
         # The time since the last edge is divided among the runs in `sharing`.
         sharing = [run for run in active if run.name not in control]
         if not sharing:
-            # Only loops, branches or calls are active. The one that began last is the innermost,
-            # and gets the time. The list is empty if nothing is active.
+            # All active runs are loops, branches or calls. The run that began last is the innermost
+            # run, and gets the time. If no run is active, the list is empty.
             sharing = active[-1:]
         for run in sharing:
             share_in_ns = (edge.time - last_time) / len(sharing)

@@ -1,4 +1,4 @@
-"""The room that the lists of a network need."""
+"""Finds the largest shapes of the lists in a network."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _largest_values(graph: Graph) -> dict[str, int]:
     for operation in graph.operations:
         attributes = dict(operation.attributes)
         # The operation "counted" makes a list. Its attributes are the symbol and the largest value.
-        # With a rule, the name "counted" is the user's.
+        # But if an operation has a rule, a user has defined the operation with this name.
         if operation.kind == "counted" and operation.rule is None:
             largest_values[str(attributes["extent"])] = int(str(attributes["most"]))
         for body in attributes.values():

@@ -9,8 +9,8 @@ from typing import Any
 from lowering.graph import Graph, Operation, Value
 from nnef_jax.analysis.matching import TensorKind, match
 
-# Operations are paired by structure only if there are at most this many possible pairs. More of
-# them would take minutes.
+# Operations are paired by structure only if there are at most this many possible pairs. With more
+# possible pairs, pairing would take minutes.
 _MOST_PAIRS = 40_000_000
 
 
@@ -19,9 +19,9 @@ class Pairs:
     """Maps the operations, variables and tensors of one graph to counterparts in another graph.
 
     Attributes:
-        operations: names of operations in the second graph, by name in the first graph.
-        labels: labels of variables in the second graph, by label in the first graph.
-        values: tensors of the second graph, by tensor of the first graph.
+        operations: a dict from names of operations in the first graph to names in the second.
+        labels: a dict from labels of variables in the first graph to labels in the second.
+        values: a dict from tensors of the first graph to tensors of the second.
     """
 
     operations: Mapping[str, str]
@@ -43,7 +43,7 @@ class Pairs:
         if isinstance(b, Value):
             return False
         if isinstance(a, Graph) and isinstance(b, Graph):
-            # The graphs are attributes of the operations, such as the bodies of loops.
+            # The attributes are graphs, such as the bodies of loops.
             return _are_equal(a, b)
         are_nan = a != a and b != b  # Only NaN differs from itself.
         return a == b or are_nan
@@ -53,9 +53,9 @@ def paired(a: Graph, b: Graph) -> Pairs:
     """Pair the operations of two graphs by name, or by structure.
 
     First the operations are paired by name. If some of these pairs differ, the operations are also
-    paired by structure, and the pairing with fewer differing operations is returned. Names mislead
-    if a converter numbers the tensors, since a new operation changes the numbers of all later
-    tensors.
+    paired by structure, and the pairing with fewer differing operations is returned. The names may
+    be numbers from a converter. Then a new operation changes the names of all later tensors, and
+    pairing by name finds wrong pairs.
     """
     labels = _matched(_variables(a), _variables(b))
     operations_a = named_operations(a)
@@ -68,8 +68,8 @@ def paired(a: Graph, b: Graph) -> Pairs:
     # For large graphs, pairing by structure would take too long.
     if len(operations_a) * len(operations_b) > _MOST_PAIRS:
         return pairs_by_name
-    # `_matched` pairs equal names first. With different prefixes no names are equal, so only
-    # structure and order count.
+    # `_matched` pairs equal names first. The prefixes make all names different, so `_matched` pairs
+    # only by structure and order.
     structures_a = {f"a:{name}": kind for name, kind in _structures(operations_a).items()}
     structures_b = {f"b:{name}": kind for name, kind in _structures(operations_b).items()}
     matched_structures: dict[str, str] = {}
@@ -128,9 +128,9 @@ def _pairs(a: Graph, b: Graph, labels: Mapping[str, str], operations: Mapping[st
 
 
 def _count_differing(a: Graph, b: Graph, pairs: Pairs) -> int:
-    """Return the number of operations without an equal counterpart, in both graphs together.
+    """Return the number of operations without an equal counterpart, summed over both graphs.
 
-    A pair of different operations counts as two.
+    A pair of different operations adds 2 to the number.
     """
     operations_a = named_operations(a)
     operations_b = named_operations(b)
@@ -190,7 +190,7 @@ def _structures(operations: Mapping[str, Operation]) -> dict[str, TensorKind]:
 
 
 def _structure(attribute: Any) -> str:
-    """Return a text for an attribute. For a graph it is the number of operations."""
+    """Return a text for an attribute. The text of a graph is its number of operations."""
     if isinstance(attribute, tuple):
         items: tuple[Any, ...] = attribute
         return f"({', '.join(map(_structure, items))})"

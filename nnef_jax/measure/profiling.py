@@ -35,7 +35,7 @@ _SECONDS = 1.0  # By default calls are recorded for about this many seconds.
 # By default at least 5 and at most 100 calls are recorded.
 _FEWEST_CALLS = 5
 _MOST_CALLS = 100
-# Threads start their records during their first calls, so the first 3 calls do not count.
+# Threads start their records during their first calls, so the profile ignores the first 3 calls.
 _UNRECORDED_CALLS = 3
 _WIDEST_TITLE = 60  # A row names as many operations as fit into this many characters.
 _MOST_BARS = 20  # A picture has bars for this many rows.
@@ -73,7 +73,7 @@ class Profile(Result):
         network: the name of the network.
         device: the devices that computed.
         calls: the number of recorded calls.
-        seconds: the duration of a call that is not recorded, in seconds.
+        seconds: the duration of a call without recording, in seconds.
         recorded_seconds: the duration of a call while it is recorded, in seconds.
         rows: rows from slowest to fastest. The seconds of all rows and `other_seconds` sum to
             `recorded_seconds`.
@@ -166,7 +166,7 @@ class Profile(Result):
 
     @property
     def _total(self) -> float:
-        """Return the seconds of a recorded call, of which the rows have shares. It is never 0."""
+        """Return the duration of a recorded call in seconds, to divide by. It is never 0."""
         return self.recorded_seconds or 1.0
 
     def _columns(self, seconds: float) -> tuple[float, float]:
@@ -239,8 +239,8 @@ def profile(
 def _record(call: Callable[[], Any], calls: int, folder: str) -> None:
     """Run a function under jax's profiler, which writes its recording to a folder.
 
-    `calls` is the number of annotated calls. The calls before them are not annotated, and do not
-    count.
+    `calls` is the number of annotated calls. They follow a few calls without an annotation, which
+    the profile ignores.
     """
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # A trace of Python's functions would slow the calls down.

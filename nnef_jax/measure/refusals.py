@@ -19,8 +19,8 @@ def located(
 ) -> UnsupportedError:
     """Find the operation that a compiler refuses, and return an error that names it.
 
-    Each operation is compiled by itself. The returned error names the first operation that is
-    refused. If no operation is refused by itself, `error` is returned.
+    Each operation is compiled as a separate program. The returned error names the first operation
+    that the compiler refuses. If the compiler refuses none of them, `error` is returned.
 
     Args:
         error: the compiler's refusal of the whole network.
@@ -62,7 +62,7 @@ def _distinct(graph: Graph) -> list[Operation]:
 
 
 def _comparable(item: Any) -> Any:
-    """Convert operands and attributes, so that equal operations get equal texts by `repr`.
+    """Convert operands and attributes, so that their `repr` is equal if two operations are equal.
 
     Tensors are replaced by their types, and graphs by their `id`.
     """
@@ -76,7 +76,7 @@ def _comparable(item: Any) -> Any:
 
 
 def _lowered(operation: Operation, evaluate: Evaluation, platform: str) -> LoweredFunction:
-    """Lower a graph of a single operation, as a function of the operation's operands."""
+    """Lower a graph with a single operation. The lowered function takes the operands."""
     inputs = tuple(dict.fromkeys(operation.reads()))
     outputs = tuple(operation.writes())
     output_names = tuple(value.name for value in outputs)

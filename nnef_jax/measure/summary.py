@@ -34,7 +34,8 @@ class OperationSummary:
     Attributes:
         name, kind: the name and the kind of the operation.
         results: the tensors that the operation computes.
-        parameters: the number of items in parameters that no earlier operation reads.
+        parameters: the number of items of the parameters that the operation reads. A parameter
+            that an earlier operation reads is left out.
         multiply_adds: the number of multiply-adds of a product or convolution; 0 for other kinds.
         module: the module in the source code, inferred from names, or "".
         int8: whether the operation computes in integers.
@@ -76,8 +77,9 @@ class Summary(Result):
         inputs, outputs: inputs and outputs of a call.
         unknown: operators that are not supported.
         counts: a dict of numbers. "operations", "variables", "weight_bytes" and "multiply_adds" are
-            numbers of these things. "parameters" (those in use), "unused_parameters" and "state"
-            are numbers of items. An open extent counts as 1, so an open batch counts as one item.
+            numbers of operations, variables, bytes and multiply-adds. "parameters" (only used
+            ones), "unused_parameters" and "state" are numbers of items. An open extent is taken
+            as 1, so the numbers are for a batch of one item.
         operations: the operations in the order in which they are computed.
         variables: the parameters, followed by the states.
         remarks: lines about products that a CPU computes in another dtype.
@@ -239,13 +241,13 @@ def _operation_summaries(
 ) -> list[OperationSummary]:
     """Return the summary of each operation, in the order in which operations are computed.
 
-    `in_integers` has the names of operations that compute in integers, and `shapes` the largest
+    `in_integers` has the names of operations that compute in integers. `shapes` has the largest
     shape of each list. The meter counts the rows of the table.
     """
     graph = network.graph
     names = ModuleNames(graph)
-    # These are the numbers of items of the used parameters that no operation has read. An open
-    # extent counts as 1.
+    # The numbers of items of parameters that the loop below has not met yet. An open extent is
+    # taken as 1. Unused parameters are left out.
     unread_sizes: dict[Value, int] = {}
     for parameter in graph.parameters:
         if parameter.label not in network.unused:
@@ -301,7 +303,7 @@ def _row(
     multiply_adds: int = 0,
     module: str = "",
 ) -> Sequence[Any]:
-    """Return the row of a table for a tensor. In place of a number 0, the row has None."""
+    """Return the row of a table for a tensor. If a number is 0, the row has None instead."""
     shape = "" if _is_untyped(tensor) else show(tensor.shape, tensor.extents)
     figures = parameters or None, multiply_adds or None
     return (tensor.name, kind, shape, tensor.dtype, *figures, module)

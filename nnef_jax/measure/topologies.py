@@ -1,8 +1,9 @@
 """Describes devices that need not be attached, such as "v5e:4x4" or "h100:8", by published figures.
 
-The figures of TPUs are from Google's pages on each version (cloud.google.com/tpu/docs), except the
-memory, which is what libtpu 0.0.42 lets a program use. The figures of GPUs are from NVIDIA's data
-sheets, and from XLA's target configurations (openxla/xla, xla/backends/gpu/target_config/specs).
+The figures of TPUs are from Google's pages on each version (cloud.google.com/tpu/docs). Only the
+memory of TPUs is not: it is the memory that libtpu 0.0.42 lets a program use. The figures of GPUs
+are from NVIDIA's data sheets, and from XLA's target configurations (openxla/xla,
+xla/backends/gpu/target_config/specs).
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ def _tpu(
 ) -> Chip:
     """Describe a kind of TPU.
 
-    The memory is in GiB, and rates are per second. Both are figures of one device of jax, which may
-    be half of a chip.
+    The memory is in GiB, and rates are per second. The memory and the rates are figures of one
+    device of jax, which may be half of a chip.
     """
     peaks = {"bfloat16": peak}
     return Chip(kind, "tpu", int(memory * _GIB), bandwidth, peaks, link, axes=axes, devices=devices)
@@ -158,7 +159,7 @@ class Topology:
     @property
     def link_rate(self) -> float:
         """Return the bandwidth in bytes a second of the slowest links between devices."""
-        # The links of TPUs reach other hosts too.
+        # If `network` is None, the links between devices also connect hosts, as for TPUs.
         if self.chip.network is None:
             return self.chip.link
         host_count = self.shape[0]
@@ -175,7 +176,8 @@ class Topology:
         """Return the keyword arguments for `jax.experimental.topologies.get_topology_desc`."""
         if self.chip.platform == "tpu":
             kind = self.name.partition(":")[0]
-            # Along each of the first two axes a host has 2 chips, or 1 if the topology has only 1.
+            # Along each of the first two axes a host has 2 chips. If the topology has only 1 chip
+            # along an axis, a host has 1 chip too.
             chips_per_host = [min(extent, 2) for extent in self.shape[:2]]
             return {
                 "platform": "tpu",
@@ -257,7 +259,7 @@ def _require_extents(name: str, kind: str, extents: str) -> None:
         # For two axes the examples are 1x2 and 2x2. For three axes they are 1x2x1 and 2x2x1.
         further_axes = "x1" * (chip.axes - 2)
         examples = [f"1x2{further_axes}", f"2x2{further_axes}"]
-        # A TPU topology has all extents, or it is the single chip "1".
+        # The name of a TPU topology has an extent for each axis, or "1" for a single chip.
         pattern = f"{number}(x{number}){{{chip.axes - 1}}}|1"
     if not re.fullmatch(pattern, extents):
         names = listed([f"{kind}:{example}" for example in ("1", *examples)])
@@ -268,8 +270,8 @@ def _require_extents(name: str, kind: str, extents: str) -> None:
 def _require_layout(topology: Topology) -> None:
     """Raise InputError if libtpu has no layout of a TPU topology's shape.
 
-    Each host has 1 or 2 chips along each of the first two axes, and libtpu divides a layout into
-    hosts. Along these axes the number of chips is therefore 1 or even.
+    Along each of the first two axes, the number of chips must be 1 or even, because libtpu divides
+    a layout into hosts with 2 chips along each of these axes.
     """
     kind = topology.name.partition(":")[0]
     shape = topology.shape

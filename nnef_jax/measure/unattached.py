@@ -39,8 +39,8 @@ class LoweredFunction:
     Attributes:
         serialized: the function as bytes. Its arguments and results are flat lists of arrays.
         donated: positions of the arguments whose memory the function may overwrite.
-        analysis: for CUDA, jax's counts of work before fusion and partitioning, because the
-            compiler for CUDA does not count. For other platforms the dict is empty.
+        analysis: for CUDA, the work that jax counts before fusion and partitioning, because the
+            compiler for CUDA does not count work. For other platforms the dict is empty.
     """
 
     serialized: bytes
@@ -95,7 +95,7 @@ def lowered_program(
 ) -> LoweredFunction:
     """Lower a function for a platform. `arguments` are arrays or types, and may have shardings.
 
-    A jitted function keeps its shardings, and the arguments that it donates. Raises
+    If the function is jitted already, its shardings and its donated arguments are kept. Raises
     UnsupportedError for arguments and results of 2 bits.
     """
     is_jitted = hasattr(function, "trace")
@@ -123,7 +123,7 @@ def lowered_program(
 
 
 def _exported(jitted: Any, traced: Any, arguments: Sequence[Any], platform: str) -> export.Exported:
-    """Export a jitted function with any custom calls. `traced` is the traced function."""
+    """Export a jitted function, which may have custom calls. `traced` is the traced function."""
     try:
         return export.export(jitted, platforms=[platform])(*arguments)
     except ValueError:
@@ -225,7 +225,7 @@ def _not_started(topology: Topology, reason: str) -> InputError:
 
 
 def _last_line(text: str) -> str:
-    """Return the last line of a process's messages. Empty and indented lines do not count."""
+    """Return the last line of a process's messages that is neither empty nor indented."""
     for line in reversed(text.splitlines()):
         if line.strip() and not line.startswith("\t"):
             return line.strip()

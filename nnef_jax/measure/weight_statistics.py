@@ -36,8 +36,8 @@ class Weight:
         min, max, mean, std: statistics of the finite items; NaN if no item is finite.
         zeros: the share of items that are 0, from 0 to 1.
         nan, inf: the number of items that are NaN, and the number of infinite items.
-        bits: log2 of the number of different values. For weights that were stored in 8 bits, `bits`
-            is at most 8.
+        bits: log2 of the number of different finite values. For weights that were stored in 8 bits,
+            `bits` is at most 8.
         histogram: the number of items in each of 16 equal parts of the range from min to max.
         sampled: whether `bits` and `histogram` are computed from a sample: at most 262144 evenly
             spaced items.
@@ -112,7 +112,7 @@ def weight_statistics(weights: Model | Mapping[str, ArrayLike]) -> WeightStatist
     """Return statistics of the parameters and the initial state of a model, or of arrays by label.
 
     Arrays may be gradients, or differences between weights. numpy computes the statistics in 64
-    bits. A complex number counts as two numbers.
+    bits. The real part and the imaginary part of a complex number are two items.
 
     Raises InputError for a value that is not an array of numbers.
 
@@ -140,7 +140,7 @@ def _statistics(label: str, weight: ArrayLike) -> Weight:
     array = numpy_of(weight, InputError, f"'{label}' is no array")
     flat = array.reshape(-1)
     if np.issubdtype(flat.dtype, np.complexfloating):
-        # A complex number counts as two real numbers, each with half of its bytes.
+        # A complex number becomes two real numbers, each with half of its bytes.
         flat = flat.view(f"f{flat.itemsize // 2}")
     try:
         # The conversion of one item shows whether the items are numbers.
@@ -157,7 +157,8 @@ def _statistics(label: str, weight: ArrayLike) -> Weight:
     sample = flat[::step]
     numbers = sample.astype(np.float64)
     finite_numbers = numbers[np.isfinite(numbers)]
-    # An array without items has the share 0 of zeros. Without finite numbers, `bits` is 0.
+    # The numbers 1 are for empty arrays: they avoid a division by 0 and the logarithm of 0. `zeros`
+    # and `bits` are then 0.
     item_count = max(1, flat.size)
     value_count = max(1, len(np.unique(finite_numbers)))
     return Weight(

@@ -24,8 +24,8 @@ from nnef_jax.storage.ziparchive import ZIP_SIGNATURES, ZipArchive
 GRAPH = "graph.nnef"
 _START_BYTES = 512  # The type of a file is recognised by its first 512 bytes.
 _MOST_SHOWN_NAMES = 5  # An error lists at most this many names.
-# If a container has no graph at its top, at most 1000 names are searched for a graph in a
-# subfolder. The hint of the error then names the subfolder.
+# If a container has no graph at its top, up to 1000 names are searched for a graph in a subfolder.
+# If there is one, the hint of the error names the subfolder.
 _MOST_SEARCHED_NAMES = 1000
 
 
@@ -49,7 +49,7 @@ class _Texts:
 
 
 class _SingleFile:
-    """A file that is a network by itself, offered as a container with one member."""
+    """A file that holds a whole network. This class makes it a container with one member."""
 
     def __init__(self, data: memoryview, name: str, member: str) -> None:
         self._data = data
@@ -72,7 +72,7 @@ class _SingleFile:
 
 
 class _InMemory:
-    """A container that exists only in memory. A member is encoded when it is read."""
+    """A container that exists only in memory. The bytes of a member are made when it is read."""
 
     def __init__(self, members: Mapping[str, Callable[[], memoryview]]) -> None:
         self._members = members
@@ -93,8 +93,8 @@ class _InMemory:
 
 
 _Container = Folder | Tarball | ZipArchive | _Texts | _InMemory | _SingleFile
-# The function takes the first bytes of a file. If the file could be a network by itself, it returns
-# the name of the member that the file would be in a container, and otherwise ''.
+# The function takes the first bytes of a file. If the file may hold a whole network, the function
+# returns a name for it as the member of a container. Otherwise it returns ''.
 Sniff = Callable[[bytes], str]
 
 
@@ -126,7 +126,7 @@ class Archive:
         self.close()
 
     def close(self) -> None:
-        """Close the container, unless this archive is a subfolder of another one."""
+        """Close the container. If this archive is a subfolder of another archive, do nothing."""
         if isinstance(self._container, Folder) and not self._folder:
             self._container.close()
         self._container = None
@@ -203,7 +203,7 @@ class Archive:
     def _inner(self, name: str) -> str:
         """Return the name that a member of this folder has in the container.
 
-        An absolute name, which no member has, is returned unchanged.
+        No member has an absolute name. An absolute name is returned unchanged.
         """
         return name if name.startswith("/") else self._folder + name
 
@@ -246,7 +246,7 @@ def open_archive(
             break
         is_changed = isinstance(container, Folder) and container.is_changed()
         if not is_changed:
-            # If the name shows that the source is of another kind, this error is raised first.
+            # If the name shows that the source has another format, `refuse_file` raises an error.
             refuse_file(name, b"")
             raise _without_graph(container, name, graphs)
         # While the folder was searched, another process may have put a graph into it. The folder is
@@ -266,7 +266,7 @@ def _without_graph(container: _Container, name: str, graphs: Sequence[str]) -> A
         shown_names += ", ..."
     expected = " or ".join(graphs)
     hint = f"a container has {expected} at its top, or in its only folder"
-    # If a subfolder has a graph, the hint names the subfolder instead.
+    # If subfolders have a graph, the hint names these subfolders instead.
     subfolders_with_graph: set[str] = set()
     for member in names:
         subfolder, file_name = os.path.split(member)
@@ -314,8 +314,8 @@ def archive_of_members(
 ) -> Archive:
     """Return an archive in memory.
 
-    `members` has, by the name of a member, a function that returns the bytes. `graph` is the name
-    of the member with the graph.
+    `members` is a dict from names of members to functions. Each function returns the bytes of the
+    member. `graph` is the name of the member with the graph.
     """
     return Archive(_InMemory(members), "the network to save", meter, graph=graph)
 
@@ -348,8 +348,8 @@ def _open_source(
         _name, data = files.contents_of(path, meter, path, ArchiveError)
         folder, file_name = os.path.split(path)
         is_packed = _is_packed(bytes(data[:_START_BYTES]))
-        # The path of a graph stands for the folder with this file. An archive may have the name of
-        # a graph, too.
+        # The path of a graph stands for the folder that contains the graph. But an archive may also
+        # have the name of a graph.
         if is_graph(file_name, graphs) and not is_packed:
             return _OpenSource(folder or ".", Folder(folder, meter, named=path), graph=file_name)
     return _OpenSource(path, *_container_of(data, path, meter, graphs, sniff))

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 # This many items are unpacked at a time. The number is a multiple of 8, so that each block starts
 # at a byte.
 _BLOCK_ITEMS = 1 << 16
-# Unpacking takes 1 to 3 ns for each bit of an item. The rest of the work for an item takes as long
-# as 2 more bits. The work for 200 bits counts as one step of the meter.
+# Unpacking takes 1 to 3 ns for each bit of an item, and for each item the time of 2 further bits.
+# The work for 200 bits counts as one step of the meter.
 BITS_PER_STEP = 200
 BITS_FOR_ITEM = 2
 CODES_PER_STEP = 256  # Unpacking this many codes by `codes_of` counts as one step of the meter.
@@ -88,8 +88,8 @@ def codes_of(
 
     `bits` is 1, 2 or 4, and `shape` is the shape of the result. Each byte of `data` has several
     items. The first of these items is in the low bits of the byte, or in the high bits if
-    `from_high` is true. The result has one byte for each item, as ml_dtypes stores types of fewer
-    than 8 bits. Therefore `codes_of(...).view("int4")` is an array of the items as numbers.
+    `from_high` is true. The result has one byte for each item. ml_dtypes also stores one byte for
+    each item of a type such as "int4", so `codes_of(...).view("int4")` has the items as numbers.
     """
     # For items of 2 bits the shifts are 0, 2, 4 and 6.
     shifts = np.arange(0, 8, bits, dtype=np.uint8)

@@ -22,7 +22,7 @@ from nnef_jax.storage import placing, protected_files, temporaries
 try:
     import resource
 except ImportError:
-    # Windows has no module `resource`. There a map takes no file descriptor.
+    # Windows has no module `resource`. On Windows a map takes no file descriptor.
     resource = None
 
 # A file of at least this many bytes is mapped, and a smaller file is read. A map takes a page
@@ -80,7 +80,7 @@ def open_regular(
 
 
 def _require_regular(mode: int, path: str, error: type[NnefError]) -> None:
-    """Raise `error` if a file's mode is not that of a regular file."""
+    """Raise `error` if a file is not a regular file. `mode` is the mode of the file."""
     if stat.S_ISREG(mode):
         return
     for is_of_kind, kind in _KINDS:
@@ -119,8 +119,8 @@ def contents(file: BinaryIO, meter: Meter | None = None, name: str = "") -> memo
     """Return the bytes of an open file as a read-only view.
 
     A file of `MAP_FROM` bytes or more is mapped, and a smaller file is read. The meter counts the
-    bytes that are read, but not those that are mapped. `name` is the file's name in errors of the
-    meter. After the call the file may be closed, renamed or deleted. A mapped file must not be
+    bytes of a file that is read, but not of a mapped file. `name` is the file's name in errors of
+    the meter. After the call the file may be closed, renamed or deleted. A mapped file must not be
     changed while its bytes are in use. Raises MemoryError and OSError if the file cannot be read.
     """
     descriptor = file.fileno()
@@ -172,9 +172,10 @@ def within_limits(path: str) -> Generator[tuple[memoryview, Meter]]:
 
 
 def _may_map(descriptor: int) -> bool:
-    """Tell whether a file may be mapped: if a quarter of the process's descriptors is unused.
+    """Tell whether a file may be mapped: whether a quarter of the process's descriptors is unused.
 
-    A new descriptor gets the lowest unused number, so its number shows how many are in use.
+    A new descriptor gets the lowest unused number. So the number of a new descriptor shows how many
+    descriptors are in use.
     """
     # From Python 3.13 on, and on Windows, a map takes no descriptor.
     if _UNTRACKED or resource is None:
@@ -194,7 +195,8 @@ def release(array: NDArray[np.generic]) -> None:
 
     An array that is not in a mapped file is ignored.
     """
-    # The base of a view is another array. The base of the last array is the memory of the map.
+    # The base of a view is another array. The last array in this chain is no view of an array, and
+    # its base is the memory of the map.
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
@@ -203,11 +205,11 @@ def release(array: NDArray[np.generic]) -> None:
     file_map = base.obj
     if not isinstance(file_map, _FileMap):
         return
-    # `start` and `end` are offsets in the file.
+    # `start` and `end` are the offsets of the array in the file, in bytes.
     start = _address(array) - _address(np.frombuffer(file_map, np.uint8))
     end = start + array.nbytes
-    # Other arrays may share the first and the last page. Only pages that lie entirely within the
-    # array are freed.
+    # Other arrays may use parts of the array's first page and last page. So only pages that lie
+    # entirely within the array are freed.
     first_page = math.ceil(start / mmap.PAGESIZE)
     end_page = end // mmap.PAGESIZE
     if end_page > first_page:
@@ -224,8 +226,8 @@ def _address(array: NDArray[np.generic]) -> int:
 def check_target(path: str, *, overwrite: bool) -> os.stat_result | None:
     """Raise the error that `replacing` would raise. Return the old file's status, or None.
 
-    The status of a link is that of the link itself, instead of its target. Raises FileNotFoundError
-    if the file's folder is missing.
+    If the path is a link, the result is the status of the link itself. Raises FileNotFoundError if
+    the folder of the path is missing.
     """
     placing.require_parent(path)
     old_status = placing.status(os.path.abspath(path))

@@ -24,8 +24,8 @@ from nnef_jax.limits import Meter
 from nnef_jax.storage import files
 from nnef_jax.storage.labels import split_name
 
-# If a file was written less than 0.1 s ago, another process may still be writing it. After 0.01 s
-# it is checked whether the file has changed.
+# If a file was written less than 0.1 s ago, another process may still be writing it. After a pause
+# of 0.01 s, the file is checked for changes.
 _RECENT_SECONDS = 0.1
 _PAUSE = 0.01
 _MAX_LINKS = 40  # On a path, at most this many links are followed. Linux has the same limit.
@@ -34,8 +34,8 @@ _MAX_LINKS = 40  # On a path, at most this many links are followed. Linux has th
 _MAX_DEPTH = 100
 _ROOT_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _FLAGS = _ROOT_FLAGS | getattr(os, "O_NOFOLLOW", 0)
-# This is true if the system can open a path relative to a folder's descriptor. Windows cannot.
-# There a path may be replaced between its check and its opening, which is not detected.
+# This is true if the system can open a path relative to a folder's descriptor. Windows cannot do
+# so. If a path is replaced between its check and its opening on Windows, this is not detected.
 _OPENAT = os.scandir in os.supports_fd and ({os.open, os.stat, os.readlink} <= os.supports_dir_fd)
 
 
@@ -43,9 +43,10 @@ class Folder:
     """The files in a folder and its subfolders, even if another folder gets the folder's name.
 
     A symbolic link may only lead to a file in the folder, or to a blob. A hard link is a file like
-    any other. `named` is the path by which the user names a file of this folder. If this path is a
-    link, the blobs are the files beside the link's target. Otherwise, if this folder is in the
-    cache of a model hub, the blobs are the files in the cache's folder `blobs`.
+    any other. `named` is the path of the file in this folder that the user named, or "". If this
+    path is a link, the blobs are the files beside the link's target. If the path is no link, but
+    this folder is in the cache of a model hub, the blobs are the files in the cache's folder
+    `blobs`.
     """
 
     def __init__(self, path: str, meter: Meter, named: str = "") -> None:
@@ -54,9 +55,9 @@ class Folder:
         self._real = os.path.realpath(path)
         self._named = os.path.basename(named)
         self._blobs = _blobs_of(self._real, named)
-        # By the name of each file that was read, this is the file's status at that time.
+        # A dict from the name of each file that was read to the file's status at that time.
         self._read: dict[str, os.stat_result] = {}
-        # `_root` is the descriptor of this folder, and `_store` that of the folder of blobs.
+        # `_root` is the descriptor of this folder. `_store` is the descriptor of the blobs' folder.
         self._root = os.open(path or ".", _ROOT_FLAGS) if _OPENAT else None
         self._store = None
         if _OPENAT and self._blobs:
@@ -96,7 +97,7 @@ class Folder:
             if parent is not None:
                 descriptor = _open_subfolder(parent, folder)
         except OSError:
-            # The files of a folder that cannot be opened are not readable, and not listed.
+            # The folder cannot be opened. Its files are not readable, so they are not listed.
             return
         try:
             folder_to_scan = os.path.join(self._real, prefix) if descriptor is None else descriptor
@@ -128,10 +129,10 @@ class Folder:
         return not stat.S_ISDIR(mode)
 
     def read(self, name: str) -> memoryview:
-        """Return the bytes of the regular file with this name; a large file is mapped.
+        """Return the bytes of the regular file with this name. A large file is mapped.
 
-        Raises ArchiveError if there is no such file, or it cannot be read, and LimitError if it is
-        too large.
+        Raises ArchiveError if there is no such file or the file cannot be read, and LimitError if
+        the file is too large.
         """
         self._check_open()
         location = self.location(name)
@@ -158,7 +159,7 @@ class Folder:
         last_change = max((status.st_mtime for status in self._read.values()), default=0.0)
         if last_change < time.time() - _RECENT_SECONDS:
             return False
-        # Another process may still be writing the newest file, of which only a part was read.
+        # Another process may still be writing the newest file. Then only a part of it was read.
         time.sleep(_PAUSE)
         return self._differs()
 
@@ -207,7 +208,7 @@ class Folder:
         try:
             # If links are not followed in the last part, this part remains unresolved.
             while len(remaining) > 1 or follow:
-                # Without a remaining part, the path is that of the folder itself.
+                # If no part remains, the path is the path of the folder itself.
                 part = remaining.pop() if remaining else "."
                 if part == "..":
                     if not folders.names:
@@ -249,7 +250,7 @@ class Folder:
             folders.leave_all()
 
     def _blob_name(self, path: str) -> str:
-        """Return the name of the blob at a path, or '' if the path is not that of a blob."""
+        """Return the name of the blob at a path, or '' if there is no blob at the path."""
         if not self._blobs:
             return ""
         folder, name = os.path.split(path)
@@ -260,8 +261,8 @@ class Folder:
     def _below_root(self, name: str, target: str) -> str:
         """Return the absolute path `target` as a path relative to this folder.
 
-        The path is not looked up on the disk. Raises ArchiveError if the path is outside of the
-        folder. `name` is the name of the member in the error.
+        Whether there is a file at the path is not checked. Raises ArchiveError if the path is
+        outside of the folder. `name` is the name of the member in the error.
         """
         for root in (self._real, os.path.abspath(self._path)):
             if f"{target}/".startswith(f"{root}/"):
@@ -335,8 +336,8 @@ def _blobs_of(real: str, named: str) -> str:
 
     Args:
         real: the path of the opened folder, without links.
-        named: the path by which the user names a file in this folder. If `named` is a link, the
-            blobs are beside the link's target.
+        named: the path of the file in this folder that the user named, or "". If `named` is a link,
+            the blobs are beside the link's target.
     """
     if named and os.path.islink(named):
         return os.path.dirname(os.path.realpath(named))
@@ -350,7 +351,7 @@ def _blobs_of(real: str, named: str) -> str:
 
 
 def _version(status: os.stat_result) -> tuple[int, ...]:
-    """Return numbers of which at least one changes if a file is replaced or changed."""
+    """Return numbers of a file's status that change if the file is replaced or changed."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
@@ -360,7 +361,7 @@ def _open_subfolder(parent: int, folder: str) -> int:
 
 
 def _close(*descriptors: int | None) -> None:
-    """Close descriptors. None stands for a descriptor that was not opened."""
+    """Close descriptors. An argument is None if the descriptor was not opened."""
     for descriptor in descriptors:
         if descriptor is not None:
             os.close(descriptor)

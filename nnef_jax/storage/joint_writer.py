@@ -63,7 +63,7 @@ def write_jointly(
             _fill_parts(_broadcast(temporary_path), spread)
         with _together():
             if is_first:
-                # The check is repeated, because the target may have changed.
+                # The check from the start is repeated, because the target may have changed.
                 old_status = files.check_target(target, overwrite=overwrite)
                 placing.keep_mode(temporary_path, old_status)
                 placing.place_file(temporary_path, target, overwrite=overwrite)
@@ -71,7 +71,7 @@ def write_jointly(
 
 @contextmanager
 def _together() -> Generator[None]:
-    """Wait until all hosts have run the block. If one failed, raise an error on each host."""
+    """Wait until all hosts have run the block. If a host failed, raise an error on each host."""
     error: Exception | None = None
     try:
         yield
@@ -136,8 +136,8 @@ def _runs(index: Sequence[slice], shape: Sequence[int]) -> Iterator[tuple[int, i
     for axis_slice, extent in zip(index, shape, strict=True):
         first, end, _step = axis_slice.indices(extent)
         bounds.append((first, end))
-    # Along the axes after the last cut axis, the shard covers all of the array. A run therefore
-    # extends over all items along these axes.
+    # A cut axis is an axis along which the shard covers only a part of the array. After the last
+    # cut axis, the shard covers all indices, so a run extends over all items along these axes.
     last_cut_axis = -1
     for axis, extent in enumerate(shape):
         if bounds[axis] != (0, extent):

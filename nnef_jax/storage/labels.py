@@ -49,16 +49,17 @@ def member_of(label: str, suffix: str = ".dat") -> str:
 
 
 def quoted_members(text: str) -> set[str]:
-    """Return the members for the labels in the text of a document.
+    """Return the names of the members for all labels in the text of a document.
 
-    Every string in `text` that is a valid label counts. The document need not be valid.
+    Every string in `text` that is a valid label is taken as a label. The document need not be
+    valid.
     """
     members: set[str] = set()
     for match in _QUOTED.finditer(text):
         in_single_quotes, in_double_quotes = match.groups()
         # For a comment both groups are None, and the string is empty. An empty string is no label.
         string = in_single_quotes or in_double_quotes or ""
-        # A backslash in a string precedes a character that stands for itself.
+        # In a string, a backslash and a character stand for the character: \" stands for ".
         label = re.sub(r"\\(.)", r"\1", string).lstrip("/")
         if not refusal(label):
             members.add(member_of(label))
@@ -77,7 +78,7 @@ def refusal(label: str) -> str:
         return "holds a NUL character"
     if not path.isprintable():
         # `isprintable` is fast, but it is also False for spaces other than ' ', which are allowed.
-        # Only then are the categories of the characters needed.
+        # The categories of the characters distinguish such spaces from control characters.
         categories = {unicodedata.category(character) for character in path}
         if "Cc" in categories or "Cs" in categories:
             return "holds a control character"

@@ -13,10 +13,10 @@ _MOST_SHOWN_NAMES = 5  # An error lists at most this many names.
 
 
 class PackedArchive(Generic[_Member]):
-    """The members of an archive by name. If two members have the same name, the last one counts.
+    """The members of an archive by name. If several members have the same name, the last is taken.
 
     `graphs` are names or patterns of members that are graphs. If no graph is at the top level, and
-    one folder contains a graph, only the members of this folder count. Members whose names are
+    one folder contains a graph, only the members of this folder are taken. Members whose names are
     absolute or have a part '..' are left out.
     """
 
@@ -64,7 +64,7 @@ def _at_top(members: dict[str, _Member], name: str, graphs: Sequence[str]) -> di
     paths_at_top = [path for path in members if "/" not in path]
     if any(is_graph(path, graphs) for path in paths_at_top):
         return members
-    # By the name of each folder with a graph, this is the path of the graph.
+    # A dict from the name of each folder with a graph to the path of the graph.
     graphs_in_folders: dict[str, str] = {}
     for path in members:
         folder, _, file_name = path.partition("/")

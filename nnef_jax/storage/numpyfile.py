@@ -58,8 +58,8 @@ def read_npy(data: memoryview, name: str) -> Array:
     stored_size = len(data) - header_end
     if size > stored_size:
         raise _broken(name, f"its header says {size} bytes of items, it has {stored_size}")
-    # For the shape (0, 2^40, 2^40) the size is 0, but numpy refuses the shape, because the product
-    # without the zero is too large. Here DataError is raised instead of numpy's error.
+    # An array of the shape (0, 2^40, 2^40) has 0 bytes. But numpy refuses the shape, because the
+    # product of the extents other than 0 is too large. Here DataError replaces numpy's error.
     size_without_zeros = dtype.itemsize * math.prod(max(1, extent) for extent in shape)
     if size_without_zeros > _MOST_BYTES:
         raise _broken(name, "its extents are too large")
@@ -158,8 +158,8 @@ def write_npz(archive: zipfile.ZipFile, arrays: Mapping[str, ArrayLike]) -> None
     """
     for name, array in arrays.items():
         items = np.asarray(array)
-        # A .npy file cannot name a dtype such as bfloat16, whose kind in numpy is "V". Such items
-        # are stored as raw bytes of the same size.
+        # A .npy file cannot name dtypes such as bfloat16. In numpy such a dtype has the kind "V".
+        # Items of such a dtype are stored as raw bytes of the same size.
         if items.dtype.kind == "V":
             items = items.view(f"V{items.dtype.itemsize}")
         with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:

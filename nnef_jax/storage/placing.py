@@ -29,10 +29,11 @@ _UNABLE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 def status(path: str) -> os.stat_result | None:
     """Return the status of a path, or None if it does not exist.
 
-    The status of a link is that of the link itself. Raises FileExistsError for anything that is not
-    a file, a folder or a link to one of them, such as a device.
+    If the path is a link, the result is the status of the link itself. Raises FileExistsError if
+    there is neither a file or folder at the path, nor a link to one, but for example a device.
     """
-    # `os.stat` returns the status of the target of a link, and `os.lstat` that of the link itself.
+    # For a link, `os.stat` returns the status of its target. `os.lstat` returns the status of the
+    # link itself.
     for status_of in (os.stat, os.lstat):
         with suppress(FileNotFoundError):
             mode = status_of(path).st_mode
@@ -53,11 +54,11 @@ def require_parent(path: str) -> None:
 
 
 def keep_mode(path: str, old: os.stat_result | None) -> None:
-    """Give a new file or folder the mode and, if permitted, the owner of an old one.
+    """Give a new file or folder the mode and, if permitted, the owner of the old file or folder.
 
-    `path` is the path of the new file or folder. `old` is the status of the old one, or None if
-    there was none. Nothing changes if a file takes the place of a folder, or a folder the place of
-    a file.
+    `path` is the path of the new file or folder. `old` is the status of the old file or folder, or
+    None if there was none. If a file replaces a folder, or a folder replaces a file, nothing is
+    changed.
     """
     if old is None:
         return
@@ -79,8 +80,8 @@ def keep_mode(path: str, old: os.stat_result | None) -> None:
 def place_file(temporary: str, target: str, *, overwrite: bool) -> None:
     """Rename a complete temporary file to its target in one step.
 
-    If `overwrite` is False, raises FileExistsError for an existing target. The temporary file may
-    then remain as a second link to the new file; the caller removes it.
+    If `overwrite` is False, an existing target raises FileExistsError. If there is no target, the
+    temporary name may remain as a second link to the new file. The caller removes this link.
     """
     if overwrite:
         os.replace(temporary, target)
@@ -103,14 +104,14 @@ def place_folder(temporary: str, target: str, check: Callable[[str], None] | Non
 
     `check` is called with the path of the old folder, and raises an error if the old folder must
     stay. If `check` is None, only an empty folder is replaced. On most file systems, Linux and
-    macOS exchange the two names in one step. On other systems the old folder is renamed to
-    TARGET.replaced-HEX first, and for a moment there is no folder at the target.
+    macOS exchange the names of the new and the old folder in one step. Elsewhere the old folder is
+    first renamed to TARGET.replaced-HEX, so for a moment there is no folder at the target.
     """
     try:
         # A rename of a folder can replace an empty folder, and nothing else.
         os.rename(temporary, target)
     except OSError as error:
-        # With these errors, something else is at the target.
+        # These three errors mean that the target is not an empty folder.
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
             raise
         if check is None:
@@ -126,7 +127,7 @@ def place_folder(temporary: str, target: str, check: Callable[[str], None] | Non
 def _swap(temporary: str, target: str, check: Callable[[str], None]) -> None:
     """Exchange the names of two folders, unless `check` raises an error for the old folder.
 
-    The old folder is at `target`, and the new one at `temporary`.
+    The old folder is at `target`, and the new folder is at `temporary`.
     """
     check(target)
     if _exchange(temporary, target):
@@ -218,9 +219,9 @@ def exists(path: str) -> FileExistsError:
 
 @contextmanager
 def naming(path: str) -> Generator[None]:
-    """Put `path` into system errors of the block in place of the name of a temporary file.
+    """Replace the name of a temporary file by `path` in the system errors of the block.
 
-    `path` is also put into system errors without the name of a file.
+    Also give the name `path` to system errors that have no name of a file.
     """
     try:
         yield

@@ -19,8 +19,9 @@ _read_files: ContextVar[set[tuple[int, int]] | None] = ContextVar("read", defaul
 def protecting_inputs() -> AbstractContextManager[None]:
     """Return a context in which the files that are read are protected from being replaced.
 
-    Within such a context, another context of this kind has no effect. If a thread is started in the
-    block, the files that it reads are protected only if it runs in a copy of the block's context.
+    Within such a context, another context of this kind has no effect. A thread that is started in
+    the block must run in a copy of the block's context. Otherwise the files that the thread reads
+    are not protected.
     """
     is_protecting = _read_files.get() is not None
     return nullcontext() if is_protecting else holding(_read_files, set())
@@ -34,7 +35,7 @@ def without_noting() -> AbstractContextManager[None]:
 def note(status: os.stat_result) -> None:
     """Protect a file from being replaced, since the command reads it.
 
-    `status` identifies the file.
+    `status` is the status of the file, which identifies it.
     """
     read_files = _read_files.get()
     if read_files is not None:
@@ -42,9 +43,9 @@ def note(status: os.stat_result) -> None:
 
 
 def note_path(path: str | os.PathLike[str]) -> None:
-    """Protect a file that another library will read from being replaced.
+    """Protect a file from being replaced, since another library will read it.
 
-    A missing file is ignored.
+    If the file is missing, this function does nothing.
     """
     with suppress(OSError):
         note(os.stat(path))

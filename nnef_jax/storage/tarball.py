@@ -31,9 +31,10 @@ _MOST_EXPANDED_BYTES = 1100 * _PIECE_BYTES
 # MiB are enough.
 _XZ_MEMORY_BYTES = 256 << 20
 # This many bytes precede the expanded archive in a bytearray. A large bytearray usually starts 16
-# bytes after a multiple of 64, so the archive starts at a multiple of 64. Tensors then do so too,
-# because they follow headers of 512 and 128 bytes. Other tensors would have to be copied: a load of
-# 102 MB takes 102 MB of memory with this padding, and 204 MB without it.
+# bytes after a multiple of 64, so the archive starts at a multiple of 64. The tensors then also
+# start at multiples of 64, because they follow headers of 512 and 128 bytes. Tensors at other
+# addresses would be copied: a load of 102 MB takes 102 MB of memory with this padding, and 204 MB
+# without it.
 _PADDING = 48
 
 # A file of an unsupported kind is recognised by its first bytes.
@@ -111,7 +112,7 @@ class Tarball(PackedArchive[_Member]):
 class _Compression(NamedTuple):
     """A kind of compression. A compressed file begins with the bytes `magic`.
 
-    `decompressor` makes a decompressor of zlib, bz2 or lzma, which have no common type.
+    `decompressor` makes a decompressor of zlib, bz2 or lzma. These have no common type.
     `bytes_per_step` is the number of expanded bytes that count as one step of the meter. On the
     slowest inputs, which are zeros or repeated random bytes, gzip expands 1200 MB/s, xz 600 MB/s,
     and bzip2 90 MB/s.
@@ -133,9 +134,9 @@ _COMPRESSIONS = (
 
 
 def _expand(data: memoryview, name: str, meter: Meter) -> memoryview:
-    """Return the bytes of the tar archive, expanded if they are compressed.
+    """Return the bytes of a tar archive. If `data` are compressed, the bytes are expanded.
 
-    If the bytes expand too much, the meter raises LimitError before they fill the memory.
+    If there are too many expanded bytes, the meter raises LimitError before they fill the memory.
     """
     compression = _compression(bytes(data[:_BLOCK]))
     if compression is None:
@@ -172,8 +173,8 @@ def _pieces(
         stream = decompressor()
         while not stream.eof:
             compressed_piece = data[:0]
-            # Decompressors of bz2 and lzma may still hold input, and then need none. Those of zlib
-            # always need input, and have no attribute `needs_input`.
+            # If a decompressor of bz2 or lzma still holds input, it needs no further input.
+            # Decompressors of zlib always need input, and have no attribute `needs_input`.
             needs_input = getattr(stream, "needs_input", True)
             if needs_input:
                 compressed_piece = data[position : position + _PIECE_BYTES]
@@ -201,7 +202,7 @@ def _scan(data: memoryview, name: str, meter: Meter) -> Iterator[_Member]:
     if not len(data):
         raise ArchiveError(f"{name} is empty, not a tar archive")
     position = 0
-    # These are the fields in the extended headers before the next member.
+    # These are fields of the next member, from the extended headers that precede the member.
     extended: dict[str, str] = {}
     while position < len(data):
         header = bytes(data[position : position + _BLOCK])
@@ -242,8 +243,9 @@ def _data_size(
 ) -> int:
     """Return the number of bytes of data that follow a header.
 
-    `kind` is the type flag of the header, and `extended` has the records of extended headers before
-    it. Raises ValueError if fewer bytes remain, or if an extended header is too large.
+    `kind` is the type flag of the header. `extended` has the records of the extended headers that
+    precede it. `remaining_bytes` is the number of bytes after the header. Raises ValueError if the
+    data have more bytes, or if an extended header is too large.
     """
     size = _size(header, extended)
     if kind in _WITHOUT_DATA:
@@ -277,7 +279,7 @@ def _broken(header: bytes, name: str, position: int) -> ArchiveError:
 def _is_header(block: bytes) -> bool:
     """Tell whether a block has the checksum of a header.
 
-    Old programs computed the checksum from signed bytes, and this sum is accepted too.
+    Old programs summed the bytes as signed numbers. The sum of signed numbers is accepted too.
     """
     if len(block) < _BLOCK:
         return False
@@ -285,8 +287,8 @@ def _is_header(block: bytes) -> bool:
         stored = _number(block[_CHECKSUM_FIELD])
     except ValueError:
         return False
-    # The checksum is the sum of all bytes of the header, in which 8 spaces take the place of the
-    # checksum itself.
+    # The checksum is the sum of all bytes of the header. For the sum, the field of the checksum is
+    # replaced by 8 spaces.
     header = bytearray(block)
     header[_CHECKSUM_FIELD] = b" " * 8
     unsigned_sum = sum(header)
@@ -319,7 +321,7 @@ def _size(header: bytes, extended: Mapping[str, str]) -> int:
 
 
 def _path(header: bytes) -> str:
-    """Return the path in a header. The format ustar stores the start of a long path by itself."""
+    """Return the path in a header. In the format ustar a long path has a separate prefix."""
     path = _text(header[_PATH_FIELD])
     if header[_MAGIC_FIELD] != b"ustar\0":
         return path

@@ -19,8 +19,8 @@ from typing import BinaryIO
 try:
     import fcntl
 except ImportError:
-    # Windows has no such locks, which would show whether a writer lives. There the temporaries of
-    # killed writers stay.
+    # Windows has no module `fcntl`. The locks of this module show whether the writer of a temporary
+    # file lives. Without locks, the temporary files of killed writers stay.
     fcntl = None
 
 NAME = re.compile(r"\.nnef_jax-[0-9a-f]{16}")
@@ -61,10 +61,10 @@ def temporary_folder(target: str, *, private: bool) -> Generator[str]:
 
 @contextmanager
 def _temporary(target: str, *, folder: bool, private: bool) -> Generator[tuple[str, int | None]]:
-    """Make a file, or a folder if `folder` is true, and yield the path and the descriptor.
+    """Make a file, or a folder if `folder` is true, and yield its path and its descriptor.
 
     The file or folder is beside `target`. For a folder on a system without locks, the descriptor is
-    None. At the end of the block, anything that is still at the path is removed.
+    None. At the end of the block, a file or folder that is still at the path is removed.
     """
     parent = os.path.dirname(target)
     sweep(parent)
@@ -87,8 +87,8 @@ def _temporary(target: str, *, folder: bool, private: bool) -> Generator[tuple[s
 def _create(path: str, folder: bool, mode: int) -> int | None:
     """Make a temporary file, or a folder if `folder` is true, lock it, and return its descriptor.
 
-    Returns None if another process removed the file or folder before it was locked, or for a folder
-    on a system without locks.
+    Returns None if another process removed the file or folder before it was locked. Also returns
+    None for a folder on a system without locks.
     """
     if folder:
         os.mkdir(path, mode)
@@ -167,8 +167,8 @@ def remove(path: str) -> None:
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             os.unlink(path)
             return
-        # The folder, or a subfolder, may be read-only, as a replaced folder was. Only a folder with
-        # the mode 0700 can be emptied.
+        # The temporary folder has the modes of the folder that it replaces. So the folder or a
+        # subfolder may be read-only. Files can be removed from a folder with the mode 0700.
         os.chmod(path, 0o700)
         for parent, subfolders, _ in os.walk(path):
             for name in subfolders:
@@ -199,8 +199,8 @@ def locked(folder: str) -> Generator[None]:
                 if not is_locked_by_other:
                     break
                 time.sleep(_PAUSE)
-            # If the folder was replaced during the wait for the lock, the loop locks the new folder
-            # at the path.
+            # If the folder was replaced during the wait for the lock, the lock belongs to the old
+            # folder. Then the loop locks the new folder at the path.
             if _is_at(folder, descriptor):
                 yield
                 return

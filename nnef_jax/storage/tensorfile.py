@@ -82,9 +82,9 @@ _WRITABLE = {np.dtype(c) for c in ("?", *np.typecodes["AllInteger"], *"efd")}
 class TensorFile:
     """The array in a tensor file, and the properties of its items.
 
-    `array` is read-only, and a view of the file if possible. The dtype of integers of 12 bits is
-    that of 16 bits. Quantised items are the stored codes. `quantization` is the algorithm in a
-    provisional header, such as 'linear_quantize(min = -1.0, ...)', or ''.
+    `array` is read-only, and a view of the file if possible. Integers of 12 bits have a dtype of 16
+    bits. Quantised items are the stored codes. `quantization` is the algorithm in a provisional
+    header, such as 'linear_quantize(min = -1.0, ...)', or ''.
     """
 
     array: NDArray[Any]
@@ -96,7 +96,7 @@ class TensorFile:
 
 @dataclass(frozen=True, slots=True)
 class FinalHeader:
-    """The fields of an NNEF 1.0 header. They have not been checked.
+    """The fields of an NNEF 1.0 header, without any check.
 
     `vendor` is 0 for the item types of the standard.
     """
@@ -111,14 +111,14 @@ class FinalHeader:
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """The checked fields of a header of either kind."""
+    """The checked fields of a header of NNEF 1.0 or of its provisional specification."""
 
     dtype: np.dtype[Any]
     bits: int  # An item has this many bits.
     shape: tuple[int, ...]
     quantized: bool
     start: int  # The items begin at this byte of the file.
-    length: int | None = None  # The items take this many bytes. A provisional header does not say.
+    length: int | None = None  # The items take this many bytes. A provisional header has None.
     quantization: str = ""  # A provisional header names the quantisation algorithm.
 
 
@@ -189,10 +189,10 @@ def shaped(array: NDArray[np.generic], shape: tuple[int, ...], name: str) -> NDA
 
 
 def _first_word_and_rank(data: memoryview, name: str) -> tuple[int, int]:
-    """Return the first word after the version, and the rank, from a tensor file's header.
+    """Return two numbers of a tensor file's header: the first word after the version, and the rank.
 
-    The first word is the length of the data in a header of NNEF 1.0, and the length of the header
-    in a provisional header. Raises DataError if the file is not a tensor file.
+    In a header of NNEF 1.0, the first word is the length of the data. In a provisional header, it
+    is the length of the header. Raises DataError if the file is not a tensor file.
     """
     magic = bytes(data[:2])
     if magic != _MAGIC:
@@ -217,8 +217,8 @@ def _read_header(data: memoryview, name: str) -> _Header:
     extents_end = _EXTENTS_START + 4 * rank
     if len(data) < extents_end + 4:
         raise DataError(f"{name}: the header ends after {len(data)} bytes")
-    # A provisional header has these three fields after the extents. In a final header, the byte
-    # that is read as `bits` is 0. This byte belongs to an unused extent, or is the high byte of the
+    # A provisional header has these three fields after the extents. If the header is final, `bits`
+    # is 0. In a final header this byte belongs to an unused extent, or is the high byte of the
     # number of bits, which is below 256.
     code, bits, text_length = struct.unpack_from("<BBH", data, extents_end)
     shape: tuple[int, ...] = struct.unpack_from(f"<{rank}I", data, _EXTENTS_START)
@@ -253,7 +253,7 @@ def _read_header(data: memoryview, name: str) -> _Header:
 
 
 def _is_old(data: memoryview, header: FinalHeader) -> bool:
-    """Tell whether the header has the surplus word of the Khronos tools from before 2018-10-19."""
+    """Tell whether the Khronos tools wrote the header before 2018-10-19. It has a surplus word."""
     if header.item_type not in _OLD_TYPES or header.bits % 8:
         return False
     surplus_count = len(data) - HEADER_SIZE - header.length
@@ -330,8 +330,8 @@ def _item_type(
 def _dtype(kind: str, bits: int) -> np.dtype[Any] | None:
     """Return the smallest dtype for items with `bits` bits.
 
-    `kind` is numpy's letter for a kind of numbers, such as "f". Returns None if items of this kind
-    cannot have so many bits.
+    `kind` is numpy's letter for a kind of numbers, such as "f". Returns None if an item of this
+    kind cannot have `bits` bits.
     """
     if kind == "b" and bits in (1, 8):
         return np.dtype(np.bool_)
@@ -374,8 +374,8 @@ def _decode(data: memoryview, header: _Header, items: int, meter: Meter, name: s
         return np.unpackbits(stored, count=items).view(dtype) if is_packed else stored != 0
     if not is_packed:
         array = np.frombuffer(data, dtype.newbyteorder("<"))
-        # The file is little endian. The array is copied only if the machine has another byte order,
-        # or if the items are not aligned.
+        # The file is little endian. The array is copied only if the machine is big endian, or if
+        # the items are not aligned.
         return np.require(array, dtype, requirements="A")
     meter.expand(items * dtype.itemsize, name)
     bits = items * (header.bits + bitstream.BITS_FOR_ITEM)
@@ -423,7 +423,7 @@ def encode_tensor(
 ) -> tuple[bytes, memoryview]:
     """Return the header and the data that `write_tensor` writes.
 
-    `bits` and `quantized` are those of `write_tensor`.
+    `write_tensor` explains `bits` and `quantized`.
     """
     values = numpy_of(array, DataError, "the argument 'array' is no array")
     if values.dtype.name == "bfloat16":

@@ -95,9 +95,9 @@ def write_members(
 
 
 def _opener_for(path: str) -> _Opener | None:
-    """Return the function that opens an archive for writing, by the ending of its path.
+    """Return the function that opens an archive for writing. The ending of the path selects it.
 
-    Returns None if the path is that of a folder.
+    Returns None if the path has no ending of an archive. It is then the path of a folder.
     """
     for suffixes, opener in _FORMATS.items():
         if path.endswith(suffixes):
@@ -167,8 +167,8 @@ def write_folder(
     check = partial(_check_replaceable, shown=target, names=names, network=network)
     with placing.naming(target):
         old_status = check_folder(target, names, overwrite=overwrite, network=network)
-        # The new folder gets the modes of the folder that it replaces. A link is replaced without
-        # the folder to which it leads, so the new folder does not get the modes of that folder.
+        # The new folder gets the modes of the folder that it replaces. If a link is replaced, the
+        # folder to which the link leads stays, and its modes are not used.
         replaces_folder = old_status is not None and stat.S_ISDIR(old_status.st_mode)
         old_folder = target if replaces_folder else None
         with temporaries.temporary_folder(target, private=replaces_folder) as temporary:
@@ -227,8 +227,8 @@ def _check_replaceable(path: str, *, shown: str, names: Collection[str], network
     """Raise FileExistsError if a path must not be replaced.
 
     An input of the same command must not be replaced. A folder must not be replaced if it has files
-    that are not in `names`. If `network` is true, the files of the network in the folder may be
-    replaced too. `shown` is the path in the error.
+    that are not in `names`. If `network` is true, the folder may also have files of a network.
+    `shown` is the path in the error.
     """
     protected_files.require_other(path)
     # A file or a link may be replaced whatever it contains.
@@ -256,10 +256,10 @@ def _check_replaceable(path: str, *, shown: str, names: Collection[str], network
 
 
 def _other_file(root: str, members: set[str]) -> str:
-    """Return the name of a file or folder in `root` that is not expected there, or ''.
+    """Return the name of an unexpected file or folder in `root`, or '' if there is none.
 
-    `members` and the folders that contain them are expected. Raises FileExistsError for a member
-    that is an input of the same command.
+    The members `members` and the folders that contain them are expected. Raises FileExistsError for
+    a member that is an input of the same command.
     """
     expected_folders = set[str]().union(*map(parent_folders, members))
     unsearched_folders = [""]
@@ -276,7 +276,7 @@ def _other_file(root: str, members: set[str]) -> str:
                 is_expected = name in expected_folders
             else:
                 protected_files.require_other(path)
-                # A link may stand in the place of an expected folder.
+                # A link instead of an expected folder is expected too.
                 is_link_for_folder = is_link and name in expected_folders
                 is_expected = is_link_for_folder or name in members
             if not is_expected:

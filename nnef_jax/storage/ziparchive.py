@@ -19,9 +19,11 @@ from nnef_jax.limits import MEMBER_STEPS, PIECE_STEPS, Meter
 from nnef_jax.storage.members import PackedArchive
 
 _LOCAL_SIGNATURE = b"PK\x03\x04"  # A member's header begins with these bytes.
-# A zip archive begins with the header of its first member. An empty archive begins with its end.
+# A zip archive begins with the header of its first member. An empty archive consists only of the
+# record at the end of each archive, which begins with the second of these texts.
 ZIP_SIGNATURES = _LOCAL_SIGNATURE, b"PK\x05\x06"
-# From a member's header, the signature and the lengths of the name and the extra field are read.
+# The fields of a member's header that are read: the signature, and the lengths of the name and of
+# the extra field.
 _LOCAL = struct.Struct("<4s22xHH")
 _PIECE_BYTES = 1 << 13  # A member is inflated in pieces of this many compressed bytes.
 # A piece inflates to at most this many bytes. deflate makes data at most 1032 times as long.
@@ -31,7 +33,7 @@ _BYTES_PER_STEP = 512
 # This many bytes precede the inflated data in a bytearray. A large bytearray usually starts 16
 # bytes after a multiple of 64, so the data start at a multiple of 64.
 _PADDING = 48
-# In the central directory, the entry of a member has at least this many bytes.
+# The entry of a member in the central directory has at least this many bytes.
 _LEAST_ENTRY_BYTES = 46
 _ENCRYPTED_FLAG = 1  # This bit in the flags of a member says that it is encrypted.
 
@@ -151,15 +153,15 @@ def _require_readable(member: zipfile.ZipInfo, location: str) -> None:
 
 
 def _check(content: memoryview, member: zipfile.ZipInfo, location: str) -> None:
-    """Raise ArchiveError if a member's bytes have another size or checksum than its entry says."""
+    """Raise ArchiveError if the size or the checksum of a member's bytes differs from its entry."""
     if len(content) != member.file_size or zlib.crc32(content) != member.CRC:
         raise ArchiveError(f"'{location}' is damaged: its checksum differs")
 
 
 class _File(io.RawIOBase):
-    """A file object over bytes, from which the standard library reads the central directory.
+    """A file object over bytes. The standard library reads the central directory from it.
 
-    The meter counts the bytes that are read.
+    The meter counts the entries that the read bytes may contain.
     """
 
     def __init__(self, data: memoryview, name: str, meter: Meter) -> None:
@@ -190,8 +192,8 @@ class _File(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         end = len(self._data) if size < 0 else self._position + size
         part = self._data[self._position : end]
-        # The bytes may be those of the central directory. The standard library makes an object for
-        # each entry in them.
+        # These bytes may be entries of the central directory. The standard library makes an object
+        # for each entry.
         most_entries = len(part) // _LEAST_ENTRY_BYTES
         self._meter.spend(most_entries * MEMBER_STEPS, self._name)
         self._position += len(part)
