@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from nnef_jax.formats.base import Format
     from nnef_jax.storage.archive import Archive
 
-# The package of each format, by the value that `dialect` has for it. The last format is asked first
-# whether it recognises a network, since earlier formats may recognise networks of later formats.
+# The packages of formats. The keys are the names of formats. The formats are tried from last to
+# first, since an earlier format may recognise networks of a later format.
 FORMATS = {
     "nnef": "nnef_jax.formats.nnef",
     "tract": "nnef_jax.formats.tract",
@@ -50,7 +50,7 @@ KINDS = {
 
 
 def graphs() -> tuple[str, ...]:
-    """Return the names of the members that hold the graph of a network, in any format."""
+    """Return the patterns of all formats for the name of the member that holds the graph."""
     names: list[str] = []
     for format in FORMATS:
         names += _format(format).GRAPHS
@@ -58,9 +58,9 @@ def graphs() -> tuple[str, ...]:
 
 
 def sole_member(first_bytes: bytes) -> str:
-    """Return the name of the member that a network in a single file becomes, such as "model.onnx".
+    """Return the member's name for a network in a single file, such as "model.onnx".
 
-    `first_bytes` has the first bytes of the file. Return "" if no format recognises them.
+    `first_bytes` has the first bytes of the file. Return "" if no format recognises these bytes.
     """
     for name in FORMATS:
         for member, pattern in _format(name).ALONE.items():
@@ -70,7 +70,7 @@ def sole_member(first_bytes: bytes) -> str:
 
 
 def format_of(archive: Archive, name: str = "auto") -> Format:
-    """Return the format with a name. For "auto", return the format that recognises the network.
+    """Return the format `name`. For "auto", return the format that recognises the network.
 
     Raises ArchiveError if the graph was removed from the archive in the meantime.
     """
@@ -79,7 +79,7 @@ def format_of(archive: Archive, name: str = "auto") -> Format:
     for format in map(_format, reversed(FORMATS)):
         if format.recognises(archive):
             return format
-    # Some format recognises each graph that exists.
+    # Each graph that exists is recognised by a format.
     raise ArchiveError(f"{archive.location(archive.graph)} is not there any more")
 
 

@@ -27,7 +27,7 @@ from nnef_jax.storage.archive import Archive
 from nnef_jax.storage.writer import Member
 
 Expand = Literal["auto", "all"]
-# A function that is called with the number of variables read so far, and the number of all of them.
+# A function that is called with the number of variables read so far, and the number of variables.
 Progress = Callable[[int, int], None]
 # Shapes by the name of the input. An open extent is None.
 Shapes = Mapping[str, Sequence[int | None]]
@@ -68,7 +68,7 @@ class ExtentImplied(ExtentNeeded):
 class Options:
     """Options of a load: which operations are expanded, and which shapes and dtypes tensors have.
 
-    The keys of mappings are names of inputs, if no comment says otherwise.
+    The keys of a mapping are names of inputs, unless a comment says otherwise.
     """
 
     # The user's rules. The keys are the names that operations have in the document.
@@ -85,25 +85,25 @@ class Options:
     meter: Meter = field(default_factory=Meter)  # counts the steps and bytes of the load
     rounds: bool = True  # whether tensors that the document quantises are rounded
     progress: Progress | None = None  # is called before each variable is read
-    # The shapes of inputs with the symbolic extents of jax.export. In `input_shapes`, these extents
-    # are open.
+    # The shapes of inputs, with symbolic extents of jax.export. In `input_shapes`, the symbolic
+    # extents are open.
     symbolic_shapes: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
     open_extent: int = UNKNOWN  # replaces each extent that the document leaves open
-    # For each state whose shape changes, by its label, the shape before a cycle.
+    # The shapes before a cycle of the states whose shapes change. The keys are labels of states.
     state_shapes: Mapping[str, Shape] = field(default_factory=dict[str, Shape])
-    # Whether the network is only shown, and not run. Its operators need not be supported then.
+    # Whether the network is only shown, not run. Then it may have unsupported operators.
     outline: bool = False
     # Whether the graph is for the first cycle, in which the network may compute states.
     starts: bool = False
-    # The labels of the parameters. Weights with other labels are constants. None before the
-    # parameters are read.
+    # The labels of the parameters. Weights with any other label are constants. Before the
+    # parameters are read, this is None.
     labels: frozenset[str] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return the class and the arguments by which pickle makes a copy.
 
         The copy has no `progress`, since pickle cannot store every function. A pickled network
-        reads no variables, so it does not need the function.
+        already has its variables, so it does not call `progress`.
         """
         picklable = replace(self, progress=None)
         arguments = [getattr(picklable, option.name) for option in fields(self)]
@@ -139,8 +139,8 @@ class Options:
     def shape(self, name: str, declared: Sequence[int | str | None]) -> Shape:
         """Return the shape of an input: the shape that the user chose, or else the declared shape.
 
-        An extent may be a name, which stands for its value in `extents`. `open_extent` takes the
-        place of an open extent.
+        In the shape, a name is replaced by its extent in `extents`. An open extent is replaced by
+        `open_extent`.
         """
         extents: list[int] = []
         for extent_or_name in self.input_shapes.get(name, declared):
@@ -153,9 +153,9 @@ class Options:
 
 
 def _fits(shape: Shape, declared: Sequence[Any]) -> bool:
-    """Tell whether a shape fits a declared shape, in which open extents allow any extent.
+    """Tell whether a shape fits a declared shape. An open declared extent fits any extent.
 
-    An open extent is UNKNOWN, or is no integer.
+    An open extent is UNKNOWN, or is not an integer.
     """
     if len(shape) != len(declared):
         return False
@@ -215,7 +215,7 @@ class Frontend(ABC):
     is_saved_flat: bool = False  # true for documents that are not written in NNEF's language
 
     def describe_as(self, other: Frontend) -> None:
-        """Copy the attributes that describe a document from another front end of the document."""
+        """Copy the attributes that describe a document from the front end `other`."""
         self.dialect = other.dialect
         self.extensions = other.extensions
         self.quantizes = other.quantizes
@@ -259,7 +259,7 @@ class Frontend(ABC):
         return {}
 
     def symbolic_shapes(self, symbol: Callable[[str], Any]) -> Mapping[str, Sequence[Any]]:
-        """Return the shapes of inputs with a symbolic extent for each extent that has a name.
+        """Return the shapes of inputs by name. Each extent with a name is a symbolic extent.
 
         `symbol` makes the symbolic extent for a name of the document. An extent without a name is
         an integer, or UNKNOWN if it is open.
@@ -267,9 +267,9 @@ class Frontend(ABC):
         return {}
 
     def extent_names(self) -> Mapping[str, Sequence[str]]:
-        """Return the names of the extents of each input and output.
+        """Return the names of extents by the name of the input or output.
 
-        The name of an extent is "" if it has none.
+        An extent without a name has the name "".
         """
         return {}
 
@@ -291,11 +291,11 @@ class Frontend(ABC):
         return [self]
 
     def spans(self) -> Mapping[str, Span]:
-        """Return the place of the assignment of each name, by the name."""
+        """Map each name to the place of its assignment in the document."""
         return {}
 
     def identifiers(self, graph: Graph) -> Mapping[str, str]:
-        """Return the names of the graph's tensors, by their identifiers in a saved graph.quant.
+        """Map the identifiers of tensors in a saved graph.quant to the tensors' names in the graph.
 
         By default, the identifier of a tensor is its name in the document.
         """
@@ -308,7 +308,7 @@ class Frontend(ABC):
     def members(self, arrays: Arrays, quantization: str | None) -> Written:
         """Return the archive of the document, with new data for its variables.
 
-        `arrays` has the data by the label of the variable. `quantization` is the text of a new
+        `arrays` maps the label of a variable to its data. `quantization` is the text of a new
         graph.quant. If `quantization` is None, the graph.quant of the document is kept.
         """
         raise UnsupportedError(f"a network of {self.dialect} cannot be saved")
@@ -359,8 +359,8 @@ class Written:
     """
 
     members: Mapping[str, Member]
-    # Whether `load` is certain to make the same graph from this archive. Otherwise the archive is
-    # read back and the graphs are compared.
+    # Whether `load` is certain to make an equal graph from this archive. If not, the archive is
+    # read again after it is written, and the graphs are compared.
     loads_same_graph: bool = False
 
 
@@ -368,8 +368,8 @@ class Written:
 class Stored:
     """The data of a network's variables by label, and the front end that flattens the network.
 
-    Usually this is the front end that read the data. It is another one if the data decide which
-    tensors are rounded in a run.
+    Usually the front end is the one that read the data. If the data decide which tensors are
+    rounded in a run, it is a changed copy of that front end.
     """
 
     data: dict[str, NDArray[Any]]

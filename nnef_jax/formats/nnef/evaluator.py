@@ -24,14 +24,14 @@ from nnef_jax.formats.syntax.emitter import CallPlace, Emitter, Frame, Poisoned
 from nnef_jax.formats.syntax.types import Tensor, Type
 from nnef_jax.limits import EVALUATION_STEPS, RESULT_STEPS
 
-# The number of items of an array, or of letters of a string, that count as one step.
+# So many items of an array, or letters of a string, count as one step of the meter.
 ITEMS_PER_STEP = 16
-# Maps a kind to its attribute whose items must be positive in a document. The kind itself also
-# allows the item 0.
+# Maps a kind to its attribute whose items must be positive in a document of NNEF. In graphs of all
+# other formats, the items may also be 0.
 _POSITIVE_ATTRIBUTES = {"constant": "shape", "tile": "repeats"}
 
-# A generator that evaluates an expression. It yields generators for the parts of the expression, is
-# sent their values, and returns the value of the expression.
+# A generator that evaluates an expression. It yields a generator for each part of the expression.
+# The value of the part is sent to it. In the end, it returns the value of the expression.
 Step = Generator["Step", Any, Any]
 
 
@@ -46,8 +46,8 @@ class Evaluator(Emitter, ABC):
     def _invoke(self, node: tree.Invocation, frame: Frame, names: Sequence[str]) -> Any:
         """Invoke an operation; return its result, or a generator that returns the result.
 
-        A generator is returned if parts of the invocation are evaluated by generators. `_run`
-        drives a generator to its end. `names` are the names of the results.
+        The result is a generator if parts of the invocation are evaluated by generators. A
+        generator is run to its end by `_run`. `names` are the names of the results.
         """
 
     def _emit(
@@ -74,13 +74,13 @@ class Evaluator(Emitter, ABC):
     # The loop that drives evaluation
 
     def _run(self, step: object) -> Any:
-        """Drive a generator to its end and return its value.
+        """Run the generator `step` to its end, and return its value.
 
-        A generator that is driven may yield another generator. Then the other generator is driven
-        to its end, and its value is sent back. If `step` is no generator, it is returned unchanged.
+        If the generator yields an inner generator, the inner generator is run to its end, and its
+        value is sent to the outer generator. If `step` is no generator, `step` is returned.
         """
         stack: list[Step] = []  # Each generator waits for the value of the generator after it.
-        result = step  # a generator to drive, or a value to send to the last generator
+        result = step  # a generator to run, or a value to send to the last generator
         while True:
             if isinstance(result, GeneratorType):
                 stack.append(result)
@@ -98,8 +98,8 @@ class Evaluator(Emitter, ABC):
     def _evaluate(self, node: tree.Expression, frame: Frame, names: Sequence[str] = ()) -> Any:
         """Evaluate an expression; return its value, or a generator that returns the value.
 
-        A generator is returned if parts of the expression are evaluated by generators. `names` are
-        the names of the tensors that are added to the graph for the expression.
+        The result is a generator if parts of the expression are evaluated by generators. `names`
+        are the names of the tensors that are added to the graph for the expression.
         """
         # `spend` is only called if the limit is exceeded, since a call for each literal and name
         # would take time.
@@ -173,9 +173,9 @@ class Evaluator(Emitter, ABC):
         return values
 
     def _then(self, step: Step, use: Callable[[Any], Any]) -> Step:
-        """Drive a generator to its end, apply `use` to its value, and return the result.
+        """Run the generator `step` to its end, apply `use` to its value, and return the result.
 
-        The result of `use` may be a generator too.
+        The result of `use` may be a generator too, which is then run to its end.
         """
         value = yield step
         result = yield use(value)
@@ -184,7 +184,7 @@ class Evaluator(Emitter, ABC):
     def _compound(self, node: tree.Expression, frame: Frame, names: Sequence[str]) -> Step:
         """Evaluate an expression with operands; return its value. `names` are as for `_evaluate`.
 
-        Each `yield` evaluates an operand: `_run` sends the operand's value back.
+        Each `yield` evaluates an operand: `_run` sends the value of the operand to the generator.
         """
         match node:
             case tree.Select(condition=condition, true_value=true_value, false_value=false_value):
@@ -214,7 +214,7 @@ class Evaluator(Emitter, ABC):
             case tree.Builtin(function=function, argument=argument):
                 value = yield self._evaluate(argument, frame)
                 if function == "range_of":
-                    # Each integer of the range is an object of its own, which takes memory.
+                    # Each integer of the range is a separate object, which takes memory.
                     self.spend(len(value) // 2, node, frame)
                 return self._computed(
                     node, frame, lambda: plain_values.builtin(function, value), value
@@ -225,8 +225,8 @@ class Evaluator(Emitter, ABC):
     def _declared(self, node: tree.SyntaxNode, frame: Frame, value: object, type: Type) -> Any:
         """Convert the value of an argument to the declared type of its parameter.
 
-        Only documents of 1.0 provisional need such conversions. They may have an integer in the
-        place of a scalar.
+        Documents of 1.0 provisional may have an integer in the place of a scalar. Values in all
+        other documents are returned unchanged.
         """
         if not self.document.provisional:
             return value
@@ -239,9 +239,9 @@ class Evaluator(Emitter, ABC):
     def _computed(
         self, node: tree.SyntaxNode, frame: Frame, compute: Callable[[], Any], *operands: Any
     ) -> Any:
-        """Call `compute` and return its result. An error that it raises gets the place of a node.
+        """Call `compute` and return its result. If `compute` raises an error, its place is `node`.
 
-        Steps of the meter are counted for the lengths of the result and of `operands`.
+        The meter counts steps for the lengths of the result and of `operands`.
         """
         try:
             value = compute()
@@ -269,7 +269,7 @@ class Evaluator(Emitter, ABC):
             return True
         right = yield self._evaluate(node.right, frame)
         if operator in ("&&", "||") and not isinstance(left, Value):
-            # The left operand is True for && or False for ||, so the right one is the result.
+            # The left operand is True for &&, or False for ||. So the right operand is the result.
             return right
         if isinstance(left, Value) or isinstance(right, Value):
             left = self._declared(node, frame, left, Tensor("scalar"))
@@ -288,8 +288,8 @@ class Evaluator(Emitter, ABC):
     def _comprehension(self, node: tree.Comprehension, frame: Frame) -> Step:
         """Evaluate an array comprehension; return the list of its items.
 
-        An example is `[for a in x, b in y if a < b yield a * b]`. Its loops run together: they take
-        the first items of x and y, then the second items, and so on.
+        An example is `[for a in x, b in y if a < b yield a * b]`. Its loops run in parallel: they
+        take the first items of x and y, then the second items, and so on.
         """
         iterables: list[Any] = []
         for loop in node.loops:

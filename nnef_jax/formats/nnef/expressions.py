@@ -110,13 +110,13 @@ class ExpressionTypes:
                 return self._builtin(function, self.type_of(argument), expression)
 
     def _tuple(self, expression: tree.Tuple) -> t.Type:
-        """Return the type of a tuple. All tuples with equal types of items share one type."""
+        """Return the type of a tuple. Tuples whose items have equal types have one type object."""
         types = tuple([self.type_of(item) for item in expression.items])
         type = self._tuples.get(types)
         if type is None:
             type = t.TupleOf(types)
             self._tuples[types] = type
-        # Each tuple may contain an earlier tuple twice, so the sizes can grow exponentially.
+        # A tuple may contain an earlier tuple twice, so the sizes can grow exponentially.
         if type.size <= _LARGEST_TUPLE:
             return type
         message = f"tuples within tuples have over {_LARGEST_TUPLE} items here"
@@ -144,13 +144,13 @@ class ExpressionTypes:
         return self._report_error(f"a value of type {type} has no ranges", expression)
 
     def _metered(self, type: t.Type) -> t.Type:
-        """Return `type` unchanged, and count the steps of the meter that comparing it takes."""
+        """Return `type` unchanged. The meter counts steps for a later comparison of the type."""
         if isinstance(type, t.TupleOf | t.ArrayOf):
             self.scope.meter.spend(t.weight(type), "the text")
         return type
 
     def _report_undefined(self, node: tree.Identifier) -> t.Type:
-        """Report a name that nothing defines, and return `ANY`. Only its first use is reported."""
+        """Report the first use of a name that nothing defines, and return `ANY`."""
         if node.name not in self._undefined:
             self._undefined.add(node.name)
             self._report_error(
@@ -192,7 +192,7 @@ class ExpressionTypes:
         `title` names the expression in the error.
         """
         actual = self.type_of(expression)
-        is_tensor = isinstance(actual, t.Tensor)  # Its value is not known when the text is read.
+        is_tensor = isinstance(actual, t.Tensor)  # A tensor has no value while the text is read.
         if is_tensor or not t.fits(actual, expected):
             self._report_error(f"{title} must be of type {expected}, this is {actual}", expression)
 
@@ -310,11 +310,11 @@ class ExpressionTypes:
         return self._report_error(f"'{function}' takes {due}, this is {type}", node)
 
     def _invocation(self, node: tree.Invocation) -> t.Type:
-        """Return the type of the result of an invocation. Several results have a tuple's type."""
+        """Return the type of the result of an invocation: a tuple type for several results."""
         self.calls[node.operation].append(node)
         fragment = self.scope.lookup(node.operation, self.fragment)
         if fragment is None:
-            # The operation is reported later, by means of `calls`.
+            # The operation is reported later, when the checker reads `calls`.
             for argument in node.arguments:
                 self.type_of(argument.value)
             return t.ANY
@@ -389,9 +389,9 @@ class ExpressionTypes:
     ) -> str | None:
         """Return the type that `?` stands for in an invocation.
 
-        The type is the generic argument, such as `<scalar>`. If there is none, the type is deduced
-        from the types of the arguments. If that fails, the type is the default that the fragment
-        declares. Return None if the fragment is not generic, or if there is no default.
+        The type is the generic argument, such as `<scalar>`. Without a generic argument, the type
+        is deduced from the types of the arguments. If it cannot be deduced, it is the fragment's
+        default for `?`. Return None if the fragment is not generic, or has no default.
         """
         if node.generic is not None:
             self._check_generic_argument(fragment, node)
@@ -421,9 +421,9 @@ class ExpressionTypes:
             self._report_error("'?' stands for nothing here", node)
 
     def _deduced_generic(self, fragment: tree.Fragment, types: Mapping[str, t.Type]) -> str | None:
-        """Return the type of `?` by the first argument that has a type with `?`, or None.
+        """Deduce the type of `?` from the first argument whose parameter has `?` in its type.
 
-        `types` has the types of the arguments by the name of the parameter.
+        If there is none, return None. `types` maps a parameter's name to its argument's type.
         """
         for parameter in fragment.parameters:
             if parameter.name not in types:
@@ -431,7 +431,7 @@ class ExpressionTypes:
             type = types[parameter.name]
             deduced = t.deduce(type, parameter.type)
             if deduced:
-                # A provisional text may have an integer in the place of a tensor of scalars.
+                # In a provisional text, an integer may stand for a tensor of scalars.
                 is_provisional_integer = self.provisional and type == t.INTEGER
                 is_for_tensor = t.has_tensor(parameter.type)
                 return "scalar" if is_provisional_integer and is_for_tensor else deduced

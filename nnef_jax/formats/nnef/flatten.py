@@ -51,7 +51,7 @@ def flatten(
     to the quantisers that round these tensors after they are computed.
 
     Raises SemanticError, ShapeError, UnsupportedError or LimitError. All errors of the document are
-    raised together, but errors that only follow from another error are left out. Raises
+    raised together. An error that is only the consequence of another error is left out. Raises
     ExtentNeeded if the graph depends on an open extent.
     """
     with within_memory("the flat graph"):
@@ -108,7 +108,7 @@ class _Flattener(Evaluator):
         source = self.document.source
         unsupported_names = self._unsupported_names([*self._entry_calls(), (calls, source)])
         frame = Frame(fragment=None, source=source, values={})
-        # Inserted tensors must not take the names of the document.
+        # The names of the document are reserved, so that inserted tensors get different names.
         for assignment in graph.body:
             self.builder.reserve(_names(assignment))
         for assignment in graph.body:
@@ -155,8 +155,8 @@ class _Flattener(Evaluator):
     def _unsupported_names(self, bodies: Sequence[tuple[Calls, Source]]) -> frozenset[str]:
         """Return the names of unsupported operations and of the fragments that call them.
 
-        `bodies` are the places where the search for operations begins. If the network is flattened
-        to be run, not only to be shown, raise UnsupportedError for unsupported operations instead.
+        The search for operations begins in `bodies`. If the network is to be run, not only to be
+        shown, raise UnsupportedError for unsupported operations instead.
         """
         search = (bodies, self.scope, self._has_rule, self._is_atomic)
         if self.options.outline:
@@ -194,7 +194,7 @@ class _Flattener(Evaluator):
         return constant
 
     def _quantized(self, name: str, value: Value) -> Value:
-        """Return `value`, the value of a name, after the quantisation of the name (spec 7.1).
+        """Quantise the tensor `value` by the entry of graph.quant for `name` (spec 7.1).
 
         If graph.quant has no entry for the name, `value` is returned unchanged.
         """
@@ -295,7 +295,7 @@ class _Flattener(Evaluator):
         call_name = names[0] if names else frame.prefix + fragment.name
         prefix = f"{call_name}_"
         if len(prefix) > _LONGEST_PREFIX:
-            # The prefixes of nested calls grow with each call, and would fill the memory.
+            # The prefix of a nested call contains the outer prefix. Long prefixes fill memory.
             prefix = f"{fragment.name[:_LONGEST_PREFIX]}_"
         inner = Frame(fragment, fragment.source, arguments, prefix, calls, generic)
         assert fragment.body is not None
@@ -303,11 +303,11 @@ class _Flattener(Evaluator):
             targets = _names(assignment)
             is_only_result = len(declared_names) == 1 and targets == declared_names
             if names and is_only_result:
-                # The tensors of the result get the names of the call. These are several names if
-                # the result is an array.
+                # The tensors of the result get the names of the call. If the result is an array,
+                # there is a name for each of its tensors.
                 tensor_names = names
             else:
-                # A tensor that is no result gets its name in the fragment, after the prefix.
+                # A tensor that is no result gets the prefix, then its name in the fragment.
                 tensor_names = [name_by_result.get(x) or self.local(prefix + x) for x in targets]
             value = yield self._evaluate(assignment.value, inner, tensor_names)
             inner.values.update(self.unpacked(assignment.target, value, inner))
@@ -351,14 +351,14 @@ class _Flattener(Evaluator):
             raise self.error(message, place.node, place.frame) from error
 
     def _of_one_dtype(self, operands: ByName) -> ByName:
-        """Convert Python integers among the operands to the dtype of the tensors of integers.
+        """Convert Python integers among the operands to the dtype of integer tensors among them.
 
-        The integers are not converted if the tensors of integers have different dtypes.
+        If the integer tensors have different dtypes, the Python integers are not converted.
         """
         tensor_dtypes = [x.type.dtype for x in operands.values() if isinstance(x, Value)]
         integer_dtypes = set(filter(is_integer, tensor_dtypes))
         is_single_dtype = len(integer_dtypes) == 1
-        # Literals have the dtype `builder.integer` anyway.
+        # Python integers have the dtype `builder.integer` without a conversion.
         if not is_single_dtype or self.builder.integer in integer_dtypes:
             return operands
         convert = np.dtype(integer_dtypes.pop()).type
@@ -458,8 +458,8 @@ class _Flattener(Evaluator):
     def _is_atomic(self, fragment: tree.Fragment) -> bool:
         """Tell whether a call of a fragment becomes a single operation of the graph.
 
-        Otherwise the body of the fragment is evaluated. This is so if there is a body, and if the
-        fragment has no rule or the user wants all bodies to be evaluated.
+        A call becomes a single operation if the fragment has no body. It also does if the fragment
+        has a rule, unless the user expands all fragments. Otherwise the body is evaluated.
         """
         is_atomic = self._atomic.get(id(fragment))
         if is_atomic is None:
@@ -472,9 +472,9 @@ class _Flattener(Evaluator):
         """Tell whether a fragment can become a single operation: as a kind, or by a user's rule.
 
         The kinds are the operations of 1.0 final, and the primitives of 1.0 provisional that have
-        the same names. A fragment of the document is no kind, even if it has the name of a kind. A
-        user's rule applies to operations of 1.0 final, to operations that only the provisional
-        library has, and to fragments of the document.
+        the same names. A fragment of the document is never a kind, even if it has the name of a
+        kind. A user's rule applies to operations of 1.0 final, to operations that only the
+        provisional library has, and to fragments of the document.
         """
         if self._custom_kind(fragment):
             return True

@@ -37,8 +37,8 @@ from nnef_jax.storage.writer import Member
 class StandardFrontend(TextFrontend):
     """A checked document of NNEF 1.0 with the entries of its graph.quant.
 
-    An entry of graph.quant rounds a tensor in a run, or tells how the codes in a file are decoded.
-    Which entries round is only known after the data of variables are read; see `stored`.
+    An entry of graph.quant either rounds a tensor in a run, or decodes the codes of a tensor file.
+    The data of variables decide which of the two an entry does; see `stored`.
     """
 
     def __init__(self, archive: Archive, options: Options) -> None:
@@ -88,7 +88,7 @@ class StandardFrontend(TextFrontend):
         graph = flatten(self.scope, self._calls, options, self._rounding)
         if not self._rounding:
             return graph
-        # All variables of the document have data. A variable without data belongs to a fragment
+        # All variables of the document have data. If a variable has no data, it is in a fragment
         # that graph.quant calls.
         message = "a quantisation algorithm must not have variables"
         errors: list[NnefError] = []
@@ -101,9 +101,9 @@ class StandardFrontend(TextFrontend):
     def stored(self, graph: Graph) -> Stored:
         """Return the data of the variables, and a front end that rounds as graph.quant says.
 
-        Quantised data become real numbers. If the header of a provisional tensor file names an
-        algorithm, this algorithm decodes the data. Otherwise the variable's entry in graph.quant
-        decodes the data. An entry that decodes data does not round the parameter in a run.
+        Quantised data are decoded to real numbers. The header of a provisional tensor file may name
+        the algorithm. Otherwise the algorithm is the variable's entry in graph.quant. An entry that
+        decodes the data of a parameter does not round the parameter in a run.
         """
         data: dict[str, NDArray[Any]] = {}
         rounding = dict(self._entries)  # `_read` removes entries that only decode data
@@ -161,8 +161,8 @@ class StandardFrontend(TextFrontend):
                     "or another algorithm into graph.quant",
                 )
             array = dequantize(file, self._entries[name], member, meter)
-            # Rounding would not change the decoded values of a parameter. A state gets new values
-            # in a run, so the entry of a state remains.
+            # Rounding would not change the decoded values of a parameter, so its entry is removed.
+            # The entry of a state remains, since a state gets new values in a run.
             if isinstance(variable, Parameter):
                 rounding.pop(name, None)
         return convert(array.reshape(declared.shape), jnp.dtype(declared.dtype), member, meter)
@@ -170,7 +170,7 @@ class StandardFrontend(TextFrontend):
     def members(self, arrays: Arrays, quantization: str | None) -> Written:
         """Return the archive that was read, with `arrays` in the place of its data.
 
-        The archive is certain to load as the same graph, since graphs do not depend on the data.
+        `load` makes the same graph from this archive, since graphs do not depend on the data.
         """
         return replace(super().members(arrays, quantization), loads_same_graph=True)
 
@@ -222,15 +222,15 @@ class StandardFrontend(TextFrontend):
         file = replace(stored, array=stored.array.reshape(variable.value.type.shape))
         if not file.quantization:
             return file, ""
-        # The header of the file names an algorithm, which a header of 1.0 final cannot do. If
+        # The header of the file names an algorithm. A header of 1.0 final cannot name one. If
         # possible, the algorithm becomes an entry of graph.quant. A run then rounds the parameter,
-        # which does not change it.
+        # which does not change its values.
         quantizer = self.reader.header(file.quantization, member)
         has_entry = name in self._entries
         can_get_entry = isinstance(variable, Parameter) and name != "" and not has_entry
         if can_get_entry:
             return file, conversion.entry(name, variable.value, quantizer)
-        # Otherwise the file gets the real numbers.
+        # Without an entry, the file gets the real numbers.
         return data[variable.label], ""
 
     def _file(self, member: str) -> TensorFile:
@@ -253,7 +253,10 @@ class _Conversion:
 
     @property
     def names(self) -> Mapping[Value, str]:
-        """Return the name in the document of each value of the graph that has one."""
+        """Map the values of the graph to their names in the document.
+
+        Values without a name in the document are left out.
+        """
         names: dict[Value, str] = {}
         for name, value in self.graph.values.items():
             is_in_document = name in self._same_target
@@ -264,8 +267,9 @@ class _Conversion:
     def flat(self, meter: Meter) -> tuple[str, Mapping[Value, str], str]:
         """Return the texts of a flat document and its graph.quant, in 1.0 final.
 
-        The result is (document, names, graph.quant). The names are those of the graph's values in
-        the flat document. Raises UnsupportedError for entries that do not fit the flat document.
+        The result is (document, names, graph.quant), where `names` maps the graph's values to their
+        names in the flat document. Raises UnsupportedError for entries that do not fit the flat
+        document.
         """
         writer = FlatWriter(self.graph, meter)
         document = writer.write()
@@ -284,8 +288,8 @@ class _Conversion:
     def _unfit_entries(self) -> Iterator[NnefError]:
         """Yield an error for each entry of graph.quant that would act differently in a flat text.
 
-        Either the entry would round a tensor that has several names, or the entry names an
-        operation that has another meaning in 1.0 final.
+        There are two reasons. The entry would round a tensor that has several names, or its
+        operation has another meaning in 1.0 final.
         """
         for name, quantizer in self.entries.items():
             other = self._other_name(name)
@@ -303,19 +307,19 @@ class _Conversion:
             yield UnsupportedError(message, span=quantizer.span())
 
     def _other_name(self, name: str) -> str | None:
-        """Return another name of a value that the entry for `name` does not round in the document.
+        """Return a further name of the value that is called `name`, or None.
 
-        Return None if there is no such name. In a flat document, the value has a single name, so
-        the entry would round more than in the document.
+        In the document, the entry for `name` does not round the value under the returned name. A
+        flat document has a single name for the value. There the entry would round all its uses.
         """
         value = self.graph.values[name]
         aliases = self._aliases.get(value, frozenset[str]())
         if name in aliases:
-            # The entry for an alias does not round the first name.
+            # `name` is an alias. Its entry does not round the value under the value's first name.
             return value.name
-        # An entry for the first name rounds all aliases that later assignments make of it. It does
-        # not round other identifiers of the same assignment, nor other variables with the same
-        # label.
+        # The entry for the first name also rounds aliases that later assignments make of the value.
+        # It does not round aliases in the same assignment, such as (a, b), nor further variables
+        # with the same label.
         if value not in self._variables:
             aliases = aliases & self._same_target[name]
         return min(aliases, default=None)

@@ -18,8 +18,8 @@ from nnef_jax.formats.syntax.parsing import STANDARD
 from nnef_jax.formats.syntax.tokens import TOKEN, count_tokens
 from nnef_jax.limits import TOKEN_STEPS, Meter
 
-# Features that only one dialect has. For each feature: how errors name it, and a hint what the
-# other dialect has in its place.
+# Features that only one dialect has. The value of a feature is its name in errors, and a hint what
+# the other dialect has in its place.
 FINAL_FEATURES = {
     "extension": ("'extension'", ""),
     "typed tensor": ("a tensor type with an item type", ""),
@@ -66,8 +66,8 @@ def parse(source: Source, meter: Meter) -> tree.Document:
     text = source.text
     provisional = is_provisional(text)
     if provisional:
-        # The parser reads `text`, with semicolons between statements. Places of errors are offsets
-        # in the text of `source`, which has spaces in their place.
+        # The parser reads `text`, which has semicolons between statements. The text of `source` has
+        # spaces in the place of the semicolons. So offsets of errors are the same in both texts.
         meter.spend(TOKEN_STEPS * count_tokens(text), source.name)
         spaced_text, text = end_statements(text)
         source = source if spaced_text == source.text else Source(source.name, spaced_text)
@@ -80,7 +80,7 @@ def parse(source: Source, meter: Meter) -> tree.Document:
 def parse_quantization(
     source: Source, meter: Meter
 ) -> Sequence[tuple[tree.Literal, tree.Expression]]:
-    """Parse a graph.quant; return pairs of a tensor's name and the operation that quantises it.
+    """Parse a graph.quant; return pairs (name of a tensor, operation that quantises the tensor).
 
     See section 5.3 of the specification.
     """
@@ -96,8 +96,8 @@ def _check_extensions(document: tree.Document, features: Sequence[tuple[str, int
     """
     source = document.source
     if document.provisional:
-        # The arguments of invocations may be computed. The provisional specification calls the
-        # graph flat, but its appendix C and chapter 7 have computed arguments.
+        # Arguments of invocations may be expressions. The provisional specification calls the graph
+        # flat, but its appendix C and its chapter 7 have such arguments.
         for statement in document.graph.body:
             if not isinstance(statement.value, tree.Invocation):
                 raise NnefSyntaxError(
@@ -107,7 +107,7 @@ def _check_extensions(document: tree.Document, features: Sequence[tuple[str, int
                     "move expressions into a fragment",
                 )
         return
-    # A later pair of `dict` wins. The pairs are reversed, so the first offset of a feature wins.
+    # `dict` takes the last pair of a feature. The pairs are reversed, so it takes the first offset.
     first_offsets = dict(reversed(features))
     for feature, (extension, message) in EXTENDED.items():
         if feature in first_offsets and extension not in document.extensions:
@@ -120,7 +120,7 @@ def _check_extensions(document: tree.Document, features: Sequence[tuple[str, int
 
 
 def is_provisional(text: str) -> bool:
-    """Tell whether a text is provisional, that is, whether its version has no semicolon."""
+    """Tell whether a text is in 1.0 provisional: its version has no semicolon."""
     match = _VERSION.match(text)
     return match is not None and match[1] is None
 
@@ -143,8 +143,8 @@ def check_features(source: Source, provisional: bool, features: Sequence[tuple[s
         message = f"{title} is not part of NNEF {dialect}"
         errors.append(NnefSyntaxError(message, span=Span(source, offset), hint=hint))
     if provisional and errors:
-        # Probably the text is in 1.0 final, and only lacks the semicolon after the version. Then
-        # all errors but the first would distract from the cause.
+        # Probably the text is in 1.0 final, and only lacks the semicolon after the version. All
+        # errors but the first are then removed, since they would distract from the cause.
         semicolon = "begin it with 'version 1.0;', with the semicolon"
         errors[0].hint = f"if this is a text of 1.0 final, {semicolon}"
         del errors[1:]
@@ -152,11 +152,11 @@ def check_features(source: Source, provisional: bool, features: Sequence[tuple[s
 
 
 def end_statements(text: str) -> tuple[str, str]:
-    """Return a text of 1.0 provisional twice: with spaces, and with semicolons, between statements.
+    """Return two copies of a text of 1.0 provisional, in which statements are separated.
 
-    The first result has at least one space before each statement and before each closing `}`. In
-    the second result, the first character of this space is a semicolon, and comments are spaces.
-    All characters have the same offsets in both results.
+    In the first copy, there is at least one space after each statement. In the second copy, the
+    first of these spaces is a semicolon, and comments are replaced by spaces. A character has the
+    same offset in both copies.
 
     For example, `a = f(x)b = g(a)` becomes `a = f(x) b = g(a)` and `a = f(x);b = g(a)`.
     """
@@ -164,13 +164,13 @@ def end_statements(text: str) -> tuple[str, str]:
     without_comments = TOKEN.sub(_blank_comment, text)
     spaced = ""
     with_semicolons = ""
-    offset = 0  # the end of the part of the text that both results already have
+    offset = 0  # the end of the part of the text that both copies already have
     for index in _statement_ends(tokens):
         # The space between two statements may have a comment, or may be empty.
         begin = tokens[index - 1].end
         end = tokens[index].start
         space = text[begin:end] or " "
-        # The semicolon takes the place of the first character of the space.
+        # In the second copy, a semicolon replaces the first character of the space.
         spaced += text[offset:begin] + space
         with_semicolons += without_comments[offset:begin] + ";" + without_comments[begin + 1 : end]
         offset = end
@@ -178,7 +178,7 @@ def end_statements(text: str) -> tuple[str, str]:
 
 
 def _blank_comment(token: re.Match[str]) -> str:
-    """Return a token, or spaces in the place of a token that is a comment."""
+    """Return the text of a token. If the token is a comment, return spaces instead."""
     text = token[0]
     return " " * len(text) if text.startswith("#") else text
 
@@ -215,8 +215,8 @@ def _statement_ends(tokens: Sequence[_Token]) -> Iterator[int]:
     previous = ""  # the text of the previous token
     for index, token in enumerate(tokens):
         end = 0  # the index of the token before which a statement ends
-        # A comma, and the token after a comma, continue a target. Any other token outside of
-        # brackets may begin a target. So may the second of two commas.
+        # A comma, and the token after a comma, continue a target. Outside of brackets, any further
+        # token may begin a target. The second of two commas may begin a target too.
         is_comma = token.text == ","
         follows_comma = previous == ","
         begins_target = depth == 0 and is_comma == follows_comma
@@ -232,7 +232,7 @@ def _statement_ends(tokens: Sequence[_Token]) -> Iterator[int]:
             is_in_body = False
             end = index
         elif token.text == "=" and is_in_body and depth == 0 and not follows_comma:
-            # The statement before ends where the target of this statement begins.
+            # The previous statement ends where the target of this statement begins.
             end = target if _TARGET_START.match(tokens[target].text) else 0
         if begins_target:
             target = index

@@ -28,10 +28,11 @@ from nnef_jax.formats.syntax.types import SCALAR, ArrayOf, Tensor, TupleOf, Type
 from nnef_jax.limits import Meter, raising
 from nnef_jax.wording.similar import did_you_mean
 
-# Maps a name in chapter 7 of the provisional text to the name of the same operation elsewhere.
+# Maps a name in chapter 7 of the provisional specification to the operation's name in all other
+# chapters.
 _ALIASES = {"quantize_linear": "linear_quantize"}
-# The types of a tensor that may hold scalars. A quantisation algorithm takes and returns such a
-# tensor.
+# The types of a tensor that may hold scalars. A quantisation algorithm takes and returns a tensor
+# of such a type.
 _TENSORS_OF_SCALARS = (Tensor("scalar"), Tensor("?"), Tensor(None))
 # The types for which an integer in a text of 1.0 provisional becomes a scalar.
 _REAL_TYPES = (SCALAR, Tensor("scalar"))
@@ -64,7 +65,7 @@ class _ArgumentTypes(ExpressionTypes):
         return f"{item} or {item}[]"
 
     def how_to_write(self, formal: Type, actual: Type) -> str:
-        """Return a hint how to write an argument that has a wrong type, or "" if there is none."""
+        """Return a hint how to write an argument of type `actual` for `formal`, or ""."""
         needs_point = "scalar" in self.shown(formal) and "integer" in str(actual)
         return "write numbers with a point, as in 2.0" if needs_point else ""
 
@@ -129,7 +130,7 @@ class QuantizationReader:
         `text` is the invocation in the header, and `member` is the name of the file. Raises
         NnefSyntaxError or SemanticError if the invocation is not valid.
         """
-        # The invocation becomes an entry of graph.quant for a tensor with any name.
+        # The invocation is parsed as an entry of graph.quant. The name of its tensor is arbitrary.
         source = Source(member, f'"data": {text}')
         entries = parse_quantization(source, self.meter)
         if len(entries) != 1:
@@ -147,7 +148,7 @@ class QuantizationReader:
         assert isinstance(node, tree.Invocation)
         tensor, *parameters = fragment.parameters
         _check_names(node, source, fragment)
-        # An entry leaves out the first argument, the tensor. A call that has it can be checked.
+        # An entry leaves out the first argument, the tensor. To be checked, it needs this argument.
         tensor_argument = tree.Argument(node.offset, None, tree.Identifier(node.offset, _TENSOR))
         call = replace(node, operation=fragment.name, arguments=(tensor_argument, *node.arguments))
         errors: list[NnefError] = []
@@ -162,7 +163,8 @@ class QuantizationReader:
             position = positions.get(parameter.name)
             if position is None:  # The parameter has its default.
                 continue
-            # Every argument is evaluated for its errors. A quantiser has no arrays and tuples.
+            # Every argument is evaluated, so that its errors are found. A quantiser does not have
+            # the values of arrays and tuples.
             value = self._value(call.arguments[position].value, source)
             value = _as_declared(value, parameter.type)
             if not isinstance(parameter.type, ArrayOf | TupleOf):
@@ -264,7 +266,7 @@ def _labels(values: dict[str, tree.Expression]) -> dict[Any, str]:
 
 
 def _as_declared(value: Any, type: Type) -> Any:
-    """Convert the value of an argument to a declared type: an integer becomes a scalar.
+    """Convert an integer to a scalar if the declared type is a type of real numbers.
 
     Texts of 1.0 provisional may have an integer in the place of a scalar.
     """

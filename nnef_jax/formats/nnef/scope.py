@@ -34,8 +34,9 @@ FINAL_ONLY = {
 class Scope:
     """The operations that a document may call: its fragments, and the operations of its dialect.
 
-    The body of a fragment of the library calls operations of 1.0 final only, since an operation of
-    1.0 provisional may be defined by the operation of 1.0 final that has the same name.
+    The library is the set of operations of the dialect. The body of a fragment of the library only
+    calls operations of 1.0 final. The reason is that an operation of 1.0 provisional may be defined
+    by the operation of 1.0 final that has the same name.
     """
 
     def __init__(self, document: Document, meter: Meter) -> None:
@@ -47,7 +48,8 @@ class Scope:
         self._forms: dict[tuple[int, tuple[str | None, ...]], Form] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The keys of `_forms` have ids of fragments. The fragments of a copy have other ids.
+        # `_forms` is not copied. Its keys have the ids of fragments, and copied fragments have
+        # different ids.
         return Scope, (self.document, self.meter)
 
     def is_taken(self, name: str) -> bool:
@@ -77,7 +79,7 @@ class Scope:
     def form(self, fragment: Fragment, invocation: Invocation) -> Form:
         """Return the form of an invocation of a fragment; see `form_of`.
 
-        The form is computed only once for all invocations that have the same names of arguments.
+        The form is computed only once for all invocations with equal names of arguments.
         """
         argument_names = tuple([argument.name for argument in invocation.arguments])
         key = (id(fragment), argument_names)
@@ -89,5 +91,5 @@ class Scope:
         return form
 
     def similar(self, name: str) -> str:
-        """Return a hint with names of operations that are similar to `name`, or "" if none is."""
+        """Return a hint with operations whose names are similar to `name`, or ""."""
         return did_you_mean(name, self._fragments, self.library, meter=self.meter, cutoff=0.7)

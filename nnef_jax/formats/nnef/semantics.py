@@ -124,7 +124,7 @@ class _Checker:
         declared = parameter.type
         expressions = self.types(fragment=fragment, types={})
         actual = expressions.type_of(default)
-        # In the declared type, `?` stands for the default that the fragment has for `?`.
+        # In the declared type, the fragment's default for `?` takes the place of `?`.
         concrete = t.substitute(declared, fragment.generic_default)
         if not expressions.fits(actual, concrete):
             message = f"the default of '{parameter.name}' has type {actual}, declared is {declared}"
@@ -169,7 +169,7 @@ class _Checker:
     def _unpack(
         self, target: tree.Expression, type: t.Type
     ) -> list[tuple[tree.Identifier, t.Type]]:
-        """Return each identifier in the target of an assignment with the type of its value.
+        """Return pairs (identifier, type of its value) for the target of an assignment.
 
         `type` is the type of the assigned value. If the target does not fit `type`, an error is
         reported, and the identifiers have the type `ANY`.
@@ -241,9 +241,10 @@ class _Checker:
         self._check_externals(graph, calls)
 
     def _check_externals(self, graph: tree.GraphDefinition, calls: Calls) -> None:
-        """Report parameters that `external` does not assign, and other uses of `external`.
+        """Report parameters that `external` does not assign, and each misplaced `external`.
 
-        `calls` are the invocations in the graph's body, by operation.
+        An `external` is misplaced if it does not assign a parameter. `calls` are the invocations in
+        the graph's body, by operation.
         """
         parameters = {parameter.name for parameter in graph.parameters}
         # The ids of `external` invocations that need no further report.
@@ -251,7 +252,7 @@ class _Checker:
         for assignment in graph.body:
             value = assignment.value
             is_external = isinstance(value, tree.Invocation) and value.operation == "external"
-            if is_external:  # The invocation is valid, or is reported below.
+            if is_external:  # It is valid, or one of its names is reported below.
                 settled.add(id(value))
             for identifier in tree.identifiers(assignment.target):
                 name = identifier.name
@@ -261,7 +262,7 @@ class _Checker:
                     hint = f"add it: graph {graph.name}( ..., {name} ) -> ..."
                     self._report(f"'{name}' {message}", identifier, hint)
                 elif is_parameter and not is_external:
-                    # An `external` inside the value is not reported a second time.
+                    # An `external` in the value would only repeat this error.
                     settled.update(map(id, tree.invocations([value])))
                     message = f"graph parameter '{name}' must be assigned by 'external'"
                     self._report(message, identifier)
@@ -313,7 +314,7 @@ def refuse_unsupported(
     has_rule: Callable[[tree.Fragment], bool],
     is_atomic: Callable[[tree.Fragment], bool],
 ) -> None:
-    """Raise UnsupportedError if a document reaches operations that have no rule and no body.
+    """Raise UnsupportedError if a document needs operations that have no rule and no body.
 
     The arguments are as for `unsupported`.
     """
@@ -331,7 +332,7 @@ def unsupported(
     has_rule: Callable[[tree.Fragment], bool],
     is_atomic: Callable[[tree.Fragment], bool],
 ) -> Mapping[str, Sequence[Span]]:
-    """Return the operations without rule and body that a document reaches.
+    """Return the operations that a document needs and that have no rule and no body.
 
     The result maps the name of an operation to the places of its calls.
 
@@ -363,7 +364,7 @@ def unsupported(
                 span = None
                 is_from_library = fragment.source not in sources
                 if is_from_library:
-                    # Calls in a library are reported at the call of the document that leads there.
+                    # A call in a library is reported at the document's call that leads to it.
                     span = body.span or tree.span_in(body.source, nodes[0])
                 calls = calls_of(assignment.value for assignment in fragment.body)
                 pending.append(_Body(fragment, calls, fragment.source, span))
@@ -373,7 +374,8 @@ def unsupported(
 class _Body(NamedTuple):
     """The body of a fragment, or of the graph if `fragment` is None, with the calls in it.
 
-    If the fragment is from a library, `span` is the place in the document that leads to its call.
+    If the fragment is from a library, `span` is the place of the call in the document that leads to
+    the fragment.
     """
 
     fragment: tree.Fragment | None

@@ -62,7 +62,7 @@ def _divide(dividend: Known, divisor: Known) -> Known:
 def _power(base: Known, exponent: Known) -> Known:
     """Compute the power of an integer or a real number.
 
-    A power of a real number that is too large becomes infinity or -infinity.
+    If the power of a real number exceeds the range of floats, it becomes infinity or -infinity.
     """
     if isinstance(base, int):
         if exponent < 0:
@@ -128,10 +128,10 @@ def _joined(symbol: str, left: Known, right: Known, most: int) -> Known:
 
 
 def _leaves(values: Iterable[Known], meter: Meter) -> Iterator[Known]:
-    """Yield the items at any depth that are no arrays or tuples: 1, 2, 3 for [1, [2, 3]].
+    """Yield the items at any depth that are not arrays or tuples: 1, 2, 3 for [1, [2, 3]].
 
-    The items are yielded in any order. An array may contain the same array many times, so the
-    number of items may grow exponentially with the depth. Raises TooLarge if there are too many.
+    The items are in any order. An array may contain an array many times, so the number of items may
+    grow exponentially with the depth. Raises TooLarge if there are more items than the limit.
     """
     pending = list(values)
     count = len(pending)
@@ -229,7 +229,7 @@ def _to_integer(value: Known) -> int:
     if isinstance(value, float):
         if not math.isfinite(value):
             raise InvalidValue(f"{value} has no integer value")
-        # According to the provisional text, a number is "truncated to the closest smaller integer
+        # By the provisional specification, a number is "truncated to the closest smaller integer
         # value".
         return _checked(math.floor(value))
     return int(value)
@@ -249,7 +249,7 @@ def as_declared(value: Known, type: Type, meter: Meter) -> Known:
     the argument has too many items.
     """
     if isinstance(value, _SEQUENCES):
-        # The loop counts the items. `_leaves` raises TooLarge.
+        # The loop only counts the items: `_leaves` raises TooLarge.
         for _ in _leaves([value], meter):
             pass
     return _as_declared(value, type)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from nnef_jax.formats.base import Frontend, Options
 from nnef_jax.storage.archive import Archive
 
-# The pattern matches the first bytes of a ModelProto: field 1, which is a varint with the version
+# The pattern matches the first bytes of a ModelProto. These are field 1, a varint with the version
 # of the format, and the tag of the next field, which is one of the fields 2 to 8.
 ALONE = {"model.onnx": rb"\x08[\x80-\xff]{0,9}[\x00-\x7f][\x12\x1a\x22\x28\x32\x3a\x42]"}
 GRAPHS = ("*.onnx",)
@@ -20,7 +20,7 @@ HAS_WEIGHTS_BESIDE = False
 
 
 def recognises(archive: Archive) -> bool:
-    """Tell whether the graph has the name of an ONNX file."""
+    """Tell whether the name of the graph's file ends with ".onnx"."""
     return archive.graph.endswith(".onnx")
 
 

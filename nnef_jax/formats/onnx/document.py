@@ -23,12 +23,11 @@ class Node:
         inputs: the names of the input tensors. The name "" stands for an input that is left out.
         outputs: the names of the output tensors. The name "" stands for an output that is left out.
         attributes: the values of attributes by name.
-        references: for attributes that take their value from an attribute of the function around
-            the node. The name of the node's attribute is mapped to the name of the function's
-            attribute.
+        references: the attributes that take their values from the function around the node. The
+            name of the node's attribute is mapped to the name of the function's attribute.
         span: the node's line in the listing.
-        reads: the names of the tensors that the node reads, either itself or in the graphs in its
-            attributes. Tensors of these graphs are left out.
+        reads: the names of the tensors that the node and the graphs in its attributes read. Tensors
+            that these graphs compute are left out.
         overload: the overload of the function that the node calls.
     """
 
@@ -45,7 +44,7 @@ class Node:
 
     @property
     def title(self) -> str:
-        """Return the description of the node that errors show."""
+        """Return the description of the node in errors, such as "node 'sum' (Add)"."""
         return titled(self.name, self.operator)
 
 
@@ -117,7 +116,7 @@ class ModelDocument:
 
 
 def titled(name: str, operator: str) -> str:
-    """Return the description of a node for errors. Long names are cut off."""
+    """Return the description of a node in errors. A long name is shortened."""
     shown_name = f" '{name[:_LONGEST_NAME]}'" if name else ""
     return f"node{shown_name} ({operator[:_LONGEST_NAME]})"
 

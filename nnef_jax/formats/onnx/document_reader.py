@@ -46,16 +46,16 @@ if TYPE_CHECKING:
 _LARGEST_IR_VERSION = 31  # the largest IR version that is read; the newest version today is 14
 _LONGEST_LINE = 200  # the largest number of letters of a line in the listing of nodes
 _EXTERNAL = 1  # the TensorProto.DataLocation of a tensor in another file
-# The field of AttributeProto that has the value of an attribute, by the code of its type in
-# AttributeProto.AttributeType. A field that is a list has a name of several letters.
+# The fields of AttributeProto that have the values of attributes. The keys are the codes of types
+# in AttributeProto.AttributeType. A field that is a list has a name of several letters.
 _VALUE_FIELDS = {
     1: "f", 2: "i", 3: "s", 4: "t", 5: "g", 6: "floats", 7: "ints", 8: "strings", 9: "tensors",
     10: "graphs",
 }  # fmt: skip
 # The codes of the types of attributes that are a sparse tensor, or a list of sparse tensors.
 _SPARSE, _SPARSE_LIST = 11, 12
-# The field of TensorProto that has the items, by the tensor's dtype. The suffix "_data" of the
-# field's name is left out. All other dtypes have their items in the field "int32_data".
+# The fields of TensorProto that have the items. The keys are dtypes. A field's name is written
+# without its suffix "_data". Items of all other dtypes are in the field "int32_data".
 _ITEM_FIELDS = {
     "float32": "float", "complex64": "float", "float64": "double", "complex128": "double",
     "int64": "int64", "uint32": "uint64", "uint64": "uint64",
@@ -73,7 +73,7 @@ class Reader:
         name: the name of the file, for errors.
         raw: the bytes of large tensors, which are not in the message.
         meter: counts the cost of reading.
-        open: a function that returns the content of a file beside the model, by name.
+        open: a function that takes the name of a file beside the model and returns its content.
         errors: the errors so far.
     """
 
@@ -125,7 +125,7 @@ class Reader:
             start += len(line) + 1  # The next line follows a line break.
 
     def _place(self) -> Span:
-        """Return the place of the node that is read next, or of the graph after the last node."""
+        """Return the place of the next node. After the last node, return the place of the graph."""
         last_line = len(self._spans) - 1
         return self._spans[min(self._count, last_line)]
 
@@ -134,7 +134,7 @@ class Reader:
         span = self._place()
         labels, tensors = self._initializers(proto, span)
         self.check_distinct(_texts(x.name for x in proto.input), span)
-        # Old files have the initialisers among the inputs too. They are left out here.
+        # In old files, the initialisers are inputs too. Such inputs are left out here.
         inputs = [self.port(x) for x in proto.input if _decoded(x.name) not in tensors]
         outputs = [self.port(x) for x in proto.output]
         nodes = [self.node(x) for x in proto.node]
@@ -158,7 +158,7 @@ class Reader:
     def _initializers(self, proto: GraphProto, span: Span) -> tuple[list[str], dict[str, Constant]]:
         """Read the initialisers of a graph; return their labels, and the tensors by label.
 
-        A tensor that cannot be read is left out, and `errors` gets an error at the place `span`.
+        If a tensor cannot be read, it is left out, and an error at `span` is added to `errors`.
         """
         labels: list[str] = []
         # For each label, the function that reads its tensor.
@@ -278,8 +278,8 @@ class Reader:
         try:
             dtype = dtype_of(type.elem_type)
         except InvalidOperation:
-            # The items are strings, or the code of their type is unknown. Both are refused when the
-            # input is flattened.
+            # The items are strings, or the code of their type is unknown. An error is raised when
+            # the input is flattened.
             dtype = "string"
         return ModelPort(name, dtype, shape)
 
@@ -309,7 +309,7 @@ class Reader:
     def _external(self, proto: TensorProto, size: int) -> memoryview:
         """Return the bytes of a tensor that is stored in another file.
 
-        `size` is the number of bytes if the message does not have this number. Raises
+        If the message does not have the number of bytes, this number is `size`. Raises
         `_AlreadyReported` if the file is one of `_unreadable`.
         """
         entries = {_decoded(x.key): _decoded(x.value) for x in proto.external_data}
@@ -342,7 +342,7 @@ class Reader:
     ) -> NDArray[Any]:
         """Return the array of a tensor whose items are stored as numbers in the message.
 
-        `items` is the number of items in the tensor's shape.
+        `items` is the number of items of a tensor of the shape.
         """
         field_name = _ITEM_FIELDS.get(dtype, "int32")
         stored_dtype = "float32" if field_name == "float" else field_name
@@ -363,7 +363,7 @@ class Reader:
         indices = self.tensor(proto.indices).array
         shape = _shape(proto)
         count = values.array.size
-        # An index is a position in the flat tensor, or consists of a position along each axis.
+        # An index is one number, a position in the flat tensor, or has a number for each axis.
         has_allowed_shape = indices.shape in {(count,), (count, len(shape))}
         has_integers = indices.dtype.kind in "iu"
         if not has_integers or not has_allowed_shape or np.any(indices < 0):
@@ -403,7 +403,7 @@ class Reader:
 
 
 class _AlreadyReported(ValueError):
-    """The data of a tensor are in a file that cannot be read, and `errors` has an error for it."""
+    """The data of a tensor are in a file that cannot be read. `errors` already has its error."""
 
 
 def _lines(nodes: Iterable[NodeProto]) -> list[str]:
@@ -471,7 +471,7 @@ def _outputs_of(nodes: Iterable[Node]) -> list[str]:
 
 
 def _texts(values: Iterable[str | bytes]) -> tuple[str, ...]:
-    """Return strings of the message, each of which may be bytes, as text."""
+    """Decode strings of the message; see `_decoded`."""
     return tuple(map(_decoded, values))
 
 
@@ -483,5 +483,5 @@ def _is_set(proto: AttributeProto, field_name: str) -> bool:
 
 
 def _is_list(field_name: str) -> bool:
-    """Tell whether a field of `_VALUE_FIELDS` is a list. The names of other fields are letters."""
+    """Tell whether a field of `_VALUE_FIELDS` is a list: its name has more than one letter."""
     return len(field_name) > 1

@@ -42,7 +42,7 @@ _HINTS = {
 
 
 def flatten(document: ModelDocument, options: Options, data: dict[str, NDArray[Any]]) -> FlatGraph:
-    """Flatten a model into a graph. The parameters are added to `data` by label.
+    """Flatten a model into a graph. The data of parameters are added to `data` by label.
 
     Raises NnefError if the model cannot be flattened.
     """
@@ -50,7 +50,7 @@ def flatten(document: ModelDocument, options: Options, data: dict[str, NDArray[A
         graph = NodeGraph(options, data)
         top = document.graph
         input_names = [port.name for port in top.inputs]
-        # Inserted tensors must not take the names of the document.
+        # The names of the document are reserved, so that inserted tensors get different names.
         graph.builder.reserve(input_names)
         for node in top.nodes:
             graph.builder.reserve(_named_outputs(node))
@@ -75,7 +75,8 @@ class NodeFlattener:
         document: the model.
         graph: the graph that operations are added to.
         versions: the versions of operator sets, by domain.
-        prefix: in functions and in graphs of nodes, the beginning of the names of tensors.
+        prefix: the text before the names of tensors. It is "" outside functions and graphs of
+            nodes.
         depth: the number of functions and graphs around the nodes.
         attributes: the attributes of the function that the nodes are in. None outside functions.
     """
@@ -219,10 +220,10 @@ class NodeFlattener:
         return function
 
     def _with_references_resolved(self, node: Node) -> Node:
-        """Return a node whose attributes have values instead of references.
+        """Return a copy of a node in which the references of attributes are replaced by values.
 
-        An attribute that refers to an attribute of the function around the node gets the value of
-        the function's attribute.
+        An attribute may refer to an attribute of the function around the node. Its value is the
+        value of the function's attribute.
         """
         if not node.references:
             return node
@@ -234,9 +235,9 @@ class NodeFlattener:
         return replace(node, attributes=attributes, references={})
 
     def _add_alias(self, value: NodeOperand, name: str) -> None:
-        """Make `name`, a result's name in the document, an alias of the result's tensor.
+        """Make `name`, the name of a result in the document, an alias of the tensor `value`.
 
-        Nothing is done if this or another tensor already has the name in the graph.
+        Nothing is done if a tensor of the graph already has this name.
         """
         if not isinstance(value, Value):
             return
@@ -274,7 +275,7 @@ class NodeFlattener:
         """Return a flattener for a function that a node calls, or for a graph in its attributes.
 
         `changes` are the new values of further fields. Raises InvalidOperation if the nesting is
-        too deep. `nesting` begins the message of the error, such as "graphs are nested".
+        too deep. The message of the error begins with `nesting`, such as "graphs are nested".
         """
         if self.depth >= _DEEPEST:
             raise InvalidOperation(f"{nesting} without end")
@@ -287,7 +288,8 @@ class NodeFlattener:
         self, node: Node, function: Function, operands: list[NodeOperand]
     ) -> list[NodeOperand]:
         """Flatten the nodes of a function that a node calls; return the function's outputs."""
-        # Later mappings win: the function's own versions, and the attributes of the node.
+        # In a merged dict, the last mapping has priority: the versions of the function, and the
+        # attributes of the node.
         inner = self._inside(
             node, "functions call each other",
             versions={**self.versions, **function.versions},
@@ -363,8 +365,8 @@ def _function_key(node: Node) -> tuple[str, str, str]:
 def _operand_inside(inner: NodeGraph, outer: NodeGraph, operand: NodeOperand) -> Any:
     """Return an operand of the graph `outer` as an operand in the graph `inner`.
 
-    If `inner` is the graph of a body, a computed tensor becomes an input of the body. If `inner` is
-    `outer`, the operand is returned unchanged. So is a constant.
+    If `inner` is the graph of a body, a computed tensor becomes an input of the body. Constants are
+    returned unchanged. If `inner` is `outer`, all operands are returned unchanged.
     """
     if isinstance(operand, list):
         return [_operand_inside(inner, outer, item) for item in operand]
@@ -374,10 +376,10 @@ def _operand_inside(inner: NodeGraph, outer: NodeGraph, operand: NodeOperand) ->
 
 
 def _needed(nodes: Sequence[Node], outputs: Sequence[str]) -> Iterable[Node]:
-    """Return the nodes on which `outputs` depend, each after the nodes whose results it reads.
+    """Return the nodes on which `outputs` depend. Each node comes after the nodes that it reads.
 
-    The result has the order of the file if possible. In a file of onnxruntime's converters, a node
-    may come before a node whose result it reads.
+    If possible, the nodes are in the order of the file. In a file of onnxruntime's converters, a
+    node may come before a node whose result it reads.
     """
     producer_by_name: dict[str, Node] = {}
     for node in nodes:
@@ -395,7 +397,7 @@ def _needed(nodes: Sequence[Node], outputs: Sequence[str]) -> Iterable[Node]:
 
 
 def _after_producers(nodes: Iterable[Node], producer_by_name: Mapping[str, Node]) -> Iterable[Node]:
-    """Return nodes in an order in which each node comes after the nodes whose results it reads.
+    """Sort nodes so that each node comes after all nodes whose results it reads.
 
     `producer_by_name` maps the name of a result to the node that computes it.
     """

@@ -78,7 +78,7 @@ class OnnxFrontend(GraphFrontend):
         return shapes
 
     def symbolic_shapes(self, symbol: Callable[[str], Any]) -> Mapping[str, Sequence[Any]]:
-        """Return the shapes of inputs by name, with a symbolic extent for each extent with a name.
+        """Return the shapes of inputs by name. Each extent with a name is a symbolic extent.
 
         `symbol` makes the symbolic extent for a name. An input is left out if its rank is open, or
         if it has an open extent without a name.
@@ -94,9 +94,9 @@ class OnnxFrontend(GraphFrontend):
         return shapes
 
     def extent_names(self) -> Mapping[str, Sequence[str]]:
-        """Return the names of the extents of inputs and outputs.
+        """Return the names of extents by the name of the input or output.
 
-        The name is "" for an unnamed extent.
+        An extent without a name has the name "".
         """
         graph = self._document.graph
         names: dict[str, Sequence[str]] = {}
@@ -110,7 +110,7 @@ class OnnxFrontend(GraphFrontend):
         return self.dialect, self._text
 
     def spans(self) -> Mapping[str, Span]:
-        """Return the place of each node, by the names of the node's outputs."""
+        """Map the name of each output of a node to the place of the node."""
         span_by_output: dict[str, Span] = {}
         for node in self._document.graph.nodes:
             for name in node.outputs:
@@ -119,7 +119,7 @@ class OnnxFrontend(GraphFrontend):
         return span_by_output
 
     def titles(self) -> Titles:
-        """Return the title of each node, by the offset of the node's line in the listing.
+        """Map the offset of a node's line in the listing to the title of the node.
 
         A title is a text such as "node 'sum' (Add)".
         """

@@ -47,7 +47,8 @@ class NodeGraph(TensorGraph):
         self, options: Options, data: dict[str, NDArray[Any]], outer: TensorGraph | None = None
     ) -> None:
         super().__init__(options, data, outer)
-        # Maps a label to the last number that was appended to it, to make another label.
+        # Maps a label, such as "w", to the number at the end of the last label made of it, such as
+        # 2 for "w_2".
         self._last_numbers: dict[str, int] = {}
         # Maps tensors to the indices of their nonzero items.
         self.nonzero_indices: dict[Value, Value] = {}
@@ -92,10 +93,11 @@ class NodeSite(Site[NodeGraph]):
         version: the version of the operator set.
         graph: the graph that operations are added to.
         operands: an item for each input. A tensor is an operand itself, a sequence is a list of
-            tensors, and an input that is left out is None.
+            tensors. An input that is left out is None.
         flatten_subgraph: a function that flattens a graph in the node and returns its outputs. Its
             arguments are that graph, the graph to add operations to, and the inputs by name.
-        prefix: in a graph of a node, the beginning of the names of tensors.
+        prefix: the text before the names of tensors. It is "" outside functions and graphs of
+            nodes.
     """
 
     node: Node
@@ -147,10 +149,10 @@ class NodeSite(Site[NodeGraph]):
         return extent
 
     def imply(self, i: int, axis: int, extent: int) -> None:
-        """Refuse a wrong guess for an extent of input `i`, if the node allows only one value of it.
+        """Refuse a guess for the extent of input `i` along `axis`, unless the guess is `extent`.
 
-        `extent` is the allowed value. The guess is a number that stands for each open extent.
-        Raises ExtentImplied if the extent is the guess, and not the allowed value.
+        A guess is the number `options.open_extent`, which stands for each open extent. Raises
+        ExtentImplied if the extent is equal to the guess, and the guess is not `extent`.
         """
         operand = self.operand(i)
         guess = self.graph.options.open_extent
@@ -159,10 +161,10 @@ class NodeSite(Site[NodeGraph]):
             raise ExtentImplied(operand.name, axis, extent)
 
     def axes(self, name: str, i: int) -> tuple[int, ...] | None:
-        """Return the axes that an operator works on, as numbers from 0 on.
+        """Return the axes that an operator works on, as numbers of 0 or more.
 
         The axes are in input `i`. In old versions of operators, they are in the attribute `name`.
-        Return None if the node has neither.
+        Return None if the node has neither the input nor the attribute.
         """
         if self.has(i):
             axes: Sequence[int] = self.integers(i)
@@ -185,8 +187,8 @@ class NodeSite(Site[NodeGraph]):
     def attribute(self, name: str, kind: type | tuple[type, ...], default: Any) -> Any:
         """Return an attribute whose value has one of the Python types `kind`.
 
-        Raises InvalidOperation if the value has another type, or if the attribute has neither a
-        value nor a default.
+        If the node does not have the attribute, return `default`. Raises InvalidOperation if the
+        value has another type, or if there is neither a value nor a default.
         """
         value = self.node.attributes.get(name, default)
         if value is None:
@@ -220,7 +222,7 @@ class NodeSite(Site[NodeGraph]):
     ) -> tuple[Any, ...]:
         """Return an attribute that is a list whose items have one of the Python types `kind`.
 
-        `due` describes such a list in errors, such as "a list of numbers".
+        `due` is the description of the list in errors, such as "a list of numbers".
         """
         default_items = None if default is None else tuple(default)
         items = self.attribute(name, tuple, default_items)
@@ -264,18 +266,18 @@ class NodeSite(Site[NodeGraph]):
 
     @property
     def title(self) -> str:
-        """Return the description of the node that errors show."""
+        """Return the description of the node in errors, such as "node 'sum' (Add)"."""
         return self.node.title
 
     def input_title(self, i: int) -> str:
-        """Return the description of an input that errors show."""
+        """Return the description of input `i` in errors."""
         return f"input {i} '{self.node.inputs[i]}'"
 
     @property
     def name(self) -> str:
-        """Return the name of the first output that has a name, after the prefix of the site.
+        """Return the prefix of the site, followed by the name of the first output that has a name.
 
-        If no output has a name, return the name of the node or of the operator instead.
+        If no output has a name, the name of the node or of the operator takes its place.
         """
         for name in (*self.node.outputs, self.node.name):
             if name:
@@ -289,7 +291,7 @@ class NodeSite(Site[NodeGraph]):
 
         The host computes an operation if its operands are known and its result may decide shapes.
         Operands of elementwise kinds broadcast as in numpy. Numbers take the dtype of the tensors.
-        If `inserted`, the operation is not the last one of the node.
+        `inserted` tells whether further operations of the node follow.
         """
         # Operands have the name "y" only in kinds on two tensors, which are elementwise.
         is_elementwise = kind in ON_ITEMS or "y" in operands
@@ -299,11 +301,11 @@ class NodeSite(Site[NodeGraph]):
         if self.is_folded(kind, operands.values()):
             with suppress(NotFolded):
                 return self.folded(kind, operands.values(), attributes)
-        # A dataclass with slots is a new class, for which `super()` without arguments fails.
+        # `super()` without arguments fails here, since a dataclass with slots replaces the class.
         return Site._emit(self, kind, operands, attributes, inserted)
 
     def _typed(self, operands: Iterable[Any]) -> list[Any]:
-        """Return operands in which numbers have the dtype of the last tensor, if there is one."""
+        """Return operands. If there are tensors, numbers get the dtype of the last tensor."""
         operands = list(operands)
         tensors = [x for x in operands if isinstance(x, Tensor)]
         if not tensors:
@@ -330,11 +332,11 @@ class NodeSite(Site[NodeGraph]):
         return Site.cast(self, x, dtype)
 
     def constant(self, items: ArrayLike, dtype: str) -> Constant:
-        """Make a known tensor. Items are clipped to the range of the dtype."""
+        """Make a constant of a dtype. Items are clipped to the range of the dtype."""
         return Constant(rounding.saturated(items, dtype), dtype, derived=True)
 
     def numbers_of(self, items: Sequence[int], dtype: str = "int64") -> Constant:
-        """Make a known tensor of integers, some of which may be symbolic."""
+        """Make a constant of integers. Some of the integers may be symbolic."""
         has_symbols = any(map(is_symbolic, items))
         array_dtype = object if has_symbols else np.dtype(dtype)
         return Constant(np.array(items, array_dtype), dtype, derived=True)
@@ -365,7 +367,7 @@ class NodeSite(Site[NodeGraph]):
         return self.step.squeeze(x, axes=axes) if axes else x
 
     def total(self, x: Tensor, axes: Sequence[int]) -> Any:
-        """Sum a tensor along axes, which have extent 1 in the result."""
+        """Sum a tensor along axes. In the result, these axes have extent 1."""
         return self.step.sum_reduce(x, axes=tuple(axes), normalize=False)
 
     def product(self, a: Tensor, b: Tensor, *, flips: bool = False) -> Any:
@@ -393,8 +395,8 @@ class NodeSite(Site[NodeGraph]):
     def item(self, x: Operand, like: Tensor) -> Any:
         """Return the number `x` as an operand with the dtype of the tensor `like`.
 
-        The operand is a Python number if this dtype is a default dtype of the network, otherwise a
-        tensor. A tensor or a symbolic extent `x` is returned unchanged.
+        If the dtype is a default dtype of the network, the operand is a Python number. Otherwise it
+        is a tensor. If `x` is a tensor or a symbolic extent, it is returned unchanged.
         """
         if isinstance(x, Tensor) or is_symbolic(x):
             return x
@@ -406,8 +408,8 @@ class NodeSite(Site[NodeGraph]):
         number = self.constant(x, dtype)
         if self.dtype_of(number) == dtype:
             return number
-        # The network computes the constant in another dtype. For example, `load(dtype="bfloat16")`
-        # computes a constant of float32 in bfloat16. An operation can make the number in float32.
+        # The network computes the constant in another dtype: with `load(dtype="bfloat16")`, a
+        # constant of float32 is computed in bfloat16. An operation can make the number in `dtype`.
         return self.insert("constant", {}, shape=(), value=(x,), dtype=dtype)
 
     def is_real(self, x: int | Tensor = 0) -> bool:

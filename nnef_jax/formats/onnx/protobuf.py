@@ -32,8 +32,8 @@ _RAW_DATA = 9  # the number of the field `raw_data` of a TensorProto
 # Contents of fields that are not messages. The contents `_NUMBERS`, `_FLOATS` and `_WHOLES` are
 # packed: such a field holds several numbers.
 _TEXT, _NUMBER, _NUMBERS, _FLOATS, _WHOLES = "text", "number", "numbers", "floats", "wholes"
-# The fields that are read: the content of each field, by message and by number of the field
-# (onnx.proto).
+# The fields that are read (onnx.proto). The keys are the kind of a message and the number of a
+# field. The value is the content of the field.
 _READ_FIELDS: Mapping[str, Mapping[int, str]] = {
     "model": {1: _NUMBER, 7: "graph", 8: "operator set", 25: "function"},
     "operator set": {1: _TEXT, 2: _NUMBER},
@@ -61,8 +61,8 @@ _READ_FIELDS: Mapping[str, Mapping[int, str]] = {
     "shape": {1: "extent"},
     "extent": {1: _NUMBER, 2: _TEXT},
 }  # fmt: skip
-# A field with one of these contents may also hold a single number, which is not packed. Such a
-# field is kept.
+# A field with one of these contents may also hold a single number that is not packed. A field with
+# such a number is not removed.
 _NUMERIC = frozenset({_NUMBER, _NUMBERS, _FLOATS, _WHOLES})
 
 _STEPS_OF_FIELD = 1  # steps of the meter for each field
@@ -72,8 +72,8 @@ _STEPS_OF_OBJECT = {
     "graph": 60, "function": 60, "node": 30, "tensor": 40, "sparse tensor": 60, "port": 20,
     "attribute": 20,
 }  # fmt: skip
-# The bytes of memory that the meter counts for each byte of the message. The message is parsed and
-# written again, so the memory holds copies of it.
+# The bytes of memory that the meter counts for each byte of the message. Memory holds copies of the
+# message, since it is parsed and written again.
 _MEMORY_OF_BYTE = 3
 _MEMORY_OF_TEXT_BYTE = 2  # further bytes of memory for each byte of a text
 # Bytes of memory for each packed integer. Protobuf's arrays of integers grow by doubling.
@@ -82,7 +82,7 @@ _NUMBERS_PER_STEP = 16  # packed numbers that count as one step of the meter
 
 
 class Raw:
-    """The bytes of large tensors, which are replaced by short marks in the message of a model."""
+    """The bytes of large tensors. In the message of a model, short marks stand for these bytes."""
 
     def __init__(self) -> None:
         self._salt = secrets.token_bytes(16)  # random, so that no file can contain a mark
@@ -153,8 +153,9 @@ class _Walk:
     def read(self, data: memoryview, message: str, depth: int = 0) -> memoryview | bytearray:
         """Return the bytes of a message without the fields that nothing reads.
 
-        `data` has the bytes of the message, and `message` is its kind, such as "tensor". `depth`
-        is the number of messages around it. If no field is changed, return `data` itself.
+        `data` has the bytes of the message, and `message` is its kind, such as "tensor". `depth` is
+        the number of messages that contain the message. If no field is changed, return `data`
+        itself.
         """
         if depth > _DEEPEST:
             raise LimitError(f"{self._name}: graphs are nested too deeply", hint=raising("nesting"))
@@ -166,8 +167,8 @@ class _Walk:
             self._meter.spend(_STEPS_OF_FIELD, self._name)
             content = contents.get(field.number, "")  # "" if nothing reads the field
             length = field.end - field.start
-            # A field that is not changed leaves the loop by `continue`. Its bytes are copied
-            # later, together with the bytes before the next change.
+            # For an unchanged field, the loop goes on by `continue`. The bytes of the field are
+            # copied later, together with all bytes before the next change.
             replacement = None  # the new content of the field; None removes the field
             if field.kind != _BYTES:
                 if content in _NUMERIC:
@@ -206,7 +207,8 @@ class _Walk:
             item_count = len(part) // 4
             steps = item_count // _NUMBERS_PER_STEP
         elif content == _WHOLES:
-            # The last byte of each varint has the top bit 0. As an int8, this byte is not negative.
+            # The top bit is 0 in the last byte of each varint. As an int8, the byte is not
+            # negative.
             is_last_byte = np.frombuffer(part, np.int8) >= 0
             item_count = int(np.count_nonzero(is_last_byte))
             steps = item_count // _NUMBERS_PER_STEP

@@ -68,9 +68,9 @@ def unpacked(data: memoryview, dtype: str, shape: tuple[int, ...]) -> NDArray[An
 def converted(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
     """Convert numbers that a message stores to items of a dtype.
 
-    An integer may be stored for its bits: the bits of a float of up to 16 bits, or the bits of
-    several items of fewer than 8 bits. Such integers are converted to unsigned integers of the size
-    of the dtype. Raises InvalidOperation if an integer does not fit.
+    The bits of a float of up to 16 bits may be stored as an integer. So may the bits of several
+    items of fewer than 8 bits. The result then has unsigned integers of the size of the dtype.
+    Raises InvalidOperation if an integer does not fit.
     """
     tensor_dtype = np.dtype(dtype)
     has_integers = stored.dtype.kind in "iu"

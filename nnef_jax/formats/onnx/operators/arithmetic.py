@@ -43,10 +43,10 @@ def _pair_meaning(kind: str) -> Meaning:
 
 
 def _meaning_with_axis(meaning: Meaning) -> Meaning:
-    """Return the meaning that an operator on two tensors has before version 7.
+    """Return the meaning before version 7 of an operator on two tensors.
 
-    `meaning` is the meaning in version 7. Before version 7, y lies along the axes of x from the
-    attribute `axis` on, if the attribute `broadcast` is set.
+    `meaning` is the meaning since version 7. Before version 7, the attribute `axis` is the axis of
+    x at which the axes of y begin. It counts only if the attribute `broadcast` is set.
     """
 
     def meaning_along_axis(site: NodeSite, x: Tensor, y: Tensor, *, broadcasts: bool) -> Any:
@@ -107,7 +107,7 @@ def _mod(site: NodeSite, x: Tensor, y: Tensor, *, truncates: bool = flag("fmod")
 def floored_mod(site: NodeSite, x: Tensor, y: Operand, last: ByKind) -> Any:
     """Compute x - floor(x / y) * y, the remainder with the sign of y.
 
-    `last` is `site.last` or `site.step`, and adds the final operation to the graph.
+    `last` adds the final operation to the graph. It is `site.last` or `site.step`.
     """
     step = site.step
     remainder = step.rem(x, y)  # with the sign of x
@@ -119,7 +119,7 @@ def floored_mod(site: NodeSite, x: Tensor, y: Operand, last: ByKind) -> Any:
 def _combined(site: NodeSite, kind: str, values: Sequence[Tensor], last: ByKind) -> Any:
     """Combine tensors from left to right by operations of one kind, such as "add".
 
-    `last` is `site.last` or `site.step`, and adds the final operation to the graph.
+    `last` adds the final operation to the graph. It is `site.last` or `site.step`.
     """
     if len(values) == 1:
         return last.copy(values[0])
@@ -177,8 +177,8 @@ def _clip_by_attributes(site: NodeSite, x: Tensor) -> Any:
     return _clip(site, x, low, high)
 
 
-# Activations. The module `rows` has further activations. Functions of the standard define the
-# remaining ones.
+# Activations. The module `rows` has further activations. The ONNX standard defines the remaining
+# activations by functions.
 
 
 @operator(
@@ -188,7 +188,7 @@ def _clip_by_attributes(site: NodeSite, x: Tensor) -> Any:
 @operator("Selu", alpha=number("alpha", 1.6732), gamma=number("gamma", 1.0507))
 def _selu(site: NodeSite, x: Tensor, *, alpha: float, gamma: float) -> Any:
     """Compute gamma * x where x > 0, and gamma * alpha * (exp(x) - 1) elsewhere."""
-    # `lambda` is a keyword of Python, so it cannot be written as `lambda=gamma`.
+    # `lambda` is a keyword of Python, so the attribute cannot be written as `lambda=gamma`.
     return site.last.selu(x, alpha=alpha, **{"lambda": gamma})
 
 
@@ -223,7 +223,7 @@ def _prelu_of_channels(site: NodeSite, x: Tensor, slope: Tensor) -> Any:
     x has shape (batch, channels, ...). The slope has shape (channels,) or broadcasts to x.
     """
     if site.rank(slope) == 1:
-        # To the shape (channels, 1, ...), with an axis for each spatial axis of x.
+        # The slope gets the shape (channels, 1, ...), with an axis for each spatial axis of x.
         spatial_rank = site.rank() - 2
         slope = site.unsqueezed(slope, range(1, spatial_rank + 1))
     return _prelu(site, x, slope)
@@ -235,7 +235,7 @@ def _gelu(
 ) -> Any:
     """Compute x * cdf(x), where cdf is the distribution function of the normal distribution.
 
-    The approximation "tanh" replaces cdf by a function with a hyperbolic tangent.
+    If `approximation` is "tanh", a formula with a hyperbolic tangent takes the place of cdf.
     """
     if approximation == "tanh":
         return site.last.gelu(x, approximation="tanh")
@@ -262,13 +262,13 @@ def _dropout(
 ) -> Any:
     """Return the input unchanged, and a mask of ones.
 
-    Raises InvalidOperation if the node drops items at random. It does so in the training mode, if
-    the ratio of dropped items is not 0.
+    Raises InvalidOperation if the node drops items at random. A node drops items in the training
+    mode, unless the ratio of dropped items is 0.
     """
     is_training = mode is not None and bool(site.known(2).any())
     if not is_training:
         return _with_mask_of_ones(site, x)
-    drops_items = ratio is None or bool(site.known(1).any())  # the default of the ratio is 0.5
+    drops_items = ratio is None or bool(site.known(1).any())  # without a ratio, it is 0.5
     if drops_items:
         return RANDOM(site)  # raises InvalidOperation
     return _with_mask_of_ones(site, x)

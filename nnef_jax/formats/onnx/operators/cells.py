@@ -44,8 +44,9 @@ def _activations(
 ) -> list[Activation]:
     """Return the activations of all directions, one direction after the other.
 
-    `kind` is "rnn", "lstm" or "gru". `alphas` and `betas` have a number only for each activation
-    that has such a parameter. An activation gets its default if no numbers are left.
+    `kind` is "rnn", "lstm" or "gru". `alphas` has a number for each activation with a parameter
+    alpha, and `betas` for each activation with a parameter beta. If there are fewer numbers, the
+    last activations get their defaults.
     """
     default_names = DEFAULTS[kind] * direction_count
     names = site.attribute("activations", tuple, default_names)
@@ -152,8 +153,9 @@ def _first_states(
 ) -> list[Tensor]:
     """Return the states of a direction before the first time step, of shape (batch, hidden).
 
-    x has shape (time, batch, items), and `direction` is the index of the direction. A state is 0 if
-    its input is left out. If `batch_first`, the first axis of the input of a state is the batch.
+    x has shape (time, batch, items), and `direction` is the index of the direction. The input of a
+    state has shape (directions, batch, hidden), or (batch, directions, hidden) if `batch_first`. If
+    the input is left out, the state is 0.
     """
     axis_of_directions = 1 if batch_first else 0
     states: list[Tensor] = []
@@ -169,7 +171,7 @@ def _first_states(
 def _of_direction(site: NodeSite, i: int, direction: int, axis: int = 0) -> Any:
     """Return the part of input `i` for the direction with the index `direction`.
 
-    `axis` is the axis of directions, which the result does not have.
+    `axis` is the axis of directions in the input. The result does not have this axis.
     """
     part = site.part(site.tensor(i), axis, first=direction, last=direction + 1)
     return site.squeezed(part, axis)
@@ -220,11 +222,11 @@ def _run_cell(
             gate_weights = body.outer_input(state_weights)
         takes_all_gates = last - first == cell.gates
         if not takes_all_gates:
-            # A gate has `hidden` rows of the weights.
+            # The weights have `hidden` rows for each gate.
             gate_weights = body.at.part(
                 gate_weights, axis=0, first=first * hidden, last=last * hidden
             )
-        # Only the candidate of a GRU has a product that does not begin with the first gate.
+        # A product that does not begin with the first gate is for the candidate of a GRU.
         is_candidate = first > 0
         gate_bias = body.outer_input(candidate_bias) if is_candidate else None
         return _product(body.at, state, gate_weights, gate_bias)
@@ -243,8 +245,9 @@ def _biases(site: NodeSite, cell: Cell, hidden: int, direction: int) -> tuple[An
     Input 3 has the bias of the input, then the bias of the state. Usually their sum is the first
     result, and the second result is None.
 
-    A GRU is an exception if it applies its reset gate after the product with the state. The gate
-    then multiplies the candidate's part of the state's bias too. This part is the second result.
+    A GRU is an exception if it applies its reset gate after the product with the state. Its reset
+    gate also multiplies the bias of the state for the candidate. Therefore this bias is not in the
+    sum. It is the second result.
 
     Both results are None if input 3 is left out.
     """
@@ -256,8 +259,8 @@ def _biases(site: NodeSite, cell: Cell, hidden: int, direction: int) -> tuple[An
     state_bias = site.part(biases, axis=0, first=items, last=2 * items)
     candidate_bias = None
     if cell.kind == "gru" and cell.resets_after:
-        # The state's bias has a part for each of the two gates, then the candidate's part, which
-        # zeros replace.
+        # The bias of the state has `hidden` items for each of the two gates, then `hidden` items
+        # for the candidate. Zeros replace the items for the candidate.
         gates_end = 2 * hidden
         candidate_bias = site.part(state_bias, axis=0, first=gates_end, last=items)
         state_bias = site.part(state_bias, axis=0, first=0, last=gates_end)
@@ -266,7 +269,7 @@ def _biases(site: NodeSite, cell: Cell, hidden: int, direction: int) -> tuple[An
 
 
 def _peepholes(site: NodeSite, direction: int) -> dict[str, Any]:
-    """Return the peephole weights of an LSTM's gates "i", "o" and "f", by the gate's letter.
+    """Return the peephole weights of an LSTM. The keys are the letters of the gates: i, o and f.
 
     The weights of a gate have shape (1, hidden). The result is empty if input 7 is left out.
     """

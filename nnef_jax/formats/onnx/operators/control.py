@@ -27,8 +27,8 @@ _State = Tensor | list[Any]  # a state of a loop; a list is a sequence of tensor
 _MOST_UNROLLED = 1024  # the largest number of iterations that are unrolled
 # The largest number of iterations of a loop that is unrolled after it failed as a scan.
 _MOST_RETRIED = 64
-# The number of times that the body of a loop is flattened to find the room for its states. A state
-# that is the state before of another one needs a further time.
+# The number of times that the body of a loop is flattened to find the room for its states. The
+# number of states is added, since a state may become another state in the next iteration.
 _MOST_PASSES = 4
 _MOST_STACKED = 65_536  # the largest number of iterations whose outputs are stacked
 _BODY = attribute("body", "subgraph")
@@ -59,7 +59,7 @@ def _if(
     else_lengths = [_length(x) for x in else_outputs]
     if lengths != else_lengths:
         # Sequences of different lengths need a known condition. This condition is computed, so
-        # `known` raises InvalidOperation, with a hint how to fix the condition.
+        # `known` raises InvalidOperation, with a hint how to make the condition a constant.
         site.known(0)
     then_tensors = _tensors_of(replace(site, graph=then_body), then_outputs)
     else_tensors = _tensors_of(replace(site, graph=else_body), else_outputs)
@@ -133,12 +133,12 @@ def _loop(
     if isinstance(begins, Constant):
         if not begins.array.any():
             limit = 0
-        begins = None  # `limit` has taken this condition into account
+        begins = None  # `limit` is 0 if this condition is false
     always_continues = _continues(site, body, states)
     has_known_limit = limit == 0 or not isinstance(count, Value)
     if always_continues is False and has_known_limit:
-        # The condition is false after the first iteration. A loop of at most one iteration need not
-        # read the condition, as if the condition were always true.
+        # The condition is false after the first iteration. Therefore the loop has at most one
+        # iteration. The condition need not be read to end the loop, so it is taken for true.
         limit = min(limit, 1)
         always_continues = True
     ends_by_count = begins is None and always_continues
@@ -151,7 +151,7 @@ def _uncounted(
     site: NodeSite, body: ModelGraph, states: Sequence[_State], count: Tensor | None,
     begins: Tensor | None, limit: float,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Run a loop whose number of iterations depends on values.
+    """Run a loop whose number of iterations depends on computed values.
 
     Return the last states, then the stacked outputs. The arguments are as for `_as_loop`, but a
     state may be a sequence. Raises InvalidOperation if the graph cannot have such a loop.
@@ -174,7 +174,8 @@ def _uncounted(
     # Input 0 is the number of iterations, and input 1 is the condition before the first iteration.
     for i in (0, 1):
         if site.has(i):
-            # Raises InvalidOperation for a computed input, with a hint how to fix the input.
+            # Raises InvalidOperation for a computed input, with a hint how to make the input a
+            # constant.
             site.known(i)
     if failure is not None:
         raise failure
@@ -204,8 +205,8 @@ def _as_loop(
     start = _start_of_loop(site, count, begins, limit)
     after = grown.padded(repetition.graph, values[: len(states)])
     outputs = [repetition.at.unsqueezed(x, (0,)) for x in values[len(states) :]]
-    # A loop with a bound always takes so many steps. So the bound of a computed `count` is used
-    # only if the sizes of results need a bound.
+    # A loop with a bound always takes as many steps as the bound. Therefore the bound of a computed
+    # `count` is used only if the sizes of results need a bound.
     iterations = most if outputs or grown.axes else limit
     has_bound = len(outputs) > 0 or iterations <= _MOST_UNROLLED
     bound = int(iterations) if has_bound else -1  # -1 stands for no bound
@@ -236,8 +237,8 @@ def _start_of_loop(
 ) -> dict[str, Any]:
     """Return the operands "count" and "condition" of a loop: tensors without axes, or literals.
 
-    The arguments are as for `_as_loop`. The operand "count" is `count` if this is computed, and
-    `limit` otherwise.
+    The arguments are as for `_as_loop`. If `count` is a computed tensor, it is the operand "count".
+    Otherwise the operand "count" is `limit`.
     """
     largest_count: Any
     if isinstance(count, Value):
@@ -255,10 +256,11 @@ def _start_of_loop(
 def _loop_body(
     site: NodeSite, body: ModelGraph, states: Sequence[Tensor], limit: float
 ) -> tuple[GrowingStates, RepeatedBody, Tensor, list[Value]]:
-    """Flatten the body of a loop; return its states, the body, the condition, and its results.
+    """Flatten the body of a loop; return the states, the body, the condition, and the results.
 
-    States whose extents change in an iteration are lists in the body. The body is flattened again
-    with these lists, until the room for their items is large enough.
+    A state whose extent changes in an iteration becomes a list in the body. A list has room for a
+    largest number of items. The body is flattened again until the room of each list is large
+    enough.
     """
     axes: list[GrowingAxis] = []
     changing = GrowingAxis(0, 0, 0)
@@ -296,9 +298,10 @@ def _inputs(
 
 
 def _continues(site: NodeSite, body: ModelGraph, states: Sequence[_State]) -> bool | None:
-    """Return the condition that a loop's body computes, or None if it is not known in advance.
+    """Return the condition that the body of a loop computes, if it is a constant.
 
-    `states` are the states before the first iteration.
+    If the condition depends on inputs of the network, return None. `states` are the states before
+    the first iteration.
     """
     # The graph of `trial` is not added to the outer graph. It only serves to find the condition.
     trial = RepeatedBody(site)
@@ -320,8 +323,8 @@ def _continues(site: NodeSite, body: ModelGraph, states: Sequence[_State]) -> bo
 def _as_state(body: RepeatedBody, state: _State) -> Any:
     """Return a state of a loop as a computed tensor of the body, even if the state is a constant.
 
-    Iterations may change the state, so the constant is its value only in the first iteration. A
-    state that is a sequence becomes a sequence of such tensors.
+    A constant is the state only in the first iteration, since iterations may change the state. A
+    state that is a sequence becomes a sequence of computed tensors.
     """
     if isinstance(state, list):
         return [_as_state(body, item) for item in state]
@@ -333,9 +336,9 @@ def _counted(
 ) -> tuple[Any, ...]:
     """Run a body `count` times; return the last states, then the stacked outputs.
 
-    The body becomes a scan. If a scan cannot run the body, the nodes of the body are added once for
-    each iteration. This is so if states are sequences or change their shapes, or if shapes depend
-    on the number of the iteration.
+    The body becomes a scan, if possible. Otherwise the nodes of the body are added once for each
+    iteration. A scan cannot run the body if states are sequences or change their shapes, or if
+    shapes depend on the number of the iteration.
     """
     tensors = [state for state in states if not isinstance(state, list)]
     has_sequences = len(tensors) < len(states)
@@ -356,8 +359,9 @@ def _as_scan(
 ) -> tuple[Any, ...] | None:
     """Add a scan that runs a body `count` times; return the last states, then the stacked outputs.
 
-    Return None if a scan cannot run the body: if results are sequences or lists whose items the
-    body counts, or if states change their shape.
+    Return None if a scan cannot run the body. A scan cannot run a body with results that are
+    sequences, with lists whose number of items the body computes, or with states that change their
+    shapes.
     """
     repetition = RepeatedBody(site)
     inner_states = [repetition.state(state) for state in states]
@@ -384,8 +388,8 @@ def _unrolled(
 ) -> tuple[Any, ...]:
     """Add the nodes of a body `count` times; return the last states, then the stacked outputs.
 
-    The nodes are added fewer times if the condition is false after an iteration. It must be known
-    in advance, as a condition on the shapes of states is.
+    The nodes are added fewer times if the condition is false after an iteration. The condition must
+    be a constant, such as a comparison of the shapes of states.
     """
     if count > _MOST_UNROLLED:
         raise InvalidOperation(

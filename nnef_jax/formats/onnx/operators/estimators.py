@@ -24,7 +24,7 @@ from nnef_jax.formats.onnx.operators.registry import operator
 DOMAIN = "ai.onnx.ml"
 TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 TRANSFORM = word("post_transform", *TRANSFORMS)
-_SMALLEST_SCORE = 1e-7  # SOFTMAX_ZERO takes smaller absolute scores for 0
+_SMALLEST_SCORE = 1e-7  # SOFTMAX_ZERO treats smaller absolute scores as 0
 # The constants of the approximation that computes PROBIT. Runtimes use the same digits.
 _WINITZKI = 0.147
 _ROOT_OF_2 = 1.41421356
@@ -225,10 +225,10 @@ def _feature_vectorizer(site: NodeSite, *inputs: Tensor) -> Any:
 
 @operator("OneHotEncoder", domain=DOMAIN)
 def _one_hot_encoder(site: NodeSite, x: Tensor, *, zeros: bool = flag("zeros", True)) -> Any:
-    """Return 1 for the category of each item along a new last axis, and 0 for all other categories.
+    """Encode each item along a new last axis: 1 for its category, 0 for all other categories.
 
-    An item may be in no category. Then all its numbers are 0 if `zeros` is set. Otherwise all its
-    numbers are NaN. Runtimes raise an error instead of NaN.
+    An item of no category is encoded by zeros if `zeros` is set, otherwise by NaN. Runtimes raise
+    an error instead of NaN.
     """
     if site.has_attribute("cats_strings"):
         raise InvalidOperation("its categories are strings, of which there are no arrays in JAX")
@@ -266,8 +266,8 @@ def _label_encoder(
         default = default_float if dtype.startswith("float") else default_int
     last_indices, nan_index = _last_indices(keys)
     x = site.cast(x, site.computation_dtype(key_dtype))
-    # The row of the table that has the value of each item, or -1. The table must not be empty. If
-    # all keys are NaN, its first row has the first NaN, which is equal to no item.
+    # `row` has, for each item of x, the row of its key in the table, or -1. The table must not be
+    # empty. If all keys are NaN, its first row is for the first NaN, which is equal to no item.
     indices_of_rows = last_indices or [0]
     distinct_keys = parameter(site, "keys", keys[indices_of_rows], key_dtype)
     row = site.step.reverse_lookup(x, distinct_keys, fallback=-1)
@@ -336,8 +336,8 @@ def _linear(
 ) -> Any:
     """Multiply rows by coefficients of shape (count, features), and add the intercepts.
 
-    The result has shape (samples, count). If None, `count` is computed from the number of
-    coefficients and the number of features.
+    The result has shape (samples, count). If `count` is None, it is the number of coefficients
+    divided by the number of features.
     """
     x = feature_rows(site)
     feature_count = site.known_shape(x)[1]

@@ -63,7 +63,7 @@ def kernel_of(site: NodeSite, i: int = 1) -> tuple[int, ...]:
 def windows_of(
     site: NodeSite, kernel: Sequence[int], shape: Sequence[int] | None = None
 ) -> dict[str, Any]:
-    """Return the stride, dilation and padding of windows along the spatial axes, as attributes.
+    """Return the attributes of windows: the stride, dilation and padding along spatial axes.
 
     `kernel` has the extents of a window. `shape` has the spatial extents of the image. If `shape`
     is None, the image is input 0.
@@ -78,7 +78,7 @@ def windows_of(
 
 
 def _bias_operand(site: NodeSite, bias: Tensor | None) -> Any:
-    """Return a bias of shape (channels,) in the shape (1, channels), or 0 if the bias is None."""
+    """Reshape a bias from (channels,) to (1, channels). If the bias is None, return 0."""
     if bias is None:
         return site.item(0, like=site.operand(0))
     return site.unsqueezed(bias, (0,))
@@ -113,7 +113,10 @@ def _conv_transpose(
     mode: str = _AUTO_PAD,
     groups: int = GROUPS,
 ) -> Any:
-    """Transpose a convolution. Items of the result that no window reaches are equal to the bias."""
+    """Compute a transposed convolution.
+
+    Items of the result that no window reaches are equal to the bias.
+    """
     kernel = kernel_of(site)
     rank = len(kernel)
     strides = site.spatial("strides", rank)
@@ -144,8 +147,8 @@ def _transposed_padding(
 ) -> Pairs:
     """Return the padding of a transposed convolution: a pair (before, after) for each spatial axis.
 
-    If the number after an axis is negative, for example -2, no window reaches the last 2 items.
-    `mode` is the attribute `auto_pad`, and `spans` has the extents of a dilated window.
+    The number `after` may be negative. If it is -2, no window reaches the last 2 items. `mode` is
+    the attribute `auto_pad`, and `spans` has the extents of a dilated window.
     """
     rank = len(spans)
     added_items = site.spatial("output_padding", rank, default=0)

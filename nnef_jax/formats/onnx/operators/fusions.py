@@ -26,7 +26,7 @@ from nnef_jax.formats.onnx.operators.registry import OPERATORS, operator
 from nnef_jax.formats.onnx.operators.transformers import require_supported
 from nnef_jax.formats.onnx.tensor_types import unpacked
 
-# The version of the standard's operators of which this module composes operators.
+# This module composes its operators of operators of the ONNX standard, in this version.
 _STANDARD_VERSION = 21
 
 
@@ -79,7 +79,7 @@ def _meaning_on_levels(
 
     Args:
         name: the name of the standard's operator, such as "Add".
-        real_count: the number of inputs that are no levels. These inputs come first.
+        real_count: the number of inputs that are not levels. These inputs come first.
         level_inputs: the index of each input that has levels. The next two inputs are the scale and
             the zero point of the levels.
         output: the index of the input that is the scale of the result. The next input is the zero
@@ -87,7 +87,7 @@ def _meaning_on_levels(
     """
 
     def meaning(site: NodeSite, *, channels_last: bool) -> Any:
-        """Apply the operator. `channels_last` tells where the channels of the first operand are."""
+        """Apply the operator. If `channels_last`, the last axis of input 0 has the channels."""
         attributes = dict(site.node.attributes)
         # The standard's operator has neither of these attributes.
         for key in ("opset", "channels_last"):
@@ -233,7 +233,7 @@ def _weights_of_blocks(site: NodeSite, bits: int, outputs: int, blocks: int, siz
     """Return quantised weights as real numbers of shape (outputs, blocks * size).
 
     Input 1 has the levels of the weights, of `bits` bits. Inputs 2 and 3 have the scale and the
-    zero point of each block. A block has `size` weights, and the last one may have padding.
+    zero point of each block. A block has `size` weights. The last block may have padding.
     """
     levels = _levels(site, 1, bits, (outputs, blocks * size))
     scale_of_blocks = site.reshaped(site.operand(2), (outputs, blocks))
@@ -253,7 +253,7 @@ def _zero_of_blocks(site: NodeSite, bits: int, outputs: int, blocks: int) -> Any
     """Return the zero points of blocks of weights, of shape (outputs, blocks).
 
     Input 3 has the zero points, as real numbers or as levels of `bits` bits. If input 3 is left
-    out, the result is the level in the middle, a single number.
+    out, the result is a single number, the level in the middle, such as 8 for 4 bits.
     """
     if not site.has(3):
         middle_level = 1 << (bits - 1)  # 8 for 4 bits
@@ -290,7 +290,7 @@ def _fused_matmul(
     """Compute alpha * a @ b for a and b of shape (..., rows, columns).
 
     `flips_a` tells whether a is transposed. `moves_a` tells whether a has the shape
-    (rows, ..., columns). `flips_b` and `moves_b` are the same for b.
+    (rows, ..., columns). `flips_b` and `moves_b` tell the same about b.
     """
     operands: list[Any] = []
     for matrix, flips, moves in ((a, flips_a, moves_a), (b, flips_b, moves_b)):

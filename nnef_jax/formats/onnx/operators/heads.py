@@ -58,7 +58,7 @@ class Mask:
         self.allowed = condition
 
     def add_bias(self, bias: Tensor) -> None:
-        """Add a bias to scores, besides the biases that were added before."""
+        """Add a bias to scores. It is added to the sum of earlier biases."""
         if self.bias is not None:
             bias = self.site.step.add(self.bias, bias)
         self.bias = bias
@@ -86,7 +86,8 @@ class Mask:
         broadcasts to (batch, heads, time, keys). A negative `left` or `right` stands for no bound.
         """
         step = self.site.step
-        # Queries lie along axis 0 and keys along axis 1, so distances have an item for each pair.
+        # Queries lie along axis 0, and keys along axis 1. The shape of distances is
+        # (..., queries, keys).
         if is_symbolic(start):
             first: Any = start  # the type of symbolic extents is not declared
             query_positions = self.site.positions(query_count, axis=0, rank=2, start=first)
@@ -128,7 +129,8 @@ def _scores(
 ) -> tuple[Any, Any]:
     """Return the scores scale * query key^T, and the values.
 
-    The heads of keys and of values are repeated, so that there is one for each head of queries.
+    There may be fewer heads of keys and values than heads of queries. The heads of keys and values
+    are then repeated.
     """
     repetitions, remainder = divmod(site.extent(query, 1), site.extent(key, 1))
     if remainder:
@@ -155,7 +157,7 @@ def attended(
         query: heads of queries.
         key: heads of keys.
         value: heads of values.
-        scale: the factor of scores. 0 stands for 1 / sqrt(items).
+        scale: the factor of scores. 0 stands for 1 / sqrt(items), for heads of `items` items.
         softcap: the bound c of scores, which become c * tanh(scores / c). 0 stands for no bound.
         stage: the stage after which scores are returned. 0 is the product of queries and keys, 1 is
             the softcap, 2 is the mask, and 3 is the softmax. None stands for no scores.
@@ -232,9 +234,10 @@ def _attention(
     """Compute attention to past and new keys.
 
     Inputs 0 to 2 are the queries, keys and values, input 3 is the mask, and inputs 4 and 5 are the
-    past keys and values. Input 6 has the number of keys of each sequence, if the keys are padded. A
-    query attends only to the `left` keys before it and the `right` keys after it, where -1 stands
-    for no bound. `code` is the code of the dtype of the softmax, or 0 for the default. `stage` says
+    past keys and values. Input 6 has the number of keys of each sequence, if the keys are padded.
+
+    A query attends only to the `left` keys before it and the `right` keys after it. -1 stands for
+    no bound. `code` is the code of the dtype of the softmax, or 0 for the default. `stage` says
     which scores are output 3; see `attended`.
 
     Return the result, the past and new keys, the past and new values, and the scores.
@@ -314,8 +317,8 @@ def _flex_attention(
     1 / sqrt(items).
     """
     dtype = site.dtype_of(query)
-    # The dtype of the softmax. It is a dtype of the file, which the network may compute in another
-    # dtype, because of `load(dtype=)`.
+    # The dtype of the softmax is a dtype of the file. The network may compute in another dtype, if
+    # the user sets `load(dtype=)`.
     softmax_dtype = dtype
     if code:
         softmax_dtype = site.computation_dtype(dtype_of(code))
@@ -395,7 +398,7 @@ def angles(site: NodeSite, positions: Tensor, caches: tuple[int, int]) -> list[A
     """Return the cosines and the sines of the angles at `positions`.
 
     `positions` has shape (batch, time), and the results have shape (batch, time, angles). `caches`
-    are the indices of two inputs: the cosines and the sines at all positions.
+    are the indices of two inputs. These inputs have the cosines and the sines at all positions.
     """
     return [site.step.gather(site.operand(i), positions, axis=0) for i in caches]
 

@@ -50,7 +50,7 @@ def _slice_by_attributes(
 
 @operator("Pad", since=11)
 def _pad(site: NodeSite, x: Tensor, *, mode: str = _MODE) -> Any:
-    """Pad a tensor. A negative number of padding removes items at this end of the axis instead."""
+    """Pad a tensor at the ends of axes. A negative number, such as -2, removes 2 items instead."""
     axes = site.axes("axes", 3)
     if axes is None:
         axes = tuple(range(site.rank()))
@@ -99,8 +99,9 @@ def _padded(
 ) -> Any:
     """Pad a tensor by `signed_padding`, which has a pair (before, after) for each axis.
 
-    A negative number removes items at this end of the axis. `mode` is a key of `_BORDERS`. In the
-    mode "constant", the items of the padding are `value`.
+    A negative number removes items. For example, (-2, 1) removes the first 2 items of an axis and
+    adds 1 item at its end. `mode` is a key of `_BORDERS`. In the mode "constant", added items are
+    equal to `value`.
     """
     x = cropped(site, x, dict(enumerate(signed_padding)))
     padding = [(max(before, 0), max(after, 0)) for before, after in signed_padding]
@@ -120,7 +121,7 @@ def _padded(
 
 
 def _wrapped(site: NodeSite, x: Tensor, padding: Sequence[tuple[int, int]]) -> Any:
-    """Pad each axis of a tensor by the items at the other end of the axis.
+    """Pad each end of an axis by items from the opposite end.
 
     `padding` has a pair (before, after) for each axis.
     """
@@ -162,9 +163,9 @@ def _tensor_scatter(
 ) -> Any:
     """Write `update` into `cache` along an axis, and return the new cache.
 
-    Axis 0 is the batch. `starts` has, for each sequence of the batch, the position of the first
-    item that is written. In the mode "circular", an update that reaches the end of the axis
-    continues at the start of the axis.
+    Axis 0 is the batch. `starts` has a position for each sequence of the batch: the position in the
+    cache at which the update starts. In the mode "circular", an update that reaches the end of the
+    axis continues at the start of the axis.
     """
     step = site.step
     shape = site.known_shape()
@@ -179,7 +180,8 @@ def _tensor_scatter(
     is_new = step.and_(step.ge(index, 0), step.lt(index, update_length))
     valid_index = step.select(is_new, index, 0)
     new_items = step.gather_in_batches(update, valid_index, axis=axis, batch_dims=1)
-    # `is_new` has the batch and `axis`. It gets all other axes of the cache, with extent 1.
+    # `is_new` has shape (batch, positions). All other axes of the cache are inserted, with extent
+    # 1.
     new_axes = [i for i in range(site.rank()) if i not in (0, axis)]
     return site.last.select(site.unsqueezed(is_new, new_axes), new_items, cache)
 
@@ -187,11 +189,11 @@ def _tensor_scatter(
 def _index_in_update(
     site: NodeSite, starts: Tensor | None, cache_length: int, *, is_circular: bool
 ) -> Any:
-    """Return, for each position of a cache, the index of the item of the update for the position.
+    """Return an index into the update for each position of a cache.
 
     The result has shape (batch, positions) or (1, positions). For example, an update of 2 items
-    that starts at position 1 of 4 has the indices -1, 0, 1, 2, of which only 0 and 1 are indices of
-    items. If `is_circular`, the indices are 3, 0, 1, 2.
+    starts at position 1 of 4 positions. The indices are -1, 0, 1, 2, or 3, 0, 1, 2 if
+    `is_circular`. Only the indices 0 and 1 stand for items of the update.
     """
     index: Any = site.positions(cache_length, axis=1, rank=2)
     if starts is None:

@@ -68,7 +68,7 @@ def _transpose(site: NodeSite, x: Tensor) -> Any:
 
 @operator("Squeeze")
 def _squeeze(site: NodeSite, x: Tensor) -> Any:
-    """Remove axes of extent 1: the axes that the node names, or all such axes by default."""
+    """Remove the axes that the node names. By default, remove all axes of extent 1."""
     axes = site.axes("axes", 1)
     if axes is None:
         axes = tuple(axis for axis, extent in enumerate(site.known_shape()) if extent == 1)
@@ -124,7 +124,7 @@ def _split_by_attribute(
 ) -> tuple[Any, ...]:
     """Split a tensor along an axis. Input 1 or the attribute `split` has the lengths of the parts.
 
-    If the node has neither, all parts have the same length.
+    If the node has neither input 1 nor the attribute, all parts have equal lengths.
     """
     if site.has(1):
         return tuple(split_by_lengths(site, x, axis, site.integers(1)))
@@ -135,7 +135,7 @@ def _split_by_attribute(
 
 @operator("Tile", since=6)
 def _tile(site: NodeSite, x: Tensor) -> Any:
-    """Repeat a tensor along each axis as often as input 1 says."""
+    """Repeat a tensor along each axis. Input 1 has the number of repetitions for each axis."""
     return site.last.tile(x, repeats=site.integers(1))
 
 

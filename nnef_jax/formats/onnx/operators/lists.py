@@ -28,10 +28,10 @@ def _sequence(site: NodeSite) -> list[Any]:
 
 
 def _index(site: NodeSite, i: int, count: int, *, end: int) -> int:
-    """Return input `i`, an index into a sequence of `count` items, as a number from 0 on.
+    """Return input `i`, an index into a sequence of `count` items, as a number of 0 or more.
 
-    In the input, a negative index counts from the end of the sequence. Raises InvalidShape if the
-    index is below -count or not below `end`.
+    In the input, -1 stands for the last item of the sequence, -2 for the item before, and so on.
+    Raises InvalidShape if the index is below -count or not below `end`.
     """
     index = site.integer(i)
     is_valid = -count <= index < end
@@ -48,7 +48,7 @@ operator("OptionalHasElement")(lambda site: site.constant(site.has(0), "bool"))
 
 @operator("SequenceAt")
 def _at(site: NodeSite) -> Any:
-    """Return the item of a sequence with the index in input 1."""
+    """Return item i of a sequence. Input 1 is i."""
     items = _sequence(site)
     index = _index(site, 1, len(items), end=len(items))
     return items[index]
@@ -56,18 +56,18 @@ def _at(site: NodeSite) -> Any:
 
 @operator("SequenceInsert")
 def _insert(site: NodeSite) -> Any:
-    """Insert a tensor into a sequence before the index in input 2, or at the end by default."""
+    """Insert a tensor into a sequence before item i. Input 2 is i. By default, append it."""
     items = _sequence(site)
     index = len(items)
     if site.has(2):
-        # The index after the last item is allowed too.
+        # The index `len(items)` is allowed too: the tensor is appended.
         index = _index(site, 2, len(items), end=len(items) + 1)
     return [*items[:index], site.operand(1), *items[index:]]
 
 
 @operator("SequenceErase")
 def _erase(site: NodeSite) -> Any:
-    """Remove the item with the index in input 1 from a sequence, or the last item by default."""
+    """Remove item i from a sequence. Input 1 is i. By default, remove the last item."""
     items = _sequence(site)
     index = len(items) - 1
     if site.has(1):
@@ -111,7 +111,7 @@ def _split_to_sequence(
 def _concat_from_sequence(
     site: NodeSite, *, axis: int = integer("axis"), stacks: bool = flag("new_axis")
 ) -> Any:
-    """Join the items of a sequence along an axis, which is a new axis if `stacks`."""
+    """Join the items of a sequence along an axis. If `stacks`, this is a new axis."""
     items = _sequence(site)
     if not items:
         raise InvalidShape("an empty sequence cannot be joined")
@@ -125,8 +125,8 @@ def _concat_from_sequence(
 def _map(site: NodeSite, *, body: ModelGraph = attribute("body", "subgraph")) -> Any:
     """Apply a graph to the items of sequences, one after the other.
 
-    The first item of each result comes from the first item of each input, and so on. An input that
-    is a tensor instead of a sequence is passed to the graph each time.
+    Item i of each result is computed from item i of each input. An input may also be a tensor. Then
+    the tensor is passed to the graph for each i.
     """
     count = len(_sequence(site))
     for operand in site.operands:

@@ -19,8 +19,8 @@ def _counted(site: NodeSite, x: Tensor, grams: NDArray[np.int64], skips: int) ->
     """Count sequences of tokens in the rows of x; return the counts, of shape (rows, count).
 
     `grams` has shape (count, length) and contains the sequences. A sequence also occurs in a row if
-    its tokens have equal gaps between them. A gap has up to `skips` other tokens. For example, with
-    `skips` 1 the sequence 5, 7 occurs twice in the row 5, 7, 7.
+    there are equal gaps between its tokens. A gap has up to `skips` tokens. For example, if `skips`
+    is 1, the sequence 5, 7 occurs twice in the row 5, 7, 7.
     """
     row_count, row_length = site.known_shape(x)
     count, length = grams.shape
@@ -43,10 +43,10 @@ def _counted(site: NodeSite, x: Tensor, grams: NDArray[np.int64], skips: int) ->
 def _starts_of_grams(
     site: NodeSite, x: Tensor, grams: NDArray[np.int64], distance: int, start_count: int
 ) -> Any:
-    """Tell for the first `start_count` positions of each row which sequences begin there.
+    """Tell which sequences begin at each of the first `start_count` positions of each row of x.
 
-    The rows are those of x, and `grams` has the sequences. The result has shape (rows, start_count,
-    count). In a row, neighbours of a sequence have the distance `distance`.
+    `grams` has shape (count, length) and contains the sequences. In a row, the tokens of a sequence
+    are `distance` positions apart. The result is of bool and has shape (rows, start_count, count).
     """
     count, length = grams.shape
     is_gram: Any = None
@@ -118,8 +118,8 @@ def _counts(
     """Count sequences of tokens in the rows of x; return the counts, of shape (rows, columns).
 
     `grams_by_length` has the sequences of 1 token, the sequences of 2 tokens, and so on. `columns`
-    has a column of the result for each sequence. Only sequences with one of `lengths` are counted.
-    All other columns are 0. `skips` is as for `_counted`.
+    has a column of the result for each sequence. Only sequences whose length is in `lengths` are
+    counted. All other columns are 0. `skips` is as for `_counted`.
     """
     counts_by_length: list[Any] = []
     # For each column of the result, the index of its sequence among the counted ones, or -1.

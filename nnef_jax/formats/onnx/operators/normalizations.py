@@ -103,8 +103,8 @@ def _batch_normalization(
 def _moments_of_batch(site: NodeSite, x: Tensor, dtype: str) -> list[Any]:
     """Return the mean and the variance of each channel over a batch, of shape (1, channels).
 
-    If the attribute `spatial` is 0, as before version 9, each item of a sample has its mean and its
-    variance.
+    Before version 9, the attribute `spatial` may be 0. Then return the mean and the variance of
+    each item of a sample, over the samples of the batch.
     """
     spatial_axes = range(2, site.rank()) if site.flag("spatial", True) else ()
     moments = site.step.moments(site.widened(x), axes=(0, *spatial_axes))
@@ -141,7 +141,7 @@ def _batch_normalization_by_outputs(site: NodeSite, x: Tensor, *, epsilon: float
 def _old_batch_normalization(
     site: NodeSite, x: Tensor, *, epsilon: float = _EPSILON, is_test: bool = flag("is_test")
 ) -> Any:
-    """Normalise channels as before version 7: by the running statistics if `is_test`."""
+    """Normalise channels as before version 7: as in training, unless `is_test`."""
     return _batch_normalization(site, x, epsilon=epsilon, trains=not is_test)
 
 
@@ -213,7 +213,7 @@ def _normalized_by_mean_square(
 ) -> Any:
     """Divide x by its root mean square over `axis` and all later axes, and multiply by `scale`.
 
-    Return also 1 / root mean square.
+    Return the result and 1 / root mean square.
     """
     axes = range(axis, site.rank())
     normal, _, inverse = _standardized(site, x, axes, epsilon, centred=False)
@@ -299,8 +299,8 @@ def _embed_layer_normalization(
     positions. Inputs 2, 3 and 4 are the embeddings of words, positions and segments.
 
     Return the normalised sums, the length of each sequence, and the sums. The results have shape
-    (batch, time, items), (batch,) and (batch, time, items). Input 7 is a mask, whose sums are the
-    lengths. Without this input, the lengths are 0.
+    (batch, time, items), (batch,) and (batch, time, items). Input 7 is a mask. The length of a
+    sequence is the sum of its mask. Without input 7, the lengths are 0.
     """
     batch, times = site.known_shape()
     positions = site.operand(8) if site.has(8) else site.positions(times, axis=1, rank=2)
@@ -328,8 +328,9 @@ def _grouped(
     """Normalise the groups of channels; return the result and the number of channels.
 
     The result has shape (batch, groups, channels / groups, ...). Inputs 1 and 2 are the scale and
-    the bias. If `by_channel`, both must have an item for each channel, otherwise an item for each
-    group. Raises InvalidShape if the scale or the bias has another shape.
+    the bias. If `by_channel`, the scale and the bias must have an item for each channel. Otherwise
+    they must have an item for each group. Raises InvalidShape if the scale or the bias has another
+    shape.
     """
     channels = site.known_shape()[1]
     if groups < 1 or channels % groups != 0:
@@ -341,7 +342,7 @@ def _grouped(
                 f"'{site.node.inputs[i]}' {show(site.shape(i))} must be {show(due_shape)} for "
                 f"{groups} groups of {show(site.shape())}"
             )
-    # Axis 1, the channels, is replaced by two axes.
+    # Axis 1, the channels, is replaced by two axes: groups, and channels of a group.
     split = site.reshaped(x, (groups, channels // groups), first=1, count=1)
     axes_of_group = range(2, site.rank() + 1)
     return _standardized(site, split, axes_of_group, epsilon).items, channels

@@ -27,7 +27,7 @@ def _updated(site: NodeSite, update: Callable[..., tuple[Tensor, ...]], shrink: 
     training step, the tensor, its gradient and its states. It returns the new tensor and the new
     states. `shrink` is the factor of L2 regularisation.
     """
-    # The arguments of `update` after the learning rate and the number of the training step.
+    # The arguments of `update` without the first two, the learning rate and the number of the step.
     inputs_per_tensor = update.__code__.co_argcount - 2
     tensor_count, remainder = divmod(len(site.operands) - 2, inputs_per_tensor)
     if tensor_count < 1 or remainder != 0:
@@ -103,7 +103,7 @@ def _adam(
     """Subtract rate * mean / (sqrt(squares) + epsilon) from tensors.
 
     `mean` and `squares` are states: the running means of gradients and of squared gradients. Both
-    start with zeros. To make up for this, the rate is the learning rate times
+    start with zeros. To correct for the zeros, the rate is the learning rate times
     sqrt(1 - beta^time) / (1 - alpha^time). Finally, tensors are multiplied by `1 - shrink_after`.
     """
     step = site.step

@@ -24,8 +24,8 @@ def _pooled(
 ) -> Any:
     """Add a pool over windows with the function `add`, such as `site.last.max_pool`.
 
-    If `rounds_up`, the number of windows is rounded up. No window begins in the padding behind an
-    axis. `options` are further arguments of `pooled`.
+    If `rounds_up`, the number of windows along an axis is rounded up. No window begins in the
+    padding at the end of an axis. `options` are further arguments of `pooled`.
     """
     spatial_rank = site.rank() - 2
     kernel = site.spatial("kernel_shape", spatial_rank, default=None)
@@ -43,8 +43,8 @@ def _max_pool(
 ) -> Any:
     """Return the maxima of windows.
 
-    If output 1 is read, return also the index of each maximum in the flat tensor. `order` is 1 if
-    these indices count in column-major order.
+    If output 1 is read, also return the index of each maximum in the flat tensor. The indices count
+    in row-major order, or in column-major order if `order` is 1.
     """
     if order not in (0, 1):
         raise InvalidOperation(f"'storage_order' must be 0 or 1, it is {order}")
@@ -92,8 +92,8 @@ def _average_pool(
 ) -> Any:
     """Compute the mean of each window.
 
-    The mean includes padding if `includes_padding`. If `rounds_up`, a window may reach beyond the
-    padding. The mean never includes items beyond the padding.
+    If `includes_padding`, items of the padding are included in the mean. If `rounds_up`, a window
+    may reach beyond the padding. Items beyond the padding are never included.
     """
     add = site.last.avg_pool
     return _pooled(site, x, add, rounds_up=rounds_up, includes_padding=includes_padding)

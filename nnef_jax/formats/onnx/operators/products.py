@@ -23,10 +23,10 @@ _CHANNELS_LAST = flag("channels_last")
 
 @operator("MatMul")
 def _matmul(site: NodeSite, x: Tensor, y: Tensor) -> Any:
-    """Multiply matrices, which lie in the last two axes. The axes before are batch axes.
+    """Multiply matrices, which lie in the last two axes. All earlier axes are batch axes.
 
-    A vector x is a row, and a vector y is a column. The product does not have the axis of this row
-    or column.
+    A vector x is a row, and a vector y is a column. The axis of rows or columns is then left out of
+    the product: shapes (3,) and (3, 4) give (4,).
     """
     removed_axes: list[int] = []  # counted from the end: -2 for the row x, -1 for the column y
     if site.rank(x) == 1:
@@ -58,7 +58,7 @@ def _gemm(
 ) -> Any:
     """Compute alpha * a @ b + beta * bias.
 
-    `flips_a` and `flips_b` tell whether a and b are transposed before.
+    `flips_a` and `flips_b` tell whether a and b are transposed before the product.
     """
     if beta == 0:
         bias = None

@@ -17,7 +17,7 @@ from nnef_jax.formats.onnx.operators.registry import operator
 from nnef_jax.formats.onnx.tensor_types import dtype_of
 
 MICROSOFT = "com.microsoft"
-# Beginnings of names of dtypes.
+# Prefixes of the names of dtypes.
 _SMALL_FLOATS = ("float8_", "float4_")
 _INTEGERS = ("int", "uint")
 # Dtypes of levels whose differences 16-bit floats cannot represent exactly.
@@ -66,7 +66,7 @@ def _repeated_in_blocks(site: NodeSite, x: Tensor, parameter: Tensor, axis: int,
     repeated_shape = list(site.known_shape(parameter))
     block_count = repeated_shape[axis]
     repeated_shape[axis] = block_count * block
-    # A new axis after `axis` gets the repetitions. Then the two axes become one.
+    # The repetitions lie along a new axis after `axis`. Then the two axes become one.
     repeats = [1] * (site.rank(x) + 1)
     repeats[axis + 1] = block
     unsqueezed = site.unsqueezed(parameter, (axis + 1,))
@@ -89,16 +89,16 @@ def quantized(
     *,
     saturates: bool = True,
 ) -> Any:
-    """Compute x / scale + zero point, rounded to the nearest number of a dtype. Halves go to even.
+    """Compute x / scale + zero point, rounded to the nearest number of a dtype.
 
-    Scale and zero point broadcast to x. x and the scale have the same dtype. Numbers beyond the
-    range of the dtype are clipped. If the dtype is an 8-bit float and not `saturates`, such numbers
-    become infinite or NaN instead.
+    A number halfway between two numbers is rounded to the even one. Scale and zero point broadcast
+    to x. x and the scale have the same dtype. Numbers beyond the range of the dtype are clipped. If
+    the dtype is an 8-bit float and not `saturates`, such numbers become infinite or NaN instead.
     """
     step = site.step
-    # XLA replaces a division by a broadcast number by a product, which rounds some halves wrongly.
-    # `select` hides from XLA that the scale is a broadcast number. The condition is true except for
-    # NaN.
+    # If the divisor is a broadcast number, XLA computes a product instead of a division. This
+    # rounds some halves wrongly. `select` hides from XLA that the scale is a broadcast number. The
+    # condition x = x is true unless x is NaN.
     hidden_scale = step.select(step.eq(x, x), scale, 1)
     levels = step.div(x, hidden_scale)
     if site.dtype_of(levels) != "float64":
@@ -123,7 +123,8 @@ def dequantized(
 
     The result is rounded only once. To ensure this, the difference of integer levels is computed in
     32-bit integers, and the product is computed in a float that represents the difference exactly.
-    A 16-bit float represents each difference of 8-bit levels, but not of longer levels.
+    A 16-bit float represents each difference of 8-bit levels exactly. It does not represent each
+    difference of 16-bit or 32-bit levels.
     """
     scale_dtype = site.dtype_of(scale)
     level_dtype = site.dtype_of(x)

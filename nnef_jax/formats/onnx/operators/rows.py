@@ -11,7 +11,8 @@ from nnef_jax.flattening.operators.registry import Meaning, Refusal, operation
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import OPERATORS
 
-# Kinds on one tensor whose operators have the same names, but with a capital letter.
+# Kinds of operations on one tensor. The operator of a kind has the same name with a capital letter:
+# Abs has the kind "abs".
 _SAME_NAME = (
     "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "ceil", "cos", "cosh", "erf", "exp",
     "floor", "log", "neg", "not", "relu", "sigmoid", "sign", "sin", "sinh", "softplus", "sqrt",

@@ -24,7 +24,7 @@ _COORDINATES = (
     "tf_half_pixel_for_nn", _CROP,
 )  # fmt: skip
 _ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
-# Maps the names of the modes of GridSample since version 20 to the names before.
+# Maps the name of a mode of GridSample since version 20 to the name before version 20.
 _GRID_MODES = {"linear": "bilinear", "cubic": "bicubic"}
 
 
@@ -75,8 +75,8 @@ def _resize(
 def _scales_or_sizes(site: NodeSite, axes: Sequence[int]) -> dict[str, Any]:
     """Return the attributes of the operation that say how much `axes` are resized.
 
-    Input 2 has the scales of the axes, or input 3 has their new extents. An empty input is left
-    out.
+    Input 2 has the scales of the axes, or input 3 has the new extents. An empty input counts as
+    left out.
     """
     has_scales = site.has(2) and site.shape(2) != (0,)
     has_sizes = site.has(3) and site.shape(3) != (0,)
@@ -92,8 +92,8 @@ def _scales_or_sizes(site: NodeSite, axes: Sequence[int]) -> dict[str, Any]:
 def _sizes(site: NodeSite, axes: Sequence[int]) -> dict[str, Any]:
     """Return the attributes of the operation that resizes `axes` to the extents in input 3.
 
-    Usually this is the attribute `sizes`. If the node's attribute `keep_aspect_ratio_policy` asks
-    for one scale for all axes, the result has `scales` and `rounds` instead.
+    Usually this is the attribute `sizes`. The node's attribute `keep_aspect_ratio_policy` may ask
+    for one scale for all axes. Then the result has the attributes `scales` and `rounds`.
     """
     policies = ("stretch", "not_larger", "not_smaller")
     policy = site.choice("keep_aspect_ratio_policy", *policies, default="stretch")
@@ -168,7 +168,7 @@ def _upsample_plane(
 
 
 def _scaled(site: NodeSite, x: Tensor, mode: str, scales: Sequence[float]) -> Any:
-    """Resize by scales, with an item for each axis, as before version 11.
+    """Resize by scales as before version 11. `scales` has an item for each axis.
 
     The first items of the input and of the output are at the same position. Items are interpolated
     linearly unless `mode` is "nearest".
@@ -187,7 +187,7 @@ def _grid_sample(
     aligns: bool = flag("align_corners"),
     padding: str = word("padding_mode", "zeros", "border", "reflection"),
 ) -> Any:
-    """Sample x at the positions `grid`. `padding` says which items are outside of x."""
+    """Sample x at the positions `grid`. `padding` says which items lie beyond the ends of x."""
     default = "linear" if site.version >= 20 else "bilinear"
     modes = (*_GRID_MODES, *_GRID_MODES.values(), "nearest")
     name = site.choice("mode", *modes, default=default)
@@ -220,7 +220,7 @@ def _roi_align(
     shift = -0.5 if are_positions else 0.0
     least = 0.0 if are_positions else 1.0  # the smallest extent of a region
     if mode == "max":
-        # The neighbours of a sample are multiplied by their weights, and the maximum is taken.
+        # Each neighbour of a sample is multiplied by its weight. The sample is the largest product.
         mode = "max_share"
     return roi_aligned(
         site, x, rois, image, scale=scale, shift=shift, output_size=(height, width),
@@ -239,8 +239,8 @@ def _max_roi_pool(
 ) -> Any:
     """Divide each region (image, x1, y1, x2, y2) into cells, and return the maximum of each cell.
 
-    `rois` has shape (regions, 5). `size` has the numbers of cells (vertical, horizontal), and
-    `scale` multiplies the corners.
+    `rois` has shape (regions, 5). `size` is the pair (rows of cells, columns of cells) of a region.
+    The corners of regions are multiplied by `scale`.
     """
     image_column = site.part(rois, axis=1, first=0, last=1)
     image = site.squeezed(site.cast(image_column, "int32"), 1)

@@ -122,7 +122,7 @@ def _type_message(operand: object) -> bytes:
         shape = operand.type.shape
     else:
         return TypeProto().SerializeToString()
-    # An extent that is no plain number is open, which the message expresses by None.
+    # An extent that is not a plain number is open. In the message, None stands for an open extent.
     extents = [int(extent) if is_plain([extent]) else None for extent in shape]
     return helper.make_tensor_type_proto(code_of(dtype), extents).SerializeToString()
 
@@ -141,5 +141,5 @@ def _read(proto: FunctionProto, schema: Any) -> Function:
 
 
 def _refused(name: str) -> memoryview:
-    """Raise OSError, since a function of the standard has no files beside it."""
+    """Raise OSError, since a function of the standard has no tensors in files."""
     raise OSError(f"there is no file '{name}'")

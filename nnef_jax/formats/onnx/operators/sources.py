@@ -27,8 +27,8 @@ _CORNER = 700  # in hertz
 _ZERO = Constant(np.zeros(1, np.float32), "float32", derived=True)
 _AFTER_ALL_AXES = 2**63 - 1
 _MANTISSA_BITS = 23  # the number of bits of the mantissa in float32
-# For each mode of rounding, the smallest mantissa of float32 that is rounded up. No mantissa is so
-# large that the mode "down" rounds it up.
+# For each mode of rounding, the smallest mantissa of float32 that is rounded up. The number for the
+# mode "down" is larger than all mantissas.
 _LEAST_ROUNDED_UP = {"up": 1, "down": 1 << _MANTISSA_BITS, "nearest": 1 << _MANTISSA_BITS - 1}
 _SATURATES = flag("saturate", True)
 _ROUNDING = word("round_mode", *_LEAST_ROUNDED_UP)
@@ -109,7 +109,8 @@ def _cast(
 ) -> Any:
     """Cast the input to a dtype. If `saturates`, numbers beyond the range of float8 are clipped."""
     source_dtype = site.dtype_of(0)
-    # A cast that the host computes has the dtype of the file. The graph narrows the result later.
+    # A cast that the host computes has a dtype of the file. The graph later converts the result to
+    # a dtype in which the network computes.
     result_dtype = dtype if site.is_folded("cast", [x]) else site.computation_dtype(dtype)
     if dtype == "float8_e8m0fnu":
         return _power_of_two(site, x, saturates=saturates)
@@ -151,9 +152,9 @@ operator("CastLike", saturates=_SATURATES)(
 def _power_of_two(site: NodeSite, x: Tensor, *, saturates: bool) -> Any:
     """Convert the absolute values of x to float8_e8m0fnu, whose numbers are powers of two.
 
-    The code of a number is its exponent, in the form that float32 has too. The code 255 is NaN. If
-    `saturates`, numbers beyond the range become the largest number. Otherwise these numbers, and
-    numbers below the range, become NaN.
+    The code of a number is the exponent of float32: the code of 2^n is n + 127. The code 255 is
+    NaN. If `saturates`, numbers beyond the range become the largest number. Otherwise these
+    numbers, and numbers below the range, become NaN.
     """
     step = site.step
     least_rounded_up = _LEAST_ROUNDED_UP[_ROUNDING(site)]
@@ -177,7 +178,7 @@ def _power_of_two(site: NodeSite, x: Tensor, *, saturates: bool) -> Any:
 
 @operator("BitCast")
 def _bit_cast(site: NodeSite, x: Tensor, *, dtype: str = dtype("to")) -> Any:
-    """Take the bits of x for items of another dtype."""
+    """Interpret the bits of x as items of another dtype."""
     if site.computation_dtype(dtype) != dtype:
         raise InvalidOperation(
             f"it must give {dtype}, but {dtype} is computed in {site.computation_dtype(dtype)}",
@@ -230,8 +231,9 @@ def _eye_like(site: NodeSite, x: Tensor, *, diagonal: int = integer("k", 0)) -> 
 def _mel_weights(site: NodeSite, *, dtype: str = dtype("output_datatype", 1)) -> Any:
     """Return weights of shape (bins, bands): each band is a triangle over the bins of a spectrum.
 
-    Inputs 0 to 4 are the number of bands, the number of items of a transformed frame, the number of
-    items per second, and the lowest and the highest frequency of a band in hertz.
+    Inputs 0 and 1 are the number of bands and the number of items of a transformed frame. Input 2
+    is the number of items per second. Inputs 3 and 4 are the lowest and the highest frequency of
+    all bands, in hertz.
     """
     bands, length, rate = [site.integer(i) for i in range(3)]
     lowest = site.scalar(3)

@@ -17,7 +17,8 @@ from nnef_jax.formats.onnx.operators.registry import operator
 def _is_real(site: NodeSite) -> bool:
     """Tell whether the signal in input 0 is real.
 
-    The last axis has the real part of a number, or its real part and its imaginary part.
+    The last axis of a real signal has extent 1. The last axis of a complex signal has extent 2: the
+    real part and the imaginary part of a number. Raises InvalidShape for any other extent.
     """
     last_extent = site.known_shape()[-1:]  # () if the signal has no axes
     if last_extent not in ((1,), (2,)):
@@ -31,7 +32,8 @@ def _dft(
 ) -> Any:
     """Compute the Fourier transform along the axis in input 2, or its inverse; see `_along_axis`.
 
-    The last axis has the parts of a number, so the default is the axis before.
+    The last axis has the real and imaginary parts of numbers. Without input 2, the transform is
+    along the axis before the last axis.
     """
     axis = site.integer(2, default=-2)
     return _along_axis(site, x, axis=axis, inverse=inverse, onesided=onesided)
@@ -49,8 +51,8 @@ def _along_axis(
     """Compute the Fourier transform along `axis`, or its inverse.
 
     Input 1 is the number of items that are transformed. If `onesided`, the transform of a real
-    signal has only the first half of the frequencies. Then the inverse takes such a half spectrum,
-    and returns a real signal.
+    signal has only the first half of the frequencies. If `inverse` too, x is the first half of a
+    spectrum, and the result is a real signal.
     """
     rank = site.rank()
     parts_axis = rank - 1  # the axis of [re] or [re,im]
@@ -87,8 +89,8 @@ def _along_axis(
 def _weighted_half(site: NodeSite, x: Tensor, axis: int, count: int) -> Any:
     """Multiply the lower half of the spectrum of a real signal, so that it stands for both halves.
 
-    `count` is the number of all frequencies. The upper half has the conjugates of the lower half.
-    Therefore most frequencies of the lower half count twice.
+    `count` is the number of frequencies in both halves. The upper half has the conjugates of the
+    lower half. Therefore most frequencies of the lower half are multiplied by 2.
     """
     half_count = count // 2 + 1
     # Frequency 0 has no conjugate. If the number of frequencies is even, the middle frequency has
@@ -105,10 +107,10 @@ def _weighted_half(site: NodeSite, x: Tensor, axis: int, count: int) -> Any:
 
 
 def _of_real(site: NodeSite, x: Tensor, axis: int, count: int, *, onesided: bool) -> Any:
-    """Compute the `count` frequencies of a real signal along an axis.
+    """Compute the spectrum of a real signal along an axis. It has `count` frequencies.
 
-    The upper half of the spectrum is the conjugate of the lower half. If `onesided`, the upper half
-    is left out.
+    The upper half of the spectrum has the conjugates of the lower half. If `onesided`, the upper
+    half is left out.
     """
     lower_half = site.step_or_last(onesided).rfft(x, axis=axis)
     upper_count = (count - 1) // 2  # the number of frequencies in the upper half

@@ -45,8 +45,8 @@ def _linear_function(
 ) -> Any:
     """Multiply x by each row of `filter`, and add `bias`, which has an item for each row.
 
-    The filter and the bias become weights with the labels `name` and `name`.bias, after the name of
-    the node.
+    The filter and the bias become weights. If the name of the node is "svm" and `name` is "votes",
+    their labels are "svm.votes" and "svm.votes.bias".
     """
     biases = parameter(site, f"{name}.bias", [bias])
     return site.step.linear(x, parameter(site, name, filter), biases)
@@ -200,8 +200,8 @@ def _votes(site: NodeSite, scores: Tensor, count: int, pairs: Sequence[tuple[int
     for column, (i, j) in enumerate(pairs):
         is_first_of_pair[i, column] = 1
         is_second_of_pair[j, column] = 1
-    # At first all pairs vote for their second classes. A pair that votes for its first class moves
-    # its vote: it adds its column of `changes`.
+    # At first all pairs vote for their second classes. If a pair votes for its first class, its
+    # column of `changes` is added, which moves its vote.
     votes_for_second = is_second_of_pair.sum(1).tolist()
     changes = is_first_of_pair - is_second_of_pair
     first_wins = site.cast(site.step.gt(scores, 0.0), site.dtype_of(scores))
@@ -219,7 +219,7 @@ def _probabilities(
     step = site.step
     products = step.mul(scores, parameter(site, "prob_a", [slopes]))
     lines = step.add(products, parameter(site, "prob_b", [offsets]))
-    # A probability of 0 or 1 cannot be coupled with the other probabilities.
+    # The operation `pairwise_coupling` cannot take probabilities of 0 or 1.
     least = 1e-7
     pair_probabilities = step.clamp(step.sigmoid(step.neg(lines)), least, 1 - least)
     return step.pairwise_coupling(pair_probabilities, count=count)

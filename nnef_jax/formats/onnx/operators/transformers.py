@@ -39,8 +39,8 @@ _ATTENTION: dict[str, Any] = {
 def require_supported(site: NodeSite, inputs: int, outputs: int = 99, **attributes: object) -> None:
     """Raise InvalidOperation for inputs, outputs and attributes of a node that are not supported.
 
-    Only the first `inputs` inputs and the first `outputs` outputs are supported. `attributes` has,
-    for some attributes, the only value that is supported.
+    Only the first `inputs` inputs and the first `outputs` outputs are supported. `attributes` maps
+    the name of an attribute to the only value that is supported.
     """
     for i in range(inputs, len(site.operands)):
         if site.has(i):
@@ -107,7 +107,7 @@ def _unpacked(site: NodeSite, x: Tensor, axis: int) -> list[Any]:
 
 
 def _with_past(site: NodeSite, past: Tensor | None, x: Tensor) -> Any:
-    """Append new keys or values `x`, which are heads, to the past ones, if there are any."""
+    """Append `x`, heads of new keys or values, to the heads `past`, unless `past` is None."""
     if past is None:
         return x
     return site.step.concat([past, x], axis=2)
@@ -150,7 +150,7 @@ def _attention(
 
     Return the result, and a stack of all keys and all values. The products of x and the weights are
     queries, keys and values. Input 3 is the mask, input 4 is a stack of past keys and values, and
-    input 5 is added to the scores. `count` is the number of heads.
+    input 5 is a bias of the scores. `count` is the number of heads.
     """
     require_supported(site, inputs=6, do_rotary=0, past_present_share_buffer=0)
     packed = site.product(x, site.unsqueezed(weights, (0,)))
@@ -177,8 +177,8 @@ def _multi_head_attention(
     Inputs 0 to 2 are queries, keys and values. Input 3 is their bias, and inputs 6 and 7 are past
     keys and values. `count` is the number of heads.
 
-    Input 0 may have queries, keys and values packed along axis 3. Or input 1 may have keys and
-    values packed along axis 3.
+    If inputs 1 and 2 are left out, input 0 has queries, keys and values packed along axis 3. If
+    only input 2 is left out, input 1 has keys and values packed along axis 3.
     """
     require_supported(site, inputs=8, outputs=3)
     x = site.tensor(x)
@@ -193,7 +193,7 @@ def _multi_head_attention(
             # other parts that are no heads, (batch, time, heads * items).
             parts[i] = site.reshaped(part, (0, 0, -1))
     if site.has(3):
-        # The bias has items for queries, for as many keys, and for values.
+        # The bias has `width` items for queries, `width` for keys, and `value_width` for values.
         width = site.extent(parts[0], 2)
         value_width = site.extent(3, 0) - 2 * width
         sizes = [width, width, value_width]
@@ -386,10 +386,10 @@ def _packed_heads(site: NodeSite, counts: tuple[int, int, int]) -> list[Any]:
 def _buffer_with_new(
     site: NodeSite, past: Tensor, new: Tensor, past_count: Tensor, length: int
 ) -> Any:
-    """Make a buffer of `length` keys: past keys, followed by new keys and by zeros.
+    """Make a buffer of `length` keys or values: past ones, followed by new ones and by zeros.
 
-    `past` and `new` are keys of shape (batch, heads, keys, items), or values. `past_count`, of
-    shape (batch, 1), is the number of past keys of each sequence.
+    `past` and `new` are keys or values of shape (batch, heads, keys, items). `past_count` has shape
+    (batch, 1). It is the number of past keys of each sequence.
     """
     step = site.step
     batch, heads, new_count, items = site.known_shape(new)

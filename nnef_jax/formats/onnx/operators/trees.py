@@ -109,8 +109,8 @@ def _check_tables(
     """
     is_branch = nodes[:, 4] != 0
     features = nodes[is_branch, 0]
-    least_count = features.max(initial=-1) + 1  # so many features are needed
-    # An open number of features does not differ from any number.
+    least_count = features.max(initial=-1) + 1  # the number of features that are needed
+    # `differ` returns False if the number of features is open.
     if differ(min(feature_count, least_count), least_count):
         raise InvalidShape(
             f"it reads feature {features.max()}, the input has only {feature_count} features"
@@ -126,7 +126,7 @@ def _check_tables(
 
 @dataclass(frozen=True, slots=True)
 class _Trees:
-    """Trees in which two numbers identify a node: the number of its tree, and its own number."""
+    """Trees in which a node has two numbers: the number of its tree, and its number in the tree."""
 
     # These sequences have an item for each node. The items of `true` and `false` are the numbers of
     # the children, which are nodes of the same tree. `tracks` tells whether NaN leads to `true`.
@@ -257,7 +257,7 @@ def _with_base_values(site: NodeSite, scores: Tensor, count: int) -> Any:
 def _regressor(
     site: NodeSite, *, count: int = integer("n_targets"), transform: str = TRANSFORM, **trees: Any
 ) -> Any:
-    """Compute `count` numbers for each row by trees, and apply the function `transform` to them."""
+    """Compute `count` scores for each row by trees, and apply the function `transform` to them."""
     aggregate = site.choice("aggregate_function", *_AGGREGATES, default="SUM")
     weights = _numbers(site, "target_weights")
     scores = _ensemble(site, _Trees(**trees), count, weights, aggregate)
@@ -275,8 +275,8 @@ def _classifier(
 ) -> Any:
     """Return the label with the highest score, and the scores.
 
-    If there are two classes and all votes are for the same class, ONNX Runtime takes them as votes
-    for the second class, and so does this function. The second class wins if its score is above a
+    If there are two classes, all votes may be for one class. Like ONNX Runtime, this function then
+    takes all votes for votes for the second class. The second class wins if its score is above a
     threshold. The threshold is 0 if a weight is negative, otherwise 0.5.
     """
     labels = classes(site, names)
@@ -301,8 +301,8 @@ def _classifier(
     label = labelled(site, labels, is_above(site, score, threshold))
     if voted_class == 1:
         return label, transformed(site, scores, transform)
-    # The votes are for the first class, but their score is taken for the score of the second class.
-    # The score of the first class is computed from it.
+    # The votes are for the first class, but their sum is taken for the score of the second class.
+    # The score of the first class is computed from the score of the second class.
     if transform == "PROBIT":
         raise InvalidOperation("'PROBIT' needs votes for each of its classes")
     if transform == "LOGISTIC":
