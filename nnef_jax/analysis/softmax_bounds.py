@@ -78,7 +78,9 @@ def related_bounds(reduction: Equation, x: Interval, y: Interval, result: Interv
     zero_to_one = Interval(jnp.asarray(0.0), jnp.asarray(1.0))
     quotient = widened(quotient, 4 * epsilon(y.low)).within(zero_to_one)
     tighter = result.within(quotient)
-    is_positive = x.low >= 0
+    # No summed item may be negative: x / (x + z) is then at most 1.
+    least = jnp.min(x.low, axis=reduction.params["axes"], keepdims=True)
+    is_positive = (least >= 0) & jnp.isfinite(y.high)
     low = jnp.where(is_positive, tighter.low, result.low)
     high = jnp.where(is_positive, tighter.high, result.high)
     return Interval(low, high)

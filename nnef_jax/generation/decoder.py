@@ -20,17 +20,26 @@ from nnef_jax.execution.runnable import execution_of
 from nnef_jax.generation.beams import BeamSearch, Ranking
 from nnef_jax.generation.decoder_network import LENGTH, with_tokens
 from nnef_jax.generation.prompts import (
+    checked_tokens,
     in_turn,
     last_tokens,
     lengths_by_loop,
     overlapping,
+    require_words,
     tokens_at,
     where_read,
     words_of,
 )
 from nnef_jax.generation.roles import Roles
 from nnef_jax.generation.token_loop import LoopState, Prompts, TokenChoice, TokenLoop
-from nnef_jax.generation.token_sampling import GREEDY, Sampling, last_logits, stop_array
+from nnef_jax.generation.token_sampling import (
+    GREEDY,
+    Sampling,
+    last_logits,
+    require_normal,
+    stop_array,
+    stop_tokens,
+)
 from nnef_jax.model import Model
 from nnef_jax.options import require, shown
 
@@ -352,6 +361,7 @@ class Decoder:
         Raises InputError if the prompts and `steps` tokens do not fit into the caches.
         """
         require("beams", beams, int, "a number of continuations")
+        require_normal("length_penalty", length_penalty)
         if beams < 1:
             raise InputError(f"beams must be at least 1, it is {beams}")
         request = self._request(
@@ -363,7 +373,7 @@ class Decoder:
         repeated = {name: np.repeat(x, beams, axis=0) for name, x in context.items()}
         beam_context = self._bound_context(repeated, len(request.prompts) * beams)
         logits, state = self.prefill(None, request.prompts, request.lengths, **context)
-        _require_words(request.prompts, logits.shape[-1])  # now the number of words is known
+        require_words(request.prompts, logits.shape[-1])  # now the number of words is known
         execution = execution_of(self.model)
         search = BeamSearch(size, beams)
         best = execution.run_routine(search, logits, state, ranking, np.int32(steps), beam_context)
@@ -382,25 +392,25 @@ class Decoder:
 
         Raises InputError or TypeError for a wrong argument.
         """
-        require("steps", steps, int, "a number of tokens")
+        require("steps", steps, int | np.integer, "a number of tokens")
+        if steps < 1:
+            raise InputError(f"steps must be at least 1, they are {steps}")
         require("sample", sample, Sampling, "a nnef_jax.generation.Sampling")
-        prompts = _checked_tokens(tokens)
-        _require_words(prompts, self.model.graph.outputs[0].type.shape[-1])
+        prompts = checked_tokens(tokens)
+        require_words(prompts, self.model.graph.outputs[0].type.shape[-1])
         prompts = prompts.astype(np.int32)
         sizes = self._lengths(lengths, *prompts.shape)
         needed_places = max(sizes) + steps - 1  # the last token is not read
-        if steps < 1 or needed_places > self.places:
+        if needed_places > self.places:
             raise InputError(
                 f"a prompt of {max(sizes)} tokens and {steps} further ones need {needed_places} "
                 f"places, the caches have {self.places}",
                 hint="decoder(..., places=...) sets their number",
             )
-        stops = np.atleast_1d(stop)
-        if stops.size and stops.dtype.kind not in "iu":
-            raise InputError(f"stop must be token numbers, it is {shown(stop)}")
-        stop_tokens = tuple(sorted({int(x) for x in stops}))
         first_key = jax.random.key(key) if isinstance(key, int | np.integer) else key
-        return _Request(prompts, sizes, steps, sample, first_key, stop_tokens, params, context)
+        return _Request(
+            prompts, sizes, steps, sample, first_key, stop_tokens(stop), params, context
+        )
 
     def _blocks(self, request: _Request, size: int) -> Iterator[NDArray[np.int32]]:
         """Read the prompts of a request, and yield the generated tokens in blocks.
@@ -462,7 +472,7 @@ class Decoder:
             sizes = lengths - by_loop
             logits, state = self._read_prompts(None, request.prompts, sizes, request.context)
         words = logits.shape[-1]
-        _require_words(request.prompts, words)
+        require_words(request.prompts, words)
         seen = words_of(request.prompts, lengths, words)
         start = LoopState(
             logits,
@@ -474,26 +484,3 @@ class Decoder:
         )
         tokens = last_tokens(request.prompts, lengths, by_loop, _LONGEST_IN_LOOP)
         return start, Prompts(jnp.asarray(tokens), jnp.asarray(by_loop, jnp.int32))
-
-
-def _checked_tokens(tokens: ArrayLike) -> NDArray[Any]:
-    """Return prompts as an array (batch, tokens). Raises InputError unless they are tokens."""
-    array = np.atleast_2d(np.asarray(tokens))
-    if array.size == 0:
-        raise InputError("a prompt is empty")
-    if array.ndim != 2 or array.dtype.kind not in "iu" or array.min() < 0:
-        expected = "token numbers, (batch, tokens) or (tokens,)"
-        raise InputError(f"tokens must be {expected}, they are {shown(tokens)}")
-    return array
-
-
-def _require_words(prompts: NDArray[Any], words: int) -> None:
-    """Raise InputError if a prompt has a token that is not from 0 to `words` - 1.
-
-    `words` may be UNKNOWN before the logits are computed. Then all numbers in int32 are tokens.
-    """
-    most = np.iinfo(np.int32).max if words is UNKNOWN else words - 1
-    highest = prompts.max()
-    if highest > most:
-        message = f"a prompt has the token {highest}, the network has tokens 0 to {most}"
-        raise InputError(message)

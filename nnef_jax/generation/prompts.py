@@ -1,4 +1,4 @@
-"""Plans how the prompts of a batch are read by chunks, and takes the tokens of the chunks."""
+"""Checks prompts, plans how a batch is read by chunks, and takes the tokens of the chunks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpy.typing import ArrayLike, NDArray
+
+from lowering.extents import UNKNOWN
+from nnef_jax.errors import InputError
+from nnef_jax.options import shown
 
 # A chunk: the number of its tokens, whether a row is read (batch,), and the position of the
 # chunk's first token in each row (batch,).
@@ -109,3 +113,26 @@ def where_read(is_read: NDArray[np.bool_], after: Any, before: Any) -> Any:
         return jnp.where(is_read.reshape(-1, *[1] * (x.ndim - 1)), x, y)
 
     return jax.tree.map(select, after, before)
+
+
+def checked_tokens(tokens: ArrayLike) -> NDArray[Any]:
+    """Return prompts as an array (batch, tokens). Raises InputError unless they are tokens."""
+    array = np.atleast_2d(np.asarray(tokens))
+    if array.size == 0:
+        raise InputError("a prompt is empty")
+    if array.ndim != 2 or array.dtype.kind not in "iu" or array.min() < 0:
+        expected = "token numbers, (batch, tokens) or (tokens,)"
+        raise InputError(f"tokens must be {expected}, they are {shown(tokens)}")
+    return array
+
+
+def require_words(prompts: NDArray[Any], words: int) -> None:
+    """Raise InputError if a prompt has a token that is not from 0 to `words` - 1.
+
+    `words` may be UNKNOWN before the logits are computed. Then all numbers in int32 are tokens.
+    """
+    most = np.iinfo(np.int32).max if words is UNKNOWN else words - 1
+    highest = prompts.max()
+    if highest > most:
+        message = f"a prompt has the token {highest}, the network has tokens 0 to {most}"
+        raise InputError(message)

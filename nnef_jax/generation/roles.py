@@ -153,8 +153,11 @@ def require_roles(roles: Roles, graph: Graph) -> None:
         )
     caches_before = inputs | states
     for cache in roles.caches:
-        _require("past of a cache", cache.before, "input", caches_before)
-        _require("present of a cache", cache.after, "output", outputs | states)
+        if cache.before not in caches_before or cache.after not in outputs | states:
+            raise InputError(
+                f"the network has no cache '{cache.before}' -> '{cache.after}'",
+                hint=f"its inputs are {listed([*inputs])}, its outputs {listed([*outputs])}",
+            )
         rank = len(caches_before[cache.before].type.shape)
         if not 0 < cache.axis < rank:
             raise InputError(
@@ -176,7 +179,7 @@ def _require(role: str, name: str, kind: str, names: Collection[str]) -> None:
     if name not in names:
         message = f"no {kind} of the network is the {role}"
         message += f": there is no '{name}'" if name else ""
-        raise InputError(message, hint=f"its {kind}s are {listed([*names])}")
+        raise InputError(message, hint=f"decoder(..., {role}=NAME), of {listed([*names])}")
 
 
 def _first(names: Sequence[str], among: Sequence[str]) -> str:

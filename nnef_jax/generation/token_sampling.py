@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,19 @@ from numpy.typing import NDArray
 from nnef_jax.errors import InputError
 from nnef_jax.options import require, shown
 
+_TINY = float(np.finfo(np.float32).tiny)
+_LARGE = float(np.finfo(np.float32).max)
 _Number = Array | np.float32
+
+
+def require_normal(name: str, value: object) -> None:
+    """Raise TypeError or InputError unless an argument is 0 or a normal number of float32."""
+    require(name, value, int | float | np.integer | np.floating, "a number")
+    number: Any = value
+    magnitude = abs(float(number))
+    # XLA takes smaller numbers for 0. A comparison with NaN is false.
+    if magnitude != 0 and not _TINY <= magnitude <= _LARGE:
+        raise InputError(f"{name} must be a normal number of 32 bits, it is {value}")
 
 
 @dataclass(frozen=True)
@@ -39,7 +51,9 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        require("top_k", self.top_k, int, "a number of tokens")
+        require("top_k", self.top_k, int | np.integer, "a number of tokens")
+        for name in ("temperature", "top_p", "repetition_penalty"):
+            require_normal(name, getattr(self, name))
         for name, holds, expected in (
             ("temperature", self.temperature >= 0, "at least 0"),
             ("top_k", self.top_k >= 0, "a number of tokens"),
@@ -122,6 +136,18 @@ def last_logits(logits: Array) -> Array:
     Logits (batch, words) are of the last token already, so they are returned unchanged.
     """
     return logits if logits.ndim == 2 else logits[:, -1]
+
+
+def stop_tokens(stop: int | Sequence[int]) -> tuple[int, ...]:
+    """Return stop tokens in order, without numbers that are no tokens.
+
+    Raises InputError for anything but integers.
+    """
+    stops = np.atleast_1d(stop)
+    if stops.size and stops.dtype.kind not in "iu":
+        raise InputError(f"stop must be token numbers, it is {shown(stop)}")
+    tokens = {int(x) for x in stops.ravel()}
+    return tuple(sorted(x for x in tokens if 0 <= x <= np.iinfo(np.int32).max))
 
 
 def stop_array(stop: Sequence[int]) -> NDArray[np.int32]:

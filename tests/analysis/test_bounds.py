@@ -298,6 +298,7 @@ QUOTIENTS = {
         [1, 2, 2], f"e = exp(x); {ROWS.format('sum', 'e')}; y = div(e, t);",
     ),
     "maxima of rows by columns": ([1, 2, 2], f"{ROWS.format('max', 'x')}; y = sub(x, t);"),
+    "sums of numbers of both signs": ([1, 3], "s = sum_reduce(x, axes = [1]); y = div(x, s);"),
     "sums of columns": ([1, 2, 2], "e = exp(x); s = sum_reduce(e, axes = [1]); y = div(e, s);"),
 }  # fmt: skip
 
@@ -307,13 +308,14 @@ QUOTIENTS = {
 def test_quotients_by_sums_stay_within_bounds(name: str, method: Any) -> None:
     shape, body = QUOTIENTS[name]
     model = model_of(document(f"x = external<scalar>(shape = {shape});\n{body}"))
-    bounds = analysis.bounds(
-        model, np.zeros(shape, np.float32), epsilon=1.0, method=method, output="y"
-    )
+    centre = np.zeros(shape, np.float32)
+    if name == "sums of numbers of both signs":
+        centre = np.float32([[5, -2, 2]])
+    bounds = analysis.bounds(model, centre, epsilon=1.0, method=method, output="y")
     random = np.random.default_rng(0)
     corners = [np.reshape(signs, shape) for signs in product((-1, 1), repeat=math.prod(shape))]
     for x in (*corners, *random.uniform(-1, 1, (200, *shape))):
-        y = np.asarray(model(np.float32(x)))
+        y = np.asarray(model(np.float32(centre + x)))
         assert (y >= bounds.lower).all() and (y <= bounds.upper).all()
     if name == "sums of columns":
         assert np.asarray(bounds.upper).max() < 1

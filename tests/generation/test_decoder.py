@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -230,7 +231,7 @@ def test_roles_are_shown(llama: Decoder) -> None:
         (([1] * 250, 10), "need 259 places, the caches have 256"),
         (([1] * 257, 1), "a prompt has 257 tokens"),
         (([], 5), "a prompt is empty"),
-        (([1, 2], 0), "0 further ones"),
+        (([1, 2], 0), "steps must be at least 1, they are 0"),
     ],
 )
 def test_prompts_that_cannot_be(llama: Decoder, arguments: Any, message: str) -> None:
@@ -262,6 +263,30 @@ def test_a_decoder_is_not_saved(llama: Decoder, tmp_path: Path) -> None:
 def test_lengths_that_cannot_be(llama: Decoder) -> None:
     with pytest.raises(InputError, match="lengths must be 1 numbers from 1 to 2"):
         llama.generate([1, 2], 3, lengths=[3])
+
+
+def test_roles_that_the_network_lacks(llama: Decoder) -> None:
+    model = nnef_jax.load(NETWORKS / "gpt2.onnx")
+    roles = nnef_jax.decoder(model).roles
+    first, *others = roles.caches
+    for wrong, message in (
+        (replace(roles, mask="words"), "the mask: there is no 'words'"),
+        (
+            replace(roles, caches=(replace(first, after="words"), *others)),
+            "no cache '.*' -> 'words'",
+        ),
+        (replace(roles, caches=(replace(first, axis=9), *others)), "axis 9 of the cache"),
+    ):
+        with pytest.raises(InputError, match=message):
+            nnef_jax.decoder(model, roles=wrong)
+    with pytest.raises(TypeError, match="roles must be a nnef_jax.generation.Roles"):
+        nnef_jax.decoder(model, roles={"tokens": "input_ids"})  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("penalty", [float("nan"), 1e39])
+def test_length_penalties_that_cannot_be(llama: Decoder, penalty: float) -> None:
+    with pytest.raises(InputError, match="length_penalty must be"):
+        llama.search([1, 2], 3, length_penalty=penalty)
 
 
 def test_networks_that_are_no_decoders() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 
 from nnef_jax.errors import InputError
 from nnef_jax.generation import Sampling
+from nnef_jax.generation.token_sampling import stop_tokens
 
 
 def test_the_repetition_penalty() -> None:
@@ -55,3 +58,27 @@ def test_numbers_that_cannot_be(options: dict[str, float]) -> None:
     (name,) = options
     with pytest.raises(InputError, match=f"{name} must be"):
         Sampling(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 1e-46}, {"top_p": 1e-40}, {"repetition_penalty": 1e39},
+        {"temperature": float("inf")},
+    ],
+)  # fmt: skip
+def test_numbers_beyond_32_bits_are_refused(options: Any) -> None:
+    with pytest.raises(InputError, match="must be a normal number of 32 bits"):
+        Sampling(**options)
+
+
+@pytest.mark.parametrize("options", [{"temperature": "hot"}, {"top_p": [0.5]}, {"top_k": 1.5}])
+def test_settings_that_are_no_numbers(options: Any) -> None:
+    (name,) = options
+    with pytest.raises(TypeError, match=f"{name} must be"):
+        Sampling(**options)
+
+
+def test_stop_tokens_beyond_all_tokens_are_left_out() -> None:
+    assert stop_tokens([7, 2**40, -1, np.int64(3), 7]) == (3, 7)
+    assert stop_tokens(np.uint64(2**63)) == ()
