@@ -279,7 +279,7 @@ def test_roles_that_the_network_lacks(llama: Decoder) -> None:
     ):
         with pytest.raises(InputError, match=message):
             nnef_jax.decoder(model, roles=wrong)
-    with pytest.raises(TypeError, match="roles must be a nnef_jax.generation.Roles"):
+    with pytest.raises(TypeError, match=r"roles must be a nnef_jax\.generation\.Roles"):
         nnef_jax.decoder(model, roles={"tokens": "input_ids"})  # pyright: ignore[reportArgumentType]
 
 
