@@ -111,7 +111,7 @@ class Meter:
     def expand(self, size: int, name: str) -> None:
         """Count bytes before they are allocated. Raise LimitError if there are too many.
 
-        `name` names the file with the bytes in the error.
+        `name` is the name of the file with the bytes, for the error.
         """
         self.expanded += size
         if self.expanded > self.limits.expanded_bytes:

@@ -92,7 +92,7 @@ class Model(Writable):
         """Return a model whose arrays are booleans: True for each array that should be trained.
 
         The boolean is False for states, for parameters that are not floating-point numbers, and for
-        parameters from which the `mean` or `variance` of a batch normalisation is computed.
+        parameters that determine the `mean` or `variance` of a batch normalisation.
 
         >>> trained, fixed = eqx.partition(model, model.trainable)
         """
@@ -166,11 +166,11 @@ class Model(Writable):
         return Model(execution.with_options(changed))
 
     def with_state_dict(self, state_dict: Mapping[str, ArrayLike], *, strict: bool = True) -> Model:
-        """Return a model with the weights of a PyTorch module, of the class that was exported.
+        """Return a model with the weights of a PyTorch module.
 
-        Each name in the dict is a label, or a name from which torch_to_nnef or torch.onnx made a
-        label: see docs/pytorch.md. Raises InputError for missing, superfluous and ambiguous names,
-        and for arrays of another shape.
+        The module has the class that was exported. Each name in the dict is a label, or a name from
+        which torch_to_nnef or torch.onnx made a label: see docs/pytorch.md. Raises InputError for
+        missing, superfluous and ambiguous names, and for arrays of another shape.
 
         >>> model.with_state_dict(torch.load("trained.pt"))
 

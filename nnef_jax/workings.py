@@ -66,8 +66,8 @@ def bind(
 ) -> list[Any]:
     """Return the inputs of a call in the order of the graph.
 
-    `time_axis_count` is the number of axes for time steps at the beginning of each input, such as 1
-    for `Model.scan`. Raises InputError in the same cases as a call of the model.
+    `time_axis_count` is the number of time axes before the declared axes of each input: 1 for
+    `Model.scan`. Raises InputError in the same cases as a call of the model.
     """
     return execution_of(model).bind(tuple(args), kwargs, time_axis_count)
 

@@ -61,9 +61,10 @@ def bind_inputs(
     Arrays of numpy are copied. Each array has `leading` axes, such as an axis of time, before the
     axes of the declared shape. If `abstract` is true, an argument may be a `jax.ShapeDtypeStruct`.
 
-    Raises one InputError for all inputs if the number of inputs, a name, a shape or the kind of a
-    dtype is wrong, or if integers do not fit the declared dtype. The values of traced integers are
-    unknown. They are refused if some values of their dtype do not fit.
+    Raises InputError if the number of inputs, a name, a shape or the kind of a dtype is wrong, or
+    if integers do not fit the declared dtype. One error lists the faults of all inputs. The values
+    of traced integers are unknown. Traced integers are refused if their dtype has values that do
+    not fit the declared dtype.
     """
     inputs = network.graph.inputs
     # This is a shortcut for most calls, which pass arrays of the declared types. The checks below
@@ -203,8 +204,8 @@ def _with_labels(
 ) -> Mapping[Any, Any]:
     """Return `arrays`, a dict by label.
 
-    Raises InputError if it is no dict, lacks a label in `needed`, or has one that is not in
-    `labels`.
+    Raises InputError if `arrays` is no dict, lacks a label in `needed`, or has a label that is not
+    in `labels`.
     """
     source = "model.params" if shown_name == "params" else "model.init_state()"
     hint = f"take {source} and replace values in it"

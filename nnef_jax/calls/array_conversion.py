@@ -188,8 +188,8 @@ def _require_range(
 ) -> None:
     """Raise InputError if integers do not fit a dtype.
 
-    The values of a traced array are not known. A traced array is refused if some values of its
-    dtype do not fit.
+    The values of a traced array are not known. A traced array is refused if its dtype has values
+    that do not fit `dtype`.
     """
     bounds = jnp.iinfo(dtype)
     array_bounds = jnp.iinfo(array.dtype)

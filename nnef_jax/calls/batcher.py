@@ -43,8 +43,8 @@ class Batcher:
     of the batch. The arrays may have different lengths. Items of one bucket are computed in one
     batch. An output that has the axis of a bucket is then a list of arrays too.
 
-    `inputs` and `outputs` describe the arguments and results of a call. The first extent of each is
-    None.
+    `inputs` and `outputs` describe the arguments and results of a call. The first extent of each
+    input and output is None.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Batcher:
         return arrays
 
     def padded_shapes(self, arrays: _Arrays) -> tuple[tuple[int, ...], ...]:
-        """Return the shapes of an item of a request after padding to its bucket.
+        """Return the shapes of a request's inputs after padding, without the batch axis.
 
         `arrays` is the result of `bind`. Requests with equal shapes are computed by the same
         programs, and can be computed together.
@@ -282,7 +282,7 @@ def zeros(inputs: Sequence[TensorSpec]) -> list[NDArray[Any]]:
 
 
 def _require_equal(counts: Mapping[str, int]) -> None:
-    """Raise InputError if inputs have different numbers of items. `counts` has them by name."""
+    """Raise InputError unless the numbers of items in `counts`, by input name, are equal."""
     if len({*counts.values()}) > 1:
         numbers = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise InputError(f"the inputs have different numbers of items: {numbers}")
@@ -431,7 +431,7 @@ def _require_separate_lengths(execution: Execution, buckets: Buckets) -> None:
 
 
 def _program(execution: Execution, size: int) -> Program:
-    """Return the program of the network for a batch of `size` items, before any passes."""
+    """Return the program for a batch of `size` items, before optimisation passes."""
     network = execution.network
     try:
         graph = network.example()  # with lengths for open extents
@@ -441,7 +441,7 @@ def _program(execution: Execution, size: int) -> Program:
 
 
 def _program_of(execution: Execution, shapes: Sequence[Sequence[Any]]) -> Program:
-    """Return the program of the network for inputs of some shapes, before any passes."""
+    """Return the program for inputs of the shapes `shapes`, before optimisation passes."""
     input_types = [
         jax.ShapeDtypeStruct(tuple(shape), value.type.dtype)
         for shape, value in zip(shapes, execution.network.graph.inputs, strict=True)
@@ -464,7 +464,8 @@ def _are_equal_but_for_extents(a: Program, b: Program) -> bool:
     primitives_b, literals_b = _primitives_and_literals(b)
     if primitives_a != primitives_b:
         return False
-    # The lists may have different lengths. Then only their common members are compared.
+    # The lists may have different lengths. The longer list is then compared up to the length of the
+    # shorter list.
     literals = zip(literals_a, literals_b, strict=False)
     constants = zip(a.closed.consts, b.closed.consts, strict=False)
     for constant_a, constant_b in [*literals, *constants]:

@@ -26,7 +26,7 @@ _EXAMPLE = 8  # an extent in place of those that are open and have no bucket
 
 @dataclass(frozen=True)
 class Buckets:
-    """The lengths for which programs are compiled, and the tensors that have these axes.
+    """The lengths of axes for which programs are compiled, and the tensors with these axes.
 
     An item is padded with zeros to the next larger length. A mask is thereby 0 beyond the length of
     the item. Without buckets, nothing is padded or trimmed.
@@ -118,7 +118,7 @@ class Buckets:
     def _second_graph(
         self, network: Network, shortest: Lengths, name: str, lengths: Sequence[int]
     ) -> tuple[int, Graph]:
-        """Return a length of the axis `name` other than the shortest one, and the graph for it.
+        """Return a length of the axis `name`, not the shortest, and the graph for this length.
 
         The other axes have their lengths in `shortest`. A network may refuse some lengths, so the
         first length that it takes is returned.
@@ -183,7 +183,7 @@ class Buckets:
         return arrays
 
     def with_masks(self, arguments: Mapping[str, ArrayLike]) -> dict[str, Any]:
-        """Return the arguments of a call by name, with ones for the masks that are missing.
+        """Return the arguments of a call by name. Missing masks are added as arrays of ones.
 
         Raises InputError if the length of a missing mask is not known.
         """

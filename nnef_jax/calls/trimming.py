@@ -60,7 +60,7 @@ def trim(results: ArrayLike | tuple[ArrayLike, ...], lengths: Mapping[str, Array
         raise InputError("the lengths are from another call than the results")
 
     def trimmed(batch_indices: tuple[int, ...]) -> Any:
-        """Return the trimmed outputs of the item of the batch with these indices.
+        """Return the trimmed outputs at these indices of the batch axes.
 
         If there are fewer indices than batch axes, return a list with an element for each index
         along the next batch axis.
@@ -80,7 +80,7 @@ def trim(results: ArrayLike | tuple[ArrayLike, ...], lengths: Mapping[str, Array
 
 
 class _Cut(NamedTuple):
-    """How an output is cut along an axis. `output` is the index of the output."""
+    """A cut of one output along one axis. `output` is the index of the output."""
 
     output: int
     axis: int
@@ -88,9 +88,9 @@ class _Cut(NamedTuple):
 
 
 def _cuts(results: Any, lengths: Mapping[str, ArrayLike]) -> list[_Cut]:
-    """Return the cuts of the outputs `results`, as `trim` takes them, to the captured lengths.
+    """Return the cuts of outputs to the captured lengths.
 
-    Captures that are no lengths have no cut.
+    `results` and `lengths` are the arguments of `trim`. Captures that are no lengths have no cut.
     """
     cuts: list[_Cut] = []
     for name, captured in lengths.items():

@@ -82,9 +82,10 @@ def _sliced_constant(x: Constant, slices: Mapping[int, SliceBounds]) -> Constant
 def _without_items(
     site: Site[TensorGraph], add: ByKind, x: Tensor, lengths: Mapping[int, int]
 ) -> Any:
-    """Add a constant without items, which has the dtype and the shape of `x`.
+    """Add a constant without items, which has the dtype of `x`.
 
-    `lengths` maps axes to other extents than those of `x`. At least one of them is 0.
+    The constant also has the shape of `x`, except along the axes in `lengths`. `lengths` maps each
+    such axis to its extent in the constant. At least one of these extents is 0.
     """
     shape = list(site.known_shape(x))
     for axis, length in lengths.items():
@@ -93,10 +94,10 @@ def _without_items(
 
 
 def _has_counted_extent(site: Site[TensorGraph], x: Tensor, axis: int, *numbers: Any) -> bool:
-    """Tell whether a symbol for items that the network counts occurs along an axis.
+    """Tell whether the extent of an axis, or a number, contains a symbol for counted items.
 
-    The symbol occurs in the extent of the axis, or in one of `numbers`, such as the bounds of a
-    slice.
+    Counted items are items that the network counts in a run. `numbers` are, for example, the bounds
+    of a slice.
     """
     if not site.graph.has_lists:
         return False
@@ -172,7 +173,7 @@ def _place(site: Site[TensorGraph], bound: Any, length: Value, low: Any, high: A
 def _most_items(graph: TensorGraph, extent: Any, begin: Any, end: Any, step: int) -> int:
     """Return the largest number of items that a slice of an axis with the extent `extent` can have.
 
-    Bounds that may count from the end of the axis are left out of account.
+    Bounds that may count from the end of the axis are ignored.
     """
     most = graph.bound(extent)
     if step > 0:
@@ -186,7 +187,7 @@ def _most_items(graph: TensorGraph, extent: Any, begin: Any, end: Any, step: int
 
 
 def _is_single_symbol(extent: Any) -> bool:
-    """Tell whether an extent is a symbol such as n0, which is never negative, as n0 - 1 may be."""
+    """Tell whether an extent is a symbol such as n0, and not an expression such as n0 - 1."""
     return str(extent) in symbols_in(extent)
 
 

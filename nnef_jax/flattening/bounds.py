@@ -1,4 +1,4 @@
-"""The largest numbers that computed integers can have, which bound extents that values tell."""
+"""Upper bounds of the integers that a graph computes. They bound extents that depend on values."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Bounds:
         self._computations = computations
         self._shape_of = shape_of
         self._bound = bound
-        # The answers of `_most_of` and `_is_count_of`, by the id of the operation. Without them,
-        # the time would double with each operation that reads a number twice. The graph under
-        # construction keeps the operations, so that no id is used again.
+        # Results of `_most_of` and `_is_count_of`, by the id of the operation. Without these
+        # caches, the time would double with each operation such as x + x. The graph under
+        # construction holds the operations, so no id is used again.
         self._most_by_operation: dict[int, int | None] = {}
         self._is_count_by_operation: dict[int, bool] = {}
 
@@ -67,7 +67,7 @@ class Bounds:
         if kind == "constant":
             return max(map(self._bound, attributes["value"]), default=0)
         if kind in ("argmax_reduce", "argmin_reduce"):
-            # The result is an index of the items along the axes.
+            # The result is the index of an item, so it is below the number of items along the axes.
             return self._volume(operands[0], attributes["axes"])
         if kind == "sum_reduce":
             most = self.most(operands[0])
@@ -107,7 +107,7 @@ class Bounds:
         return _RESULT_BOUNDS[kind](bounds)
 
     def is_count(self, x: Any) -> bool:
-        """Tell whether no item of an operand is negative, as far as the operations show."""
+        """Tell whether the operations show that no item of an operand is negative."""
         if not isinstance(x, Value):
             return x >= 0
         if x.type.dtype == "bool":

@@ -1,6 +1,6 @@
 """Results of branches that have other extents in each branch, or as many items as a branch counts.
 
-Such results are padded in the branches, which also return the extents. Behind the choice, the
+Such results are padded in the branches, which also return the extents. After the choice, the
 results are lists.
 """
 
@@ -33,7 +33,7 @@ class VaryingAxis:
 def with_extents(
     graphs: Sequence[TensorGraph], results: Sequence[Sequence[Value]], span: Span | None
 ) -> tuple[list[list[Value]], list[VaryingAxis]]:
-    """Pad the results of branches to the same shapes, and add the extents before to the results.
+    """Pad the results of branches to the same shapes. Return them with their unpadded extents.
 
     Args:
         graphs: the graph of each branch, to which operations are added.

@@ -9,7 +9,7 @@ from lowering.ops import rules
 
 
 class ByKind:
-    """An object with a method for each kind of operation, which adds an operation of this kind.
+    """An object with a method for each kind of operation. The method adds such an operation.
 
     For example, `step.pad(x, border="constant")` adds an operation of kind "pad". Positional
     arguments are operands, in the order of the rule's parameters. Keyword arguments are attributes.

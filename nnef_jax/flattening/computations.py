@@ -36,7 +36,7 @@ class Computations:
         operations = self._builder.operations
         new_operations = operations[self._keyed_count :]
         for operation in new_operations:
-            # The operands were computed by earlier operations, so that they already have keys.
+            # The operands already have keys, because earlier operations computed them.
             operands = tuple((name, self._operand_key(y)) for name, y in operation.operands)
             computation = (operation.kind, operation.rule, operands, operation.attributes)
             next_number = len(self._number_by_computation)

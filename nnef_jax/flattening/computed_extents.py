@@ -62,7 +62,7 @@ def _extent(graph: ListEmission, x: Value, index: int, span: Span | None) -> Any
 
 
 def _item(graph: ListEmission, x: Value, index: int, span: Span | None) -> Value:
-    """Return an item of a tensor, by its index in row-major order, as a tensor of shape (1,)."""
+    """Return an item of a tensor as a tensor of shape (1,). `index` is in row-major order."""
     if len(x.type.shape) != 1:
         operands = {"input": x}
         x = graph.insert("reshape", operands, span, shape=(-1,), axis_start=0, axis_count=-1)

@@ -192,7 +192,8 @@ class Emission:
         for operation in reversed(self.builder.operations):
             results = tuple(operation.writes())
             if not origins.isdisjoint(results):
-                # The operands replace the results that are computed from the operands.
+                # Each result of the operation is replaced by the operands from which it is
+                # computed.
                 origins = origins.difference(results).union(operation.reads())
         return origins
 
@@ -259,7 +260,7 @@ class locating_errors:
     """A context in which errors get the place of a layer, a node or an input in the source.
 
     A Python error, such as a TypeError, counts as an error of the file. The functions that flatten
-    operators rely on the inputs, axes and items that all writers of files provide, without checks.
+    operators rely, without checks, on the inputs, axes and items that all writers of files provide.
 
     The context raises such errors, and InvalidOperation, as NnefError. An NnefError or ExtentNeeded
     is not changed.
@@ -287,7 +288,7 @@ class locating_errors:
                 hint = f"{EXPORT_KNOWN}, or cut the network before it"
                 raise UnsupportedError(message, span=self._span, hint=hint) from None
             case ArithmeticError() | AttributeError() | LookupError() | TypeError() | ValueError():
-                # The file has other inputs, axes or items than the flattening function relies on.
+                # The file lacks inputs, axes or items on which the flattening function relies.
                 message = f"its {self._parts} and attributes do not go together: {error}"
                 raise located(InvalidOperation(message), self._title, self._span) from error
             case _:

@@ -1,7 +1,7 @@
 """States of loops whose extents change in an iteration, such as a state that gets a row each time.
 
 Such a state is padded to the most items that it can have, and its extent is a further state. In the
-body, and behind the loop, the state is a list.
+body, and after the loop, the state is a list.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class GrowingStates:
         extents = body.inner_states[count:]
         for growing, varying, extent in zip(self.axes, self._varying, extents, strict=True):
             state, axis = growing.state, growing.axis
-            # The last `step` places are still empty: the iteration may fill them.
+            # The last `step` places are empty before the iteration, which may fill these places.
             most = varying.most - growing.step
             items = body.at.tensor(body.at.part(states[state], axis, first=0, last=most))
             states[state] = body.graph.listed(items, axis, extent, most, self._site.span)
@@ -139,7 +139,7 @@ class GrowingStates:
         return [*padded, *extents]
 
     def behind(self, results: Sequence[Value]) -> list[Value]:
-        """Return the states behind the loop, as lists along the growing axes.
+        """Return the states after the loop, as lists along the growing axes.
 
         `results` are the results of the loop: the padded states, then their extents.
         """

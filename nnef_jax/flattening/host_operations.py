@@ -82,7 +82,7 @@ def _with_unknown(integer_function: Callable[..., int]) -> Callable[..., int]:
     """Extend a function of integers to arguments that may be UNKNOWN.
 
     If an argument is UNKNOWN, the new function returns UNKNOWN. It raises InvalidOperation for a
-    division by 0, and for a result that is no integer of 64 bits.
+    division by 0, and for a result of more than 64 bits.
     """
 
     def compute(*items: int) -> int:
@@ -100,7 +100,7 @@ def _with_unknown(integer_function: Callable[..., int]) -> Callable[..., int]:
 
 
 def _map_items(integer_function: Callable[..., int], *operands: Host) -> Host:
-    """Apply a function to the items of operands of integers, which are broadcast as in numpy."""
+    """Apply a function to the items of integer operands, which numpy broadcasts."""
     compute = np.frompyfunc(_with_unknown(integer_function), len(operands), 1)
     result: Any = compute(*operands)
     if isinstance(result, np.ndarray):
@@ -172,7 +172,7 @@ def _power(a: int, b: int) -> int:
     """Return `a` to the power `b`. Raises InvalidOperation for large bases and exponents."""
     largest_base = 1 << 31
     largest_exponent = 64
-    # The result may still have more than 64 bits, but the computation takes little time.
+    # The result may have more than 64 bits. This check only ensures that computing it is fast.
     is_small = 0 <= b <= largest_exponent and abs(a) <= largest_base
     if not is_small:
         raise InvalidOperation(f"{a} to the power {b} is not an integer of 64 bits")
@@ -284,7 +284,7 @@ def _select(condition: Host, true_value: Host, false_value: Host) -> Host:
         return np.where(condition.astype(bool), true_items, false_items)
     if not is_integer(true_items):
         raise NotFolded
-    # Items of the result are UNKNOWN where the condition is.
+    # Where the condition is UNKNOWN, the item of the result is UNKNOWN too.
     return _map_items(choose, condition, true_items, false_items)
 
 

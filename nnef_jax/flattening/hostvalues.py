@@ -84,7 +84,8 @@ def is_integer(value: Host) -> bool:
 def integers(value: Host) -> list[int]:
     """Return the items of a host value as a flat list of integers, in order.
 
-    NaN becomes UNKNOWN. Raises InvalidOperation for a fraction or an infinite number.
+    NaN becomes UNKNOWN. Raises InvalidOperation for a number with a fraction, or an infinite
+    number.
     """
     if is_integer(value):
         return list(value.ravel())

@@ -1,7 +1,8 @@
-"""Operations on lists whose extents the document promises to agree, or that need fixed numbers.
+"""Prepares operations on lists: tensors whose number of items is counted in a run.
 
-`list_operation` has a function for each kind that needs operations before it or after it. All other
-kinds are computed by their ordinary rules.
+The document promises that certain extents agree, such as those of two addends. Here such extents
+get the same symbol. `list_operation` has a function for each kind that needs operations before it
+or after it. All other kinds are computed by their ordinary rules.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ def list_operation(
 def _scatter_nd(
     graph: ListEmission, operands: ByName, attributes: ByName, span: Span | None
 ) -> ByName:
-    """Give the updates of a scatter the extents of its indices, except of the last axis."""
+    """Return the operands of a scatter. The updates get the symbols of the indices' extents.
+
+    The last extent of the indices is left out.
+    """
     axis_count = len(operands["indices"].type.shape) - 1
     return _with_extents_of_indices(graph, operands, axis_count, span)
 
@@ -42,7 +46,7 @@ def _scatter_nd(
 def _scatter_elements(
     graph: ListEmission, operands: ByName, attributes: ByName, span: Span | None
 ) -> ByName:
-    """Give the updates of a scatter the extents of its indices."""
+    """Return the operands of a scatter. The updates get the symbols of the indices' extents."""
     axis_count = len(operands["indices"].type.shape)
     return _with_extents_of_indices(graph, operands, axis_count, span)
 
@@ -50,7 +54,10 @@ def _scatter_elements(
 def _with_extents_of_indices(
     graph: ListEmission, operands: ByName, axis_count: int, span: Span | None
 ) -> ByName:
-    """Give the updates of a scatter the extents of the first `axis_count` axes of its indices."""
+    """Return the operands of a scatter. The updates get the symbols of the indices' extents.
+
+    Only the first `axis_count` axes of the indices are considered.
+    """
     indices, updates = operands["indices"], operands["updates"]
     if not isinstance(updates, Value):
         return operands
@@ -63,7 +70,7 @@ def _with_extents_of_indices(
 def _broadcast(
     graph: ListEmission, operands: ByName, attributes: ByName, span: Span | None
 ) -> ByName:
-    """Give a list the extents of the shape to which it is broadcast."""
+    """Return the operands of a broadcast. The list gets the symbols of the new shape."""
     x = operands["input"]
     if not graph.is_list(x):
         return operands
@@ -81,7 +88,7 @@ def _broadcast(
 def _by_item(
     graph: ListEmission, operands: ByName, attributes: ByName, span: Span | None
 ) -> ByName:
-    """Give the operands of an elementwise operation the same extent along each axis.
+    """Return the operands of an elementwise operation, with the same extent along each axis.
 
     The document promises that the extents of an axis are equal in a run, except extents of 1.
     """
@@ -97,7 +104,7 @@ def _by_item(
 def _with_one_extent(
     graph: ListEmission, tensors: Mapping[str, Value], axis: int, span: Span | None
 ) -> Mapping[str, Value]:
-    """Give the operands of an elementwise operation the same extent along one axis.
+    """Return the operands of an elementwise operation, with the same extent along one axis.
 
     `tensors` has the operands that are tensors, by name.
     """
@@ -122,8 +129,8 @@ def _with_one_extent(
 def _common_extent(graph: ListEmission, extents: Sequence[Any], span: Span | None) -> Any:
     """Return a symbol for the extent to which `extents` broadcast.
 
-    In a run, this is the first of `extents` that is not 1, or the last one if all are 1. For the
-    extents a, b and c, the symbol has the value `a if a != 1 else (b if b != 1 else c)`.
+    In a run, the value of the symbol is the first of `extents` that is not 1, or 1 if all are 1.
+    For the extents a, b and c, the symbol has the value `a if a != 1 else (b if b != 1 else c)`.
     """
     count = graph.extent_tensor(extents[-1], span)
     for extent in reversed(extents[:-1]):
@@ -145,7 +152,7 @@ def _spread(graph: ListEmission, x: Value, axis: int, extent: Any, span: Span | 
     most = graph.bound(extent)
     numbers = {"start": 0, "end": most, "step": 1, "dtype": graph.builder.integer}
     places = graph.insert("range", {}, span, **numbers)
-    # Places behind the last item repeat the last item. A list without items has the place 0 too.
+    # Places behind the last item repeat the last item. In a list without items, all places are 0.
     places = graph.insert("min", {"x": places, "y": last}, span)
     places = graph.insert("max", {"x": places, "y": 0}, span)
     result = graph.insert("gather", {"input": x, "indices": places}, span, axis=axis)
@@ -153,10 +160,10 @@ def _spread(graph: ListEmission, x: Value, axis: int, extent: Any, span: Span | 
 
 
 def _concat(graph: ListEmission, operands: ByName, attributes: ByName, span: Span | None) -> ByName:
-    """Give the parts of a concatenation the extents of the first part.
+    """Return the operands of a concatenation, with the extents of the first part in all parts.
 
-    The axis of the concatenation is left out. If the first part has a known extent, lists among
-    the other parts get as many items.
+    The axis of the concatenation is left out. If an extent of the first part is a number, lists
+    among the other parts get this number of items.
     """
     first, *further_parts = operands["values"]
     if not any(map(graph.is_list, operands["values"])):
@@ -176,9 +183,9 @@ def _concat(graph: ListEmission, operands: ByName, attributes: ByName, span: Spa
 def _with_extents(
     graph: ListEmission, x: Value, extents: Mapping[int, Any], span: Span | None
 ) -> Value:
-    """Return a list with other symbols for its extents. In a run, their values are the same.
+    """Return a list with new symbols for its extents. In a run, the extents stay the same.
 
-    `extents` maps axes to the symbols. Extents that are numbers are left out of account.
+    `extents` maps axes to the symbols. Extents that are numbers are ignored.
     """
     for axis, extent in extents.items():
         is_same = graph.shape_of(x)[axis] - extent == 0
@@ -203,7 +210,8 @@ def _topk(
     axis = attributes["axis"] % len(x.type.shape)
     most = min(graph.bound(extent), graph.bound(k))
     if is_symbolic(extent):
-        # The places behind the items become worse than the items, so that they are chosen last.
+        # The places behind the items get the worst number, so the operation chooses these places
+        # last.
         worst = _end(x.type.dtype, largest=not attributes["largest"])
         x = graph.filled(x, axis, worst, span)
     fixed_attributes = {**attributes, "axis": axis, "k": most}
@@ -217,7 +225,10 @@ def _topk(
 
 
 def _end(dtype: str, largest: bool) -> float:
-    """Return the largest number of a dtype if `largest`, else the least; infinite if it is real."""
+    """Return the largest number of a dtype if `largest`, otherwise the least number.
+
+    For a dtype of real numbers, the result is infinity or -infinity.
+    """
     if is_float(dtype):
         return math.inf if largest else -math.inf
     least_number, largest_number = ends_of(dtype)

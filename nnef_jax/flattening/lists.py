@@ -95,7 +95,8 @@ class ListEmission(Emission):
             self.symbols: Symbols = Symbols(dimensions, names_of_user)
         else:
             self.symbols = outer.symbols
-        # The padding of lists that, as outputs, have another padding than other lists.
+        # The number that pads a list if the list is an output. Lists without an entry have the
+        # padding of their dtype.
         self.list_padding: dict[Value, float] = {}
         self.computations: Computations = Computations(self.builder)
         self._symbol_by_key: dict[Any, Any] = {}  # by the key of the count's computation
@@ -103,7 +104,7 @@ class ListEmission(Emission):
 
     @property
     def has_lists(self) -> bool:
-        """Tell whether the network has counted any items so far."""
+        """Tell whether a symbol for a number of items has been made so far."""
         return bool(self.symbols.most)
 
     # Adding operations
@@ -144,7 +145,7 @@ class ListEmission(Emission):
         return results[0] if len(results) == 1 else results
 
     def _define(self, symbol: str, value: Value) -> None:
-        """Note in the graphs around a body that a tensor of the body defines a symbol."""
+        """Note in all outer graphs that a tensor of this graph, a body, defines a symbol."""
         graph = self._outer_lists
         while graph is not None:
             graph.builder.symbols.setdefault(symbol, value)
@@ -223,7 +224,7 @@ class ListEmission(Emission):
         return any(map(self.counts_here, self.shape_of(x)))
 
     def counts_here(self, extent: Any) -> bool:
-        """Tell whether an extent has a symbol for items that this graph, of a body, counts.
+        """Tell whether an extent has a symbol for items that this graph itself counts.
 
         Return False if this is not the graph of a body.
         """
@@ -286,9 +287,10 @@ class ListEmission(Emission):
         return self._symbol_by_key[key]
 
     def defined_symbol(self, count: Value, most: int, span: Span | None) -> Any:
-        """Return the symbol for a number as `symbol` does, and define it in a run.
+        """Return the symbol for a number as `symbol` does, and add an operation that defines it.
 
-        The symbol is defined by the operation that makes a list of `count` integers.
+        The operation makes a list of `count` integers. In a run, this list defines the symbol's
+        value.
         """
         dtype = self.builder.integer
         integers = self.insert("range", {}, span, start=0, end=most, step=1, dtype=dtype)
@@ -358,7 +360,7 @@ class ListEmission(Emission):
 
 
 def _padding_of(dtype: str) -> float:
-    """Return the number in the padding of an output of a dtype."""
+    """Return the number that pads an output of this dtype."""
     if is_float(dtype):
         return math.nan
     is_signed = is_integer(dtype) and not dtype.startswith("u")

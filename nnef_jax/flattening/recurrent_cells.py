@@ -196,7 +196,7 @@ class Cell:
 
         Args:
             site: the layer or node.
-            x: the products of the inputs, as for `next`, but for all time steps, which lie along
+            x: the products of the inputs with their weights for all time steps. The time axis is
                 `axis`.
             states: the states before the first time step.
             product: as for `next`, but with the `RepeatedBody` as an additional first argument.

@@ -16,8 +16,9 @@ from nnef_jax.flattening.emission import ByName
 from nnef_jax.flattening.site import Operand, Site, Tensor
 from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
 
-# The attribute `outputs` of `scan` and `loop`: for each output, how the tensors of all iterations
-# become the output, the axis along which they are joined, and the chunk, whose sign is the order.
+# The attribute `outputs` of `scan` and `loop` has three items for each output. The first is a mode:
+# "full", for instance, joins the tensors of all iterations. The second is the axis of the join. The
+# third is the chunk, which is negative if the tensors are joined in reverse order.
 Outputs = Sequence[tuple[str, int, int]]
 LAST = ("last", 0, 1)  # the output is the tensor of the last iteration: nothing is joined
 _Body = TypeVar("_Body")
@@ -34,12 +35,12 @@ class RepeatedBody:
         self.site = site
         self.graph: TensorGraph = site.graph.body()
         self.at: Any = replace(cast("Any", site), graph=self.graph)  # of the class of `site`
-        # Inputs for slices of outer tensors, and for the number of the iteration.
+        # Inputs of the body for slices of outer tensors, and for the number of the iteration.
         self.loop_inputs: list[Value] = []
         self.inner_states: list[Value] = []  # inputs for the states
         # Outer tensors: the states before the first iteration.
         self.initial_states: list[Value] = []
-        # Outer tensor, axis and chunk of each slice.
+        # For each slice: the outer tensor, the axis and the chunk.
         self.scanned: list[tuple[Value, int, int]] = []
 
     def _new_input(self, name: str, shape: Sequence[int], dtype: str) -> Value:
@@ -69,9 +70,9 @@ class RepeatedBody:
         return part
 
     def item(self, x: Tensor, axis: int, *, reverse: bool = False) -> Value:
-        """Return the item of a tensor along an axis that belongs to the current iteration.
+        """Return item i of a tensor along an axis, where i is the number of the iteration.
 
-        The item does not have the axis. If `reverse`, the first iteration has the last item.
+        The result lacks this axis. If `reverse`, the first iteration has the last item.
         """
         chunk = -1 if reverse else 1
         part = self.part(x, axis, chunk)

@@ -44,7 +44,7 @@ class Site(OperatorSite[_Graph]):
 
     @abstractmethod
     def is_read(self, i: int) -> bool:
-        """Tell whether other layers or nodes may read output `i`, so that it must be computed."""
+        """Tell whether output `i` must be computed, because other layers or nodes may read it."""
 
     def _operand(self, x: int | Tensor) -> Tensor:
         """Return the input with index `x`, or `x` itself if it is an operand."""
@@ -146,7 +146,7 @@ class Site(OperatorSite[_Graph]):
     def _in_graph(self, operand: Any) -> Any:
         """Add an operand that is a known tensor, or an array with known tensors, to the graph.
 
-        Return the operand with tensors of the graph in the place of known tensors.
+        In the result, each known tensor is replaced by a tensor of the graph.
         """
         if isinstance(operand, list | tuple):
             items = cast("Sequence[Any]", operand)
@@ -338,9 +338,10 @@ class Site(OperatorSite[_Graph]):
         return self.step.pad(x, padding=padding, border="constant", value=value)
 
     def positions(self, count: int, axis: int = 0, rank: int = 1, start: int = 0) -> Value:
-        """Make a tensor of `count` successive integers from `start` on, which lie along one axis.
+        """Make a tensor of the integers `start`, `start` + 1, ... along one axis.
 
-        The tensor has `rank` axes, and all axes but `axis` have extent 1. `start` may be symbolic.
+        The tensor has `count` items along `axis`. It has `rank` axes, and all other axes have
+        extent 1. `start` may be symbolic.
         """
         dtype = self.graph.builder.integer
         end = start + count

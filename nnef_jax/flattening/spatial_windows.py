@@ -53,10 +53,10 @@ def same_padding(
 def _known_if_strided(
     site: Site[TensorGraph], shape: Sequence[int], strides: Sequence[int]
 ) -> Sequence[int]:
-    """Return the spatial extents of input 0, without UNKNOWN along axes whose stride is not 1.
+    """Return the spatial extents of input 0. An extent may be UNKNOWN only if its stride is 1.
 
-    `shape` has the extents, in which any may be UNKNOWN. Raises ExtentNeeded if an extent that must
-    not be UNKNOWN is open.
+    `shape` has these extents, any of which may be UNKNOWN. Raises ExtentNeeded if the extent of an
+    axis with a larger stride is open.
     """
     for extent, stride in zip(shape, strides, strict=True):
         if extent is UNKNOWN and stride != 1:

@@ -28,7 +28,7 @@ class SymbolicShapes:
 
     builder: GraphBuilder | Graph  # has the operations
     dimensions: Dimensions = field(default_factory=Dimensions)
-    # The largest value of each symbol for a number of items that the network counts.
+    # For each symbol that stands for a counted number of items: its largest value.
     most: Mapping[str, int] = field(default_factory=dict[str, int])
     # The shape and dtype of each tensor. If tracing computes a tensor on the host, its array.
     _structs: dict[Value, Any] = field(default_factory=dict[Value, Any])
@@ -45,7 +45,8 @@ class SymbolicShapes:
         while value not in self._structs and self._traced < len(self.builder.operations):
             operation = self.builder.operations[self._traced]
             self._traced += 1
-            # The shapes of other results are in their types.
+            # An operation on known extents needs no trace: the shapes of its results are in their
+            # types.
             tensors = (*operation.reads(), *operation.writes())
             is_open = not all(is_known(x.type.shape) for x in tensors)
             if is_open or self._reads_arrays(operation):
@@ -55,7 +56,7 @@ class SymbolicShapes:
     def _reads_arrays(self, operation: Operation) -> bool:
         """Tell whether the operands are arrays that tracing computed, or there are no operands.
 
-        Tracing may compute the results too, and a later shape may depend on them.
+        Tracing may then compute the results too, and a later shape may depend on the results.
         """
         return all(isinstance(self._struct_of(x), np.ndarray) for x in operation.reads())
 
@@ -90,7 +91,7 @@ class SymbolicShapes:
 
         `structs` has the shapes or arrays of the values `reads`.
         """
-        # Only operands without an array are traced.
+        # Operands whose arrays are known are constants of the trace, and are left out here.
         types = [self._padded_type(x) for x in structs if not isinstance(x, np.ndarray)]
         count_types = dict.fromkeys(self.most, jax.ShapeDtypeStruct((), np.int32))
         results: list[Any] = []
@@ -166,7 +167,7 @@ def _struct(value: Value, shape: Sequence[int]) -> jax.ShapeDtypeStruct:
 
 
 def open_type(shape: Sequence[int], dtype: str) -> TensorType:
-    """Return the type of a tensor, with UNKNOWN in the place of each symbolic extent of `shape`."""
+    """Return the type of a tensor. Symbolic extents in `shape` become UNKNOWN."""
     extents = [UNKNOWN if is_symbolic(extent) else extent for extent in shape]
     return TensorType(tuple(extents), dtype)
 

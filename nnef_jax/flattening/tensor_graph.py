@@ -192,7 +192,7 @@ class TensorGraph(ListEmission, ABC):
     def declare(self, inner: Value, value: Value) -> None:
         """Give the input `inner` of this graph the symbolic extents of `value`.
 
-        `value` is a tensor of the outer graph. Without symbolic extents, nothing is to be declared.
+        `value` is a tensor of the outer graph. If `value` has no symbolic extents, do nothing.
         """
         if self.outer is not None and self.outer.is_list(value):
             self.begin_symbolic().declare(inner, self.outer.shape_of(value))

@@ -5,7 +5,7 @@ Which inputs and outputs have which role? `roles`
 How does a model with growing caches run on caches of fixed size? `decoder_network`
 How are prompts read and tokens generated? `decoder.Decoder`
 Which program generates tokens? `token_loop`
-Has a network the window that a user names? `windows`
+Does a network have the window that a user names? `windows`
 How is the next token chosen? `token_sampling`
 How does a beam search work? `beams`
 How do texts become tokens, and tokens pieces of text? `tokenizing`
@@ -56,10 +56,10 @@ def decoder(
     Args:
         model: the model, loaded without shapes for its lengths.
         places: the positions of a cache: the most tokens of a prompt and its continuation.
-        window: the number of positions to which a token of the network attends, itself included,
-            as `sliding_window` in configurations. The caches then hold only the last `window` - 1
-            tokens. The network must have an input of positions, and its own masks must hide the
-            tokens outside the window.
+        window: the number of positions to which a token attends, its own included. Configurations
+            call it `sliding_window`. The caches then hold only the last `window` - 1 tokens. The
+            network must have an input of positions, and its own masks must hide the tokens outside
+            the window.
         roles: the roles of inputs and outputs. By default they are recognised; `print(decoder)`
             shows them.
         names: names for single roles: `tokens`, `logits`, `mask`, `positions`, `length`,

@@ -106,7 +106,8 @@ class BeamSearch:
             return last_logits(logits), after
 
         tokens = jnp.zeros((batch, self.beams, self.size), jnp.int32)
-        # All beams of a prompt are equal at first, so that only one may be extended.
+        # At first all beams of a prompt are equal. Only beam 0 is extended: all other beams have
+        # the score -inf.
         scores = jnp.full((batch, self.beams), -jnp.inf).at[:, 0].set(0)
         none_ended = Hypotheses(
             tokens[:, 0], scores=jnp.full(batch, -jnp.inf), lengths=jnp.zeros(batch, jnp.int32)

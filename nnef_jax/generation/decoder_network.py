@@ -37,8 +37,8 @@ _RowStep = Callable[..., list[Array]]
 class DecoderStep:
     """A step of a language model on caches of `places` positions. The first positions are in use.
 
-    The network is traced with the number of positions in use as a symbolic extent, and evaluated on
-    padded caches. Rows of a batch may have different lengths.
+    In the trace of the network, a symbolic extent stands for the number of positions in use. The
+    traced network is evaluated on padded caches. Rows of a batch may have different lengths.
 
     If a token attends only to the last `window` positions, itself included, a cache has only
     `window` - 1 positions. `window` is 0 if a token attends to all positions.
@@ -111,8 +111,8 @@ class DecoderStep:
     def has_buffers(self) -> bool:
         """Tell whether the network writes new keys into caches of a fixed size by itself.
 
-        Such a network returns caches of the size that it took. It counts the ones of its mask, or
-        takes the number of positions in use. Networks with onnxruntime-genai's operator
+        Such a network returns caches of the size that it took. It counts the positions in use by
+        its mask, or takes their number as an input. Networks with onnxruntime-genai's operator
         GroupQueryAttention or ONNX's TensorScatter are examples.
         """
         roles = self.roles
@@ -261,7 +261,7 @@ class DecoderStep:
             caches: arrays without padding.
             tokens: the tokens (1, tokens).
             context: the network's further inputs.
-            length: the number of tokens before these, which is the position of the first one.
+            length: the number of earlier tokens, which is the position of the first of `tokens`.
             mask: the positions that are attended to, bool (1, positions).
         """
         roles = self.roles
@@ -391,10 +391,10 @@ def _written(cache: Array, new: Array, used: Array, places: int, axis: int) -> A
 
 
 def _last_places(cache: Array, used: Array, places: int, axis: int) -> Array:
-    """Return a cache of `places` positions with the last of the `used` positions of a cache.
+    """Return the last `places` of the `used` positions of a cache.
 
-    The positions begin at the front of the axis. If `used` is less than `places`, the empty ones
-    are at its end.
+    The result has `places` positions along the axis. If `used` is less than `places`, the empty
+    positions are at the end.
     """
     if cache.shape[axis] == places:
         return cache

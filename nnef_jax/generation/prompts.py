@@ -56,10 +56,11 @@ def in_turn(sizes: NDArray[np.int32], chunks: Sequence[int]) -> Iterator[Chunk]:
 def lengths_by_loop(
     sizes: NDArray[np.int32], chunks: Sequence[int], *, overlaps: bool
 ) -> NDArray[np.int32]:
-    """Return the number of tokens at the end of each prompt that are left to `TokenLoop`.
+    """Return how many tokens at the end of each prompt `TokenLoop` reads.
 
     The loop reads single tokens, in place of chunks of 1. If chunks of 16 overlap, only prompts of
-    less than 16 tokens need chunks of 1. If they do not, a prompt of 40 tokens leaves 8 of them.
+    less than 16 tokens need chunks of 1. If chunks do not overlap, a prompt of 40 tokens leaves its
+    last 8 tokens to the loop.
     """
     least = min((x for x in chunks if x > 1), default=1)
     return np.where(sizes < least, sizes, 0) if overlaps else sizes % least
@@ -92,8 +93,8 @@ def words_of(
 def tokens_at(tokens: ArrayLike, positions: NDArray[np.int64]) -> Any:
     """Return the tokens (batch, chunk) at the positions (batch, chunk) of each row.
 
-    A position after the end of a row gives its last token. The result is a jax array if `tokens`
-    is one, and a numpy array otherwise.
+    A position after the end of a row gives the row's last token. The result is a jax array if
+    `tokens` is one, and a numpy array otherwise.
     """
     if isinstance(tokens, Array):
         return jnp.take_along_axis(tokens, positions, axis=1, mode="clip")
@@ -102,7 +103,7 @@ def tokens_at(tokens: ArrayLike, positions: NDArray[np.int64]) -> Any:
 
 
 def where_read(is_read: NDArray[np.bool_], after: Any, before: Any) -> Any:
-    """Return the arrays of `after` in rows where `is_read` is true, and of `before` in others.
+    """Return the rows of `after` where `is_read` is true, and the rows of `before` elsewhere.
 
     `after` and `before` are pytrees of arrays, whose first axis is that of rows.
     """

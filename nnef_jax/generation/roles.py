@@ -25,7 +25,7 @@ _SIDES = re.compile(
 
 @dataclass(frozen=True)
 class Cache:
-    """The names of a tensor of keys or values. A step adds the keys or values of its tokens.
+    """The names of a cache: a tensor of keys or values, to which a step adds those of its tokens.
 
     Args:
         before: the name of the input, or of the state, that holds the tensor before a step.
@@ -44,7 +44,8 @@ class Roles:
 
     Args:
         tokens: the input of token numbers, [batch,tokens].
-        logits: the output of logits, [batch,tokens,words]. It may have the last token only.
+        logits: the output of logits, [batch,tokens,words]. Some networks return only the logits of
+            the last token.
         caches: the caches of keys and values.
         mask: the input that is 1 for each position that is attended to, [batch,positions]; ""
             if there is none.
@@ -52,10 +53,10 @@ class Roles:
             is none.
         context: inputs that stay the same for all tokens of a text, such as the states of an
             encoder.
-        length: the input of the number of positions that are in use before the step, [batch], as
-            ONNX's TensorScatter takes it; "" if there is none.
-        total_length: the input of the number of positions that are in use after the step,
-            [batch], as ONNX's Attention takes it; "" if there is none.
+        length: the input [batch] that takes the number of positions in use before the step, as for
+            ONNX's TensorScatter; "" if there is none.
+        total_length: the input [batch] that takes the number of positions in use after the step, as
+            for ONNX's Attention; "" if there is none.
     """
 
     tokens: str
@@ -103,7 +104,8 @@ def recognised(graph: Graph, names: Mapping[str, str | Sequence[str]]) -> Roles:
         if UNKNOWN in state.value.type.shape[1:]:
             caches.append(Cache(state.label, state.label, _positions_of(state.value)))
 
-    # The inputs of these roles are optional. Each role has usual names, and candidates with them.
+    # The inputs of these roles are optional. For each role there are usual names, and candidates:
+    # the inputs that may have the role.
     no_caches = [name for name in inputs if name not in pairs]
     no_floats = [name for name in no_caches if not is_float(inputs[name].type.dtype)]
     by_role: dict[str, str] = {}
@@ -115,7 +117,8 @@ def recognised(graph: Graph, names: Mapping[str, str | Sequence[str]]) -> Roles:
     ):
         by_role[role] = str(names.get(role, "")) or _first(usual_names, candidates)
 
-    # The tokens and logits are the first candidate if none has a usual name.
+    # The tokens are the first candidate if no candidate has a usual name. This holds for the logits
+    # too.
     integers = [
         x for x in no_floats if x not in by_role.values() and is_integer(inputs[x].type.dtype)
     ]

@@ -38,8 +38,7 @@ class TokenChoice(NamedTuple):
 class Prompts(NamedTuple):
     """The prompts for the loop to read before it generates. A row may have none.
 
-    The last token of each prompt stands at the end of its row, so that all rows of a batch begin
-    to generate in the same iteration.
+    Each prompt stands at the end of its row. All rows then begin to generate in the same iteration.
     """
 
     tokens: Array  # int32 (batch, width)

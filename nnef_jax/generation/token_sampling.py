@@ -38,8 +38,8 @@ class Sampling:
         temperature: the number by which logits are divided before a token is drawn; 0 is
             greedy.
         top_k: a token is drawn only if its logit is one of the `top_k` largest; 0 for all tokens.
-        top_p: a token is drawn only if the more probable tokens together have a probability
-            below `top_p`; 1 for all tokens (nucleus sampling, Holtzman et al. 2019).
+        top_p: a token is drawn only if all more probable tokens together have a probability below
+            `top_p`; 1 for all tokens (nucleus sampling, Holtzman et al. 2019).
         repetition_penalty: changes the logits of tokens that are in the text already. A positive
             logit is divided by this number, and a negative logit multiplied by it (Keskar et al.
             2019); 1 for no penalty.
@@ -93,7 +93,8 @@ class Sampling:
 class SamplingNumbers(NamedTuple):
     """The real numbers of a `Sampling`: scalars of float32, or None for a number without effect.
 
-    A loop is compiled for the set of numbers that are not None. It runs with any values of these.
+    A loop is compiled for the set of numbers that are not None. The loop runs with any values of
+    these numbers.
     """
 
     temperature: _Number | None  # None: the token of largest logit is chosen

@@ -22,7 +22,7 @@ def require_window(step: DecoderStep, params: Mapping[str, Array] | None) -> Non
     token on random caches, whose oldest position lies just outside the window. The logits must not
     depend on that position.
 
-    `params` are the parameters by label. If it is None, there is no such run.
+    `params` are the parameters by label. If `params` is None, the network is not tested.
     """
     window, roles = step.window, step.roles
     if window < 2:

@@ -57,7 +57,7 @@ class Stats(Result):
     Args:
         tensors: the figures of tensors by name, in the order of computation.
         comparison: the result of `analysis.compare` on the same tensors.
-        clipped: the numbers of weights that were cut off, by name.
+        clipped: the number of weights that were cut off, by the name of the operand.
         samples: the number of inputs that were run.
         isolated: whether each layer was also run on the tensors of the floating-point network.
     """
@@ -171,7 +171,7 @@ def statistics(
         figures[name] = _tensor_stats(
             name, tensors[name], masks.get(name), difference, layer=layer, own_snr=own_snr
         )
-    # The first axis of an input counts the samples.
+    # The extent of an input's first axis is the number of samples.
     has_batch = len(arrays) > 0 and arrays[0].ndim > 0
     sample_count = int(arrays[0].shape[0]) if has_batch else 1
     return Stats(
@@ -221,7 +221,8 @@ def _tensor_stats(
 
     `mask` is a mask of the tensor's items that overflowed, or None if no item can overflow.
     `difference` compares the tensor with the same tensor in floating point. `layer` is the name of
-    the layer that computes the tensor.
+    the layer that computes the tensor. `own_snr` is the SNR of this layer alone, as in
+    `Lowered.stats`.
     """
     data = np.asarray(real(tensor))
     low = _NO_FIGURE

@@ -1,8 +1,8 @@
 """Computes exact sums of products of 8- and 16-bit integers, and rounds them to 8 or 16 bits.
 
 Factors are split into balanced digits. Sums of products of digits are exact in float32 up to 2**24,
-in any order of addition, so the fast float32 kernels compute them. A sum of products of the
-original factors is the sum of these sums, weighted by powers of 2.
+in any order of addition, so the fast float32 kernels compute them. The sum of products of the
+original factors is a sum of such sums, each times a power of 2.
 
 A product of two 16-bit integers has 31 bits, so two such products overflow an int32. Therefore a
 sum is stored as two int32: `high * 2**base + low`. This is exact up to 2**47, without 64-bit
@@ -127,8 +127,8 @@ def _splits(
     largest_input = max(-limits.min, limits.max)  # the inputs have the dtype of the filter
     channels = filter.shape[1]
     cells = math.prod(filter.shape[2:])
-    # A bound of the sum of absolute values for an output. The digit with an index counts
-    # 2**(index * width) times.
+    # A bound of the sum of absolute weights of an output. A digit has the factor 2**(index *
+    # width).
     largest_filter_sum = 0
     for index, digit_sums in enumerate(sums):
         largest_filter_sum += int(digit_sums.sum(1).max()) << (index * width)
@@ -136,8 +136,8 @@ def _splits(
     # power of 2 share programs.
     bound = largest_input * largest_filter_sum
     largest = 1 << max(bound - 1, 0).bit_length()
-    # By the number of digits of the input, the largest magnitude of a digit. An input of 16 bits
-    # may be split into two digits of 8 bits.
+    # Maps the number of digits of the input to the largest magnitude of a digit. An input of 16
+    # bits may be split into two digits of 8 bits.
     largest_digits = {1: largest_input}
     if limits.bits != 8:
         largest_digits[2] = 1 << (_PIECE_BITS - 1)
@@ -227,7 +227,7 @@ def sums_of_products(x: Array, filter: Factors, slide: Slide) -> list[tuple[Arra
     grouped = inputs.reshape(-1, slide.groups, depth, *extents)
     terms: list[tuple[Array, int]] = []
     for start in range(0, depth, filter.depth):
-        # A part of the channels of each group, so that the sums are exact.
+        # Only some channels of each group are summed at once, since larger sums might not be exact.
         channels = slice(start, start + filter.depth)
         part = grouped[:, :, channels].reshape(len(inputs), -1, *extents)
         for index, digit in enumerate(filter.digits):
@@ -255,7 +255,7 @@ def _correlate(x: Array, filter: Array, slide: Slide) -> Array:
 
 
 def _is_by_cells(filter: Array, slide: Slide) -> bool:
-    """Tell whether sums are computed cell by cell of the window: for small depthwise filters.
+    """Tell whether sums are computed cell by cell, as is fastest for small depthwise filters.
 
     64 planes of 28x28 take 0.12 ms cell by cell, and 2.9 ms by convolutions. If sums fit an int32,
     they are computed in integers: a MobileNet then takes 10.9 ms, whereas float32 takes 12.7 ms.
@@ -355,7 +355,7 @@ def narrow(
     rounded = _rounded(_clipped(x, shift), shift, rounding_policy)
     if left_shift:
         # A number beyond this bound could overflow an int32 by the shift, so it is clipped. This
-        # does not change the result, since the shifted bound is not inside the range of 16 bits.
+        # does not change the result, since the shifted bound is beyond the range of 16 bits too.
         rounded = jnp.clip(rounded, -_LARGEST_SHIFTED, _LARGEST_SHIFTED) << left_shift
     limits = jnp.iinfo(dtype)
     overflowed = (rounded < limits.min) | (rounded > limits.max)
@@ -389,7 +389,8 @@ def _rounded(x: Wide, shift: int, rounding_policy: str) -> Array:
         is_odd = floor & 1 == 1
         rounds_up = half & (lower | is_odd)
     else:
-        # To truncate, a negative quotient that is no integer is rounded up.
+        # To truncate a negative quotient that is no integer, 1 is added to its floor: the floor of
+        # -2.5 is -3, which becomes -2.
         rounds_up = (x.high < 0) & (half | lower)
     return floor + rounds_up.astype(np.int32)
 

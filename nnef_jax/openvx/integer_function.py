@@ -88,7 +88,7 @@ class Lowered:
     def clipped(self) -> dict[str, int]:
         """Return, by operand, the number of weights that were cut off to fit the type.
 
-        A key is the name of a layer with the name of the operand, such as "conv1.filter". Operands
+        A key consists of the names of a layer and an operand, such as "conv1.filter". Operands
         without such weights are left out.
         """
         evaluation = self.evaluation(declared_shapes(self.model))
@@ -183,7 +183,7 @@ class Lowered:
     def stats(
         self, *inputs: Input, rtol: float = 0.1, atol: float = 0.0, isolate: bool = False
     ) -> Stats:
-        """Compare the tensors inside with the tensors of the network in floating point.
+        """Compare the fixed-point tensors of the network with its floating-point tensors.
 
         The inputs are floating-point arrays for a single call, or for a set of calls. In a set each
         input has an additional first axis, over which `jax.vmap` maps both networks. All tensors
@@ -338,9 +338,9 @@ def lower(
 
     Batch normalisation, and factors and offsets for each channel, are folded into the weights of
     the layer before them. Then weights are rounded once, to nearest even, and saturated
-    (`Lowered.clipped` counts the weights that were cut off). Groups of convolutions are views. A
-    function that is no activation of OpenVX becomes a table of its results for all values of the
-    type.
+    (`Lowered.clipped` counts the weights that were cut off). Each group of a convolution is a layer
+    on a view of the group's channels. A function that is no activation of OpenVX becomes a table,
+    with a result for each number of the type.
 
     Args:
         model: a model of any format, without state. An open first axis of an input is the batch.
@@ -400,7 +400,7 @@ def _bind_tensors(
             raise TypeError(f"'{name}' must be a Tensor, not {type(x).__name__}: {hint}")
 
     def spec(name: str, x: Tensor | ArrayLike) -> ArrayLike | jax.ShapeDtypeStruct:
-        """Return the shape of a tensor with the dtype of the input in the graph."""
+        """Return a tensor's shape together with the dtype that the graph's input `name` has."""
         if not isinstance(x, Tensor):
             return x
         return jax.ShapeDtypeStruct(x.shape, dtypes.get(name, "float32"))

@@ -23,8 +23,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _TOO_MANY_ITEMS = 1 << 31  # a tensor must have fewer items
-# The numbers of bits by which layers can shift the position of a sum of products to the position of
-# the result, or the position of biases to the position of the sum.
+# The numbers of bits by which layers can shift sums of products to the position of the result, or
+# biases to the position of the sums.
 SHIFTS = range(-16, 47)
 
 
@@ -169,8 +169,8 @@ def output_shape(
 ) -> tuple[int, ...]:
     """Return the shape of an output as a tuple, after checking it.
 
-    The shape must consist of the extents `leading` and of a number `free` of other extents. Raises
-    TypeError if `values` are not integers, and VxError for any other fault.
+    The shape must have the extents `leading`, followed by `free` further extents. Raises TypeError
+    if `values` are not integers, and VxError for any other fault.
     """
     extents = shape("output_shape", values)
     has_rank = len(extents) == len(leading) + free

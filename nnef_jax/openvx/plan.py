@@ -141,7 +141,7 @@ def plan_of(graph: Graph, profile: FixedPointProfile, semantics: str) -> Plan:
     """
     fixed = {parameter.value for parameter in graph.parameters}
     not_negative: set[Value] = set()  # the tensors without negative items
-    # For each tensor, how often operations and outputs read it.
+    # The number of times that operations and outputs read each tensor.
     readers = Counter(value for operation in graph.operations for value in operation.reads())
     readers.update(graph.outputs)
     steps: list[PlanStep] = []
@@ -238,7 +238,7 @@ def _product_before(
 
 
 def weights_of(step: PlanStep, values: Mapping[Value, ArrayLike]) -> dict[str, Any]:
-    """Return the fixed operands of a step by name: arrays and numbers in NNEF's layouts.
+    """Return the fixed operands of a step by name, as arrays and numbers in NNEF's layouts.
 
     Operations that are folded into a product change the weights and the bias of the product. A bias
     of 0 is left out.
@@ -256,7 +256,8 @@ def weights_of(step: PlanStep, values: Mapping[Value, ArrayLike]) -> dict[str, A
     bias = weights.pop("bias", 0.0)
     if not folded and is_zero(bias):
         return weights
-    # The line begins as 1 * x + bias, where x is the sum of products of a channel.
+    # Before operations are folded, the line is 1 * x + bias, where x is a channel's sum of
+    # products.
     ones = np.ones(layer.channels, np.float32)
     zeros = np.zeros(layer.channels, np.float32)
     line = _Line(ones, zeros + jnp.reshape(jnp.asarray(bias, np.float32), -1))

@@ -120,7 +120,7 @@ class Evaluation:
     def clipped(self, weights: Weights) -> dict[str, Array]:
         """Return the number of weights outside the range of the type, by operand.
 
-        A key is the name of a step with the name of the operand, such as "conv1.filter".
+        A key consists of the names of a step and an operand, such as "conv1.filter".
         """
         counts: dict[str, Array] = {}
         for step, _ in self.tensor_steps:

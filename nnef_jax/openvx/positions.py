@@ -22,7 +22,8 @@ from nnef_jax.openvx.tensor import Tensor
 
 # The number of positions that are tried below the position that fits the largest number.
 _POSITIONS_BELOW = 1
-# The number of positions that are tried above it. At these positions large numbers are cut off.
+# The number of positions that are tried above the position that fits the largest number. At these
+# positions large numbers are cut off.
 _POSITIONS_ABOVE = 4
 # The largest magnitude of a position that is tried. Layers can shift products to any such position.
 _LARGEST_POSITION = 22

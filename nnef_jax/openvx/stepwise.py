@@ -85,8 +85,8 @@ class Steps:
         if self.shift and rounding_policy == "nearest_even":
             product = product + np.asarray(half, product.dtype)
         if self.shift and not self.saturates:
-            # A shift rounds down. If 2^shift - 1 is added to a negative product before the shift,
-            # the result is truncated instead.
+            # A shift rounds down. To truncate, 2^shift - 1 is added to a negative product before
+            # the shift.
             sign_bits = product >> 31  # all bits are 1 if the product is negative, and 0 otherwise
             product = product + (sign_bits & ((1 << self.shift) - 1))
             product = product >> self.shift
@@ -101,7 +101,7 @@ class Steps:
         return in_range, overflowed
 
     def _brought_into_range(self, x: Array, overflowed: Array | None) -> Sums:
-        """Clip numbers to the range of the type if they saturate, and note those outside it.
+        """Note the numbers outside the range of the type, and clip them if numbers saturate.
 
         `overflowed` is the mask so far, or None if overflow is not reported.
         """
@@ -155,8 +155,9 @@ def stepwise(x: Array, filter: Array, biases: Array | None, *, slide: Slide, ste
         """Add the products of one channel, and bring the sums into range."""
         return steps.end(_with_products(sums, rows_and_columns, steps))
 
-    # The first sums of the loop need the sharding that the products have. Zeros have this sharding
-    # if they are computed from a product: that of the first cell of the first channel.
+    # The first sums of the loop must have the sharding of the products. Zeros that are computed
+    # from a product have this sharding. Here the product is that of the first cell of the first
+    # channel.
     rows, columns = fetch(0)
     product = rows[0][:, :, None] * columns[0][:, None]
     zeros = product.astype(np.int32) * 0

@@ -30,11 +30,11 @@ def table(
 ) -> NDArray[Any]:
     """Return a function's results for all numbers of a type, starting with the least number.
 
-    numpy computes the results in float64, so that they are the same on all platforms. The results
-    are then truncated and saturated. A NaN becomes 0. The numbers have the fixed-point position
-    `position`, by default that of the type. The results have the position `output_position`, by
-    default `position`. Raises VxError for a type or position that OpenVX lacks, and if the function
-    does not return an item for each number.
+    numpy computes the results in float64, with equal results on all platforms. The results are then
+    truncated and saturated. A NaN becomes 0. The numbers have the fixed-point position `position`,
+    by default that of the type. The results have the position `output_position`, by default
+    `position`. Raises VxError for a type or position that OpenVX lacks, and if the function does
+    not return an item for each number.
     """
     if str(np.dtype(dtype)) not in POSITIONS:
         wrong_format(f"a table must have the type {listed(POSITIONS)}, not {np.dtype(dtype)}")
@@ -57,7 +57,7 @@ def table(
 def table_layer(
     inputs: Tensor, table: Array | NDArray[Any], output_position: int | None = None
 ) -> Tensor:
-    """Replace each number by the item of a table for it (vxTensorTableLookupNode of OpenVX 1.2).
+    """Replace each number by its item in a table (vxTensorTableLookupNode of OpenVX 1.2).
 
     The table has an item for each number of the inputs' type, starting with the least number, like
     the result of the function `table`. By default the output has the position of the inputs. Raises

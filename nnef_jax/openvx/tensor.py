@@ -174,7 +174,7 @@ def _scaled(integers: Array, scale: np.float32) -> Array:
 
 
 class StaticWeights:
-    """Weights in the form in which layers multiply by them, prepared once, as a pytree.
+    """Weights that are prepared once for the products of layers. The class is a pytree.
 
     The shape is (outputs, inputs, height, width) or (outputs, inputs). OpenVX marks weights
     [static], which means that an implementation may cache and convert them before a run. Weights
@@ -205,8 +205,8 @@ def static_weights(weights: Tensor) -> StaticWeights:
 def checked_position(position: SupportsIndex) -> int:
     """Return a fixed-point position as an int.
 
-    Raises TypeError for an object that is no integer, and VxError for an integer that is not from
-    -32 to 32.
+    Raises TypeError for an object that is no integer, and VxError for an integer below -32 or above
+    32.
     """
     try:
         position = operator.index(position)
@@ -242,12 +242,12 @@ def _register(kind: type, leaf_names: tuple[str, ...], static_names: tuple[str, 
     """
 
     def keyed(x: object) -> tuple[Any, Any]:
-        """Return pairs of the keys and values of the leaves, and the other fields."""
+        """Return pairs (key, value) of the leaves, and the values of the static fields."""
         leaves = [(GetAttrKey(name), getattr(x, name)) for name in leaf_names]
         return leaves, tuple(getattr(x, name) for name in static_names)
 
     def flat(x: object) -> tuple[Any, Any]:
-        """Return the values of the leaves, and the other fields."""
+        """Return the values of the leaves, and the values of the static fields."""
         leaves, static_values = keyed(x)
         return [value for _, value in leaves], static_values
 

@@ -15,11 +15,12 @@ from lowering.graph import Graph, Operation
 
 Path = tuple[str, ...]
 
-# torch_to_nnef gives such a name to an item of a list of modules.
+# Matches the name that torch_to_nnef gives to an item of a list of modules.
 _NUMBER = re.compile(r"_(\d+)(_\d+)?")
-# torch_to_nnef gives such a name to a parameter that it stores in another form than PyTorch.
+# Matches the name that torch_to_nnef gives to a parameter that it stores in another form than
+# PyTorch.
 _LEAF = re.compile(r"(weight|bias|running_mean|running_var)(_\d+)?(_[a-z_]+)?")
-# torch.onnx gives such a name to the transposed weight of a linear layer.
+# The start of the name that torch.onnx gives to the transposed weight of a linear layer.
 _FOLDED = "onnx::MatMul_"
 
 
@@ -97,7 +98,7 @@ class ModuleNames:
         self._folded: dict[str, Path] = {}
         # The numbers of groups of deconvolutions, by the label of the filter.
         self._groups: dict[str, int] = {}
-        # By the root of an operation's name, such as "_0": the paths that it may abbreviate.
+        # Maps the root of an operation's name, such as "_0", to the paths that it may abbreviate.
         paths_by_root: dict[str, set[Path | None]] = {}
         for operation, label in _parameters_read(graph):
             is_weight = "__" in label and components(label)[-1] == "weight"

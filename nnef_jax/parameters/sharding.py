@@ -24,11 +24,11 @@ from nnef_jax.wording.similar import did_you_mean, listed
 
 Shapes = Mapping[str, Sequence[int]]
 _Names = str | Sequence[str] | None  # These are names of mesh axes.
-# A spec has, for each axis of a parameter, the mesh axes along which it is divided. The form of an
-# entry is that of a PartitionSpec.
+# A spec has an entry for each axis of a parameter: the mesh axes along which this axis is divided.
+# The entries have the same form as in a PartitionSpec.
 _Spec = list[Any]
-# Parameters of fewer items are replicated. Moving parts of them between devices would cost more
-# than the memory for all of them.
+# Parameters of fewer items than this are replicated. The time for moving their parts between
+# devices would outweigh the memory that dividing them saves.
 _LEAST_DIVIDED_ITEMS = 1024
 # A vector of fewer items is replicated, and not gathered from the devices in each call. 16384
 # numbers of 4 bytes take 1.5 us over one link of a v5e. A collective takes about as long to start.
@@ -150,7 +150,7 @@ def _divisor(names: _Names, mesh: AnyMesh) -> int:
 
 
 def _joined(names: Sequence[str]) -> str | tuple[str, ...]:
-    """Return names of mesh axes in the form that a PartitionSpec has for one axis of an array."""
+    """Return names of mesh axes as an entry of a PartitionSpec: one name, or a tuple of names."""
     return names[0] if len(names) == 1 else tuple(names)
 
 
@@ -189,10 +189,10 @@ def _least_gathered(shape: Sequence[int]) -> int:
 
 
 def _by_pattern(params: Mapping[Any, object], shapes: Shapes, mesh: AnyMesh) -> dict[str, _Spec]:
-    """Return the specs of parameters by label, for a dict of specs by labels and patterns.
+    """Return the specs of parameters by label. `params` has specs by labels and patterns.
 
-    The dict `params` is an argument of `Model.shard`. If several keys match a label, the key that
-    equals the label takes precedence over patterns, and an earlier pattern over a later one.
+    `params` is an argument of `Model.shard`. If several keys match a label, the key that equals the
+    label takes precedence over patterns, and an earlier pattern over a later one.
     """
 
     def is_no_label(key: object) -> bool:
@@ -280,7 +280,7 @@ def chosen_divisions(
             carried[len(parameters) + index] = len(graph.outputs) + index
 
     def divisions_by_index() -> dict[int, Division]:
-        """Return the divisions by the index of the argument of the program."""
+        """Return the divisions, by the index of the program's argument that is divided."""
         target_program = differentiable(program, mesh_target(platform))
         return divisions(target_program, count, least, carried)
 

@@ -49,7 +49,7 @@ class _Matches(NamedTuple):
         used: the names of the arrays that parameters use.
         missing: the names of parameters for which there is no array.
         other_shapes: texts about arrays that do not fit the parameter's shape.
-        unclear: the labels of parameters for which it is not clear which array they are.
+        unclear: the labels of parameters whose array is ambiguous.
     """
 
     params: dict[str, Any]
@@ -62,7 +62,7 @@ class _Matches(NamedTuple):
 def stored_params(
     graph: Graph, state_dict: Mapping[str, object], *, strict: bool
 ) -> dict[str, Any]:
-    """Return the arrays of a state dict by label, in the forms in which the network stores them.
+    """Return the arrays of a state dict by label, as the network stores them.
 
     Raises one InputError for all names if a name fits several parameters, or if an array has
     another shape than the parameter that its name fits. If `strict` is true, missing and unknown
@@ -122,9 +122,10 @@ class _Matching:
         missing: list[str] = []
         other_shapes: list[str] = []
         unclear: set[str] = set()
-        # By the name of an array: the labels of the parameters that use the array, by a key. The
-        # key is the label itself, or for a gate the name of the recurrent layer, because all gates
-        # of a layer may use the same array. Two keys mean that the array fits two parameters.
+        # Maps the name of an array to the labels of the parameters that use the array. The labels
+        # are themselves in a dict, by a key. The key is the label itself. For a gate it is the name
+        # of the recurrent layer, because all gates of a layer may use the same array. Two keys mean
+        # that the array fits two parameters.
         users: dict[str, dict[str, str]] = {}
         for parameter in self.graph.parameters:
             label = parameter.label
@@ -181,7 +182,7 @@ class _Matching:
             yield from fitting or candidates
 
     def _names_ending_in(self, path: str) -> list[str]:
-        """Return the names that end in a path in PyTorch, and that are not labels of parameters."""
+        """Return the names that end in the PyTorch path `path`, except labels of parameters."""
         names = self.by_last_part.get(_last_part(path), ())
         return [name for name in names if name.endswith(f".{path}")]
 

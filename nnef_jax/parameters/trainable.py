@@ -18,7 +18,7 @@ def trained_labels(graph: Graph) -> Set[str]:
 
     They are the floating-point parameters that are not statistics. Statistics are the parameters
     from which the operands `mean` and `variance` of batch normalisations are computed. An operand
-    that depends on inputs is a statistic of a batch, and does not count.
+    that depends on inputs is a statistic of one batch, and is ignored.
     """
     statistics = _statistics(graph, [parameter.value for parameter in graph.parameters])
     labels: set[str] = set()

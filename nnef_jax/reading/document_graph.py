@@ -44,7 +44,7 @@ def flatten_and_check(frontend: Frontend, options: Options) -> Flattened:
     shapes = options.input_shapes
     declared = None
     if shapes or options.extents:
-        # There is no graph if the document's own shapes are wrong, or need the extents.
+        # There is no graph if the document's own shapes are wrong, or need the values in `extents`.
         with suppress(SemanticError, ExtentImplied):
             original = replace(options, input_shapes={}, extents={})
             declared, _ = _flatten_or_guess(frontend, original)
@@ -59,8 +59,8 @@ def _flatten_or_guess(frontend: Frontend, options: Options) -> tuple[Graph, bool
     """Return the graph for the options, and whether its open extents had to be guessed."""
     with suppress(ExtentNeeded):
         return flatten(frontend, options), False
-    # The structure depends on an open extent. The graph for a guess still has the right names and
-    # ranks.
+    # The structure of the graph depends on an open extent. The graph for a guessed extent still has
+    # the right names and ranks.
     states = frontend.state_shapes()
     errors: list[SemanticError] = []
     for guess in _guesses(options, has_states=len(states) > 0):
@@ -84,7 +84,7 @@ def _flatten_or_guess(frontend: Frontend, options: Options) -> tuple[Graph, bool
 
 
 def _guesses(options: Options, has_states: bool) -> list[Options]:
-    """Return options with extents to try in place of open extents, in order."""
+    """Return several options, to be tried in order. Each has a guess for the open extents."""
     smallest, *larger = [replace(options, open_extent=extent) for extent in _GUESSES]
     if not has_states:
         return [smallest, *larger]

@@ -24,7 +24,7 @@ class _Kind(NamedTuple):
     content: str = ""  # a regular expression for the first bytes of a file
 
 
-# Files that stand, under the same name, for a file that was not downloaded.
+# Kinds of placeholders. A placeholder has the name of a file that was not downloaded.
 _STAND_INS = (
     _Kind(
         "a pointer of git-lfs, which stands for a file that was not downloaded",

@@ -57,7 +57,7 @@ class Network:
     pairs: Mapping[str, str]
     # the graph for the document's own shapes, if the options have other shapes
     declared: Graph | None
-    # whether the structure of the graph depends on open extents, and is that for a guess
+    # whether open extents of the graph were guessed, because its structure depends on them
     is_guessed: bool
     _specialised: dict[tuple[Any, ...], Graph] = field(
         default_factory=dict[tuple[Any, ...], Graph], repr=False
@@ -164,7 +164,7 @@ class Network:
         return graph
 
     def _options_for(self, shapes: Sequence[Shape], state_shapes: Mapping[str, Shape]) -> Options:
-        """Return the options for shapes of the inputs, in order, and of states, by label."""
+        """Return options with shapes of inputs, in order, and of states, by label."""
         input_shapes = dict(self.options.input_shapes)
         for value, shape in zip(self.graph.inputs, shapes, strict=True):
             input_shapes[value.name] = shape
@@ -172,7 +172,8 @@ class Network:
         options = replace(
             self.options,
             input_shapes=input_shapes,
-            # Each specialisation has a new budget, because reading the network has used up its own.
+            # Each specialisation has a new budget of steps, because reading has used the old
+            # budget.
             meter=Meter(self.options.meter.limits),
             state_shapes=state_shapes,
             starts=not has_all_states,  # In the first cycle, states are computed.
@@ -331,7 +332,7 @@ def _unknown(what: str, names: Iterable[str], kind: str, valid: Sequence[str]) -
 
 
 def with_pairs(graph: Graph, pairs: Mapping[str, str]) -> Graph:
-    """Return a graph that has a state variable in place of each pair of an input and an output.
+    """Return a graph in which a state variable replaces each pair (input, output).
 
     `pairs` maps names of inputs to names of outputs. Raises InputError if the dtypes or the ranks
     of an input and its output differ.

@@ -148,7 +148,7 @@ def with_network(
                     source, options.meter, graphs=graphs(), weights=weights, sniff=sniff
                 )
             except FileNotFoundError as error:
-                # A file that exists now was replaced in the meantime.
+                # If the file exists now, it was replaced while the folder was read.
                 has_appeared = error.filename and os.path.exists(error.filename)
                 if not has_appeared:
                     raise
@@ -217,7 +217,7 @@ def network_of(
 
 
 def _resolved(frontend: Frontend, name: str) -> str:
-    """Return the name of an input or output for a name that may be a synonym of the document."""
+    """Return the name of an input or output. `name` is this name, or a synonym in the document."""
     return frontend.synonyms.get(name, name)
 
 

@@ -79,8 +79,8 @@ def write_network(
 
     If arrays are spread over several hosts, all hosts write them together.
     """
-    # Arrays that are partly on other hosts cannot be read here. Arrays of zeros stand in for them.
-    # These take no memory, because all items share the memory of one number.
+    # Arrays that are partly on other hosts cannot be read here. Arrays of zeros stand in for them,
+    # and take no memory, because all items share the memory of one number.
     distributed: dict[str, jax.Array] = {}
     stand_ins: dict[str, NDArray[Any]] = {}
     for label, x in arrays.items():
@@ -95,7 +95,7 @@ def write_network(
         return
     from nnef_jax.storage.joint_writer import write_jointly
 
-    # The name of a distributed array in the archive is the name of the member that is the stand-in.
+    # In the archive, a distributed array has the member name of its stand-in.
     names_by_id = {id(member): name for name, member in members.items()}
     distributed_members: dict[str, jax.Array] = {}
     for label, x in distributed.items():
@@ -149,7 +149,7 @@ def require_readable(network: Network, written: Written) -> None:
 
 
 def _image(member: Member) -> memoryview:
-    """Return a stand-in for a member's bytes, in which large data are zeros that take no memory.
+    """Return a stand-in for a member's bytes. Large data are zeros, which take no memory.
 
     Data of a megabyte or more are large. A document can be read with the stand-ins, because its
     graph depends only on the values of small tensors, such as shapes and attributes.
@@ -169,7 +169,7 @@ def written(network: Network, arrays: Mapping[str, Any], quantization: str | Non
     `quantization` is the text of graph.quant. If it is None, the text that was read is kept. Raises
     a DataError that lists each variable whose array is missing or does not fit.
     """
-    # `load` refuses arrays for these states in an archive, so none are written.
+    # An archive may not have arrays for paired and open states: `load` would refuse them.
     refused = {*network.pairs, *network.open_states}
     types: dict[str, TensorType] = {}
     for variable in (*network.graph.parameters, *network.graph.states):
@@ -201,7 +201,7 @@ def written(network: Network, arrays: Mapping[str, Any], quantization: str | Non
     options = replace(network.options, meter=Meter(network.options.meter.limits))
 
     def entire(graph: Graph) -> tuple[Graph, Mapping[Value, Value]]:
-        """Select the entire graph: a cut that cuts nothing."""
+        """Return the entire graph, as a cut that removes nothing."""
         return graph, {}
 
     return frontend.flat_members(network.unpaired, options, entire, stored, quantization)

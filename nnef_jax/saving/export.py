@@ -35,7 +35,7 @@ from nnef_jax.wording.similar import did_you_mean
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 ENTRIES = ("apply", "step", "scan")
-# jax's symbolic extents have functions with these names, so no symbol may have such a name.
+# jax's symbolic extents have functions of these names, so these cannot be names of symbols.
 _FUNCTIONS = ("floordiv", "max", "min", "mod")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
 
@@ -274,9 +274,9 @@ class _Symbols:
     def symbol(self, text: str, origin: str = "name") -> Any:
         """Return the symbol for a text. The name of the symbol is similar to the text.
 
-        There is one symbol for each pair of a text and an origin. `origin` distinguishes names in
-        the document ("name") from texts that are made for an axis ("axis") or for the cycles of a
-        scan ("cycles").
+        There is one symbol for each pair of a text and an origin. `origin` is "name" for names in
+        the document, "axis" for texts that are made for an axis, and "cycles" for the cycles of a
+        scan.
         """
         key = origin, text
         if key not in self._symbols:

@@ -51,8 +51,8 @@ def app(
         models: models by name. A `Batcher`, or any `Servable`, may take the place of a model.
         sizes: batch sizes.
         limits: bounds on the requests of clients.
-        progress: a function that is called with the number of models that are ready, and the number
-            of all models.
+        progress: a function of two numbers: how many models are ready, and how many models there
+            are.
 
     Raises InputError for a name that cannot be a part of a URL. Raises UnsupportedError for a dtype
     that has no name in the protocol, and if the extra `serve` is missing.

@@ -85,7 +85,7 @@ class Application:
         self.services: dict[str, Service] = {}
         for name, model in models.items():
             self.services[name] = Service(name, model, sizes, limits, self.metrics)
-        # The requests that are being read or answered have this many bytes together.
+        # The total number of bytes of the requests that are being read or answered.
         self.bytes_in_memory: int = 0
         self.metrics.bytes.set_function(lambda: self.bytes_in_memory)
         self.json_thread: ThreadPoolExecutor = ThreadPoolExecutor(1, "nnef-jax-json")
@@ -231,7 +231,7 @@ class Application:
         return _response(self._http_exception(name, error))
 
     def _http_exception(self, name: str, error: Exception) -> HTTPException:
-        """Return an error as an HTTP error with a status. An unexpected error is logged."""
+        """Convert an error to an HTTP error with a status. An unexpected error is logged."""
         if isinstance(error, HTTPException):
             return error
         if isinstance(error, NnefError):

@@ -19,8 +19,7 @@ class ServingLimits:
         memory: the largest number of bytes of all requests that are being read or answered.
         queue: the largest number of requests that wait for one network.
         timeout: the time in seconds for reading a request, and the time for answering it.
-        delay: the longest time in seconds that a request waits for other requests, to be computed
-            with them in one batch.
+        delay: the longest time in seconds that a request waits until its batch is full.
         shapes: the largest number of different input shapes, apart from the batch, for which a
             network is compiled.
         sequences: the largest number of open sequences of a network with a state.

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 _PIECE_CHARACTERS = 64 << 10  # This many characters are read at once, which takes a millisecond.
 _PIECE_ITEMS = 4 << 10  # This many items are written at once.
 # A long text has at most this many strings, objects and long lists. Reading each of these takes up
-# to half a millisecond. Numbers and short lists do not count, because many of them are read at
+# to half a millisecond. Numbers and short lists are not limited, because many of them are read at
 # once.
 _MOST_VALUES = 10_000
 _decoder = json.JSONDecoder()

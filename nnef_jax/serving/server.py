@@ -11,8 +11,8 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 
-# When the server stops, open connections may send one more request for 1 s. The connections are
-# closed after the answer.
+# When the server stops, each open connection may send one more request within 1 s. The connection
+# is closed after the answer.
 _DRAIN_SECONDS = 1.0
 _MOST_CONNECTIONS = 512  # The server answers at most this many connections at a time.
 _BACKLOG = 2048  # This many connections may wait in the system until the server accepts them.
@@ -75,13 +75,13 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Close connections that have been idle for too long."""
-        # uvicorn calls this method ten times a second, so connections are closed once a second.
+        # uvicorn calls this method ten times a second. Every tenth call closes idle connections.
         if counter % 10 == 0:
             self._close_idle_connections(time.monotonic())
         return await super().on_tick(counter)
 
     def _close_idle_connections(self, now: float) -> None:
-        """Close connections without a request in progress for `idle` seconds, and note all others.
+        """Close connections that were idle for `idle` seconds, and note all other connections.
 
         `now` is the time in seconds, by the monotonic clock.
         """

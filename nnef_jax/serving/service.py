@@ -240,7 +240,7 @@ def _servable(name: str, model: Model, sizes: Sequence[int], limits: ServingLimi
 
 
 def _is_open(servable: Servable) -> bool:
-    """Tell whether extents other than the batch are open, so that a request compiles a program."""
+    """Tell whether extents other than the batch are open. A request may then compile a program."""
     if isinstance(servable, Batcher):
         return servable.is_open
     return any(None in spec.shape[1:] for spec in servable.inputs)
@@ -257,7 +257,8 @@ def _shapes_of(servable: Servable, arrays: Arrays) -> tuple[tuple[int, ...], ...
 def batch_size(sizes: Sequence[int], waiting: int) -> int:
     """Return the size of the next batch if `waiting` items wait.
 
-    It is the largest of `sizes` that the items fill to three quarters, or else the smallest size.
+    It is the largest of `sizes` of which the items fill at least three quarters. If there is none,
+    it is the smallest size.
     """
     filled_sizes = [size for size in sizes if size * _LEAST_FILLED_SHARE <= waiting]
     return max(filled_sizes, default=min(sizes))

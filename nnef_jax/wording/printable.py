@@ -33,7 +33,7 @@ def _escaped_in_text(character: str) -> str:
 
 
 def _escaped(character: str) -> str:
-    """Return a printable character unchanged, and another one as its escapes in JSON.
+    """Return a printable character unchanged, and any other character as escapes of JSON.
 
     JSON has an escape for each code unit of UTF-16, which has two bytes. A character has one or two
     code units.

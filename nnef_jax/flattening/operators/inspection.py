@@ -31,7 +31,8 @@ _FORMATS = ("FORMAT_VALUE", "FORMAT_SIMPLE", "BUILD_STRING")
 _ENDS = (*_METHODS, *_FORMATS, "PRECALL", "CALL", "CALL_KW", "KW_NAMES")
 _CALLED = {"step_on", "step_or_last"}  # methods that return a `ByKind`
 # Methods that any operator may call to align operands, to put a constant into the graph, or to
-# count the items of a list. The operations that they add are left out.
+# count the items of a list. The table of operators leaves out the operations that these methods
+# add.
 _SHARED = {
     "_emit", "_insert", "aligned", "emit", "folded", "insert", "integer", "integers", "item",
     "known", "last", "step", "step_on", "tensor",
@@ -128,7 +129,7 @@ def _objects_used(code: CodeType, namespace: dict[str, Any], site: type) -> Iter
 
 
 def _may_add_operations(class_: type) -> bool:
-    """Tell whether a class is defined in a module whose code may add operations to a graph."""
+    """Tell whether the module of a class has code that may add operations to a graph."""
     module = class_.__module__
     return module in _HOMES or _FAMILIES.match(module) is not None
 

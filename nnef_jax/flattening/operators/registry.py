@@ -221,7 +221,7 @@ def _reading_inputs(meaning: Meaning, attributes: Mapping[str, Any]) -> Callable
 
 
 def _evaluated(attributes: Mapping[str, Any], site: _Site) -> dict[str, Any]:
-    """Return the attributes, with the value at a site in the place of each function of the site."""
+    """Return attributes by name. A function of the site is replaced by its result for `site`."""
     values = dict(attributes)
     for name, value_or_function in attributes.items():
         if callable(value_or_function):

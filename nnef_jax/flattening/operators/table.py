@@ -62,7 +62,7 @@ class OperatorEntry:
 
 
 def entries_of(operators: Operators, site: type) -> Iterator[OperatorEntry]:
-    """Yield a row of the table for each operator of a registry.
+    """Yield a row for each operator of a registry.
 
     `site` is the class of the format's sites.
     """

@@ -60,7 +60,7 @@ def custom_kind(fragment: tree.Fragment) -> str:
 
 
 def is_body(value: object) -> bool:
-    """Tell whether an argument is the tuple that stands for a graph."""
+    """Tell whether an argument is a tuple ("nnef_jax_body", ...), which stands for a graph."""
     if not isinstance(value, tuple | list) or not value:
         return False
     first_item = cast("Sequence[object]", value)[0]
@@ -68,14 +68,14 @@ def is_body(value: object) -> bool:
 
 
 def _with_strings(argument: Any) -> Any:
-    """Return an argument with a string in place of each `Extent`; see `with_list_extents`."""
+    """Return an argument, with its `Extent`s as strings; the inverse of `with_list_extents`."""
     if isinstance(argument, tuple):
         return tuple(map(_with_strings, argument))  # pyright: ignore[reportUnknownArgumentType]
     return f"{_LIST_EXTENT}{argument}" if isinstance(argument, Extent) else argument
 
 
 def with_list_extents(argument: Any) -> Any:
-    """Return an argument of a custom operation with an `Extent` in place of each string for one.
+    """Return an argument of a custom operation, with its strings for extents as `Extent`s.
 
     For example, "list extent: 2*n0 + 1" becomes `Extent("2*n0 + 1")`. Raises ValueError if the text
     of an extent is no expression of symbols.
@@ -170,7 +170,7 @@ class KeepingWriter(FlatWriter):
         return name if count == 1 else f"{name}_{count}"
 
     def _argument(self, value: object) -> object:
-        """Return an operand or attribute in the form in which the document has it as an argument.
+        """Return an operand or attribute as an argument of the document.
 
         A graph is written as a fragment. The argument is then a tuple of the fragment's name and
         the types of the fragment's parameters, such as ("nnef_jax_body", ("real", (1, 3))). An
@@ -228,7 +228,7 @@ def _fragment(
 def _type(value: object, *, is_tensor: bool = True) -> t.Type:
     """Return the type with which a parameter or result of this value is declared.
 
-    If `is_tensor`, the value is an operand or a result, so that a number is declared as a tensor.
+    If `is_tensor`, the value is an operand or a result. A number is then declared as a tensor.
     """
     if isinstance(value, Value):
         return t.Tensor(item_of(value.type.dtype))
@@ -280,10 +280,11 @@ def _with_casts(graph: Graph, real: str) -> Graph:
 
 
 def types_of(value: Sequence[Any], real: str) -> list[TensorType]:
-    """Return the types of the inputs of a graph, from the argument that stands for the graph.
+    """Return the types of a graph's inputs. `value` is the argument that stands for the graph.
 
-    For example, `value` is ("nnef_jax_body", ("real", (1, 3)), ("int32", ())). `real` is the dtype
-    to which the word "real" refers. Raises ValueError if the argument has no valid types.
+    For example, ("nnef_jax_body", ("real", (1, 3)), ("int32", ())) has two inputs, of the shapes
+    (1, 3) and (). `real` is the dtype to which the word "real" refers. Raises ValueError if the
+    argument has no valid types.
     """
     types: list[TensorType] = []
     _, *pairs = value  # the first item is the name of the fragment

@@ -80,7 +80,7 @@ def dtype_of(generic: str | None, builder: GraphBuilder) -> str:
 
 
 def item_of(dtype: str) -> str:
-    """Return the word of the language for items of a dtype: "scalar", "integer" or "logical"."""
+    """Return NNEF's word for the items of a dtype: "scalar", "integer" or "logical"."""
     if dtype == "bool":
         return "logical"
     return "integer" if "int" in dtype else "scalar"
@@ -184,11 +184,12 @@ def convert(
     meter: Meter,
     hint: str = "integer tensors are int32",
 ) -> NDArray[Any]:
-    """Return an array in another dtype, as the data of the archive's file `member`.
+    """Return an array converted to another dtype.
 
-    A real number is rounded; a finite number stays finite. Raises DataError if the items are of
-    another kind, or, with the hint `hint`, if an integer is beyond the range of the dtype. Raises
-    LimitError if the result takes more memory than the meter allows.
+    A real number is rounded; a finite number stays finite. Errors name `member`, the file that
+    stores the array. Raises DataError if the items are of another kind, or if an integer is beyond
+    the range of the dtype. The second error has the hint `hint`. Raises LimitError if the result
+    takes more memory than the meter allows.
     """
     if array.dtype == dtype:
         return array
@@ -207,7 +208,7 @@ def require_range(
 ) -> None:
     """Raise DataError if an integer in `array` is beyond the range of a dtype.
 
-    In the error, `title` names the array, and `hint` is the hint.
+    `title` names the array in the error, and `hint` is the error's hint.
     """
     is_integer = dtype.kind in "iu"
     if not is_integer or array.size == 0:
@@ -221,7 +222,7 @@ def require_range(
 
 
 def require_kind(array: NDArray[Any], dtype: np.dtype[Any], title: str) -> None:
-    """Raise DataError if the items of `array` are of a kind that is not converted to a dtype.
+    """Raise DataError if items of this kind are not converted to a dtype.
 
     For example, bool is not converted to a dtype of real numbers, but integers are. `title` names
     the array in the error.

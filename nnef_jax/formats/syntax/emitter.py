@@ -16,7 +16,7 @@ from nnef_jax.formats.syntax import tree
 
 @dataclass(slots=True)
 class Frame:
-    """The state of the evaluation of a body, which is the body of the graph or of a fragment.
+    """The state while a body is evaluated. The body is that of the graph or of a fragment.
 
     `fragment` is None for the graph. `values` has the values of names. The names of the body's
     tensors begin with `prefix`. `calls` are the calls that lead to the body, and `generic` is the

@@ -22,10 +22,10 @@ GRAPH, QUANTIZATION = "graph.nnef", "graph.quant"
 
 
 def tensor_members(arrays: Arrays) -> dict[str, NDArray[Any]]:
-    """Return the arrays of variables by the names of the files that store them.
+    """Return the arrays of variables by file name.
 
-    `arrays` has the arrays by label. Raises DataError if two arrays would be stored in the same
-    file.
+    A file stores one variable. `arrays` has the arrays by label. Raises DataError if two arrays
+    would be stored in the same file.
     """
     members: dict[str, NDArray[Any]] = {}
     for label, array in arrays.items():

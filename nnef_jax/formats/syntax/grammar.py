@@ -34,9 +34,9 @@ _SHOWN_TERMINALS = {
 
 
 class _Callbacks:
-    """Calls a tree builder for lark: for each production, the method with the production's name.
+    """Calls the methods of a tree builder for lark. Productions and methods have the same names.
 
-    `builder` is the builder of the text that is being read. `kind` is its class.
+    `builder` is the builder of the text that is being read. `kind` is the class of the builder.
     """
 
     def __init__(self, kind: type[TreeBuilder]) -> None:
@@ -158,7 +158,7 @@ def _hint(text: str, offset: int, word: str, expected: set[str], is_token: bool)
     """Return a hint for the error at an offset, or '' for no hint.
 
     Args:
-        text: the text. A provisional text has semicolons here.
+        text: the text. In NNEF 1.0 provisional, semicolons may replace its white space.
         offset: the offset of the unexpected word.
         word: the unexpected word, or '' for the end of the text.
         expected: the allowed terminals, in the form that messages show.

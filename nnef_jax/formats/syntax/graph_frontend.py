@@ -24,10 +24,10 @@ from nnef_jax.limits import Limits
 from nnef_jax.storage.tensorfile import TensorFile
 from nnef_jax.storage.writer import Member
 
-# The titles of nodes in errors, by the offset of the node in the text.
+# Maps the offset of a node in the text to the title that errors show for the node.
 Titles = Mapping[int, str]
-# For each dtype of packed integers: the dtype of numpy for an integer, and the number of bits of an
-# integer in tensor files.
+# For each dtype of packed integers: numpy's dtype for an unpacked integer, and the number of bits
+# of a packed integer.
 _PACKED_INTEGERS = {
     "int4": (np.int8, 4), "uint4": (np.uint8, 4), "int2": (np.int8, 2), "uint2": (np.uint8, 2),
 }  # fmt: skip
@@ -86,7 +86,7 @@ class GraphFrontend(Frontend):
     def identifiers(self, graph: Graph) -> Mapping[str, str]:
         """Return the names of the graph's tensors, by their identifiers in a flat document."""
         writer = FlatWriter(graph, self._options.meter)
-        # A failure does no harm, since `write` first gives identifiers to all tensors.
+        # An error of `write` does no harm: at that time all tensors already have identifiers.
         with suppress(UnsupportedError):
             writer.write()
         names: dict[str, str] = {}
@@ -132,12 +132,12 @@ class GraphFrontend(Frontend):
 
 
 def _entire_graph(graph: Graph) -> tuple[Graph, Mapping[Value, Value]]:
-    """Select the entire graph: a cut that cuts nothing."""
+    """Return the entire graph, as a cut that removes nothing."""
     return graph, {}
 
 
 def _members(text: str, arrays: Arrays) -> dict[str, Member]:
-    """Return the members of an archive with the text of a graph and the data by label."""
+    """Return the members of an archive. `text` is the graph's text; `arrays` are data by label."""
     members: dict[str, Member] = {GRAPH: text.encode()}
     for name, array in tensor_members(arrays).items():
         members[name] = _as_member(array)
@@ -196,8 +196,8 @@ class _TitledWriter(FlatWriter):
     def write(self) -> Document:
         """Return the flat document of the graph.
 
-        Raises UnsupportedError also for a tensor whose dtype NNEF does not have. All dtypes of
-        integers are accepted here.
+        Raises UnsupportedError for anything that NNEF cannot express, such as a tensor whose dtype
+        NNEF does not have. All dtypes of integers are accepted here.
         """
         for operation in self.graph.operations:
             for value in operation.writes():

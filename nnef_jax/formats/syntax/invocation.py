@@ -94,8 +94,9 @@ def bind(
     Args:
         fragment: the declaration of the operation.
         invocation: the invocation.
-        meter: counts the steps of the search for a parameter with a similar name, if an argument
-            has an unknown name. Without a meter, the hint of the error lists the parameters.
+        meter: counts steps. If an argument has an unknown name, a parameter with a similar name is
+            searched, which takes steps. Without a meter, the hint of the error lists the
+            parameters.
         freely: whether attributes may be positional, and positional arguments may follow named
             arguments.
         ignoring: whether arguments that have no parameter are ignored if all parameters are
@@ -110,8 +111,8 @@ def bind(
             if ignoring and all(isinstance(p.type, Tensor) for p in fragment.parameters):
                 continue
             raise _unknown_parameter(fragment, name, argument, meter)
-        # Unless `freely`, positional arguments come first, so only a named argument can be the
-        # second one for a parameter. Parameters of the same name are refused elsewhere.
+        # Unless `freely`, positional arguments come first. A parameter can then get a second
+        # argument only by name. Parameters of the same name are refused elsewhere.
         may_be_second = argument.name or freely
         if name in positions and may_be_second:
             earlier_argument = arguments[positions[name]]

@@ -42,8 +42,8 @@ def add_if_unsupported(
     """Add untyped tensors to a graph for an assignment, if the assignment cannot be evaluated.
 
     An assignment cannot be evaluated if it calls an operation in `unsupported`, or if it reads an
-    untyped tensor. `values` has the values of names, and gets the untyped tensors too. Return False
-    if the assignment can be evaluated, otherwise True.
+    untyped tensor. `values` has the values of names, and gets the untyped tensors too. Return
+    whether tensors were added: False if the assignment can be evaluated.
     """
     names = dict.fromkeys(tree.names_in(assignment.value))
     operands = [values[name] for name in names if name in values]

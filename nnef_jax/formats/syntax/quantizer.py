@@ -205,8 +205,9 @@ def _expression(value: ArgumentValue, offset: int) -> tree.Expression:
 def _in_order(low: ArgumentValue, high: ArgumentValue) -> bool:
     """Tell whether each minimum in `low` is below the corresponding maximum in `high`.
 
-    For a list and a constant tensor, the shape of the quantised tensor decides which numbers are
-    compared. The shape is not known yet, so the result is True.
+    If one of `low` and `high` is a list, and the other is a constant tensor, the shape of the
+    quantised tensor decides which numbers are compared. The shape is not known yet, so the result
+    is True.
     """
     is_list_and_tensor = isinstance(low, list) != isinstance(high, list)
     have_several_numbers = np.size(low) > 1 and np.size(high) > 1
@@ -272,9 +273,9 @@ def dequantize(stored: TensorFile, quantizer: Quantizer, member: str, meter: Met
 
 
 def _argument(quantizer: Quantizer, name: str, shape: tuple[int, ...]) -> Any:
-    """Return the value of an argument in a form that broadcasts to codes of a shape.
+    """Return the value of an argument, reshaped so that it broadcasts to `shape`.
 
-    Raises DataError if the value does not broadcast to the shape.
+    `shape` is the shape of the codes. Raises DataError if the value does not broadcast to it.
     """
     value = quantizer.value(name, shape, variable=True)
     if not isinstance(value, np.ndarray):

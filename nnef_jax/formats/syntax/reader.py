@@ -214,7 +214,7 @@ class FastReader(TokenReader):
     ) -> tree.Assignment:
         """Read the values that are assigned to targets, up to the semicolon.
 
-        `first` is the beginning of the first value if that is already read.
+        `first` is the part of the first value that is already read, or None.
         """
         values = [self.expression(first)]
         while not self.loose and self.accept(","):
@@ -315,7 +315,7 @@ class FastReader(TokenReader):
     # Expressions
 
     def expression(self, first: tree.Expression | None = None) -> tree.Expression:
-        """Read an expression. `first` is its beginning if that is already read."""
+        """Read an expression. `first` is the part that is already read, or None."""
         next_character = self.text[self.stop : self.stop + 1]
         is_word = self.kind <= STRING  # the token is a name, a number or a string
         is_atom = is_word and next_character in _ENDS

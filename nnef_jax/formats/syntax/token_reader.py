@@ -14,7 +14,7 @@ _Item = TypeVar("_Item")
 
 
 class NotUnderstood(Exception):
-    """The fast reader cannot read a text, so that the grammar must read it."""
+    """The fast reader cannot read a text. The text must be read by the grammar."""
 
 
 class TokenReader:

@@ -45,7 +45,7 @@ class ArrayOf:
 class TupleOf:
     """The type of a tuple.
 
-    `size` is the number of items of the tuple, where an item that is a tuple counts as its items.
+    `size` is the number of items, where an inner tuple counts as its items: 3 for ((a, b), c).
     """
 
     items: tuple[Type, ...]

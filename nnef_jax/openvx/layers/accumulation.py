@@ -60,8 +60,8 @@ def multiply_accumulate(
     of a group, height, width), the inputs are ([batch...,] channels, height, width). For weights
     (outputs, channels), the inputs are ([batch...,] channels).
     """
-    # `core` is (channels of a group, height, width) or (channels,). A sample of the inputs, and of
-    # the output, has as many axes.
+    # `core` is (channels of a group, height, width) or (channels,). A sample of the inputs has as
+    # many axes as `core`, and so has a sample of the output.
     count, *core = weights.tensor.shape
     rank = len(core)
     if biases is not None:

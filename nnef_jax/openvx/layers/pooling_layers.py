@@ -103,8 +103,8 @@ def _maximum(x: Array, *, windows: _Windows, ignores_padding: bool) -> Array:
     """
     least = int(jnp.iinfo(x.dtype).min)
     if not ignores_padding:
-        # As many zeros follow the inputs as precede them. Cells beyond these zeros are ignored:
-        # they have the least number.
+        # As many zeros follow the inputs as precede them. Cells beyond these zeros have the least
+        # number of the dtype, so they do not change the maximum.
         zeros = tuple((before, min(before, after)) for before, after in windows.pads)
         x = _padded(x, value=0, pads=zeros)
         further = tuple((0, max(after - before, 0)) for before, after in windows.pads)
@@ -148,9 +148,9 @@ def roi_pooling_layer(
     y0, x1 and y1 of each region, both ends included. These numbers are indices of items, whatever
     the fixed-point position is. `output_shape` is ([batch,] regions, channels, rows, columns),
     where a region is divided into rows x columns parts. The maximum of a part outside the inputs is
-    0. A part that begins before the inputs has its items inside the inputs if `semantics` is
-    'spec', and no items if it is 'khronos'. Raises TypeError for an argument of a wrong type, and
-    VxError for one that OpenVX does not allow.
+    0. If a part begins before the inputs, `semantics` decides: with 'spec' the maximum is over the
+    part's items inside the inputs, and with 'khronos' the part has no items. Raises TypeError for
+    an argument of a wrong type, and VxError for one that OpenVX does not allow.
     """
     require_one_of("semantics", semantics, SEMANTICS)
     if pool_type != "max":

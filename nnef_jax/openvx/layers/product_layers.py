@@ -237,8 +237,9 @@ def _deconvolution_slide(
     `extents`, `size` and `output` are the extents of the input, the windows and the output, for the
     rows and the columns. The pairs are (x, y).
     """
-    # Without padding, the first window has one input, which is its last cell. Therefore zeros are
-    # put before the input, by the size of the window less 1. Padding takes some of them away.
+    # Without padding, the first window has one input, which is its last cell. Therefore (size of
+    # the window - 1) zeros stand before the input. The padding removes some of these zeros: windows
+    # of 3 cells and a padding of 1 leave one zero.
     before: list[int] = []
     for window_extent, pad in zip(size, padding[::-1], strict=True):
         before.append(window_extent - 1 - pad)
@@ -270,10 +271,10 @@ def fully_connected_layer(
     outputs). The inputs are ([batch...,] channels) or ([batch...,] channels, height, width). The
     weights are (outputs, products) or (outputs, channels, height, width).
 
-    A row of weights (outputs, products) is for the items of the last axis of the inputs, or for
-    those of the last three axes. The numbers of items decide which. If both numbers fit,
-    `output_shape` decides; by default it is the last axis. The other parameters, and the errors,
-    are those of `convolution_layer`.
+    Weights (outputs, products) multiply the last axis of the inputs, or the last three axes: those
+    that have as many items as a row of weights. If both fit, `output_shape` decides. Without
+    `output_shape`, the weights multiply the last axis. The other parameters, and the errors, are
+    those of `convolution_layer`.
     """
     arithmetic = Arithmetic(overflow_policy, rounding_policy, semantics, strict, output_position)
     x = checks.tensor("inputs", inputs)

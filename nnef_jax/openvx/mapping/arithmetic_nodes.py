@@ -97,7 +97,7 @@ def table(operation: MappedOperation) -> VxLayer:
 
 @maps("clamp", "min", "max")
 def bounded(operation: MappedOperation) -> VxLayer:
-    """Map a bound of 0 onto RELU, bounds of 0 and a number onto BRELU, others onto a table.
+    """Map the bound 0 onto RELU, bounds (0, number) onto BRELU, and other bounds onto a table.
 
     The table has the result of the operation for each number of the type.
     """
@@ -136,7 +136,8 @@ def arithmetic(operation: MappedOperation) -> VxLayer:
         a, b = line
         return _activation(tensor_name, "linear", a=a, b=b)
     has_one_tensor = _only_tensor(operation) is not None
-    # Without tables, `table` raises the reason for a quotient. Other kinds have a node below.
+    # A quotient goes to `table` even if the type has no tables: `table` then raises Unfit with the
+    # reason. Other kinds have a node below.
     if has_one_tensor and (operation.profile.has_tables or kind == "div"):
         return table(operation)
     if kind == "div":
@@ -175,11 +176,10 @@ def sums(operation: MappedOperation) -> VxLayer:
 
 
 def _only_tensor(operation: MappedOperation) -> str | None:
-    """Return the name of the operand of which an operation is a function of one tensor, or None.
+    """Return the name of the operand t if an operation is a function of t alone, or None.
 
-    The operand must be the only one that depends on inputs, except that another operand may be the
-    same tensor, as in x * x. All other operands must be single numbers, and the result must have
-    the type of the operand.
+    No other operand may depend on inputs, unless it is the tensor t too, as in t * t. All other
+    operands must be single numbers, and the result must have the type of t.
     """
     computed = operation.computed()
     operands = operation.operands

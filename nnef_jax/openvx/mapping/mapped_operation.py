@@ -60,7 +60,8 @@ class NodeInputs:
 # The result of a layer, or a list of its results, and a mask of the items that overflow. The mask
 # is None if no item can overflow.
 Computed = tuple[Any, Array | None]
-# A function that multiplies weights by an array of factors, one for each channel of the result.
+# A function that multiplies weights by factors. The array of factors has an item for each channel
+# of the result.
 Scaling = Callable[[Array, Array], Array]
 
 

@@ -387,7 +387,7 @@ def _as_rank(layer: Tensor | tuple[Tensor, Array], rank: int) -> Computed:
 
 
 def _biases(channels: int) -> Callable[[Array], Array]:
-    """Return a function that makes a vector with an item for each channel from a bias."""
+    """Return a function that converts a bias to a vector with an item for each channel."""
 
     def arranged(bias: Array) -> Array:
         """Return a bias, which may be a single number, as a vector."""
