@@ -1,9 +1,11 @@
-"""Make each attention one equation, from the product that gives scores to the product with values.
+"""Replace the equations of each attention by one equation.
 
-In this equation the queries are the last axis of the scores in memory, so that XLA computes the
-maxima and sums of softmax by loops over rows. The division by the sums comes after the second
-product. Forward and backward passes of derivatives stay unchanged, since the backward pass reads
-the scores of the forward pass.
+The equation begins with the product that gives the scores, and ends with the product with the
+values. The queries are the last axis of its scores in memory, so that XLA computes the maxima and
+sums of softmax by loops over rows. The division by the sums comes after the second product.
+
+Forward and backward passes of derivatives stay unchanged, since the backward pass reads the scores
+of the forward pass.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from lowering.targets.target import Target
 # (..., keys, size) and masks. The first equation of the function computes the scores.
 ATTENTION = primitives.call_primitive("attention")
 
-# An attention has few queries, or few keys, if their number is below this one. Few queries or keys
+# Fewer than FEW queries are few queries, and fewer than FEW keys are few keys. Few queries or keys
 # do not fill vectors.
 FEW = 32
 
@@ -50,9 +52,10 @@ _MOST_ITEM_BYTES = 2
 
 @in_loops
 def run(program: Program, target: Target) -> Program:
-    """Replace two products with a softmax over keys between them by one attention equation.
+    """Replace a product, a softmax over keys and a second product by one attention equation.
 
-    The products stay unchanged if another equation reads a value that is computed between them.
+    These equations stay unchanged if another equation reads a value that is computed between the
+    two products.
     """
     if program.role != "value":
         return program  # the passes of derivatives stay unchanged
@@ -82,10 +85,10 @@ def _divisions(equations: Iterable[Equation]) -> dict[Atom, Equation]:
 
 
 def _is_batched(equation: Equation) -> bool:
-    """Tell whether an equation multiplies each item of a batch by a matrix of its own.
+    """Tell whether an equation multiplies each item of a batch by its own matrix.
 
-    The matrices have the shape (*batch, n, m), and the left operand is (*batch, *rows, m).
-    Axes other than those of the batch may be in another order.
+    The matrices have the shape (*batch, n, m), and the left operand is (*batch, *rows, m). The
+    batch axes must come first. The axes after them may be in any order.
     """
     if primitive(equation) != PRODUCT:
         return False
@@ -99,7 +102,7 @@ def _is_batched(equation: Equation) -> bool:
 
 
 class _Matched(NamedTuple):
-    """The equations of an attention, and the variables that they compute and read."""
+    """The equations of an attention, and the variables that these equations compute and read."""
 
     first: Equation  # the product that computes the scores
     last: Equation  # the product with the values
@@ -111,11 +114,11 @@ class _Matched(NamedTuple):
 def _matched(
     program: Program, equations: Sequence[Equation], division_of: Mapping[Atom, Equation]
 ) -> _Matched | None:
-    """Return the parts of an attention that some equations compute, or None for other equations.
+    """Return the parts of the attention in `equations`, or None if there is no attention.
 
-    The first and the last of the `equations` are products. `division_of` maps variables to the
-    equations that divide them. If the result of the last product is divided by a value of the
-    attention, this division is the end of the attention.
+    The first and the last of the `equations` are products. `division_of` maps a variable to the
+    equation that divides the variable. If the result of the last product is divided by a value of
+    the attention, this division is the end of the attention.
     """
     first, *inner, last = equations
     (scores,) = first.outvars
@@ -155,10 +158,10 @@ def _matched(
 def _attention(
     program: Program, equations: Sequence[Equation], division_of: Mapping[Atom, Equation]
 ) -> Computed | None:
-    """Return the attention that some equations compute, or None if they compute no attention.
+    """Return the attention that `equations` compute, or None if there is no attention.
 
-    The first and the last of the `equations` are products. `division_of` maps variables to the
-    equations that divide them.
+    The first and the last of the `equations` are products. `division_of` maps a variable to the
+    equation that divides the variable.
     """
     matched = _matched(program, equations, division_of)
     if matched is None:
@@ -227,7 +230,7 @@ def _skips_keys(attention: Program) -> bool:
 def _dependent_on(
     scores: Variable, equations: Iterable[Equation]
 ) -> tuple[list[Equation], set[Variable]]:
-    """Return the equations that depend on `scores`, and the variables that depend on it.
+    """Return the equations that depend on `scores`, and the variables that depend on `scores`.
 
     The variables include `scores` itself.
     """
@@ -259,7 +262,7 @@ def _function(
     def evaluate(
         queries: Array, keys: Array, values: Array, *arrays_of_masks: Array
     ) -> list[Array]:
-        # The divisor of the result. Without the equation `broadcast` the list stays empty.
+        # This list gets the divisor of the result. Without the equation `broadcast` it stays empty.
         divisors: list[Array] = []
 
         def compute(equation: Equation, operands: list[Array]) -> Sequence[Array]:
@@ -315,8 +318,8 @@ def _division(
     """Return the equation that divides the weights, and the equation that broadcasts its divisor.
 
     The weights are the first operand of the equation `last`. The divisor must be one of the
-    variables `dependent`. If no equation divides the weights, (None, None) is returned. The same
-    is returned if the result of `last` cannot be divided instead of the weights.
+    variables `dependent`. (None, None) is returned if no equation divides the weights, or if the
+    result of `last` cannot be divided instead of the weights.
     """
     weights = last.invars[0]
     makers = program.makers
@@ -338,8 +341,7 @@ def _division(
     key_axis = len(divisor.aval.shape) - 1
     if extent_by_axis.get(key_axis, 1) > 1:
         return None, None
-    # The undivided result may be larger by a factor of the number of keys, and 16 bits may not
-    # hold it.
+    # With n keys the undivided result may be n times as large, and may not fit 16 bits.
     result_bits = 8 * last.outvars[0].aval.dtype.itemsize
     if result_bits < 32:
         return None, None

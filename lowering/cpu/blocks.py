@@ -22,15 +22,15 @@ from lowering.extents import ceil_div
 from lowering.jaxpr_types import Variable
 from lowering.program import Program
 
-# A call of a program reads the first one, two, three or four quarters of the keys: the least of
-# these numbers for which all visible keys are read. Each number is a branch of the program. A loop
-# over blocks compiles each branch once. With few queries, as in a step of a GPT, there is no loop.
-# Then each branch takes 0.1 s to compile for each layer, so that there are fewer branches.
+# A call reads only the first quarters of the keys: one, two, three or four quarters, as few as have
+# all visible keys. Each of these numbers is a branch of the program. A loop over blocks compiles
+# each branch once. With few queries, as in a step of a GPT, there is no loop, and each branch takes
+# 0.1 s to compile in each layer. Therefore there are fewer branches for few queries.
 _QUARTERS = (1, 2, 3, 4)
 _QUARTERS_OF_FEW = (1, 2, 4)
 
-# If scores have at most this number of bytes, they are computed at once. Larger scores are computed
-# in blocks. The measured milliseconds of 12 heads of 64 items:
+# Scores of at most this number of bytes are computed at once. Larger scores are computed in blocks.
+# The measured milliseconds of 12 heads of 64 items:
 #   tokens  as written  this module
 #      512         8.5          7.1
 #     1024        68           29
@@ -91,10 +91,10 @@ def _in_blocks(block: _Block, views: Sequence[View]) -> View:
 
     starts_of_blocks = _starts_of_blocks(loops)
     # The numbers of visible keys are computed outside the loop. If the masks depend only on
-    # parameters, these numbers are prepared.
+    # parameters, these numbers are then computed once, before all calls.
     has_masks = block.hidden is not None
     key_counts = lax.map(key_count_of_block, starts_of_blocks) if has_masks else None
-    # The result of a block, without its items: only the dtype and the order of axes are used.
+    # This is a block's result without items. Only its dtype and its order of axes are used.
     example = jax.eval_shape(lambda: block.result(block_views(starts_of_blocks[0])))
     (result,) = program.results
     loop_positions = [example.position(loop.axes[result]) for loop in loops]
@@ -144,14 +144,15 @@ def _loops(program: Program) -> list[_Loop]:
     row_items = math.prod((*shape[divided_head_rank:-2], keys.aval.shape[-2]))
     row_bytes = row_items * scores.dtype.itemsize
     most_rows = max(1, _MOST_BYTES_OF_BLOCK // row_bytes)  # in a block
-    # A candidate is a possible loop: the axis of the loop by operand, and the most items of a block
-    # along this axis. The first candidate divides the queries, and the others divide the heads.
+    # A candidate is a possible loop: a dict that maps operands to the axis of the loop, and the
+    # most items of a block along this axis. The first candidate divides the queries. The later
+    # candidates divide the heads.
     candidates = [({queries: len(shape) - 2}, _MOST_QUERIES)]
     for axis in reversed(range(divided_head_rank)):
         candidates.append((dict.fromkeys((queries, keys, values), axis), most_rows))
     loops: list[_Loop] = []
-    # A block of 64 queries and 3 heads has 192 rows. Of at most 256 rows, a block of 64 queries
-    # leaves a factor of 4 for the heads.
+    # A block of 64 queries and 3 heads has 192 rows. If a block has at most 256 rows and 64
+    # queries, it has at most 256 / 64 = 4 heads.
     rows_left = most_rows
     for seed, most_items in candidates:
         extent = shape[seed[queries]]
@@ -179,8 +180,7 @@ class _Block:
     def result(self, views: Sequence[View], first_keys: _Loop | None = None) -> View:
         """Return the attention's result for a block, from views of the block's operands.
 
-        If `first_keys` is not None, the views have only the first keys, and the size of
-        `first_keys` is their number.
+        If `first_keys` is not None, the views have only the first `first_keys.size` keys.
         """
         loops = self.loops if first_keys is None else [*self.loops, first_keys]
         changes = [(loop.axes, loop.size) for loop in loops]
@@ -213,8 +213,8 @@ class _Block:
 
             return attend
 
-        # The index of the first size that is not below `count`: for the sizes (4, 8, 16) and the
-        # count 6 it is 1.
+        # This is the index of the first size that is not below `count`. For the sizes (4, 8, 16)
+        # and the count 6 the index is 1.
         index = sum((count > size).astype(np.int32) for size in sizes[:-1])
         return lax.switch(index, list(map(branch, sizes)), views)
 
@@ -232,7 +232,7 @@ class _Block:
         masks_of_block = resized(masks, *((loop.axes, loop.size) for loop in self.loops))
         shape = masks_of_block.arguments[0].aval.shape
         rank = len(shape)
-        # An array of one 0, which the view repeats along all axes of the scores.
+        # The array has a single 0, which the view repeats along all axes of the scores.
         zero = jnp.zeros((1,) * rank, scores.aval.dtype)
         zeros = View(zero, tuple(range(rank)), shape, is_early=True)
         (view,) = self.evaluate(masks_of_block, [zeros, *views])

@@ -18,9 +18,9 @@ from lowering.program import Program
 from lowering.rewriting import Computed, replaced
 from lowering.targets.target import Target
 
-# The most bytes that one operation reads and writes. With a limit of 32 MB a U-Net with a batch of
-# 8 takes 5 to 10 % longer than with this limit. With a limit of 16 MB ResNet-50 with a batch of 8
-# takes 4 % longer than with this limit.
+# One operation reads and writes at most this number of bytes, 24 MB. With a limit of 32 MB a U-Net
+# with a batch of 8 takes 5 to 10 % longer than with this limit. With a limit of 16 MB ResNet-50
+# with a batch of 8 takes 4 % longer than with this limit.
 _MOST_BYTES = 24 << 20
 
 # A stage of light operations takes more items at a time than the heaviest operation of the program
@@ -33,8 +33,8 @@ _MOST_BYTES_OF_LIGHT_STAGE = 5 << 20
 # bytes.
 _ADDITIONAL_EQUATIONS = 16
 
-# If a stage has none of these primitives, it is joined to the stage before it, since it is not
-# worth the copies at its ends.
+# A stage without these primitives is joined to the stage before it. As a separate stage it would
+# not be worth the copies at its ends.
 _PRODUCTS = (CONVOLUTION, PRODUCT)
 
 
@@ -210,7 +210,7 @@ def _cheapest_end(equations: Sequence[Equation], start: int) -> int:
         last_read_at.update(dict.fromkeys(variables(equation.invars), index))
 
     def bytes_handed_on(stop: int) -> int:
-        """Return the bytes that are computed before `stop`, and are read later or are results."""
+        """Return how many bytes are computed before `stop`, and are read later or are results."""
         nbytes = 0
         for variable, index in computed_at.items():
             is_computed_before = index < stop

@@ -48,9 +48,8 @@ _DEPTHS = range(16, (1 << 15) + 1)
 class Codes:
     """A tensor whose items are (codes - zero) * step + start, where `codes` are int8.
 
-    `step` and `start` are scalars, or arrays of the tensor's rank that have several items along
-    at most one axis. If `start` is None, it counts as 0, and the code `zero` stands for exactly
-    0.
+    `step` and `start` are scalars, or arrays of the tensor's rank that have several items along at
+    most one axis. If `start` is None, the start is 0, and the code `zero` stands for exactly 0.
     """
 
     # The fields `codes`, `step` and `start` are arrays. While a program is rewritten, the fields

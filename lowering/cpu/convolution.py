@@ -81,7 +81,7 @@ def kernel_for(x: Array, filter: Array, window: Window, *, varies: bool = False)
     cost_of = {xla: costs.direct}
     if is_summed(x, filter, window):
         cost_of["summed"] = costs.summed
-    # The following kernels transform the filter, which is not worth it for few positions.
+    # The following kernels transform the filter. For few positions this costs more than it gains.
     keeps_filter = varies and has_few_positions(x, filter, window)
     if window.is_single(x) and not keeps_filter:
         if is_winograd(filter, window):
@@ -219,7 +219,8 @@ def grouped(x: Array, filter: Array, window: Window) -> Array:
     """Compute the convolutions of all groups one after another. Narrow groups are joined first."""
     if is_by_depthwise(filter, window.groups):
         return by_depthwise(x, filter, window)
-    # Groups that `summed` computes are not joined, since it would also add the zeros between them.
+    # Groups that `summed` computes are not joined, since `summed` would also add the zeros between
+    # the groups.
     covers_few = is_summed(x, filter, window)
     joined_count = 1 if covers_few else joined_at_a_time(filter.shape[-2], window.groups)
     filter = joined(filter, window.groups, joined_count)
@@ -264,7 +265,7 @@ def sliced(x: Array, filter: Array, window: Window) -> Array:
     """Convolve along three axes by a convolution along the last two axes.
 
     The window's cells along the first axis become channels. XLA's convolution along three axes
-    takes two to thirteen times as long. The measured milliseconds:
+    takes two to thirteen times as long as this kernel. The measured milliseconds:
 
         channels    positions   XLA  this kernel
         16 to 32     32x32x32    39          7
@@ -337,13 +338,15 @@ def tiled(x: Array, filter: Array, window: Window) -> Array:
 
 
 def has_few_positions(x: Array, filter: Array, window: Window) -> bool:
-    """Tell whether a convolution has no more positions than outputs, or than items of a window.
+    """Tell whether a convolution has few positions.
+
+    Few positions are at most as many as the output channels, and at most as many as the items of a
+    window.
 
     If there are few positions, a filter that differs from call to call is neither laid out nor
-    transformed, since this would cost more than it gains. If all filters are laid out in each
-    call, ResNet-50 with a batch of 1 takes 2.9 times as long as with prepared filters. If
-    filters with few positions are not laid out, it takes 1.2 times as long. The measured
-    milliseconds:
+    transformed, since this would cost more than it gains. ResNet-50 with a batch of 1 takes 2.9
+    times as long as with prepared filters if each call lays out all filters, and 1.2 times as long
+    if filters with few positions are not laid out. The measured milliseconds:
 
         channels  positions  batch  laid out  `patches`
              512        7x7      1       3.7        2.1

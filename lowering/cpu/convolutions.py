@@ -48,7 +48,8 @@ def convolution(program: Program, equation: Equation, input: View, filter: View)
         x = unfused_in_rows(x)
     is_read_by_loops = window.groups > 1 or kernels.is_summed(x, weights, window)
     if is_read_by_loops and not is_early and weights.dtype == jnp.float32:
-        # Otherwise loops would compute the filter again for each item, for example its scaling.
+        # Without this call, loops would compute the filter again for each item: its scaling, for
+        # example.
         weights = materialised(weights)
     has_floating_groups = window.groups > 1 and is_floating(x)
     if has_floating_groups and program.role == "backward":
@@ -98,7 +99,7 @@ def _by_matrix(
         array = kernels.patches(x, matrix, weights.shape[:-2], window)
         return View(array, (channel, batch, *spatial), shape)
     if is_pointwise and not filter.is_early:
-        # A filter that varies from call to call keeps the order of its two axes that are not cells.
+        # A filter that varies from call to call keeps the order of its input and output axes.
         matrix_axes = [axis for axis in filter.order if axis not in filter_cells]
         matrix = full_array(filter).reshape([filter.shape[axis] for axis in matrix_axes])
         matrix_axis = matrix_axes.index(filter_inputs)

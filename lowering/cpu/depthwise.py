@@ -65,7 +65,7 @@ def depthwise(x: Array, filter: Array, window: Window) -> Array:
 
     total = reduce(add, terms())
     if math.prod(size) > _MANY_CELLS:
-        # Otherwise each loop that reads the sums might compute them again.
+        # Without this call, each loop that reads the sums might compute the sums again.
         total = materialised(total)
     return total.astype(result_dtype)
 
@@ -85,7 +85,7 @@ def _by_vectors(x: Array, filter: Array, window: Window) -> Array:
     def sums(inputs: Array, filters: Array) -> Array:
         """Return the sums of all vectors: (vectors, batch, *positions, 16)."""
         vector_count, batch, *positions_and_channels = inputs.shape
-        # The vectors count as items of the batch here.
+        # The vectors become items of the batch.
         joined_inputs = inputs.reshape(vector_count * batch, *positions_and_channels)
         ones = (1,) * (len(size) + 1)  # for the batch and the positions
         terms: list[Array] = []
@@ -93,8 +93,8 @@ def _by_vectors(x: Array, filter: Array, window: Window) -> Array:
             items = part.reshape(vector_count, batch, *part.shape[1:])
             factors = filters[:, *cell].reshape(vector_count, *ones, _VECTOR_CHANNELS)
             terms.append(items * factors)
-        # Each addition to a sum waits for the previous addition to it. The even and the odd terms
-        # have separate sums, which are computed at the same time, in half the time of one sum.
+        # Each addition to a sum waits for the addition before it. The even and the odd terms have
+        # separate sums, which are computed at the same time, in half the time of one sum.
         return reduce(lax.add, terms[::2]) + reduce(lax.add, terms[1::2])
 
     x = padded(x, window)
@@ -114,8 +114,8 @@ def _spread_out(x: Array, filter: Array, window: Window) -> Array:
     *size, _, count = filter.shape
     sum_dtype = _accumulator(x, window)
     repeated = _repeated(x, count)
-    # The padding of the strided convolution: with windows of 3 cells, a padding of (2, 2) here was
-    # a padding of (0, 0) there.
+    # This list gets the padding of the strided convolution. With windows of 3 cells, the padding
+    # (2, 2) of the dilated input becomes the padding (0, 0) of the strided convolution.
     strided_padding: list[tuple[int, int]] = []
     axes = zip(size, window.dilation, window.padding, strict=True)
     for cell_count, dilation, (before, after) in axes:
@@ -147,7 +147,7 @@ def _accumulator(x: Array, window: Window) -> np.dtype[np.generic]:
 
 
 def _repeated(part: Array, count: int) -> Array:
-    """Repeat each channel, the last axis, so that there are `count` channels."""
+    """Repeat each channel, so that the last axis has `count` channels."""
     times = count // part.shape[-1]
     return jnp.repeat(part, times, axis=-1) if times > 1 else part
 
@@ -180,23 +180,27 @@ def filter_gradient(gradient: Array, x: Array, size: Sequence[int], window: Wind
     return jnp.stack(sums).reshape(*size, 1, count).astype(window.accumulator or x.dtype)
 
 
-# The fewest boxes into which `filter_gradient` divides its arrays, if possible. If a loop reads at
-# most 15 slices of an array, XLA computes the array in this loop again. For a window of nine cells
-# there are nine loops, so that XLA would compute the array nine times.
+# `filter_gradient` divides its arrays into at least this number of boxes, if possible. If a loop
+# reads at most 15 slices of an array, XLA computes the array in this loop again. For a window of
+# nine cells there are nine loops, so that XLA would compute the array nine times.
 _FEWEST_BOXES = 16
 
 
 def _boxes(extents: Sequence[int]) -> list[tuple[slice, ...]]:
     """Return slices that divide two axes into boxes of equal extents.
 
-    There are 16 to 32 boxes if the extents allow it, otherwise as many as possible.
+    There are 16 to 32 boxes if the extents allow this number. If not, there are as many boxes as
+    possible.
     """
 
     def divisors(extent: int) -> list[int]:
         return [n for n in range(1, extent + 1) if extent % n == 0]
 
     def preference(counts: tuple[int, ...]) -> tuple[int, int]:
-        """Return a key that is least for the fewest boxes from 16 on, or else for the most boxes.
+        """Return the sort key of a division. The best division has the least key.
+
+        The best division has the fewest boxes from 16 on. If no division has 16 boxes, it has the
+        most boxes.
 
         For 8, 12, 16 and 24 boxes the keys are (8, 8), (4, 12), (0, 16) and (0, 24).
         """

@@ -1,7 +1,7 @@
 """Compute the derivatives of convolutions by their filters, which are convolutions themselves.
 
-Such a derivative slides the gradient of the result over the input. This window is large and has few
-positions: one position for each cell of the filter.
+Such a derivative slides the gradient of the result over the input. The gradient is a large window
+with few positions: one position for each cell of the filter.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def filter_gradient(
     """
     params = equation.params
     numbers = params["dimension_numbers"]
-    # These names are the equation's. The input's batch axis here was its channel axis originally.
+    # These names follow the layout of the equation: `input_batch` is the channel axis of the
+    # original convolution's input.
     input_batch, input_channel, *input_spatial = numbers.lhs_spec
     gradient_outputs, gradient_inputs, *gradient_spatial = numbers.rhs_spec
     result_batch, result_channel, *result_spatial = numbers.out_spec
@@ -55,7 +56,7 @@ def filter_gradient(
         if not is_gradient or not is_enabled("gradients"):
             return None
     elif window.is_spread or 0 in input.shape or not is_enabled("gradients"):
-        # No other kernel takes an equation with groups of the batch, so that XLA computes it.
+        # No kernel computes this equation, which has groups of the batch. XLA computes it.
         (result,) = bind(equation, [tensor(input), tensor(gradient)])
         return plain(result, is_early)
     x = full_array(input, (input_channel, *input_spatial, input_batch))

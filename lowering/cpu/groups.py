@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-# The most groups whose convolutions are unrolled. Each convolution takes 0.03 s to compile. A loop
-# over the groups takes up to twice as long to run as unrolled convolutions: two items with 10
-# groups of 24 channels at 28x28 positions take 6.8 ms in a loop, and 3.1 ms by unrolled
-# convolutions.
+# The convolutions of at most this number of groups are unrolled. Each convolution takes 0.03 s to
+# compile. A loop over the groups takes up to twice as long to run as unrolled convolutions: two
+# items with 10 groups of 24 channels at 28x28 positions take 6.8 ms in a loop, and 3.1 ms by
+# unrolled convolutions.
 UNROLLED_GROUPS = 16
 
 # Each group of at least _WIDE channels has a separate convolution. Narrower groups are joined to
@@ -40,13 +40,13 @@ _WIDE, WIDEST = 16, 32
 #      224         2        160       7      1     0.35   0.06
 #        8         8      56x56              1     0.45   0.46
 _NARROWEST = 8
-# The most terms of such a sum, which has a term for each cell and channel of a group. A sum of 343
-# terms takes 0.87 s to compile.
+# A sum of depthwise convolutions has at most this number of terms: one term for each cell and
+# channel of a group. A sum of 343 terms takes 0.87 s to compile.
 _MOST_TERMS = 128
 
 # The gradient by the filter takes some items of the batch at a time. These items have at most this
-# number of bytes, unless there are only one or two of them. The table has the measured milliseconds
-# of 3x3 windows with all items, two items and four items at a time:
+# number of bytes. One or two items may have more bytes. The table has the measured milliseconds of
+# 3x3 windows with all items, two items and four items at a time:
 #   groups  channels  positions  batch   all    2    4
 #       32         4      56x56      8    90   37   46
 #       32         8      28x28      8    38   19   30
@@ -73,8 +73,8 @@ def is_by_depthwise(filter: Array, groups: int) -> bool:
 def joined_at_a_time(depth: int, groups: int) -> int:
     """Return the number of groups to join to one group. A group has `depth` channels.
 
-    Groups of 16 to 32 channels are best. Among them the smallest groups are taken, unless there
-    would be too many of them to unroll.
+    Groups of 16 to 32 channels are best. The smallest groups of this range are taken, unless there
+    would be too many groups to unroll.
     """
     counts = [n for n in range(1, groups + 1) if groups % n == 0 and n * depth <= WIDEST]
     if not counts:

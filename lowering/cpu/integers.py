@@ -1,7 +1,7 @@
-"""Compute products of tensors that are rounded to few levels in integers, by their codes.
+"""Compute products in integers if their operands are rounded to few levels.
 
-Between layers these tensors stay codes of 8 bits. A loop that reads the float32 numbers of such a
-tensor computes them from the codes. `python -m benchmarks.quantised` measures the gain.
+Between layers such operands stay codes of 8 bits. A loop that reads the float32 numbers of such an
+operand computes the numbers from the codes. `python -m benchmarks.quantised` measures the gain.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ _RULES = Rules()
 def run(program: Program, target: Target) -> Program:
     """Compute products of tensors with few levels in integers, and remove the notes of levels.
 
+    A note of levels is an equation that marks a tensor as rounded to levels.
+
     Forward and backward passes of derivatives, and bodies of loops, stay in float32.
     """
     may_use_codes = program.role == "value" and not program.in_loop
@@ -60,8 +62,9 @@ def _read(has_products_of_codes: bool, matcher: Matcher, equation: Equation) -> 
     """Replace a note of levels by its tensor, or compute the tensor from its codes.
 
     The tensor is computed from its codes of 8 bits if they are in memory anyway, since a product
-    reads the codes. In a program with products of codes it is also computed from its codes if
-    several equations read it. Each of them then reads 8 bits for an item instead of 32 bits.
+    reads the codes. In a program with products of codes, the tensor is also computed from its codes
+    if several equations read the tensor. Each of them then reads 8 bits for an item instead of 32
+    bits.
     """
     x, level, step, start = equation.invars
     (result,) = equation.outvars

@@ -87,8 +87,8 @@ def direct(e: Extents) -> float:
 def stacked(e: Extents) -> float:
     """Return the estimated seconds of the kernel `stacked`: one product, and sums over cells.
 
-    The factors are fitted to measured times. They include an additional twentieth: if this kernel
-    and XLA's convolution take equally long on their own, XLA's convolution is better in networks.
+    The factors are fitted to measured times plus a twentieth. If this kernel and XLA's convolution
+    take equally long on their own, XLA's convolution is faster in networks.
     """
     columns = e.cells * e.results
     multiply_adds = e.padded * max(e.depth, _FEWEST_CHANNELS) * _vectors(columns)
@@ -100,9 +100,9 @@ def stacked(e: Extents) -> float:
 def winograd(e: Extents) -> float:
     """Return the estimated seconds of the kernel `winograd`: 16 products, and their transforms.
 
-    The factors are fitted to measured times. They include an additional eighth, since many
-    operations take long to compile. Transforms that leave the caches cost more: 64 channels at
-    256x256 positions take 26 to 41 ms in networks, and 20 ms by `direct`.
+    The factors are fitted to measured times plus an eighth, since many operations take long to
+    compile. Transforms that leave the caches cost more: 64 channels at 256x256 positions take 26 to
+    41 ms in networks, and 20 ms by `direct`.
     """
     channels = e.depth + e.results
     rows = 16 * e.tiles  # the rows of the products
@@ -119,8 +119,8 @@ def winograd(e: Extents) -> float:
 def summed(e: Extents) -> float:
     """Return the estimated seconds of the kernel `summed`, which is one loop over all terms.
 
-    Output channels that do not fill a vector of 8 count twice. The factors are fitted to measured
-    times.
+    Vectors have 8 output channels. Channels in a vector that is not full cost twice as much: 19
+    channels cost as much as 16 + 2 * 3 = 22. The factors are fitted to measured times.
     """
     remaining_channels = e.results % 8
     channels = e.results + remaining_channels
@@ -129,7 +129,7 @@ def summed(e: Extents) -> float:
 
 
 def _read(matrix: float, rows: int) -> float:
-    """Return the number of a matrix's items that a product of `rows` rows reads to lay them out.
+    """Return the number of a matrix's items that a product of `rows` rows reads and lays out first.
 
     `matrix` is the number of all items of the matrix. A product of few rows reads only a part.
     """

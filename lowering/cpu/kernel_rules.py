@@ -55,8 +55,8 @@ def _sum(program: Program, equation: Equation, view: View) -> View | list[View] 
 
 _FEWEST_ITEMS = 16 << 10  # A tensor with fewer items than this is not summed by products.
 
-# If a tensor has more sums than this, they are not computed by products. The measured microseconds
-# of rows of 64 items:
+# More sums of a tensor than this are not computed by products. The measured microseconds of rows of
+# 64 items:
 #    sums  rows  by reduction  by products
 #     128    16            87           43
 #     128    49            68           55
@@ -104,7 +104,8 @@ def _product(program: Program, equation: Equation, left: View, right: View) -> V
         view = _matrix_gradient(equation, left, right)
     if view is not None:
         return view
-    # The parameters for operands in the order of the views. For a product they are never None.
+    # These are the parameters for operands with their axes in the order of the views. They are
+    # never None for a product.
     params = renumbered(equation, [new_axes_in(left.order), new_axes_in(right.order)])
     array = bind(equation, [full_array(left), full_array(right)], **(params or {}))
     # The result has the axes of the batch first, then the free axes of the left operand, and then
@@ -121,7 +122,8 @@ def _product(program: Program, equation: Equation, left: View, right: View) -> V
 def _layer(program: Program, equation: Equation, input: View, matrix: View) -> View:
     """Multiply an input by a matrix that depends only on parameters.
 
-    In a loop the result is transposed back at once if the transposed product is computed.
+    The product may be computed as its transpose. In a loop the transposed result is transposed back
+    at once.
     """
     ((input_sum,), (matrix_sum,)), _ = equation.params["dimension_numbers"]
     matrix_free = 1 - matrix_sum  # the axis of the columns
@@ -157,8 +159,8 @@ def _layer(program: Program, equation: Equation, input: View, matrix: View) -> V
 def _is_copied(program: Program, matrix: View) -> bool:
     """Tell whether a layer may copy its matrix to another layout.
 
-    A matrix that varies from call to call keeps its layout. A large matrix that programs for other
-    shapes read keeps its layout too, since each other layout is one more copy in memory. Only
+    A matrix that varies from call to call keeps its layout. A large matrix also keeps its layout if
+    programs for other shapes read it, since each further layout is one more copy in memory. Only
     products of 32 to 48 rows by 1024x1024 items would gain from the copy: they would take 0.67 to
     0.87 of the time.
     """
@@ -170,10 +172,10 @@ def _is_copied(program: Program, matrix: View) -> bool:
 def _puts_columns_first(
     program: Program, equation: Equation, x: Array, axis: int, matrix: View, *, is_copied: bool
 ) -> bool:
-    """Tell whether a layer computes the transposed product, whose first axis are the columns.
+    """Tell whether a layer computes the transposed product, whose first axis has the columns.
 
     The layer multiplies the axis `axis` of x by the matrix. `is_copied` tells whether the matrix
-    may be copied to another layout. If it may not, its layout decides.
+    may be copied to another layout. If the matrix may not be copied, its layout decides.
 
     A loop computes the transposed product only if nothing but slices reads the result. Otherwise
     XLA would undo the transposition, and an LSTM of 32 rows would take 73 ms instead of 47 ms.
@@ -254,12 +256,12 @@ def _rows(equation: Equation, left: View, right: View) -> View | None:
 
 
 def _matrix_gradient(equation: Equation, left: View, right: View) -> View | None:
-    """Compute a product such as the gradient of a matrix, or return None for other products.
+    """Compute a product that sums all axes but one of each operand, or return None.
 
-    In such a product only the last axis in memory of each operand is not summed. If several axes
-    are summed, XLA transposes an operand in the loop that computes the operand. For 25088 rows of
-    384 items, with the derivative of gelu, this takes 130 ms. With the operands in their own
-    layout it takes 20 ms.
+    The gradient of a matrix is such a product. The axis that is not summed must be the operand's
+    last axis in memory. None is returned for other products. If several axes are summed, XLA
+    transposes an operand in the loop that computes the operand. For 25088 rows of 384 items, with
+    the derivative of gelu, this takes 130 ms. With the operands in their own layout it takes 20 ms.
     """
     (left_sums, right_sums), batch = equation.params["dimension_numbers"]
     precision = equation.params["precision"]
@@ -291,7 +293,8 @@ def _window(program: Program, equation: Equation, input: View) -> View | list[Vi
         return moved(program, equation, input)
     if not may_be_in_rows(program, view.array.shape):
         return view
-    # Loops over rows may read the result. XLA must not fuse these loops with those over windows.
+    # Loops over rows may read the result. XLA must not fuse these loops with the loops over
+    # windows.
     return replace(view, array=unfused(view.array))
 
 

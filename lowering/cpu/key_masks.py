@@ -99,8 +99,8 @@ def _is_neutral(program: Program, masked: Variable, axes: Axes) -> bool:
     # Without an axis of keys in the masked scores no key can be cut off.
     if masked not in axes:
         return False
-    # Maps each variable to the item that it has at a hidden key. The item is -inf or 0, or None if
-    # it may be another number.
+    # This map has, for each variable, the item that the variable has at a hidden key. The item is
+    # -inf or 0, or None if it may be another number.
     item_of: dict[Variable, float | None] = {masked: -math.inf}
     for equation in program.equations:
         (result,) = equation.outvars

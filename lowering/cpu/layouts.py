@@ -105,7 +105,8 @@ def _orders_of_images(convolution: Equation) -> list[tuple[Atom, Order]]:
     """Return the two images of a convolution, with their orders of axes.
 
     The order has the channels last. The images are the input and the result. In the gradient by a
-    filter they are the input and the gradient of the result, which is in the place of the filter.
+    filter, the images are the input and the gradient of the result. The gradient of the result is
+    then in the place of the filter.
     """
     input, filter = convolution.invars
     (result,) = convolution.outvars
@@ -184,7 +185,7 @@ def _scan(program: Program, equation: Equation, *views: View) -> list[View] | No
     parts, result_items = _body_parts(body, constants, start, items, in_order=recurs)
     prepared = parts.prepare(constants)
     options = {name: equation.params[name] for name in ("length", "reverse", "unroll")}
-    # For each stack, whether an iteration first reads the stack's item into memory.
+    # This list tells for each stack whether an iteration first reads the stack's item into memory.
     are_read_first = [False] * len(stacks)
     if recurs and options["length"]:  # without iterations a stack has no item to read
         are_read_first = _are_sliced(body, len(stacks))
@@ -212,8 +213,8 @@ def _scan(program: Program, equation: Equation, *views: View) -> list[View] | No
 def _laid_out(view: View, *, first_axes: Sequence[int] = (), in_order: bool) -> View:
     """Return a view with all items in its array, and with `first_axes` in front.
 
-    If `in_order` is true, the other axes are in ascending order. Otherwise they stay in the order
-    of the view.
+    If `in_order` is true, the other axes are in ascending order. If `in_order` is false, the other
+    axes stay in the order of the view.
     """
     axes = sorted(view.order) if in_order else view.order
     order = (*first_axes, *(axis for axis in axes if axis not in first_axes))
@@ -264,7 +265,7 @@ def _are_sliced(body: Program, count: int) -> list[bool]:
         return [False] * count
     first = len(body.arguments) - count
     arguments = body.arguments[first:]
-    # Maps each variable to the arguments from which it is computed item by item.
+    # This map has, for each variable, the arguments from which it is computed item by item.
     origins_of = {variable: {variable} for variable in arguments}
     sliced: set[Variable] = set()
     for equation in body.equations:

@@ -23,14 +23,14 @@ def covered(x: Array, windows: Windows) -> Iterator[Array]:
     """Yield the items that each cell of the windows covers at all positions of the windows.
 
     The items are slices of phases, which are kept in memory. A phase has the items of the padded x
-    that are a stride apart.
+    that are a stride apart: with the stride 2, the items 0, 2, 4 and so on are a phase.
     """
     padded = extend(x, windows.padding, "constant")
     phases: dict[Cell, Array] = {}
     for cell in np.ndindex(*windows.size):
-        # With the stride 2 and 4 positions, cell 3 covers the items 3, 5, 7 and 9 of the input.
-        # They are the items 1 to 4 of the phase of the items 1, 3, 5 and so on: the offset of the
-        # phase is 1, the start is 1 and the stop is 5.
+        # With the stride 2 and 4 positions, cell 3 covers the items 3, 5, 7 and 9 of the input. The
+        # phase with the offset 1 has the items 1, 3, 5 and so on. In this phase, the covered items
+        # have the indices 1 to 4: the start is 1 and the stop is 5.
         offsets: list[int] = []
         starts: list[int] = []
         stops: list[int] = []
@@ -67,10 +67,9 @@ def scattered_sums(
     edges: list[tuple[int, int]] = []
     for axis, (before, _) in enumerate(windows.padding):
         stride = windows.stride[axis]
-        # The number of items of a phase. The phase has items of the padded input up to the input's
-        # last item.
+        # A phase has this number of items, from the start of the padding to the input's last item.
         length = ceil_div(before + windows.upscaled[axis], stride)
-        # The number of positions that are added before position 0. Windows at these positions would
+        # This number of positions is added before position 0. Windows at these positions would
         # cover the first items by their last cells.
         front = (windows.size[axis] - 1) * windows.dilation[axis] // stride
         back = max(length - windows.downscaled[axis], 0)
@@ -132,8 +131,8 @@ def _sums_of_phase(
 def _interleaved(phases: list[Array], stride: Sequence[int]) -> Array:
     """Return the array that consists of the phases in a list.
 
-    Phase `offsets` has the items at `offsets` from multiples of the stride. The list has the
-    phases in the row-major order of their offsets.
+    With the stride 3 along an axis, the phase with the offset 1 has the items 1, 4, 7 and so on.
+    The list has the phases in the row-major order of their offsets.
     """
     # Join the phases along one axis after another, beginning with the last axis. Phases whose
     # offsets differ only along the last axis are neighbours in the list.

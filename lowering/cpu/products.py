@@ -1,4 +1,4 @@
-"""Multiply rows by matrices, in the form of a product that is fastest."""
+"""Multiply rows by matrices, by the fastest form of the product."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ _FEWEST_ITEMS = 128 << 10
 # the columns, runs on as many threads.
 _COLUMN_PARTS = 2
 
-# A matrix with at least this number of items does not fit the caches, so that a product of one row
-# takes as long as reading the matrix. The following times are of products in a loop. As one product
-# with contiguous columns, 768x768 items take 0.032 ms and 512x2048 items take 0.050 ms. As two
-# parts on two threads with contiguous rows, 768x768 items take 0.057 ms and 512x2048 items take
-# 0.11 ms. Parts wake a thread for each product. A network with two products by 472x472 items takes
-# 0.14 to 0.15 ms with parts, and 0.13 ms without parts. After a rest this network takes 0.23 to
-# 0.34 ms with parts, and 0.15 to 0.23 ms without parts.
+# A matrix with at least this number of items is divided into _STREAMED_PARTS parts. It does not fit
+# the caches, so that a product of one row takes as long as reading the matrix. The following times
+# are of products in a loop. As one product with contiguous columns, 768x768 items take 0.032 ms and
+# 512x2048 items take 0.050 ms. As two parts on two threads with contiguous rows, 768x768 items take
+# 0.057 ms and 512x2048 items take 0.11 ms. Parts wake a thread for each product. A network with two
+# products by 472x472 items takes 0.14 to 0.15 ms with parts, and 0.13 ms without parts. After a
+# rest this network takes 0.23 to 0.34 ms with parts, and 0.15 to 0.23 ms without parts.
 _STREAMED_ITEMS = 1 << 19
 
-# Such a matrix is divided into this number of parts. XLA divides a batch of parts among threads
-# better than Eigen divides one matrix: the 48 matrices of a GPT of 124 million parameters take 19.4
-# ms in parts, and 22.6 ms undivided.
+# A matrix of _STREAMED_ITEMS or more items is divided into this number of parts. XLA divides a
+# batch of parts among threads better than Eigen divides one matrix: the 48 matrices of a GPT of 124
+# million parameters take 19.4 ms in parts, and 22.6 ms undivided.
 _STREAMED_PARTS = 8
 
 # A matrix with at least this number of items is not copied to another layout if programs for other
@@ -91,9 +91,9 @@ def is_transposed_faster(rows: int, depth: int, columns: int, *, narrow: bool = 
 
 
 def row_product(row: Array, matrix: Array, axis: int, params: Params) -> Array:
-    """Multiply a row, which is a vector, by a matrix, whose axis `axis` is summed.
+    """Multiply a row by a matrix, and sum over the axis `axis` of the matrix.
 
-    `params` has the precision and the dtype of sums. The result is a vector.
+    The row and the result are vectors. `params` has the precision and the dtype of sums.
     """
     if is_narrow(row, params["preferred_element_type"]):
         return row_twice(row, matrix, axis, params)
@@ -102,7 +102,7 @@ def row_product(row: Array, matrix: Array, axis: int, params: Params) -> Array:
         # After the barrier the matrix depends on the row too, so that no copy of the matrix is
         # prepared before calls.
         row, matrix = lax.optimization_barrier((row, matrix))
-        # The parts divide the columns.
+        # Each part has some of the columns.
         matrices = matrix.reshape(_STREAMED_PARTS, -1, row.size)
         rows = jnp.broadcast_to(row, (_STREAMED_PARTS, row.size))
         numbers = ((2,), (1,)), ((0,), (0,))
@@ -112,12 +112,12 @@ def row_product(row: Array, matrix: Array, axis: int, params: Params) -> Array:
 
 
 def row_twice(row: Array, matrix: Array, axis: int, params: Params) -> Array:
-    """Multiply a row of 8 or 16 bits by a matrix, whose axis `axis` is summed, as two equal rows.
+    """Multiply a row of 8 or 16 bits by a matrix, by a product of two equal rows.
 
-    The result is a vector: one of the two equal results. XLA computes one row by a loop in 32
-    bits, but two rows by a library. For a matrix of 1280x1000 items of 8 bits, one row takes 0.54
-    ms and two rows take 0.05 ms. For a matrix of 768x2304 items of bfloat16, one row takes 1.8 ms
-    and two rows take 0.18 ms.
+    The product sums over the axis `axis` of the matrix. The result is a vector: one of the two
+    equal results. XLA computes one row by a loop in 32 bits, but two rows by a library. For a
+    matrix of 1280x1000 items of 8 bits, one row takes 0.54 ms and two rows take 0.05 ms. For a
+    matrix of 768x2304 items of bfloat16, one row takes 1.8 ms and two rows take 0.18 ms.
     """
     sum_dtype = params["preferred_element_type"]
     two_rows = jnp.broadcast_to(row, (2, row.size))
@@ -155,8 +155,9 @@ def product(
 ) -> Array:
     """Multiply x by a matrix, and sum over the axis `x_axis` of x and `matrix_axis` of the matrix.
 
-    `params` has the precision and the dtype of sums. The other axis of the matrix, which has the
-    columns, is the first axis of the result if `columns_first` is true, and otherwise the last.
+    `params` has the precision and the dtype of sums. The matrix's other axis has the columns. The
+    columns are the first axis of the result if `columns_first` is true, and the last axis if it is
+    false.
     """
     sum_dtype = params["preferred_element_type"]
     if columns_first:
@@ -177,8 +178,8 @@ def product(
 def is_by_depth_parts(x: Array, axis: int, columns: int) -> bool:
     """Tell whether to multiply a row by a matrix with `row_by_depth_parts`.
 
-    The row lies along the axis `axis` of x. The matrix has the shape (depth, columns), and the
-    parts divide its depth. The measured milliseconds for matrices that are read from memory:
+    The row lies along the axis `axis` of x. The matrix has the shape (depth, columns), and each
+    part has a share of the depth. The measured milliseconds for matrices that are read from memory:
 
         matrix     one product  8 parts  transposed
         768x3072          0.29     0.23        0.21
@@ -197,8 +198,8 @@ def is_by_depth_parts(x: Array, axis: int, columns: int) -> bool:
 def row_by_depth_parts(x: Array, axis: int, matrix: Array, params: Params) -> Array:
     """Multiply a row by a matrix, as a sum of products of parts.
 
-    The row lies along the axis `axis` of x. The matrix has the shape (depth, columns), and the
-    parts divide its depth.
+    The row lies along the axis `axis` of x. The matrix has the shape (depth, columns), and each
+    part has a share of the depth.
     """
     depth, columns = matrix.shape
     row_parts = x.reshape(_STREAMED_PARTS, 1, depth // _STREAMED_PARTS)
@@ -235,8 +236,8 @@ def is_paired(x: Array, axis: int, columns: int) -> bool:
 def row_by_column_parts(x: Array, axis: int, matrix: Array, params: Params) -> Array:
     """Multiply a row by the parts of a matrix, and join the parts of the result.
 
-    The row lies along the axis `axis` of x. The matrix has the shape (depth, columns), and the
-    parts divide its columns.
+    The row lies along the axis `axis` of x. The matrix has the shape (depth, columns), and each
+    part has some of the columns.
     """
     depth, columns = matrix.shape
     split_matrix = matrix.reshape(depth, _COLUMN_PARTS, columns // _COLUMN_PARTS)
@@ -248,9 +249,9 @@ def row_by_column_parts(x: Array, axis: int, matrix: Array, params: Params) -> A
     return _with_columns(products, x, axis)
 
 
-# Gradients of matrices have sums of outer products of rows. Eigen computes such a sum faster as two
-# products, each of half of the rows, and fastest if also the narrower operand comes first. The
-# columns `left` and `right` have the numbers of columns of the two operands. The measured
+# The gradient of a matrix is a sum of outer products of rows. Eigen computes this sum faster as two
+# products, each of half of the rows. The sum is fastest if the narrower operand also comes first.
+# The columns `left` and `right` have the numbers of columns of the two operands. The measured
 # milliseconds:
 #    rows  left  right  one product  two products  operands exchanged  torch
 #   25088   384     96         19.9          13.3                 8.6    8.0
@@ -266,7 +267,7 @@ _FEWEST_ROWS_TO_EXCHANGE = 1024  # With fewer rows the operands are not exchange
 # If the result has more items than this, the operands are not exchanged, since transposing the
 # result back would take too long.
 _MOST_ITEMS_TO_TRANSPOSE = 256 << 10
-# The numbers of products of which one computes a sum. The first that divides the rows is taken.
+# A sum is computed by one of these numbers of products: the first that divides the number of rows.
 _DIVISORS = (2, 3, 4, 5, 7)
 
 

@@ -34,13 +34,13 @@ _WIDTH = "xla_cpu_prefer_vector_width"  # the compiler option for the bits of a 
 
 _SECONDS_FOR_CALLS = 0.01  # the seconds in which one program is called repeatedly
 _FEWEST_CALLS = 3  # A program is called at least this number of times.
-# The number of iterations of a loop that is measured. With so many iterations, the time to call the
-# loop is small in comparison.
+# A measured loop has this number of iterations. With so many iterations, the time to call the loop
+# is small in comparison.
 _STEPS = 32
 
 
 class _Trial(NamedTuple):
-    """A function to measure, its arguments, and the units of work that a call of it does.
+    """A function to measure, its arguments, and the units of work of one call.
 
     `options` are the compiler's options.
     """
@@ -84,7 +84,7 @@ def measured(threads: int) -> MachineProfile:
 def _rates(*trials: _Trial) -> list[float]:
     """Return the rate of each trial, in units of work per second.
 
-    The shortest call of a trial counts.
+    The rate is that of the trial's shortest call.
     """
     with ThreadPoolExecutor(len(trials)) as pool:
         compiled_trials = list(pool.map(_compiled, trials))

@@ -13,8 +13,8 @@ from jax import Array, lax
 from lowering.cpu.products import product
 from lowering.cpu.sliding_filter import Window, cells, padded
 
-# The most bytes that the result of one product for all cells may have. Other kernels are faster if
-# the result does not fit the caches. The measured milliseconds in bfloat16:
+# The result of one product for all cells may have at most this number of bytes. Other kernels are
+# faster if the result does not fit the caches. The measured milliseconds in bfloat16:
 #   channels  positions  batch  one product  a product for each cell   XLA
 #         64      56x56      1         0.56                     1.35  1.25
 #         64      56x56      8        22.6                     22.4   7.5

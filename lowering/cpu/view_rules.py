@@ -201,8 +201,8 @@ def ranks(axes: Iterable[int]) -> Order:
 def _reshape(program: Program, equation: Equation, view: View, *extents: View) -> View | None:
     """Reshape the array in its own order of axes if possible, and otherwise reshape the tensor.
 
-    It is possible if each axis or run of axes becomes a run of axes, as in the reshape of (2, 3, 8)
-    to (6, 2, 4).
+    The array can be reshaped in its order if each run of old axes becomes a run of new axes. For
+    example, (2, 3, 8) becomes (6, 2, 4): the run (2, 3) becomes 6, and 8 becomes (2, 4).
     """
     shape = tuple(equation.params["new_sizes"])
     has_symbolic_extents = len(extents) > 0
@@ -215,9 +215,10 @@ def _reshape(program: Program, equation: Equation, view: View, *extents: View) -
         return plain(lax.reshape(tensor(view), shape))
 
     def position_of_group(group: tuple[Sequence[int], Sequence[int]]) -> int:
-        """Return the position, in the array, of the last old axis of a group of old and new axes.
+        """Return the position in the array of a group's last old axis.
 
-        A group without old axes has the position -1, so that it comes first.
+        A group has old axes, and the new axes that replace them. A group without old axes has the
+        position -1, so that it comes first.
         """
         old_axes, _ = group
         return view.position(old_axes[-1]) if old_axes else -1

@@ -24,9 +24,9 @@ from lowering.cpu.sliding_filter import Window, padded
 from lowering.extents import ceil_div
 from lowering.kernels.windows import extend
 
-# A block of rows of tiles has at most this number of bytes of transformed inputs and products. More
-# bytes leave the caches. 3x3 windows of 64 to 64 channels on 128x128 positions take 24 ms in one
-# block, 6.0 ms in four blocks, and 8.0 ms by the kernel `direct`.
+# A block is a few rows of tiles. Its transformed inputs and its products have at most this number
+# of bytes. More bytes leave the caches. 3x3 windows of 64 to 64 channels on 128x128 positions take
+# 24 ms in one block, 6.0 ms in four blocks, and 8.0 ms by the kernel `direct`.
 _MOST_BYTES_OF_BLOCK = 8 << 20
 
 # If a sum of rows has more bytes than this, it is stored in memory. The sums of columns then share

@@ -68,7 +68,7 @@ _BYTE_DTYPES = {np.dtype(np.int8), np.dtype(np.uint8)}
 
 
 def candidates() -> list[dict[str, str]]:
-    """Return all sets of compiler options of which one may be the fastest for a network."""
+    """Return the sets of compiler options that may be the fastest for a network."""
     if not _knows(CPU | _WIDTH):
         return [{}]
     return list(map(_widest, (CPU, BFLOAT16, BYTES, {})))
@@ -105,8 +105,8 @@ def compiler_options(
 def of_program(program: Program, call: ClosedJaxpr, is_alone: bool) -> dict[str, str]:
     """Return `jax.jit`'s options for `call`, into which passes have rewritten `program`.
 
-    `is_alone` tells whether the call is compiled on its own. Otherwise it is compiled with
-    other functions, which may compute in 16 bits.
+    `is_alone` tells whether the call is compiled on its own. If `is_alone` is false, the call is
+    compiled with other functions, which may compute in 16 bits.
     """
     # These numbers count the multiply-adds of the program as it was before the passes.
     narrow_work = 0

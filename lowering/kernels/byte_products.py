@@ -21,7 +21,8 @@ from jax import Array, lax
 from lowering.kernels import contraction
 from lowering.kernels.correlation import Slide
 
-# The most cells of a window that are multiplied at a time. For each of them the input is copied.
+# At most this number of a window's cells are multiplied at a time. The input is copied for each
+# cell.
 _CELLS_AT_A_TIME = 32
 _CODE_DTYPE, _SUM_DTYPE = np.dtype(np.int8), np.dtype(np.int32)
 

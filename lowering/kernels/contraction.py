@@ -207,8 +207,8 @@ def _product(
 ) -> Array:
     """Return the product of two operands. The left operand of the product is the first array.
 
-    `jnp.einsum` may exchange the operands, but `left_operand_anywhere` must be applied to the
-    left one.
+    `jnp.einsum` may exchange the operands, but `left_operand_anywhere` must be applied to the left
+    operand.
     """
     left, right = terms
     x, y = arrays
@@ -231,10 +231,10 @@ def _product(
 
 
 def _is_product(terms: Sequence[str], output: str) -> bool:
-    """Tell whether terms are two operands that can be multiplied without a diagonal or another sum.
+    """Tell whether two operands can be multiplied without other sums and without a diagonal.
 
-    A letter that only one of the operands has must be in `output`, since its axis would be
-    summed before the product otherwise.
+    There must be two terms, and no term may repeat a letter. A letter that is in only one of the
+    `terms` must be in `output`. Otherwise its axis would be summed before the product.
     """
     has_diagonal = any(len(set(term)) != len(term) for term in terms)
     if len(terms) != 2 or has_diagonal:

@@ -45,9 +45,10 @@ class Slide:
         return lax.pad(x, np.array(0, x.dtype), edges)
 
     def places(self, extents: Sequence[int], size: Sequence[int]) -> tuple[int, ...]:
-        """Return the number of positions of a filter along each axis of an input without padding.
+        """Return the number of a filter's positions along each spatial axis of an input.
 
-        `extents` are the spatial extents of the input, and `size` is the window of the filter.
+        `extents` are the input's spatial extents before padding, and `size` has the filter's number
+        of cells along each axis.
         """
         counts: list[int] = []
         for axis, span in enumerate(spans(size, self.dilation)):
@@ -55,7 +56,7 @@ class Slide:
         return tuple(counts)
 
     def items(self, cell: Sequence[int], places: Sequence[int]) -> tuple[slice, ...]:
-        """Return, for each spatial axis, the slice of the items that one cell of the filter meets.
+        """Return the items that one cell of the filter meets, as a slice for each spatial axis.
 
         `cell` has the cell's index along each axis, and `places` has the number of positions
         along each axis.
@@ -94,8 +95,8 @@ def by_cells(x: Array, filter: Array, slide: Slide, wide: DType) -> Array:
     """Return the result of `correlate` for integers, as a sum of one product for each filter cell.
 
     XLA's convolution of integers does not run on every GPU. On CPUs XLA's convolution takes 1.5
-    times as long for 3x3 windows of int32 from 3 to 16 channels, and 50 times as long for 32
-    groups of one channel.
+    times as long as this sum for 3x3 windows of int32 from 3 to 16 channels, and 50 times as long
+    for 32 groups of one channel.
     """
     x = slide.spread_out(x)
     groups = slide.groups
@@ -184,7 +185,8 @@ def bordered(x: Array, windows: Windows) -> tuple[Array, Padding]:
     """Extend an input by a border that is not zeros. Return the input, and the padding by zeros.
 
     If the border consists of zeros, the input is unchanged, and the windows' padding is returned.
-    Otherwise the padding is (0, 0) for each axis. Windows slide along the last axes of the input.
+    If the border has other items, the padding is (0, 0) for each axis. Windows slide along the last
+    axes of the input.
     """
     if windows.border in ("constant", "ignore"):
         return x, windows.padding

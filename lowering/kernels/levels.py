@@ -115,7 +115,7 @@ def _batched(
     rank = tensor.ndim if axes[0] is not None else tensor.ndim + 1  # with the batch axis
 
     def with_batch_first(operand: Array, axis: int | None, repeats: bool) -> Array:
-        """Return an operand that broadcasts to the batch. If `repeats` is true, it is repeated."""
+        """Return an operand that broadcasts to the batch, or is repeated if `repeats` is true."""
         if axis is not None:
             moved = jnp.moveaxis(operand, axis, 0)
             # An operand of lower rank gets the axes of extent 1 after the batch axis.

@@ -1,4 +1,4 @@
-"""Chooses the dtype and the precision of computations. Numbers below 32 bits are widened."""
+"""Chooses the dtype and the precision of computations. Numbers of 16 bits are widened."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Resizes along one axis, by the places of the result's items and the weights of input items.
 
 The place of an item is a real number: the index in the input at which the item lies. An axis of e
-items is resized to a length, which may be no integer, and gets n = floor(length) items. With scale
-= length / e, item x of the result lies at a place that depends on the coordinates, as in ONNX
+items is resized to a length, which need not be an integer, and gets n = floor(length) items. With
+scale = length / e, item x of the result lies at a place that depends on the coordinates, as in ONNX
 Resize:
 
     'half_pixel'             (x + 1/2) / scale - 1/2
-    'pytorch_half_pixel'     the same, but 0 where n = 1
+    'pytorch_half_pixel'     (x + 1/2) / scale - 1/2, or 0 where n = 1
     'half_pixel_symmetric'   (x + 1/2) / scale - 1/2 + (e - n / scale) / 2
     'tf_half_pixel_for_nn'   (x + 1/2) / scale
     'asymmetric'             x / scale
@@ -116,10 +116,10 @@ def places(
 ) -> Any:
     """Return the places (count,) of the result's items along an axis that is resized.
 
-    The place of an item is the index in the input, a real number, at which the item lies.
-    `extent` is the number of items of the input, and `length` is the length to which the axis is
-    resized. The length may be no integer. `region` is (start, end) for 'tf_crop_and_resize', and
-    other coordinates do not use `region`. `count` is the number of the result's items, by default
+    The place of an item is the index in the input, a real number, at which the item lies. `extent`
+    is the number of items of the input, and `length` is the length to which the axis is resized.
+    The length need not be an integer. `region` is (start, end) for 'tf_crop_and_resize', and other
+    coordinates do not use `region`. `count` is the number of the result's items, by default
     floor(length).
     """
     if count is None:
@@ -283,7 +283,8 @@ def _taps(scale: float, method: Method) -> range:
     """Return the offsets of the items that contribute to a place.
 
     Offsets count from the last item at or before the place. A linear kernel that is not widened
-    reaches 1, which gives the offsets 0 and 1. A cubic one reaches 2, which gives -1, 0, 1 and 2.
+    reaches items at a distance below 1, and has the offsets 0 and 1. A cubic kernel reaches items
+    at a distance below 2, and has the offsets -1, 0, 1 and 2.
     """
     radius = 1 if method.interpolator == "linear" else 2
     reach = radius / _shrink(scale, method)
@@ -453,7 +454,7 @@ def bilinear(x: Array, batch: Array, row: Array, column: Array) -> Array:
 
 
 def neighbours(place: Array, extent: int, dtype: DType) -> tuple[Array, Array, Array]:
-    """Return the indices of the items before and after each place, and the weight of the latter.
+    """Return the indices of the items before and after each place, and the second item's weight.
 
     The weight is for a linear interpolation, and has the dtype `dtype`. Places are clamped to the
     axis, which has `extent` items. The place 2.25 gives the indices 2 and 3 and the weight 0.25.

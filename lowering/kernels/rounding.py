@@ -17,7 +17,7 @@ HALVES = ("float16", "bfloat16")
 
 @jax.custom_jvp
 def straight_through(result: Array, x: Array) -> Array:
-    """Return `result`. The derivative of the returned array is the derivative of x.
+    """Return `result`, with the derivative of x.
 
     Source: straight-through estimation, Bengio, Leonard and Courville 2013, arXiv:1308.3432.
     """

@@ -34,7 +34,7 @@ Padding = tuple[tuple[int, int], ...]
 BORDERS = ("constant", "replicate", "reflect", "reflect-even")
 POOL_BORDERS = ("ignore", *BORDERS)
 
-# The modes of `numpy.pad` by border.
+# This dict maps borders to modes of `numpy.pad`.
 PAD_MODES = {"replicate": "edge", "reflect": "reflect", "reflect-even": "symmetric"}
 
 # To count cells along an axis, the host computes with this number of arrays of 64-bit items at a
@@ -99,14 +99,14 @@ class Windows:
             # A window k positions before the first one starts at -padding_before - k * stride. It
             # covers item 0 of the up-scaled shape if it starts at 1 - dilated or later.
             before = (self.dilated[axis] - 1 - padding_before) // stride
-            # The position of the last window that covers the last item of the up-scaled shape.
+            # The last window that covers the last item of the up-scaled shape has this position.
             last = (self.upscaled[axis] - 1 + padding_before) // stride
             after = last - (self.downscaled[axis] - 1)
             reach.append((max(before, 0), max(after, 0)))
         return tuple(reach)
 
     def cell(self, x: Array, axis: int, index: Array | int) -> Array:
-        """Return the items of an array that all windows have in the cell `index` along an axis.
+        """Return the items of x that lie in cell `index` of each window, along one axis.
 
         x is extended by its border already. The axis of the result counts the windows.
         """
@@ -288,8 +288,8 @@ def lowest(dtype: DType) -> Any:
 def window_max_and_index(x: Array, windows: Windows, border: str) -> tuple[Array, Array]:
     """Return the maximum of each window, and the index of the cell that has it.
 
-    The cells of a window are numbered in row-major order. Of equal maxima the first cell
-    wins. NaN counts as the greatest number.
+    The cells of a window are numbered in row-major order. If several maxima are equal, the index is
+    that of the first cell. NaN is greater than all numbers.
     """
     fill = lowest(x.dtype) if border == "ignore" else 0.0
     maximum = extend(x, windows.padding, border, fill)
@@ -308,9 +308,9 @@ def _first_of_cells(
 ) -> tuple[Array, Array]:
     """Return the maximum along one axis of each window, and the index of the cell that has it.
 
-    `index` has the index of each item of x in the cells along the axes that are reduced
-    already. `index_step` is the number by which the index grows from cell to cell along this
-    axis. Of equal maxima the first counts.
+    `index` has the index of each item of x in the cells along the axes that are reduced already.
+    `index_step` is the number by which the index grows from cell to cell along this axis. If
+    several maxima are equal, the first is taken.
     """
 
     def take_better(

@@ -76,8 +76,9 @@ def gelu(x: Array, approximation: str = "sigmoid") -> Array:
     wide = widened(x)
     exponent = 3 if approximation == "tanh" else 2
     inner = wide + 0.044715 * lax.integer_pow(wide, exponent)
-    # For u = sqrt(2 / pi) * inner, the distribution (1 + tanh(u)) / 2 equals logistic(2 * u). The
-    # latter keeps its digits where the distribution is small. Here 2 * u is sqrt(8 / pi) * inner.
+    # For u = sqrt(2 / pi) * inner, the distribution (1 + tanh(u)) / 2 equals logistic(2 * u).
+    # `logistic` keeps its digits where the distribution is small. Here 2 * u is sqrt(8 / pi) *
+    # inner.
     distribution = lax.logistic(math.sqrt(8 / math.pi) * inner)
     return (wide * distribution).astype(x.dtype)
 

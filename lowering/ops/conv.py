@@ -73,15 +73,14 @@ def conv_shape(
 
 
 def _result_dtype(dtype: str) -> str:
-    """Return the dtype of a convolution's result: int32 for integers, and otherwise the input's."""
+    """Return the dtype of a convolution's result: int32 for integers, or the input's dtype."""
     return str(accumulator(dtype)) if is_integer(dtype) else dtype
 
 
 def conv_work(result: TensorType, filter: TensorType) -> int:
     """Return the number of multiply-adds of a convolution.
 
-    Each item of the result needs as many multiply-adds as one output channel of the filter has
-    items.
+    An item of the result needs one multiply-add for each item of an output channel of the filter.
     """
     return volume(result.shape) * volume(filter.shape[1:])
 
@@ -100,7 +99,7 @@ def conv(
     groups = groups or input.shape[1]
     sum_dtype = accumulator(input.dtype)
     if is_integer(str(sum_dtype)):
-        # Integers are multiplied cell by cell. The context may refuse so many operations.
+        # Integers are multiplied cell by cell. This call may raise an error for too many cells.
         ctx.unroll(windows.volume)
     output = correlation.conv(
         input, filter, windows, groups=groups, precision=ctx.precision, wide=sum_dtype
@@ -189,7 +188,7 @@ def _deconv_groups(input: Shape, filter: Shape, output_shape: Shape, groups: int
 
 
 def _add_bias(output: Array, bias: Array) -> Array:
-    """Add a bias, which broadcasts from the left, in the dtype of the output."""
+    """Add a bias in the dtype of the output. The bias broadcasts from the first axis on."""
     if is_zero(bias):
         return output
     bias = jnp.asarray(bias).astype(output.dtype)

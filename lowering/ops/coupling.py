@@ -68,7 +68,7 @@ def _exact(shares: Array) -> Array:
 def _coupled(shares: Array) -> Array:
     """Return the probabilities (count,) of classes for the shares (count, count) of pairs.
 
-    An iteration improves one class after another. The derivative is the one of `_exact`.
+    An iteration improves one class after another. The derivative is that of `_exact`.
     """
     Q = _errors(shares)
     count = len(shares)

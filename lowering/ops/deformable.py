@@ -115,10 +115,10 @@ def _interpolated(
 ) -> Array:
     """Return the values of `images` at rows y and columns x, interpolated linearly.
 
-    `images` has the shape (batch, groups, channels, height * width). y and x have the shape
-    (batch, groups, cells, rows, columns), and the result has the shape (batch, groups,
-    channels, cells, rows, columns). If `padded` is true, items outside of the images are 0.
-    Otherwise the last row and column extend to height and width, and values beyond are 0.
+    `images` has the shape (batch, groups, channels, height * width). y and x have the shape (batch,
+    groups, cells, rows, columns), and the result has the shape (batch, groups, channels, cells,
+    rows, columns). If `padded` is true, items outside of the images are 0. If `padded` is false,
+    the last row and column extend to height and width, and values beyond are 0.
     """
 
     def is_inside(row: Array, column: Array) -> Array:

@@ -261,12 +261,12 @@ def _unique_type(input: TensorType, axis: int) -> tuple[TensorType, ...]:
 
 @rules.rule("unique", _unique_type)
 def unique(ctx: Context, input: Array, axis: int, sorts: bool) -> tuple[Array, ...]:
-    """Return the distinct sub-tensors along an axis, and four int32 tensors about them.
+    """Return the distinct sub-tensors along an axis, and four int32 tensors of indices and counts.
 
-    A sub-tensor is a slice of the input at one index of the axis. If `sorts` is true, the
-    distinct sub-tensors are sorted. Otherwise they are in the order of their first indices. The
-    first result has the shape of the input. After the distinct sub-tensors it repeats the last
-    of them. The int32 tensors are:
+    A sub-tensor is a slice of the input at one index of the axis. If `sorts` is true, the distinct
+    sub-tensors are sorted. If `sorts` is false, the sub-tensors are in the order of their first
+    indices. The first result has the shape of the input. After the distinct sub-tensors it repeats
+    the last distinct sub-tensor. The int32 tensors are:
 
     1. the first index of each distinct sub-tensor in the input, then the last such index again
     2. for each index of the input, the index of its sub-tensor among the distinct ones
@@ -279,8 +279,8 @@ def unique(ctx: Context, input: Array, axis: int, sorts: bool) -> tuple[Array, .
     if is_static(extent) and extent == 0:
         empty = jnp.zeros((0,), jnp.int32)
         return x, empty, empty, empty, jnp.zeros((1,), jnp.int32)
-    # `_distinct` sorts the rows by one column after another. The context may refuse so many
-    # operations.
+    # `_distinct` sorts the rows by one column after another. This call may raise an error for too
+    # many columns.
     ctx.unroll(volume(rows.shape[1:]))
     first, inverse, counts = _distinct(rows)
     is_filled = counts > 0  # False for padding

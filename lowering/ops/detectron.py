@@ -117,7 +117,8 @@ def anchored_proposals(
         ends = image_ends - pixel_offset
         regions = jnp.maximum(jnp.minimum(regions, ends[None]), 0)
         # `scale` has the scales of the width and of the height. Item 2 of `info` is the scale of
-        # the height. The last item is the scale of the width. It is item 2 if there is one scale.
+        # the height. The last item is the scale of the width. If there is one scale, item 2 is the
+        # last item.
         scale = jnp.stack([info[-1], info[2]]) if scales else jnp.ones(2, info.dtype)
         sizes = regions[:, 2:] - regions[:, :2] + pixel_offset
         best = jnp.argsort(-image_scores, stable=True)[:most]
@@ -200,7 +201,7 @@ def refined_detections(
     flat_scores = jnp.where(remains, scores[box_index, labels], -jnp.inf)
     are_too_many = jnp.sum(remains) > keep
     order_by_score = jnp.lexsort((box_index, -flat_scores))
-    # The boxes are sorted by class already. Those that remain are moved to the front.
+    # The boxes are sorted by class already. The remaining boxes are moved to the front.
     order_by_class = jnp.argsort(~remains, stable=True)
     order = jnp.where(are_too_many, order_by_score, order_by_class)
     # If there are fewer boxes than rows, the index -1 stands for no box.

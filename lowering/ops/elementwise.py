@@ -246,7 +246,8 @@ def power(x: Array, y: Array) -> Array:
         return _integer_power(*jnp.broadcast_arrays(*align(x, y)))
     is_one_constant = is_static(y) and np.size(y) == 1 and np.ndim(y) <= x.ndim
     if is_one_constant and not np.iscomplexobj(y):
-        # The derivative of `lax.integer_pow` is finite at negative x, unlike that of `jnp.power`.
+        # The derivative of `lax.integer_pow` is finite at negative x, unlike the derivative of
+        # `jnp.power`.
         exponent = float(np.asarray(y).item())
         if exponent.is_integer() and abs(exponent) <= 16:
             return lax.integer_pow(x, int(exponent))
@@ -256,8 +257,8 @@ def power(x: Array, y: Array) -> Array:
 def _integer_power(x: Array, y: Array) -> Array:
     """Return x to the power y for integers. A power with y < 0 is rounded towards 0."""
     positive_power = jnp.power(x, jnp.maximum(y, 0))
-    # If y is negative, all powers are truncated to 0 except the powers of 1 and -1. These are 1 for
-    # even y, and x for odd y.
+    # If y is negative, all powers are truncated to 0 except the powers of 1 and -1. The powers of 1
+    # and -1 are 1 for even y, and x for odd y.
     power_of_unit = jnp.where(y % 2 == 0, x * x, x)
     negative_power = jnp.where(jnp.abs(x) == 1, power_of_unit, 0)
     return jnp.where(y >= 0, positive_power, negative_power)
@@ -300,7 +301,7 @@ def shift_right(x: Array, y: Array) -> Array:
 
 @rules.rule("is_inf", _non_finite_type, not_differentiable=_LOGICAL)
 def is_inf(x: Array, positive: bool, negative: bool) -> Array:
-    """Tell where x is infinite: +inf if `positive` is true, and -inf if `negative` is true."""
+    """Tell where x is +inf (if `positive` is true), or -inf (if `negative` is true)."""
     x = jnp.asarray(x)
     is_positive_infinity = (x == jnp.inf) & positive
     is_negative_infinity = (x == -jnp.inf) & negative

@@ -80,9 +80,10 @@ def _experts_work(input: TensorType, w1: TensorType, w3: TensorType, w2_bias: Te
     experts = w1.shape[0]
     items = input.shape[-1]
     tokens = volume(input.shape[:-1])
-    # w1, w2 and w3 have as many items as each other. A token is multiplied once by each item.
+    # w1, w2 and w3 have equal numbers of items. A token needs one multiply-add for each item.
     product_count = 2 if w3 == ABSENT else 3
-    # `router` and `w2_bias` have `experts` * `items` items. Each is multiplied once for a token.
+    # `router` and `w2_bias` have `experts` * `items` items. A token needs one multiply-add for each
+    # of them.
     small_product_count = 1 if w2_bias == ABSENT else 2
     work_of_token = product_count * volume(w1.shape) + small_product_count * experts * items
     return tokens * work_of_token

@@ -1,4 +1,4 @@
-"""Constants (spec 4.1.2) and ranges. They are numpy arrays, unless a value is a symbolic extent."""
+"""Constants (spec 4.1.2) and ranges, as numpy arrays unless a value is a symbolic extent."""
 
 from __future__ import annotations
 
@@ -85,6 +85,6 @@ def range_(
         numbers = lax.iota(dtype, _count(start, end, step))
         return jnp.asarray(start).astype(dtype) + jnp.asarray(step).astype(dtype) * numbers
     count = max(0, _count(start, end, step))
-    # Before the host computes many items, the context may refuse them.
+    # This call may raise an error if the host would compute too many items.
     ctx.fold(_ARRAYS_OF_RANGE * count)
     return (start + step * np.arange(count)).astype(dtype)

@@ -33,7 +33,7 @@ def _gather_elements_type(input: TensorType, indices: TensorType, axis: int) -> 
 
 
 def _require_elements(input: TensorType, indices: TensorType, axis: int) -> None:
-    """Refuse indices that are not integers, or do not fit the input along the other axes.
+    """Refuse indices that are not integers, or that have a wrong shape.
 
     Indices must have the rank of the input. Only along `axis` may they be longer than the input.
     """
@@ -102,7 +102,7 @@ def _require_batch(input: Shape, indices: Shape, batch_dims: int, most: int) -> 
 
 
 def _coordinate_count(indices: Shape, rank: int) -> int:
-    """Return the last extent of `indices`, the number of axes of the input that they address.
+    """Return the last extent of `indices`: the number of input axes that an index addresses.
 
     `indices` is a shape. Raises InvalidShape if the extent is unknown, or is not from 1 to
     `rank`.
@@ -123,7 +123,7 @@ def _coordinate_count(indices: Shape, rank: int) -> int:
 
 
 def _coordinates(indices: Array) -> tuple[Array, ...]:
-    """Split indices (..., axes) into one array (...) for each axis that they address."""
+    """Split indices (..., axes) into one array (...) for each addressed axis."""
     index = _index(indices)
     return tuple(index[..., axis] for axis in range(index.shape[-1]))
 
@@ -220,9 +220,9 @@ def _scatter_nd_type(
 def scatter_nd(input: Array, indices: Array, updates: Array, reduction: str) -> Array:
     """Return the input with updates at the coordinates in the last axis of indices (ScatterND).
 
-    If several updates have the same coordinates, 'none' writes one of them, which on most
-    platforms is the last. The reductions 'add', 'mul', 'min' and 'max' combine all updates
-    there with the input's item. Source: ScatterND of ONNX.
+    If several updates have the same coordinates, 'none' writes one of them, which on most platforms
+    is the last. The reductions 'add', 'mul', 'min' and 'max' combine all updates at equal
+    coordinates with the input's item. Source: ScatterND of ONNX.
     """
     return _scatter(jnp.asarray(input), _coordinates(indices), jnp.asarray(updates), reduction)
 
@@ -257,8 +257,9 @@ def _multiply_jvp(
 
     jax differentiates products only if the indices are unique. The derivative by an update is the
     product of the other updates at the same index. For the updates 2, 3 and 0 these products are 0,
-    0 and 6. If one of the other updates is 0, their product is 0. Otherwise it is the product of
-    all non-zero updates at the index, divided by this update unless this update is 0.
+    0 and 6. If one of the other updates is 0, their product is 0. If none of the other updates is
+    0, their product is that of all non-zero updates at the index, divided by this update unless
+    this update is 0.
     """
     x, coordinates, updates = primals
     x_tangent, _, update_tangents = tangents
@@ -268,8 +269,9 @@ def _multiply_jvp(
     factors = jnp.where(is_zero, 1.0, updates)
     product = _multiply(jnp.ones_like(x), coordinates, factors)
     zero_counts = jnp.zeros(x.shape, jnp.int32).at[coordinates].add(zero_or_one, mode="drop")
-    # Compute, for each update, the product of the other updates at the same index. No other update
-    # is 0 if the number of zeros is 1 for an update of 0, and 0 for any other update.
+    # Compute, for each update, the product of the other updates at the same index. An update of 0
+    # has no other zero at its index if the index has one zero. Any other update has no other zero
+    # if the index has no zeros.
     has_no_other_zero = zero_counts.at[coordinates].get(mode="fill") == zero_or_one
     quotients = product.at[coordinates].get(mode="fill", fill_value=0) / factors
     other_products = jnp.where(has_no_other_zero, quotients, 0.0)
@@ -384,7 +386,7 @@ def _reverse_sequence_type(
 def reverse_sequence(input: Array, lengths: Array, batch_axis: int, time_axis: int) -> Array:
     """Reverse the first `lengths[i]` items of sequence i. The items after them do not move.
 
-    The sequences lie along `time_axis`, and `batch_axis` numbers them.
+    The sequences lie along `time_axis`. Sequence i has the index i along `batch_axis`.
     """
     x = jnp.asarray(input)
     time = jnp.arange(x.shape[time_axis], dtype=jnp.int32)[None, :]

@@ -38,8 +38,8 @@ def product_shape(names: tuple[str, str], left: Shape, right: Shape, layout: str
     """Return the shape of a product of matrices with the shapes `left` and `right`.
 
     Both shapes end in rows and columns. Raises InvalidShape if the shapes do not agree. The error
-    has the names of the operands from `names`. If the columns of the left operand and the rows of
-    the right operand differ, the error has the hint `layout`.
+    calls the operands by their `names`. If the left operand's columns and the right operand's rows
+    differ, the error has the hint `layout`.
     """
     left_name, right_name = names
     if len(left) != len(right):
@@ -81,7 +81,8 @@ def matmul_work(
     """
     left_columns = matrix_shape(A.shape, transposeA)[-1]
     right_rows = matrix_shape(B.shape, transposeB)[-2]
-    # An extent of 1 broadcasts. A comparison with UNKNOWN is false, so `max` returns the first.
+    # An extent of 1 broadcasts. A comparison with UNKNOWN is false, so that `max` returns its first
+    # argument.
     summed = right_rows if left_columns is UNKNOWN else max(left_columns, right_rows)
     return volume(result.shape) * summed
 

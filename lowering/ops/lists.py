@@ -1,8 +1,8 @@
 """Lists: axes with as many items as the network counts, which are symbolic extents in a trace.
 
 `counted` makes a list of a padded tensor, and `filled` makes a padded tensor of a list. Between
-them, rules see the extent of a list as any other symbolic extent of `jax.export`, and know nothing
-of padding. `lowering.padding` evaluates what they trace on padded arrays.
+`counted` and `filled`, rules see the extent of a list as any other symbolic extent of `jax.export`,
+and know nothing of padding. `lowering.padding` evaluates the traced rules on padded arrays.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def _filled_type(input: TensorType, shape: Shape) -> TensorType:
 def filled(input: Array, shape: Shape, value: float | str) -> Array:
     """Extend a tensor or a list to the shape `shape`. Along each axis, `value` follows the items.
 
-    `value` is a number, or "nan", "inf" or "-inf", since documents have no literals for these.
+    `value` is a number, or "nan", "inf" or "-inf". Documents have no literals for these three
+    numbers.
     """
     x = jnp.asarray(input)
     number = float(value) if isinstance(value, str) else value

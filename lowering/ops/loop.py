@@ -111,9 +111,9 @@ def loop(
     item (which, axis, sign) of `outputs`. The results are the last value for "last", and all
     values joined along the axis for "full". The module's docstring has the details.
 
-    There are at most `count` iterations, or any number if `count` is negative. If `limit` is
-    not negative, the loop becomes a `lax.scan` with `limit` steps, which skips the body after
-    the last iteration. Otherwise it becomes a `lax.while_loop`.
+    There are at most `count` iterations, or any number if `count` is negative. If `limit` is not
+    negative, the loop becomes a `lax.scan` with `limit` steps, which skips the body after the last
+    iteration. If `limit` is negative, the loop becomes a `lax.while_loop`.
     """
     states = [jnp.asarray(state) for state in initial]
     state_count = len(states)
@@ -137,8 +137,8 @@ def loop(
 
     number_type = jax.ShapeDtypeStruct((), bound.dtype)
     _, carried_types, stacked_types = jax.eval_shape(iterate, number_type, states)
-    # The carried values are the states and then values that are only returned. The latter are zeros
-    # before the first iteration.
+    # The carried values are the states, followed by values that are only returned. The values that
+    # are only returned are zeros before the first iteration.
     first = states + [jnp.zeros(x.shape, x.dtype) for x in carried_types[state_count:]]
     begins = jnp.asarray(condition).reshape(()) & (bound != 0)
 

@@ -92,8 +92,8 @@ def _ranked(
 
     The `keep` best boxes of each image remain. Rows are sorted by `order`, which is "class",
     "score" or "none". If `across` is false, rows are first sorted by image, so that boxes of one
-    image stand together. If `across` is true, `order` counts before the image, so that images are
-    mixed. Rows after the last box hold -1.
+    image stand together. If `across` is true, rows are sorted by `order` before the image, so that
+    images are mixed. Rows after the last box hold -1.
     """
     batch = len(box_index)
     chosen_boxes = jnp.take_along_axis(boxes, box_index[..., None], axis=2)
@@ -115,8 +115,8 @@ def _ranked(
         keys = [labels, images] if across else [images, labels]
     elif order == "score" and across:
         keys = [-scores, images]
-    # Filled rows come first. After that the first key in this list decides first. `jnp.lexsort`
-    # takes the keys in reverse order.
+    # Filled rows come first. Then rows are sorted by the keys in the order of this list.
+    # `jnp.lexsort` takes the keys in reverse order.
     flat_keys = [key.reshape(-1) for key in [~has_box, *keys, -scores, labels]]
     row_order = jnp.lexsort(tuple(reversed(flat_keys)))
     columns = [labels[..., None].astype(scores.dtype), scores[..., None], best_boxes]
@@ -222,10 +222,10 @@ def multiclass_suppression(
     If `counts` is False, the boxes have the shape (batch, n, 4) and the scores have the shape
     (batch, classes, n). The index of a box is then image * n + box.
 
-    Otherwise `counts` has the shape (batch,), the boxes have the shape (classes, n, 4), and the
-    scores have the shape (classes, n). The first `counts[0]` boxes of each class belong to the
-    first image, the next `counts[1]` boxes to the second, and so on. The index of a box is then
-    box * classes + class.
+    If `counts` is an array (batch,), the boxes have the shape (classes, n, 4), and the scores have
+    the shape (classes, n). The first `counts[0]` boxes of each class belong to the first image, the
+    next `counts[1]` boxes to the second, and so on. The index of a box is then box * classes +
+    class.
 
     If `iou_threshold` is above 0.5, it is multiplied by `eta` after each selected box. Of each
     class the `top_k` best boxes are compared, and of each image the `keep_top_k` best remain.

@@ -79,7 +79,7 @@ def _prior_count(shape: tuple[int, ...], normalized: bool) -> int:
 def _rows_of_an_image(boxes: int, classes: int, top_k: int, keep_top_k: int) -> int:
     """Return the largest number of detections of an image.
 
-    If `keep_top_k` is positive, it is this number. Otherwise each of the classes has as many
+    If `keep_top_k` is positive, it is this number. If not, each of the classes has as many
     detections as there are boxes, but at most `top_k` if `top_k` is positive.
     """
     if keep_top_k > 0:
@@ -276,8 +276,9 @@ def _boxes_and_variances(
 def _decoded(boxes: Array, variances: Array, offsets: Array, center_size: bool) -> Array:
     """Return boxes (..., 4) that are moved and scaled by changes. A change is variance * offset.
 
-    If `center_size` is false, the changes are added to the corners. Otherwise the first two changes
-    move the centre by change * extent, and the last two scale the extents by exp(change).
+    If `center_size` is false, the changes are added to the corners. If `center_size` is true, the
+    first two changes move the centre by change * extent, and the last two changes scale the extents
+    by exp(change).
     """
     changes = variances * offsets
     if not center_size:
@@ -353,7 +354,8 @@ def proposal(
     extents = info[:2]  # height, width
     corner_limits = extents if swaps else extents[::-1]
     limits = jnp.concatenate([corner_limits, corner_limits])
-    # Item 2 is the scale of the second extent. Item 3, if there is one, is the scale of the first.
+    # Item 2 of `info` is the scale of the second extent. Item 3, if there is one, is the scale of
+    # the first extent.
     has_two_scales = info.shape[0] > 3
     first_scale = info[3] if has_two_scales else info[2]
     smallest = jnp.stack([first_scale, info[2]]) * min_size

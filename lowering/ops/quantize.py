@@ -31,7 +31,7 @@ from lowering.tracing import Context
 def _quantized_type(
     x: TensorType, bits: int, least_bits: int = 1, ties: str = "up", **levels: TensorType
 ) -> TensorType:
-    """Check the arguments of a quantisation, and return the type of x, which the result has too.
+    """Check the arguments of a quantisation, and return its result's type, which is the type of x.
 
     `levels` has the operands that decide the levels, such as the ends of the range.
     """
@@ -61,10 +61,9 @@ def _min_max_type(
 
 
 def _with_derivative(ctx: Context, result: Array, x: Array, low: Array, high: Array) -> Array:
-    """Return `result`.
+    """Return `result`, with derivatives if `ctx.straight_through` is true.
 
-    If `ctx.straight_through` is true, the derivatives of the returned array are those of x
-    clamped to [low, high].
+    The derivatives of the returned array are then the derivatives of x clamped to [low, high].
     """
     if not ctx.straight_through:
         return result

@@ -3,13 +3,13 @@
 An integer q stands for the real number (q - zero point) * scale. Products are summed exactly in
 int32. The bias is added to the sum, in units of the product of both scales. The result is
 
-    saturated(round(sum * scale * scale / output_scale) + output_zero_point)
+    saturated(round(sum * left_scale * right_scale / output_scale) + output_zero_point)
 
-where halves are rounded to even integers. The factor of the sum is applied in float32. A result of
-8 or 16 bits is exact, except if the real number is very close to the middle between two integers,
-within a relative distance of 2**-21. In this case the result may be the other integer. With a
-factor of 1 the int32 sum is not rounded. Zero points and scales have one item, or an item for each
-channel where the operation allows it.
+with the scales of the left and the right operand. Halves are rounded to even integers. The factor
+of the sum is applied in float32. A result of 8 or 16 bits is exact, except if the real number is
+very close to the middle between two integers, within a relative distance of 2**-21. In this case
+the result may be the other integer. With a factor of 1 the int32 sum is not rounded. Zero points
+and scales have one item, or an item for each channel where the operation allows it.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def quantized_conv(
     # `byte_products.correlate` pads only with the zero point, which stands for the real number 0.
     is_padded_with_zeros = windows.border in ("constant", "ignore")
     if byte_products.is_byte(input, filter) and has_several_channels and is_padded_with_zeros:
-        # The operations of each cell are traced. The context may refuse so many operations.
+        # The operations of each cell are traced. This call may raise an error for too many cells.
         ctx.unroll(windows.volume)
         slide = Slide(
             stride=windows.stride,

@@ -20,7 +20,7 @@ from lowering.tracing import Context
 def _cell_type(
     block_count: int, state: tuple[str, TensorType], **products: TensorType
 ) -> TensorType:
-    """Return the type of a state. Refuse it unless it has the shape of one block of each product.
+    """Return a state's type. The state must have the shape of one block of each product.
 
     `state` is a pair of the name and the type of the state. The last axis of a product consists of
     `block_count` blocks, one for each gate.
@@ -150,7 +150,7 @@ def gru_sequence(
         biases = jnp.zeros((2, 1, 1), x.dtype)  # broadcasts to all gates
     else:
         biases = jnp.asarray(bias).reshape(2, 1, 3 * hidden)
-    # They are added to products of shape [batch,time,gates] and [batch,gates].
+    # The biases are added to products of the shapes [batch,time,gates] and [batch,gates].
     input_bias, state_bias = biases[:1], biases[1]
     if weight is not False:
         weight = jnp.asarray(weight)
@@ -271,13 +271,13 @@ def gated_delta_rule(
     epsilon 1e-6 under the root), and q is then divided by sqrt(width). If value has g times as many
     heads as query and key, each head of query and key serves g consecutive heads of value.
 
-    The computation is in float32 at least. The results have the dtypes of query and state. Gated
-    DeltaNet (Yang et al. 2024), as in Qwen3.5.
+    The computation is in float32 at least. The results have the dtypes of query and state. Source:
+    Gated DeltaNet, Yang et al. 2024, as in Qwen3.5.
     """
     sequences = (query, key, value, log_decay, beta)
     dtype = wide_dtype(*sequences, initial_state)
-    # The sequences get the shape (time, batch, heads, width). Those of log decays and of rates
-    # (`beta`) have no width.
+    # The sequences get the shape (time, batch, heads, width). The sequences of log decays and of
+    # rates (`beta`) have no axis of the width.
     time_first = [jnp.moveaxis(jnp.asarray(sequence, dtype), 1, 0) for sequence in sequences]
     queries, keys, values, log_decays, rates = time_first
     heads_per_key = values.shape[2] // queries.shape[2]
@@ -287,11 +287,11 @@ def gated_delta_rule(
     decays = jnp.exp(log_decays)[..., None, None]  # (time, batch, heads, 1, 1)
 
     def read(vectors: Array, memory: Array) -> Array:
-        """Return the product of a vector and the state, for each head."""
+        """Return the product of the vector and the state of each head."""
         return jnp.einsum("bhi,bhij->bhj", vectors, memory, precision=ctx.precision)
 
     def step(memory: Array, items: tuple[Array, ...]) -> tuple[Array, Array]:
-        """Return the states after a time step, and its outputs."""
+        """Return the states after a time step, and the outputs of this step."""
         q, k, v, decay, rate = items
         decayed = memory * decay
         change = (v - read(k, decayed)) * rate[..., None]
@@ -304,6 +304,6 @@ def gated_delta_rule(
 
 
 def _unit(x: Array) -> Array:
-    """Return vectors, along the last axis, normalised to length 1 with an epsilon of 1e-6."""
+    """Return x / sqrt(sum(x^2) + 1e-6), with the sum over the last axis."""
     squared_length = jnp.sum(jnp.square(x), axis=-1, keepdims=True)
     return x * lax.rsqrt(squared_length + 1e-6)

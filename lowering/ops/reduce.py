@@ -81,7 +81,7 @@ _register_reduction("all_reduce", _logical_type, jnp.all, _LOGICAL)
 
 
 def _require_countable(input: TensorType, axes: Ints) -> None:
-    """Refuse axes with more items than int32 can count, which are reduced to one item."""
+    """Refuse axes that together have more items than int32 can count."""
     extents = tuple(input.shape[axis] for axis in axes)
     require.indexable(input=TensorType(extents, input.dtype))
 
@@ -161,7 +161,8 @@ def _register_index_rule(kind: str, function: Callable[..., Array]) -> None:
         if len(axes) == 1:
             index = function(x, axes[0], np.int32)
         else:
-            # Move the reduced axes behind the others, and merge them to one axis.
+            # Move the reduced axes behind the remaining axes, and merge the reduced axes to one
+            # axis.
             remaining = [axis for axis in range(x.ndim) if axis not in axes]
             merged = jnp.transpose(x, (*remaining, *sorted(axes)))
             merged = merged.reshape(*merged.shape[: len(remaining)], -1)

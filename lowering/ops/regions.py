@@ -69,9 +69,9 @@ def position_sensitive_roi_pool(
     `mode` decides which items of the input a bin averages:
 
     - "average" rounds corners, and averages the items whose cells the bin touches.
-    - "bilinear" takes the coordinates of regions as parts of the input's extents, from 0 to 1. The
-      samples of a region are interpolated, and averaged over `bins` (rows, columns), each of which
-      has its own channels.
+    - "bilinear" takes the coordinates of regions as parts of the input's extents, from 0 to 1. A
+      region is divided into `bins` (rows, columns) cells with separate channels. Interpolated
+      samples are averaged over the cells.
     - "deformable" rounds corners. A bin has `bins` (rows, columns) samples, and averages those of
       them that are inside the input. The samples are moved by `offsets` times `offset_scale`, in
       units of the region's extents (Dai et al. 2017, arXiv:1703.06211). `offsets` has the shape
@@ -93,7 +93,8 @@ def position_sensitive_roi_pool(
             pooled = jax.vmap(deformed)(regions, images, jnp.asarray(offsets))
     elif mode == "bilinear":
         rows, columns = bins
-        # The operations of each sample are traced. The context may refuse so many operations.
+        # The operations of each sample are traced. This call may raise an error for too many
+        # samples.
         ctx.unroll(rows * columns)
         pooled = jax.vmap(partial(pool.interpolated, bins))(regions, images)
     else:
@@ -222,7 +223,9 @@ class _Pool:
         bin_numbers = self._bin_numbers()
 
         def shares(axis: int, count: int, extent: int) -> tuple[Array, Array]:
-            """Return each item's weight in the sum of samples, and the number of samples inside.
+            """Return each item's weight in a sum of samples, and the number of samples.
+
+            Only samples inside the input count.
 
             The weights have the shape (channels, bin rows, bin columns, extent). `count` is the
             number of samples of a bin along the axis, which is 0 for x and 1 for y. `extent` is

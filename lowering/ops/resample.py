@@ -9,7 +9,7 @@ position that depends on the method:
     'aligned'      i (x - 1) / (x f - 1)
 
 The border mode provides the neighbours outside of the input. 'aligned' needs no such neighbours. If
-the extent is 1, it repeats the item.
+the extent is 1, 'aligned' repeats the item.
 """
 
 from __future__ import annotations
@@ -104,7 +104,10 @@ def _multilinear_type(input: TensorType, factor: Shape, method: str, border: str
 
 
 def _multilinear_work(input: TensorType, factor: Shape) -> int:
-    """Return the multiply-adds of one axis after another: two for each item of a result."""
+    """Return the number of multiply-adds.
+
+    One axis after another is enlarged. Each step has two multiply-adds for each resulting item.
+    """
     total = 0
     item_count = volume(input.shape)
     for times in factor:

@@ -121,7 +121,7 @@ def _item_count(new_length: float, rounds: bool) -> int:
 
 
 def _lengths(shape: Shape, scales: tuple[float, ...], sizes: Shape) -> tuple[float, ...]:
-    """Return the lengths to which the axes are resized. Without scales they are `sizes`."""
+    """Return the lengths to which the axes are resized. Without scales the lengths are `sizes`."""
     return tuple(map(resized_length, shape, scales)) if scales else sizes
 
 
@@ -155,10 +155,10 @@ def resize(
     the extents become `sizes`. With `scales` they become extent * scale, rounded down, or
     rounded to the nearest integer if `rounds` is true.
 
-    Only the `coordinate_transformation_mode` 'tf_crop_and_resize' uses `roi` and
-    `extrapolation_value`. The latter is the value at positions outside of the input. If
-    `exclude_outside` is true, items beyond the ends have the weight 0. If `antialias` is true,
-    the kernel is wider along axes that shrink.
+    Only the `coordinate_transformation_mode` 'tf_crop_and_resize' uses `roi`, and
+    `extrapolation_value` as the value at positions outside of the input. If `exclude_outside` is
+    true, items beyond the ends have the weight 0. If `antialias` is true, the kernel is wider along
+    axes that shrink.
     """
     coordinates = coordinate_transformation_mode
     method = Method(
@@ -185,7 +185,8 @@ def resize(
         if extent == 0:
             continue  # an empty axis stays empty
         ends = None if region is None else (region[axis], region[axis + x.ndim])
-        # The context may refuse too much work on the host, and too many traced operations.
+        # These calls may raise errors for too much work on the host, and for too many traced
+        # operations.
         host_items, gather_count = host_work(extent, new_length, method)
         ctx.fold(host_items)
         ctx.unroll(gather_count)
@@ -259,8 +260,8 @@ def _bounded(place: Array, extent: int, padding_mode: str, align_corners: bool) 
 
     'zeros' leaves the position unchanged, 'border' moves the position to the nearest end, and
     'reflection' reflects the position at two mirrors. If `align_corners` is true, the mirrors are
-    at the centres of the first and the last item. Otherwise they are at the outer edges of these
-    items. The derivatives are as in torch too.
+    at the centres of the first and the last item. If `align_corners` is false, the mirrors are at
+    the outer edges of these items. The derivatives are as in torch too.
     """
     if padding_mode == "zeros":
         return place
@@ -319,12 +320,12 @@ def grid_sample(
 ) -> Array:
     """Sample an input at the points of a grid, as torch does.
 
-    The input has the shape (batch, channels, *extents), the grid has the shape (batch, *points,
-    k), and the result has the shape (batch, channels, *points). A point has k coordinates: x
-    for the last axis of the input, y for the axis before it, and z for the axis before that. A
-    coordinate is -1 at the start of an axis and 1 at its end. If `align_corners` is true, start
-    and end are the centres of the first and the last item. Otherwise they are the outer edges
-    of these two items.
+    The input has the shape (batch, channels, *extents), the grid has the shape (batch, *points, k),
+    and the result has the shape (batch, channels, *points). A point has k coordinates: x for the
+    last axis of the input, y for the axis before it, and z for the axis before that. A coordinate
+    is -1 at the start of an axis and 1 at its end. If `align_corners` is true, start and end are
+    the centres of the first and the last item. If `align_corners` is false, start and end are the
+    outer edges of these two items.
 
     `padding_mode` decides the value at a point beyond start or end. The value is 0 for 'zeros',
     the nearest item for 'border', and the value at the point's mirror image for 'reflection'.
@@ -355,7 +356,8 @@ def grid_sample(
             mode="fill", fill_value=0, wrap_negative_indices=False
         )
 
-    # The operations of each combination are traced. The context may refuse so many operations.
+    # The operations of each combination of taps are traced. This call may raise an error for too
+    # many combinations.
     ctx.unroll(math.prod(map(len, taps)))
     total = jnp.zeros((), x.dtype)
     # A combination has one tap for each axis. Its weight is the product of the taps' weights.

@@ -176,8 +176,8 @@ def _bins(start: Array, end: Array, count: int, extent: int) -> Array:
     """
     length = jnp.maximum(end - start + 1, 1)
     # The product number * length may not fit int32. Since length is quotient * count + remainder,
-    # number * length / count equals number * quotient + number * remainder / count. These products
-    # fit.
+    # number * length / count equals number * quotient + number * remainder / count. The products
+    # with quotient and remainder fit int32.
     quotient, remainder = length // count, length % count
     number = jnp.arange(count, dtype=np.int32)
     next_number = number + 1

@@ -52,9 +52,9 @@ def roi_align(
     the extents of upright regions.
 
     A bin has `sampling_ratio` samples in each direction. If the ratio is 0, a bin has as many
-    samples as its extent, rounded up. Samples that are more than 1 outside of the input are 0.
-    The `mode` is "avg", "max", which is at least 0, or "max_share". "max_share" is the largest
-    product of an item and its weight in a sample, as in ONNX, and may be negative.
+    samples as its extent, rounded up. Samples that are more than one item outside of the input are
+    0. The `mode` is "avg", "max" or "max_share". The result of "max" is at least 0. "max_share" is
+    the largest product of an item and its weight in a sample, as in ONNX, and may be negative.
 
     If `sampling_ratio` is 0, there are no derivatives by regions. For maxima and for rotated
     regions there are no derivatives in reverse mode.
@@ -89,7 +89,8 @@ def roi_align(
             counts = jnp.ceil(bin).astype(jnp.int32)
         grid = _Grid(start=start, bin=bin, bins=bins, counts=counts)
         if is_separable:
-            # The weight of an item in a mean is the product of a row's and a column's weight.
+            # The weight of an item in a mean is the weight of its row times the weight of its
+            # column.
             height, width = plane.shape[1:]
             rows = grid.weights(axis=1, extent=height).astype(x.dtype)
             columns = grid.weights(axis=0, extent=width).astype(x.dtype)
@@ -200,7 +201,7 @@ def _rotated(row: Array, column: Array, roi: Array) -> tuple[Array, Array]:
 
 
 def _is_inside(position: Array, extent: int) -> Array:
-    """Tell whether a position is at most 1 outside of an axis with the extent `extent`."""
+    """Tell whether a position is at most one item outside of an axis with the extent `extent`."""
     return (position >= -1) & (position <= extent)
 
 
@@ -210,9 +211,9 @@ def _sampled(
     """Return the samples of a plane at rows and columns, and 0 outside of the plane.
 
     A sample joins four neighbouring items, each multiplied by its weight in the linear
-    interpolation. `join` is addition or maximum. The plane has the shape (channels, height,
-    width). `row` and `column` broadcast to the shape of the positions, which follows the
-    channels in the result.
+    interpolation. `join` is addition or maximum. The plane has the shape (channels, height, width).
+    The shape of the result is the channels, followed by the shape to which `row` and `column`
+    broadcast.
     """
     height, width = plane.shape[1:]
     is_inside = _is_inside(row, height) & _is_inside(column, width)

@@ -101,9 +101,9 @@ def _scan_type(
 
 
 def require_body(body: Graph, operands: Sequence[TensorType], output_count: int) -> None:
-    """Refuse a body whose inputs do not have the types `operands`, or with too many or few outputs.
+    """Refuse a body with wrong inputs or outputs.
 
-    A body must have `output_count` outputs.
+    The inputs must have the types `operands`, and there must be `output_count` outputs.
     """
     require.length("inputs", body.inputs, len(operands), "tensors that a body is given")
     require.length("outputs", body.outputs, output_count, "results of a body")
@@ -163,16 +163,16 @@ def scan(
 ) -> list[Array]:
     """Run `body` for each chunk of the scanned tensors. The body is traced once.
 
-    Tensor i of `scanned` is cut along `axes[i]` into chunks of the extent abs(chunks[i]). The
-    body reads a chunk of each of them, the tensors `full` and the states, which begin as
+    Tensor i of `scanned` is cut along `axes[i]` into chunks of the extent abs(chunks[i]). The body
+    reads a chunk of each scanned tensor, the tensors `full` and the states, which begin as
     `initial`. It computes the next states, and a value for each item (which, axis, chunk) of
-    `outputs`. The results are the last value for "last", and all values joined along the axis
-    for "full". The first `skip` iterations are left out. The module's docstring has the
-    details.
+    `outputs`. The results are the last value for "last", and all values joined along the axis for
+    "full". The first `skip` iterations are left out. The module's docstring has the details.
 
     Derivatives go through all iterations.
     """
-    # Other tensors may have more chunks than the first one, which are not read.
+    # The first tensor decides the number of iterations. Further chunks of other tensors are not
+    # read.
     count = _iterations(np.shape(scanned[0]), axes[0], chunks[0])
     stacked_chunks: list[Array] = []
     for tensor, axis, chunk in zip(scanned, axes, chunks, strict=True):
@@ -195,8 +195,8 @@ def scan(
 
     first = states
     if len(carried_values) > state_count:
-        # The carried values are the states and then values that are only returned. The latter are
-        # zeros before the first iteration.
+        # The carried values are the states, followed by values that are only returned. The values
+        # that are only returned are zeros before the first iteration.
         chunk_types = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in stacked_chunks]
         carried_types, _ = jax.eval_shape(iterate, states, chunk_types)
         first = states + [jnp.zeros(x.shape, x.dtype) for x in carried_types[state_count:]]
@@ -234,9 +234,9 @@ def carried_and_stacked(
 def _parts(x: Array, axis: int, chunk: int) -> Array:
     """Cut a tensor into chunks along an axis, and stack the chunks along a new first axis.
 
-    A chunk has the extent abs(chunk). If `chunk` is negative, the last chunk comes first. If
-    the extent is no multiple, the tensor is padded with zeros at the end, or at the start if
-    `chunk` is negative.
+    A chunk has the extent abs(chunk). If `chunk` is negative, the last chunk comes first. If the
+    axis is not a multiple of the chunk's extent, the tensor is padded with zeros at the end, or at
+    the start if `chunk` is negative.
     """
     axis = axis % x.ndim
     size = abs(chunk)
@@ -252,10 +252,10 @@ def _parts(x: Array, axis: int, chunk: int) -> Array:
 
 
 def joined(values: Array, axis: int, chunk: int, skipped: int) -> Array:
-    """Join the values of all iterations, which are stacked along the first axis, along `axis`.
+    """Join the values of all iterations along `axis`.
 
-    If `chunk` is negative, the values are joined in reverse order. Before the first iteration
-    there are zeros for `skipped` iterations.
+    `values` has the iterations along the first axis. If `chunk` is negative, the values are joined
+    in reverse order. Before the first iteration there are zeros for `skipped` iterations.
     """
     if skipped:
         values = jnp.pad(values, [(skipped, 0)] + [(0, 0)] * (values.ndim - 1))

@@ -139,8 +139,8 @@ def _triangle_type(input: TensorType, k: TensorType) -> TensorType:
 def triangle(input: Array, k: Array, upper: bool) -> Array:
     """Keep one triangle of each matrix, and set all other items to 0. `k` may be traced.
 
-    If `upper` is true, the items (row, column) with column - row >= k stay. Otherwise the items
-    with column - row <= k stay.
+    If `upper` is true, the items (row, column) with column - row >= k stay. If `upper` is false,
+    the items with column - row <= k stay.
     """
     x = jnp.asarray(input)
     limit = jnp.asarray(k).reshape(())
@@ -181,7 +181,8 @@ def _pad_type(input: TensorType, padding: Padding, border: str) -> TensorType:
             raise InvalidShape(
                 f"there is nothing in {show(input.shape)} to pad with border '{border}'"
             )
-        # 'reflect' does not mirror the item at the edge. Other borders do not mirror items.
+        # This is the most items that a border mirrors. 'reflect' leaves the item at the edge out,
+        # and 'reflect-even' mirrors all items. The value None is for borders that mirror no items.
         mirror_count = {"reflect": extent - 1, "reflect-even": extent}.get(border)
         if mirror_count is not None and max(before, after) > mirror_count:
             raise InvalidShape(

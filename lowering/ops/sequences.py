@@ -107,11 +107,11 @@ def ctc_loss(
 def _reduced_labels(
     labels: Array, count: Array, *, unique: bool, collapses: bool
 ) -> tuple[Array, Array]:
-    """Move the remaining labels of a sequence to the front. Return the labels, and their number.
+    """Move the remaining labels of a sequence to the front, and count the remaining labels.
 
     `labels` has the shape (labels,), and only the first `count` items are labels. `unique` and
-    `collapses` are as in `ctc_loss`, and decide which labels remain. The number is that of the
-    remaining labels.
+    `collapses` are as in `ctc_loss`, and decide which labels remain. Returns all labels in the new
+    order, and the number of remaining labels.
     """
     index = jnp.arange(labels.shape[0])
     is_label = index < count

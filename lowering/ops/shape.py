@@ -85,8 +85,8 @@ def _inferred(input: Shape, replaced: range, extents: Shape, copied: set[int]) -
     old_extents = [input[axis] for axis in replaced]
     free = {axis for axis in replaced if _is_free(input[axis])}
     copied_free = {axis for axis in copied if _is_free(input[axis])}
-    # If the copied extents are exactly those that are unknown or 0, only the other extents are
-    # compared. For the extents (?, 6) and the new extents (?, 2, -1), -1 becomes 6 / 2.
+    # If the copied extents are exactly the extents that are unknown or 0, only the other extents
+    # are compared. For the extents (?, 6) and the new extents (?, 2, -1), -1 becomes 6 / 2.
     leaves_out_free = free == copied_free and len(free) == sum(map(_is_free, extents))
     if leaves_out_free:
         old_count = volume(extent for extent in old_extents if not _is_free(extent))
@@ -300,7 +300,7 @@ def _unstack_type(value: TensorType, axis: int) -> list[TensorType]:
 def unstack(ctx: Context, value: Array, axis: int) -> list[Array]:
     """Return the sub-tensor at each index along the axis. The sub-tensors do not have this axis."""
     x = jnp.asarray(value)
-    ctx.unroll(x.shape[axis])  # the context may refuse so many operations
+    ctx.unroll(x.shape[axis])  # may raise an error for too many items
     return [lax.index_in_dim(x, i, axis, keepdims=False) for i in range(x.shape[axis])]
 
 
@@ -406,7 +406,7 @@ def _add_n_type(x: Sequence[TensorType]) -> TensorType:
 def add_n(x: Sequence[Array]) -> Array:
     """Return the sum of the operands, which broadcast from the first axis on (spec 4.8.6).
 
-    The sum has at least one axis. Without operands it is [0].
+    The sum has at least one axis. Without operands the sum is [0].
     """
     if not x:
         return jnp.zeros((1,), jnp.float32)

@@ -88,13 +88,13 @@ def _fft_type(input: TensorType, axis: int) -> TensorType:
 
 @rules.rule("fft", _fft_type)
 def fft(input: Array, axis: int, inverse: bool) -> Array:
-    """Return the discrete Fourier transform along the axis of complex numbers.
+    """Return the discrete Fourier transform of complex numbers along one axis.
 
-    The input and the result have pairs [re,im] along the last axis. If `inverse` is true, the
-    transform is the inverse one, which is not divided by the extent.
+    The complex numbers are pairs [re,im] along the last axis of the input and of the result. If
+    `inverse` is true, the inverse transform is returned, without the division by the extent.
     """
     x = jnp.asarray(input)
-    # With the norm "forward" only the transform that is not inverse is divided.
+    # With the norm "forward", `ifft` is not divided by the extent.
     transform = partial(jnp.fft.ifft, norm="forward") if inverse else jnp.fft.fft
     return _pairs(transform(_complex(x), axis=axis % x.ndim), x.dtype)
 
@@ -108,10 +108,10 @@ def _rfft_type(input: TensorType, axis: int) -> TensorType:
 
 @rules.rule("rfft", _rfft_type)
 def rfft(input: Array, axis: int) -> Array:
-    """Return the Fourier transform of real numbers along the axis, for frequencies 0 to 1/2.
+    """Return the Fourier transform of real numbers along the axis.
 
-    The result has n // 2 + 1 frequencies for an extent of n, and pairs [re,im] along a new last
-    axis.
+    For an extent of n the result has the n // 2 + 1 frequencies from 0 to 1/2 cycle per item, as
+    pairs [re,im] along a new last axis.
     """
     x = jnp.asarray(input)
     return _pairs(jnp.fft.rfft(widened(x), axis=axis), x.dtype)

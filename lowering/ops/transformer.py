@@ -20,7 +20,7 @@ from lowering.tracing import Context
 def _require_trailing(name: str, shape: Shape, target: Shape, what: str) -> None:
     """Raise InvalidShape if a shape does not broadcast to a target shape from the last axis on.
 
-    `name` is the operand with the shape, and `what` stands for the target in the error.
+    `name` is the name of the operand with the shape. `what` stands for the target in the error.
     """
     is_longer = len(shape) > len(target)
     # A shorter shape is preceded by 1s.
@@ -63,9 +63,9 @@ def _masked(scores: Array, mask: Array) -> Array:
 def _exponentials(scores: Array) -> tuple[Array, Array]:
     """Return exp(scores - maximum), and the sum of these exponentials along the last axis.
 
-    The maximum is also along the last axis, which remains in the sum with extent 1. Both
-    results have float32 or a wider dtype. If all scores along the axis are -inf, all
-    exponentials and their derivatives are 0, and the sum is 1.
+    The maximum is along the last axis too. The sum keeps this axis with extent 1. Both results have
+    float32 or a wider dtype. If all scores along the axis are -inf, all exponentials and their
+    derivatives are 0, and the sum is 1.
     """
     wide = widened(scores)
     largest = jnp.max(wide, axis=-1, keepdims=True, initial=-jnp.inf)
@@ -189,7 +189,7 @@ def _masked_softmax_type(input: TensorType, mask: TensorType) -> TensorType:
 def masked_softmax(input: Array, mask: Array, scale: float) -> Array:
     """Return softmax(input * scale + mask) over the last axis.
 
-    If the mask is logical, the items for which it is false count as -inf instead.
+    If the mask is logical, items where the mask is false become -inf instead.
     """
     x = jnp.asarray(input)
     scores = _masked(widened(x) * scale, mask)

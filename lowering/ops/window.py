@@ -194,7 +194,7 @@ def _index_type(input: TensorType, **pool: Unpack[Pool]) -> TensorType:
 
 @rules.rule("argmax_pool", _index_type, not_differentiable="its result is an index")
 def argmax_pool(input: Array, **pool: Unpack[Pool]) -> Array:
-    """Return the index of the maximum within each window. Of equal maxima the first counts.
+    """Return the index of the maximum within each window, or of the first of equal maxima.
 
     The index numbers the cells of a window in row-major order.
     """
@@ -249,7 +249,7 @@ def _sample_type(input: TensorType, index: TensorType, **pool: Unpack[Pool]) -> 
 
 @rules.rule("sample", _sample_type)
 def sample(input: Array, index: Array, **pool: Unpack[Pool]) -> Array:
-    """Return, for each window, the item in the cell with the number `index` of the window.
+    """Return one item of each window: the item in the cell with the number `index`.
 
     The cells of a window are numbered in row-major order. With the borders 'constant' and
     'ignore' items outside of the input are 0.
@@ -294,7 +294,7 @@ def desample(input: Array, index: Array, output_shape: Shape, **pool: Unpack[Poo
 def _require_index(index: TensorType, shape: Shape, owner: str) -> None:
     """Refuse an index that has no integers, or not the shape `shape`.
 
-    `owner` is the tensor that has this shape, for the error.
+    The error calls the tensor of this shape `owner`.
     """
     require.integer(index=index)
     if shapes_differ(index.shape, shape):
@@ -328,7 +328,7 @@ def _adaptive_windows(ctx: Context, extent: int, count: int) -> NDArray[np.bool_
     The windows are those of torch's adaptive pools. For an extent e, window i of n covers the
     indices from floor(i e / n) to before ceil((i + 1) e / n).
     """
-    # Before the host computes many items, the context may refuse them.
+    # This call may raise an error if the host would compute too many items.
     ctx.fold(_ITEMS_OF_INDEX * count * extent)
     number = np.arange(count)[:, None]
     index = np.arange(extent)[None, :]
