@@ -66,7 +66,8 @@ if TYPE_CHECKING:
     from nnef_jax.analysis.spectrum import jacobian_spectrum as jacobian_spectrum
     from nnef_jax.analysis.tensor_statistics import TensorStatistics as TensorStatistics
 
-# For each module of this package, these are the names that a user can import from the package.
+# The keys are modules of this package. The values are the names in a module that a user can import
+# from the package.
 _NAMES = {
     "adversarial": ("Adversarial", "fgsm", "pgd", "smallest_perturbation"),
     "attribution": ("Attribution",),
@@ -122,7 +123,10 @@ def __getattr__(name: str) -> object:
 
 
 def _captum_hint(name: str) -> str:
-    """Return the end of an error message, which names the call that replaces a name of captum."""
+    """Return the end of an error message for a user who writes a name of captum.
+
+    The text names the call in this package that replaces captum's name.
+    """
     from nnef_jax.analysis.captum_names import call_for
 
     call = call_for(name, filter(str.islower, __all__))

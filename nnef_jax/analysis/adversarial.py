@@ -24,7 +24,7 @@ from nnef_jax.options import require_choice, require_flags
 from nnef_jax.results import Axes, Result, Table, result, static, table_of
 
 _NORMS = {"linf": "L\u221e", "l2": "L2"}
-# All steps of an attack together are 2.5 * epsilon long, as in Madry et al. (2017).
+# The lengths of all steps of an attack add up to 2.5 * epsilon, as in Madry et al. (2017).
 _PATH_IN_EPSILONS = 2.5
 _HALVINGS = 16
 
@@ -40,8 +40,8 @@ class Adversarial(Result):
             class than the original; a targeted attack succeeds if `x` has the target class.
         distance: the norm of `x - original`, [batch]; infinite if `smallest_perturbation` did not
             succeed.
-        margin: the score of the class minus the highest other score, [batch], with opposite sign in
-            a targeted attack. The margin is below 0 where the attack succeeded.
+        margin: the score of the class minus the highest other score, [batch]. A targeted attack
+            reverses the sign. The margin is below 0 where the attack succeeded.
         before: the class of the original, int32 [batch]; None if the target is a function.
         after: the class of `x`, int32 [batch]; None if the target is a function.
         method: the name of the attack.
@@ -93,7 +93,7 @@ class Adversarial(Result):
 
         x = np.asarray(self.x[:items], np.float64)
         original = np.asarray(self.original[:items], np.float64)
-        # The originals and the attacked tensors have a common scale of colours, which includes 0.
+        # One scale of colours serves the originals and the attacked tensors. It includes 0.
         values = np.stack([x, original])
         low = float(np.min(values, initial=0))
         high = float(np.max(values, initial=0))
@@ -154,7 +154,7 @@ def fgsm(
 
 @jax.jit
 def _fgsm(attack: Attack, epsilon: Array) -> Adversarial:
-    """Attack by a single step of the length `epsilon`."""
+    """Attack by a single step, whose length is `epsilon`."""
     attack = attack.with_original()
     gradient, _ = attack.gradient(attack.original)
     step_length = attack.number_by_item(epsilon)
@@ -206,7 +206,7 @@ def pgd(
 def _pgd(
     attack: Attack, epsilon: Array, step_size: Array, key: Array | None, steps: int
 ) -> Adversarial:
-    """Attack by projected gradient descent within the distance `epsilon`."""
+    """Attack by projected gradient descent. The result is within `epsilon` of the original."""
     attack = attack.with_original()
     radius = attack.number_by_item(epsilon)
     step_length = attack.number_by_item(step_size)
@@ -225,12 +225,12 @@ def smallest_perturbation(
 ) -> Adversarial:
     """Search the smallest change of each item that changes the answer.
 
-    Each step goes just beyond the nearest plane on which two scores are equal to first order
-    (DeepFool, Moosavi-Dezfooli et al. 2015, arXiv:1511.04599). If the answer has changed already,
-    the step ends in the middle between two points of the plane: the point nearest to the current
-    point, and the point nearest to the original. This is the step of the fast adaptive boundary
-    attack (Croce and Hein 2019, arXiv:1907.02044). Finally a bisection between the best point and
-    the original finds where the answer changes.
+    To first order, two scores are equal on a plane. Each step goes just beyond the nearest such
+    plane (DeepFool, Moosavi-Dezfooli et al. 2015, arXiv:1511.04599). If the answer has changed
+    already, the step ends in the middle between two points of the plane: the point nearest to the
+    current point, and the point nearest to the original. This is the step of the fast adaptive
+    boundary attack (Croce and Hein 2019, arXiv:1907.02044). Finally a bisection between the best
+    point and the original finds where the answer changes.
 
     The resulting distance is an upper bound of the distance to the decision boundary, since
     gradients may miss a nearer point. If no step changes the answer, the result is the original,
@@ -255,7 +255,7 @@ def smallest_perturbation(
 
 @partial(jax.jit, static_argnames=("steps", "classes"))
 def _smallest(attack: Attack, steps: int, classes: int) -> Adversarial:
-    """Search the smallest change by steps to planes, and then by a bisection."""
+    """Search the smallest change. Steps to planes come first, and a bisection follows."""
     attack = attack.with_original()
     nearest = attack.nearest_success(steps, classes)
     _, succeeds = attack.margins_and_success(nearest)
@@ -264,12 +264,12 @@ def _smallest(attack: Attack, steps: int, classes: int) -> Adversarial:
     attacked = jnp.where(attack.broadcast_items(succeeds), at_boundary, nearest)
     result = _result(attack, "smallest perturbation", attacked)
     distance = jnp.where(succeeds, result.distance, inf)
-    # At the boundary a rounding error can hide the success, so `found` is the success at `nearest`.
+    # `found` is the success at `nearest`. At the boundary, a rounding error can hide the success.
     return replace(result, found=succeeds, distance=distance)
 
 
 def _result(attack: Attack, method: str, attacked: Array) -> Adversarial:
-    """Return the result of an attack that ends at the tensor `attacked`."""
+    """Return the result of an attack. The attack ends at the tensor `attacked`."""
     question = attack.question
     margin, succeeds = attack.margins_and_success(attacked)
     distance = attack.length(attacked - attack.original)  # [batch, 1, ...]
@@ -324,14 +324,17 @@ def _attack(
 
 
 def _require_input_within(question: Question, low: float, high: float) -> None:
-    """Raise InputError if the attacked tensor is an input with a value outside the bounds."""
+    """Raise InputError if an attacked input has a value below `low` or above `high`.
+
+    A tensor inside the network is not checked.
+    """
     position = question.input_position
     if position is None:
         return  # The tensor is inside the network, and a check would need a run.
     x = question.inputs[position]
     if not has_values(x):
         return  # A traced input has no values to check.
-    # The initial value is within the bounds, so an empty tensor passes.
+    # An empty tensor has no minimum. It gets the initial value `low`, which is within the bounds.
     smallest = float(np.min(x, initial=low))
     largest = float(np.max(x, initial=low))
     if smallest < low or largest > high:

@@ -48,7 +48,7 @@ def is_affine(equation: Equation, operands: Sequence[Bounded]) -> bool:
         return is_dividend_alone
     if has_varying_index(equation, varying):
         return False
-    # The primitive "levels" only marks its operand, and returns it.
+    # The primitive "levels" returns its operand. It is only a mark.
     is_elementwise_sum = name in ("add", "add_any", "sub", "neg", "levels")
     is_sum = is_elementwise_sum or name in SUMS
     return is_sum or facts(equation).moves
@@ -60,10 +60,10 @@ def varying_operands(operands: Sequence[Bounded]) -> dict[int, Interval]:
 
 
 def _index_positions(name: str) -> range:
-    """Return the positions of the operands by which a primitive selects or indexes.
+    """Return the positions of a primitive's operands that are indices or conditions.
 
-    For example, the operand of "gather" at position 1 has the indices. The rules for bounds require
-    that the operands at these positions are arrays.
+    For example, operand 1 of "gather" has the indices, and operand 0 of "select_n" is the
+    condition. The rules for bounds require that the operands at these positions are arrays.
     """
     positions = {
         "gather": range(1, 2),
@@ -77,19 +77,19 @@ def _index_positions(name: str) -> range:
 
 
 def has_varying_index(equation: Equation, varying: Iterable[int]) -> bool:
-    """Tell whether an equation selects or indexes by an operand at one of the positions `varying`.
+    """Tell whether an index or a condition of an equation is an interval.
 
-    The operands at these positions are intervals.
+    `varying` are the positions of the operands that are intervals.
     """
     index_positions = _index_positions(primitive(equation))
     return any(position in index_positions for position in varying)
 
 
 def term_counts(equation: Equation) -> tuple[int, int]:
-    """Return the numbers of terms in the sums of an affine equation and of its transpose.
+    """Return the largest number of terms in a sum, for an affine equation and for its transpose.
 
-    An item of the result is a sum of at most as many terms as the first number. An item of the
-    transpose is a sum of at most as many terms as the second number. For a product of [2, 3] and
+    Each item of the result is a sum, whose terms the first number counts. Each item of the
+    transpose is also a sum, whose terms the second number counts. For a product of [2, 3] and
     [3, 5] the numbers are 3 and 5. The rounding error of a sum is proportional to its number of
     terms.
     """
@@ -102,13 +102,13 @@ def term_counts(equation: Equation) -> tuple[int, int]:
     first_size = max(1, sizes[0])
     if name in SUMS:
         window = equation.params.get("window_dimensions")
-        # Without a window, a sum may have all items of the operand as terms, or all items that a
-        # scatter adds.
+        # Without a window, all items of the operand may be terms of one sum. In a scatter, the last
+        # operand has the items that are added.
         count = math.prod(window) if window else max(first_size, sizes[-1])
         return count, count
     result_size = max(1, math.prod(equation.outvars[0].aval.shape))
     if name in ("gather", "tile"):
-        # An item may be copied to all items of the result. The transpose adds up the copies.
+        # One item may be copied to all positions of the result. The transpose adds up the copies.
         return 1, result_size
     # The first operand may be broadcast. The transpose adds up the copies of an item.
     copies = max(1, result_size // first_size)
@@ -116,17 +116,17 @@ def term_counts(equation: Equation) -> tuple[int, int]:
 
 
 def _term_counts_of_product(equation: Equation) -> tuple[int, int]:
-    """Return the numbers of terms in the sums of a product and of its transpose.
+    """Return the number of terms in a sum, for a matrix product and for its transpose.
 
-    For operands of [2, 3] and [3, 5] the numbers are 3 and 5: the larger operand has 15 items, and
-    15 / 3 = 5 of them are at each position of the common axis.
+    For operands of [2, 3] and [3, 5] the numbers are 3 and 5. The summed axis has the extent 3. The
+    larger operand has 15 items, which are 15 / 3 = 5 items for each index of the summed axis.
     """
     (summed_axes, _), (batch_axes, _) = equation.params["dimension_numbers"]
     x, y = equation.invars
     shape = x.aval.shape
     count = math.prod(shape[axis] for axis in summed_axes)
     batch_size = math.prod(shape[axis] for axis in batch_axes)
-    # The transpose sums over the axes of only one operand. Both operands have the other axes.
+    # The transpose for one operand sums over the axes that only the other operand has.
     common_size = batch_size * count
     larger_size = max(math.prod(x.aval.shape), math.prod(y.aval.shape))
     transpose_count = larger_size // max(1, common_size)
@@ -134,10 +134,11 @@ def _term_counts_of_product(equation: Equation) -> tuple[int, int]:
 
 
 def _term_counts_of_convolution(equation: Equation) -> tuple[int, int]:
-    """Return the numbers of terms in the sums of a convolution and of its transpose.
+    """Return the number of terms in a sum, for a convolution and for its transpose.
 
-    A sum runs over all axes of the filter but the axis of output channels. A sum of the transpose
-    runs over all axes but the axis of input channels.
+    A sum of the convolution runs over all axes of the filter except the output channels. A sum of
+    the transpose runs over all axes except the input channels. A filter [8, 3, 5, 5] with 8 output
+    channels gives 3 * 5 * 5 = 75 and 8 * 5 * 5 = 200.
     """
     out_axis, in_axis, *_ = equation.params["dimension_numbers"].rhs_spec
     _input, filter = equation.invars
@@ -149,15 +150,15 @@ def _term_counts_of_convolution(equation: Equation) -> tuple[int, int]:
 
 
 def magnitude(equation: Equation, operands: Sequence[Bounded]) -> Array:
-    """Return the sum of the magnitudes of the terms, for each item of an affine result.
+    """Return the sum of the magnitudes of an affine equation's terms, item by item.
 
-    For example, the sum is |x| + |y| for x - y.
+    The sum for x - y is |x| + |y|.
     """
     name = primitive(equation)
     index_positions = _index_positions(name)
     magnitudes: list[Any] = []
     for position, x in enumerate(operands):
-        # An operand that selects or indexes is no term, and stays as it is.
+        # An index or a condition is not a term, and stays as it is.
         magnitudes.append(x if position in index_positions else largest_magnitude(x))
     if name in ("add", "add_any", "sub"):
         return magnitudes[0] + magnitudes[1]
@@ -171,14 +172,15 @@ def affine_step(
 ) -> BackwardStep:
     """Return the step of the backward pass for an affine equation.
 
-    The results are a linear function of the operands that vary, plus constants. The constants are
-    moved down and up by the rounding error. `results` are the intervals of the results.
+    The results are a linear function of the operands that are intervals, plus constants. For a
+    lower bound, the rounding error is subtracted from the constants. For an upper bound, it is
+    added. `results` are the intervals of the results.
     """
     varying = varying_operands(operands)
     zeros = [jnp.zeros_like(x.low) for x in varying.values()]
 
     def affine_function(*arrays: Array) -> list[Array]:
-        """Return the results of the equation for other values of the varying operands."""
+        """Return the results of the equation. `arrays` replace the operands that are intervals."""
         values: list[Any] = [*operands]
         for position, array in zip(varying, arrays, strict=True):
             values[position] = array

@@ -21,10 +21,11 @@ def require_model(model: object) -> None:
 
 
 def require_real(name: str, value: Any, *, least: float | None = 0) -> float:
-    """Return a value as a float, after checking that it is a finite number of at least `least`.
+    """Return a value as a float, after checking that it is a finite number.
 
-    `name` is the name of the argument, for errors. Raises TypeError if the value is not a number,
-    and ValueError if it is too small or not finite.
+    `least` is the smallest allowed number, or None for no limit. `name` is the name of the argument
+    in error messages. Raises TypeError if the value is not a number, and ValueError if the value is
+    too small or not finite.
     """
     require(name, value, float | int | np.floating | np.integer, "a number")
     is_too_small = least is not None and value < least
@@ -36,9 +37,9 @@ def require_real(name: str, value: Any, *, least: float | None = 0) -> float:
 
 
 def require_count(name: str, value: Any) -> int:
-    """Return a value that must be a positive integer.
+    """Return a value, after checking that it is a positive integer.
 
-    Raises TypeError if it is not an integer, and ValueError if it is not positive.
+    Raises TypeError if the value is not an integer, and ValueError if the integer is not positive.
     """
     require(name, value, int | np.integer, "an integer")
     if value < 1:
@@ -47,7 +48,7 @@ def require_count(name: str, value: Any) -> int:
 
 
 def require_bounds(bounds: Any) -> tuple[float, float]:
-    """Return a pair of bounds, which must be two finite numbers, the smaller one first.
+    """Return a pair of bounds, after checking that they are two finite numbers in rising order.
 
     Raises TypeError or ValueError for any other value.
     """
@@ -79,10 +80,15 @@ def array_from(name: str, returned: object) -> Array:
 
 
 def broadcast(argument: str, array: Array, tensor: str, shape: Shape) -> Array:
-    """Broadcast the array of an argument to the shape of a tensor.
+    """Broadcast an array to a shape.
 
-    `argument` is the name of the argument, and `tensor` is the name of the tensor, both for errors.
     Raises InputError if the array does not broadcast to the shape.
+
+    Args:
+        argument: the name of the argument that is the array, for errors.
+        array: the array.
+        tensor: the name of the tensor that has the shape, for errors.
+        shape: the shape.
     """
     try:
         return jnp.broadcast_to(array, [int(extent) for extent in shape])

@@ -15,9 +15,9 @@ Norm = Literal["linf", "l2"]
 Bounds = tuple[float, float]
 
 _NEWTON_STEPS = 12  # Most tensors need 3 steps of Newton's method.
-# Two scores count as equal if they differ by at most 16 units in the last place.
+# Two scores are taken as equal if they differ by at most 16 units in the last place.
 _ROUNDING_ULPS = 16
-_OVERSHOOT_SHARE = 0.05  # A step goes 5 % farther than to the plane.
+_OVERSHOOT_SHARE = 0.05  # A step is 5 % longer than the distance to the plane.
 
 
 class AttackOptions(QuestionOptions, total=False):
@@ -28,10 +28,13 @@ class AttackOptions(QuestionOptions, total=False):
 
 
 class _Plane(NamedTuple):
-    """The points whose margin over one other class is 0 to first order, for each item.
+    """For each item, a plane on which the item's class and another class have equal scores.
+
+    The scores are equal to first order: margin + normal * (point - current point) is 0.
 
     Args:
-        margin: the margin over the other class at the current point.
+        margin: the score of the item's class minus the score of the other class, at the current
+            point.
         normal: the gradient of the margin.
         succeeds: whether the attack succeeds at the current point.
     """
@@ -45,8 +48,8 @@ class _Verdict(NamedTuple):
     """The success of an attack at a point, for each item.
 
     Args:
-        margin: the score of the item's class minus the highest other score, [batch], with opposite
-            sign in a targeted attack. If the target is a function, the margin is its score.
+        margin: the score of the item's class minus the highest other score, [batch]. If the target
+            is a function, the margin is the function's score. A targeted attack reverses the sign.
         succeeds: whether the attack succeeds, bool [batch].
         is_other: the mask of the classes that are not the item's class, bool [batch, class]; None
             if the target is a function.
@@ -64,8 +67,8 @@ class Attack:
 
     The attack leads an item away from its class; if `targeted`, it leads the item to its class.
 
-    An attack is a pytree. In its methods, an argument or result with a number for each item is an
-    array [batch, 1, ...], which broadcasts to the attacked tensor `wrt`.
+    An attack is a pytree. If a method takes or returns a number for each item, the numbers are an
+    array [batch, 1, ...]. This array broadcasts to the attacked tensor `wrt`.
     """
 
     question: Question
@@ -75,7 +78,7 @@ class Attack:
     start: Array | None = None
 
     def with_original(self) -> Attack:
-        """Return an attack that holds the tensor before the attack, and its items' classes."""
+        """Return the attack, completed by the original tensor and by the class of each item."""
         x = self.question.value()
         return replace(self, question=self.question.with_classes(x), start=x)
 
@@ -86,7 +89,7 @@ class Attack:
         return self.start
 
     def number_by_item(self, numbers: Array) -> Array:
-        """Return a number for each item, [batch, 1, ...], from a number or an array [batch]."""
+        """Convert a number, or an array [batch], to an array [batch, 1, ...]."""
         batch = self.original.shape[:1]
         items = jnp.broadcast_to(jnp.asarray(numbers, self.original.dtype), batch)
         return self.broadcast_items(items)
@@ -113,12 +116,13 @@ class Attack:
     def gradient(self, x: Array) -> tuple[Array, tuple[Array, Array]]:
         """Return the direction in which the attack should move `x`, and `margins_and_success(x)`.
 
-        The direction is the gradient of an objective, which the attack raises. The objective is
-        the log-odds of the other classes against the item's class: log(sum of exp(other score)) -
-        score. In a targeted attack, the objective has the opposite sign. Its gradient is parallel
-        to the gradient of the cross-entropy, but does not vanish where the network is certain.
+        The direction is the gradient of an objective, which the attack raises:
 
-        If the target is a function, the objective is the margin with opposite sign.
+            log(sum of exp(score) over the other classes) - score of the item's class
+
+        In a targeted attack, the sign of the objective is reversed. The gradient of the objective
+        is parallel to the gradient of the cross-entropy, but does not vanish where the network is
+        certain. If the target is a function, the objective is minus the margin.
         """
 
         def objective(x: Array) -> tuple[Array, tuple[Array, Array]]:
@@ -135,7 +139,7 @@ class Attack:
 
     @property
     def _sign(self) -> int:
-        """Return the sign of the margin, which is reversed in a targeted attack."""
+        """Return the factor of the margin: -1 in a targeted attack, and 1 in any other attack."""
         return -1 if self.targeted else 1
 
     def _judged(self, outputs: Any) -> _Verdict:
@@ -152,16 +156,16 @@ class Attack:
         is_other = class_indices[None] != item_classes[:, None]  # [batch, class]
         highest_other = jnp.where(is_other, class_scores, -jnp.inf).max(1)
         margin = self._sign * (scores - highest_other)
-        # Scores that differ only by a rounding error count as equal, and not as a success.
+        # Scores that differ only by a rounding error are taken as equal. They are no success.
         epsilon = float(jnp.finfo(class_scores.dtype).eps)
         rounding_error = _ROUNDING_ULPS * epsilon * jnp.abs(scores)
         return _Verdict(margin, succeeds=margin < -rounding_error, is_other=is_other)
 
     def after_step(self, x: Array, gradient: Array, length: Array) -> Array:
-        """Return `x` after a step of the given length in the direction of steepest ascent.
+        """Return `x` after a step of steepest ascent, clipped to the bounds.
 
-        The direction is the sign of the gradient for the norm "linf", and the normalised gradient
-        for "l2". The result is clipped to the bounds.
+        For the norm "linf", the direction of the step is the sign of the gradient. For "l2", the
+        direction is the gradient divided by its L2 norm.
         """
         if self.norm == "linf":
             direction = jnp.sign(gradient)
@@ -195,18 +199,19 @@ class Attack:
             return self._within(x + radius * share_by_entry)
         direction_key, radius_key = jax.random.split(key)
         direction = jax.random.normal(direction_key, x.shape, x.dtype)
-        # The share of the ball's volume within a distance d is (d / radius) ** dimensions. It is
-        # uniform for a point that is uniform in the ball.
+        # For a point at the distance d from the centre, let the share be (d / radius) **
+        # dimensions, the part of the ball's volume that is nearer to the centre than the point.
+        # This share is uniform from 0 to 1 if the point is uniform in the ball.
         dimensions = max(1, x[:1].size)
         volume_share = jax.random.uniform(radius_key, radius.shape, x.dtype)
         radius_share = volume_share ** (1 / dimensions)
         return self._within(x + radius * radius_share * direction / self.length(direction))
 
     def after_descent(self, x: Array, radius: Array, step_length: Array, steps: int) -> Array:
-        """Return the point with the smallest margin during projected gradient descent from `x`.
+        """Return the point with the smallest margin on a path of projected gradient descent.
 
-        The point is chosen for each item separately. All points after a step are within the
-        distance `radius` of the original.
+        The path starts at `x`. After each step, the point is within the distance `radius` of the
+        original. The point with the smallest margin is chosen for each item separately.
         """
 
         def move(state: tuple[Array, ...], _: None) -> tuple[tuple[Array, ...], None]:
@@ -228,19 +233,20 @@ class Attack:
     def _better(
         self, x: Array, margin: Array, best: Array, best_margin: Array
     ) -> tuple[Array, Array]:
-        """Return the better of two points for each item, and the margin of the better point.
+        """Return the better of the points `x` and `best` for each item, and its margin.
 
-        The better of the points `x` and `best` is the point with the smaller margin.
+        The better point has the smaller margin.
         """
         margin = margin.astype(best_margin.dtype)  # The state of a loop must keep its dtype.
         is_better = self.broadcast_items(margin < best_margin)
         return jnp.where(is_better, x, best), jnp.minimum(margin, best_margin)
 
     def nearest_success(self, steps: int, classes: int) -> Array:
-        """Return the point nearest to the original at which the attack succeeds.
+        """Return the success nearest to the original, among the points after each step.
 
-        The result is the original if the attack succeeds at no point. Each step moves to the
-        nearest plane on which the margin over another class is 0 to first order.
+        A success is a point at which the attack succeeds. Without a success, the result is the
+        original. Each step moves to the nearest plane on which the margin over another class is 0
+        to first order.
 
         Args:
             steps: the number of steps.
@@ -251,10 +257,10 @@ class Attack:
         def nearer(
             x: Array, succeeds: Array, best: Array, best_distance: Array
         ) -> tuple[Array, Array]:
-            """Return the nearer success of the points `x` and `best`, and its distance.
+            """Return the success nearest to the original, of `x` and `best`, and its distance.
 
-            `succeeds` tells whether the attack succeeds at `x`. It succeeds at `best`, except if
-            `best_distance` is infinite.
+            `succeeds` tells whether the attack succeeds at `x`. The point `best` is a success
+            unless `best_distance` is infinite.
             """
             distance = self.length(x - original)
             is_nearer = self.broadcast_items(succeeds) & (distance < best_distance)
@@ -282,11 +288,11 @@ class Attack:
         `x` already, the step ends in the middle between two points just beyond the plane: the point
         nearest to `x`, and the point nearest to the original.
         """
-        # A plane on which the margin is lower by `overshoot` is just beyond the plane.
+        # The step ends just beyond the plane, where the margin has fallen by `overshoot` more.
         overshoot = _OVERSHOOT_SHARE * jnp.abs(plane.margin)
         margin = plane.margin + overshoot
         nearest_to_x = self._nearest_on_plane(x, margin, plane.normal)
-        # To first order, margin at original = margin at x + normal * (original - x).
+        # To first order: margin at original = margin at x + sum(normal * (original - x)).
         axes = tuple(range(1, x.ndim))
         difference = (plane.normal * (self.original - x)).sum(axes, keepdims=True)
         margin_at_original = margin + difference
@@ -299,7 +305,8 @@ class Attack:
     def _nearest_plane(self, x: Array, classes: int) -> _Plane:
         """Return the plane nearest to `x` on which the margin over another class is 0.
 
-        Only the planes of the `classes` other classes with the highest scores are compared.
+        There is a plane for each other class. With `classes` = 10, only the planes of the 10 other
+        classes with the highest scores are compared.
         """
         question = self.question
 
@@ -308,7 +315,8 @@ class Attack:
             outputs, _captured = question.run(x)
             margin, succeeds, is_other = self._judged(outputs)
             if is_other is None or self.targeted:
-                # There is a single margin: of the function, or over the highest other score.
+                # There is a single margin: the function's score, or the score of the target minus
+                # the highest other score.
                 return margin[:, None], succeeds
             other_scores = jnp.where(is_other, question.class_scores(outputs), -jnp.inf)
             _batch, class_count = other_scores.shape
@@ -319,7 +327,7 @@ class Attack:
         class_margins, pull_back, succeeds = jax.vjp(margins_at, x, has_aux=True)
 
         def normal_of(unit: Array) -> Array:
-            """Return the gradient of the margin over the class at which the unit vector is 1."""
+            """Return the gradient of the margin over one class. `unit` is 1 at this class."""
             (gradient,) = pull_back(jnp.broadcast_to(unit, class_margins.shape))
             return gradient
 
@@ -328,7 +336,7 @@ class Attack:
         normals = jax.vmap(normal_of)(units)  # [class, batch, ...]
         margins = jax.vmap(self.broadcast_items)(class_margins.T)  # [class, batch, 1, ...]
         margins = margins.astype(x.dtype)
-        # A margin that does not depend on `x` has a normal of length 0, and no plane.
+        # If a margin does not depend on `x`, its normal has the length 0, and it has no plane.
         lengths = jax.vmap(self._dual_norm)(normals)
         distances = jnp.abs(margins) / jnp.where(lengths > 0, lengths, 1)
         nearest = jnp.where(lengths > 0, distances, jnp.inf).argmin(0)[None]  # [1, batch, 1, ...]
@@ -339,22 +347,24 @@ class Attack:
     def _dual_norm(self, normal: Array) -> Array:
         """Return the dual norm of each item of a gradient, [batch, 1, ...].
 
-        The margin of an item, divided by the dual norm of the margin's gradient, is the distance
-        from the item to the plane on which the margin is 0.
+        The dual norm of "linf" is the sum of magnitudes, and the dual norm of "l2" is the L2 norm.
+        The distance from an item to the plane on which a margin is 0 is |margin| / (dual norm of
+        the margin's gradient).
         """
         if self.norm == "linf":
             return jnp.abs(normal).sum(tuple(range(1, normal.ndim)), keepdims=True)
         return _euclidean(normal)
 
     def _nearest_on_plane(self, x: Array, margin: Array, normal: Array) -> Array:
-        """Return the point nearest to `x` at which a linear margin is 0, within bounds.
+        """Return the point nearest to `x`, within the bounds, at which a linear margin is 0.
 
-        `margin` is the margin at `x`, and `normal` is its gradient. The point is
+        `margin` is the margin at `x`, and `normal` is its gradient. The nearest point has the form
 
             clip(x - t * direction)
 
-        for a number t. Newton's method solves for t. The decrease of the margin is a concave,
-        piecewise linear function of t, so Newton's method approaches the solution from below.
+        where t is a number that Newton's method finds. As a function of t, the decrease of the
+        margin is concave and piecewise linear. Newton's method therefore approaches the solution
+        from below.
         """
         axes = tuple(range(1, x.ndim))
         direction = jnp.sign(normal) if self.norm == "linf" else normal
@@ -369,7 +379,8 @@ class Attack:
             remaining_margin = margin + (normal * (point - x)).sum(axes, keepdims=True)
             slopes = jnp.where(self._can_move(point, direction), normal * direction, 0)
             slope = jnp.abs(slopes.sum(axes, keepdims=True))
-            # If no entry can move, the slope is 0. A division by infinity then leaves t as it is.
+            # If no entry can move, the slope is 0, and t stays as it is: the margin is divided by
+            # infinity.
             return t + jnp.abs(remaining_margin) / jnp.where(slope > 0, slope, jnp.inf)
 
         # Without bounds the margin is linear in t, and a single step gives the solution.
@@ -388,9 +399,10 @@ class Attack:
         change = x - self.original
 
         def halve(bracket: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], None]:
-            """Halve an interval of shares of the change.
+            """Halve the interval from `low` to `high`.
 
-            The attack succeeds at the share `high`, and fails at the share `low`.
+            Each number is a share of the change: 0 is the original, and 1 is `x`. The attack fails
+            at `low`, and succeeds at `high`.
             """
             low, high = bracket
             middle = (low + high) / 2
@@ -414,9 +426,10 @@ class Attack:
         return jnp.clip(x, jnp.asarray(lowest, x.dtype), jnp.asarray(highest, x.dtype))
 
     def _can_move(self, x: Array, direction: Array) -> Array:
-        """Return the mask of the entries that a step from `x` against a direction can change.
+        """Return the mask of the entries of `x` that can move by -direction within the bounds.
 
-        An entry cannot change if it has reached its bound.
+        An entry that moves down must be above the lowest bound. An entry that moves up must be
+        below the highest bound.
         """
         if self.bounds is None:
             return jnp.ones(x.shape, bool)
@@ -427,7 +440,10 @@ class Attack:
 
 
 def _euclidean(change: Array) -> Array:
-    """Return the L2 norm of each item, [batch, 1, ...]. Squares are added in at least 32 bits."""
+    """Return the L2 norm of each item, [batch, 1, ...].
+
+    Squares are added in at least 32 bits.
+    """
     wide = change if change.dtype == jnp.float64 else change.astype(jnp.float32)
     axes = tuple(range(1, change.ndim))
     squared_norms = jnp.square(wide).sum(axes, keepdims=True)

@@ -29,11 +29,11 @@ class Attribution(Result):
         scores: the explained scores, [batch].
         x: the tensor over which `plot` draws the values.
         classes: the class of each score, int32 [batch]; None if the target is a function.
-        gap: the sum of an item's values minus the change of its score, [batch]. It is None for
-            methods whose values do not add up to the change of the score. If the path from the
-            baseline had infinitely many steps, the gap would be 0.
+        gap: the sum of an item's values minus the change of its score from the baseline, [batch].
+            The gap is None for methods whose values do not add up to this change. With infinitely
+            many steps from the baseline to the item, the gap would be 0.
         method: the name of the method.
-        of: the name of the tensor with the attributed entries.
+        of: the name of the attributed tensor.
         output: the name of the tensor with the scores.
     """
 
@@ -99,9 +99,10 @@ def attributed(
     gap: Array | None = None,
     of: str | None = None,
 ) -> Attribution:
-    """Return the attribution for a question.
+    """Return an `Attribution`, with the names and classes of a question.
 
-    `of` is the name of the attributed tensor, by default the tensor `wrt` of the question.
+    `of` is the name of the attributed tensor, by default the tensor `wrt` of the question. All
+    other arguments are fields of the result.
     """
     return Attribution(
         values=values,
@@ -154,8 +155,8 @@ def quadrature(method: str, steps: int, x: Array) -> tuple[Array, Array]:
         weights = np.full(steps, 1 / intervals)
         weights[[0, -1]] /= 2  # Each end belongs to one interval, and other points to two.
     elif method == "gausslegendre":
-        # numpy's rule is for the interval from -1 to 1. The lines below move its points to the
-        # interval from 0 to 1, which is half as long.
+        # numpy returns a rule for the interval from -1 to 1. The lines below convert the rule to
+        # the interval from 0 to 1, which is half as long.
         points, weights = np.polynomial.legendre.leggauss(steps)
         points = (points + 1) / 2
         weights = weights / 2
@@ -172,9 +173,9 @@ def require_method(method: object) -> None:
 
 
 def zeros(x: Array) -> Array:
-    """Return zeros in the shape of a tensor, at which a sum starts.
+    """Return zeros in the shape of a tensor. The zeros have at least 32 bits.
 
-    The zeros have at least 32 bits, so that a sum of 16-bit terms loses little precision.
+    A sum that starts with these zeros loses little precision, even if its terms have 16 bits.
     """
     dtype = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
     return jnp.zeros(x.shape, dtype)
@@ -199,10 +200,10 @@ def array_of(name: str, value: object) -> Any:
 
 
 def require_lengths(question: Question, name: str, value: object) -> Any:
-    """Return an argument that must be a length, or an array of lengths [batch].
+    """Return an argument, after checking that it is a length, or an array of lengths [batch].
 
-    `name` is the name of the argument, for errors. Raises InputError for an array of another shape,
-    and ValueError for a length that is negative or infinite.
+    `name` is the name of the argument in error messages. Raises InputError for an array of another
+    shape, and ValueError for a length that is negative or infinite.
     """
     sizes = array_of(name, value)
     if sizes.shape not in ((), (question.batch,)):

@@ -33,11 +33,14 @@ _CALLS = {
 
 
 def call_for(name: str, functions: Iterable[str]) -> str:
-    """Return the call in this package that replaces a class or function of captum.
+    """Return the call in this package that replaces a class or function of captum, or "".
 
-    The result is "" if there is no such call. Most names differ only in spelling and in a prefix:
-    `LayerDeepLift` is `deep_lift(..., wrt=)`. `functions` are the names of this package's
-    functions.
+    For example, `deep_lift(..., wrt=)` replaces `LayerDeepLift`. Most names of captum differ from
+    names in this package only in spelling and in a prefix.
+
+    Args:
+        name: the name of captum's class or function.
+        functions: the names of this package's functions.
     """
     if name in _CALLS:
         return _CALLS[name]

@@ -38,9 +38,9 @@ class Bounds(Result):
         lower: the lower bound of each entry of the output, [batch, ...]; a tuple if there are
             several outputs.
         upper: the upper bound of each entry of the output, in the form of `lower`.
-        margins: lower bounds of the score of the class minus each score, [batch, class]; 0 for the
-            class itself. If the target is a function, the margins are lower bounds of its score,
-            [batch].
+        margins: for each class, a lower bound of (score of the item's class - score of this class),
+            [batch, class]. The margin of the item's class is 0. If the target is a function, the
+            margins are lower bounds of the function's score, [batch].
         classes: the class of each item, int32 [batch]; None if the target is a function.
         method: the name of the method.
         output: the name of the bounded tensor.
@@ -68,7 +68,7 @@ class Bounds(Result):
 
     @property
     def certified(self) -> Array:
-        """Return the mask of the items whose answer is the same for all changes, bool [batch]."""
+        """Return the mask of the items whose answer no change can alter, bool [batch]."""
         return self.margin > 0
 
     def table(self) -> Table:
@@ -131,13 +131,13 @@ def bounds(
 
 @partial(jax.jit, static_argnames="method")
 def _bounds(question: Question, epsilon: Array, ends: Ends | None, *, method: Method) -> Bounds:
-    """Bound the outputs for each item separately, in a batch of one.
+    """Bound the outputs, for each item separately in a batch of one item.
 
-    If the network has a fixed batch size, the item is repeated to fill the batch.
+    If the network does not take a batch of one item, the item is repeated to fill the batch.
     """
     x = question.value()
     question = question.with_classes(x)
-    # The bounds hold for the operations of the document, so the operations are not optimised.
+    # The bounds are for the network as it is written, so its operations are not optimised.
     question = replace(question, model=question.model.with_options(optimize=False))
     changed = _changed_inputs(x, epsilon, ends)
     batched_indices: list[int] = []
@@ -150,8 +150,8 @@ def _bounds(question: Question, epsilon: Array, ends: Ends | None, *, method: Me
     def bounds_of_item(item: tuple[Any, ...]) -> tuple[Any, Interval]:
         """Return intervals of the outputs and of the margins of one item.
 
-        `item` has the item's inputs, the two ends of the interval of its changed tensor, and its
-        class.
+        `item` is a tuple: the item's inputs, the low end and the high end of its changed tensor,
+        and its class.
         """
         item_inputs, item_low, item_high, item_class = item
         inputs = list(question.inputs)
@@ -162,8 +162,8 @@ def _bounds(question: Question, epsilon: Array, ends: Ends | None, *, method: Me
         return _item_bounds(item_question, Interval(item_low, item_high), repetitions, method)
 
     batched_inputs = [question.inputs[index] for index in batched_indices]
-    # `bounds_of_item` takes the ends of an item's interval as a batch of one item. The new axis 1
-    # is the axis of this batch.
+    # `bounds_of_item` takes the ends of an interval as a batch of one item, [1, ...]. The new axis
+    # 1 becomes this batch axis.
     items = (batched_inputs, changed.low[:, None], changed.high[:, None], question.classes)
     if method == "crown":
         # "crown" makes many backward passes for an item, so only one item is computed at a time.
@@ -175,7 +175,8 @@ def _bounds(question: Question, epsilon: Array, ends: Ends | None, *, method: Me
     upper = jax.tree.map(lambda y: y.high, outputs, is_leaf=_is_interval)
     lower_margins = margins.low
     if question.classes is not None:
-        # A class has the margin 0 over itself, but its interval is wider because of rounding.
+        # The margin of a class over itself is 0. Its computed lower bound may be below 0, because
+        # the bound includes rounding errors.
         is_own_class = _is_class(lower_margins, question.classes)
         lower_margins = jnp.where(is_own_class, 0, lower_margins)
     return Bounds(
@@ -209,9 +210,9 @@ def _changed_inputs(x: Array, epsilon: Array, ends: Ends | None) -> Interval:
 def _item_bounds(
     question: Question, item: Interval, repetitions: int, method: Method
 ) -> tuple[Any, Interval]:
-    """Return an interval for each output of an item, and the interval of the item's margins.
+    """Return an interval for each output of an item, and an interval of the item's margins.
 
-    If the target is a function, the last interval bounds the function's score.
+    If the target is a function, the margin is the function's score.
 
     Args:
         question: the question, with inputs in which the item is repeated.
@@ -238,7 +239,7 @@ def _item_bounds(
     for bounded_result in walk.results:
         batch_of_one = interval(bounded_result)
         intervals.append(Interval(batch_of_one.low[0], batch_of_one.high[0]))
-    # `result_types` has the nested structure of the results, a pair of outputs and margins.
+    # The intervals get the nested structure of `result_types`, a pair of outputs and margins.
     return jax.tree.unflatten(jax.tree.structure(result_types), intervals)
 
 
@@ -271,8 +272,8 @@ def _takes_batch_of_one(question: Question, batched_indices: Sequence[int]) -> b
 def _located(question: Question, error: NoBounds) -> UnsupportedError:
     """Return an UnsupportedError that names the operation that cannot be bounded.
 
-    `error` has an equation without a rule. The equation belongs to the operation whose name is the
-    equation's outer scope.
+    `error` has an equation that no rule bounds. The outer name scope of the equation is the name of
+    the operation.
     """
     equation = error.equation
     assert equation is not None

@@ -24,10 +24,10 @@ from nnef_jax.options import numpy_of, require, require_flags, shown, word_pairs
 from nnef_jax.results import Axes, Result, Table, axes, literally, table_of
 from nnef_jax.workings import arrays_read, cycle_of, graph_for, without_mesh
 
-# `compare` takes a model, a dict of recorded tensors by name, or a function of the inputs.
+# A network for `compare`: a model, a dict of recorded tensors by name, or a function of the inputs.
 Run = Model | Mapping[str, ArrayLike] | Callable[..., object]
 _UNKNOWN_FIGURE = float("nan")
-_MOST_LABELLED = 40  # If a picture has more tensors, it does not show their names.
+_MOST_LABELLED = 40  # A picture of more than 40 tensors does not show their names.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +62,12 @@ class Comparison(Result):
     """The result of `compare`: a `TensorDifference` for each pair of tensors, in the order of `a`.
 
     Args:
-        tensors: differences by name in `a`.
-        unmatched: names of tensors without a partner, for the keys "a" and "b".
+        tensors: the difference of each pair. The keys are names in `a`.
+        unmatched: the names of tensors without a partner, in two tuples with the keys "a" and "b".
         rtol: the relative tolerance.
         atol: the absolute tolerance.
-        isolated: whether each difference has the field `own`, the reason why a layer differs by
-            itself.
+        isolated: whether layers of `b` were also run on tensors of `a`. The field `own` of each
+            difference then tells why the layer differs by itself.
     """
 
     tensors: Mapping[str, TensorDifference]
@@ -93,7 +93,7 @@ class Comparison(Result):
         return tuple(name for name, x in self.tensors.items() if x.own)
 
     def to_dict(self) -> dict[str, object]:
-        """Return a dict of the fields and of `first` and `origins`, with values that JSON can hold.
+        """Return a dict of all fields, `first` and `origins`. JSON can hold its values.
 
         `first` is the name in `a` of the first tensor that differs, or None. `origins` is a list.
         """
@@ -144,8 +144,8 @@ class Comparison(Result):
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the error of each tensor, divided by the tensor's root mean square. Return the axes.
 
-        The first differing tensor is marked. If the comparison was made with `isolate`, bars show
-        the error of each layer on the operands of `a`.
+        The first tensor that differs is marked. If `isolated`, bars show the error of each layer on
+        the operands of `a`.
         """
         ax = axes(ax, size=(8, 4))
         tensors = list(self.tensors.values())
@@ -198,17 +198,20 @@ def compare(
     it is written, without passes; a model with state runs one cycle from its initial state. All
     tensors of both networks are in memory together.
 
-    `by` tells how a pair of tensors was matched. "given" is by `names`. "name" is by equal names,
-    or by names that become equal if only letters and digits are kept. "output" is by the order of
-    the outputs, if both networks have equally many outputs. "position" is by a longest common
-    sequence of equal kinds and shapes between two matched pairs.
+    `by` tells how a pair of tensors was matched:
+
+    - "given": the pair is in `names`.
+    - "name": the names are equal, or become equal if only letters and digits are kept.
+    - "output": both tensors are output i, and the networks have equally many outputs.
+    - "position": the kinds and shapes are equal. Between two matched pairs, these pairs form a
+      longest common sequence.
 
     A tensor differs if an item is out of tolerance: `|b - a| > atol + rtol * max(|a|, rms of a)`,
     where rms is the root mean square. `reason` is "" for a tensor that does not differ, and
     otherwise "shape", "dtype" (another kind: logical, integer, floating-point or complex), "nan" or
-    "inf" (at other positions), "saturation", or "values". The reason is "saturation" if most wrong
-    items equal the minimum or maximum of one of the two tensors, several items share this extreme,
-    and the other tensor goes beyond it.
+    "inf" (at other positions), "saturation", or "values". The reason is "saturation" if most items
+    out of tolerance are saturated: one tensor has its minimum or maximum there, several of its
+    items are equal to this extreme, and the other tensor goes beyond the extreme.
 
     `to_dict()` is `{"tensors": {name in a: {"a", "b", "by", "kind", "shapes", "dtypes", "nan",
     "inf", "reason", "absolute", "relative", "excess", "snr", "ulps", "saturated", "own",
@@ -216,8 +219,8 @@ def compare(
     "origins": [...], "rtol", "atol", "isolated"}`. `nan` is the numbers of NaNs in a and in b, and
     `inf` is the numbers of infinities. `absolute` and `relative` are the largest errors, `excess`
     is the largest error divided by its tolerance, `snr` is the signal-to-noise ratio in dB, `ulps`
-    are steps of the coarser dtype, and `saturated` is the share of the wrong items that are
-    saturated. A figure that cannot be computed is NaN.
+    is the largest error in steps of the coarser dtype, and `saturated` is the share of saturated
+    items among the items out of tolerance. A figure that cannot be computed is NaN.
 
     Args:
         a: the reference.
@@ -227,9 +230,9 @@ def compare(
         rtol: the relative tolerance.
         atol: the absolute tolerance.
         isolate: whether each layer of `b`, which must be a model, is also run on the tensors of
-            `a`. Then `own` is the reason why the layer differs by itself. It is "" if the layer
-            only inherits its error, and None if the layer was not run on tensors of `a`. Operands
-            that `a` lacks are computed from tensors of `a`.
+            `a`. Then `own` is the reason why the layer differs by itself. The field `own` is "" if
+            the layer only inherits its error, and None if the layer was not run on tensors of `a`.
+            Operands that `a` lacks are computed from tensors of `a`.
 
     Raises InputError for inputs that a model does not take, for unknown `names`, and if no tensor
     is matched. Raises TypeError or ValueError for wrong arguments.
@@ -303,13 +306,13 @@ def compare(
 def _tensors(
     side: str, source: Run, other: Run, inputs: tuple[Input, ...]
 ) -> tuple[dict[str, Array], dict[str, TensorKind]]:
-    """Return the arrays of one network by name, in order, and a `TensorKind` for each array.
+    """Return two dicts by name: the arrays of one network, and a `TensorKind` for each array.
 
     Args:
         side: "a" or "b", the name of the network in errors.
         source: the network.
-        other: the other network. If `other` is a model, outputs without names, which `source`
-            returns as a function, get the names of the model's outputs.
+        other: the other network. If `source` is a function, its outputs may lack names. If `other`
+            is a model, they get the names of the model's outputs.
         inputs: the inputs of a call.
     """
     if isinstance(source, Model):
@@ -331,13 +334,13 @@ def _tensors(
     positions = {name: position for position, name in enumerate(output_names)}
     kinds: dict[str, TensorKind] = {}
     for name, array in arrays.items():
-        # The kind of the operation is not recorded.
+        # Recorded tensors and results of functions do not tell the kind of their operation.
         kinds[name] = TensorKind(kind="", shape=array.shape, output=positions.get(name))
     return arrays, kinds
 
 
 def _result_of_call(side: str, function: object, inputs: tuple[Input, ...]) -> Any:
-    """Return the result of a function of the inputs.
+    """Call a function with the inputs, and return its result.
 
     `side` is "a" or "b", the name of the network in errors. Raises TypeError if `function` cannot
     be called.
@@ -357,7 +360,8 @@ def _recorded_arrays(side: str, recorded: Mapping[Any, Any]) -> dict[str, Array]
     try:
         values_by_name: dict[Any, Any] = dict(recorded)
     except Exception as reason:
-        # If the dict is a .npz file, `dict` reads the file, and numpy may raise any exception.
+        # If `recorded` is an open .npz file, `dict` reads the file. numpy may then raise any
+        # exception.
         raise InputError(f"{side}: its arrays cannot be read: {reason}") from None
     arrays: dict[str, Array] = {}
     for name, value in values_by_name.items():
@@ -371,8 +375,9 @@ def _recorded_arrays(side: str, recorded: Mapping[Any, Any]) -> dict[str, Array]
 def _outputs_by_name(returned: Any, names: list[str]) -> dict[str, Any]:
     """Return the outputs of a function by name.
 
-    The outputs in a named tuple have the names of its fields. Other outputs have the names in
-    `names` if there are equally many, and otherwise the names "output0", "output1" and so on.
+    The outputs in a named tuple have the names of its fields. All other outputs have the names in
+    `names`. If there are more or fewer names than outputs, the outputs are named "output0",
+    "output1" and so on.
     """
     outputs: list[Any] = [*returned] if isinstance(returned, tuple | list) else [returned]
     if len(names) != len(outputs):
@@ -385,7 +390,7 @@ def _outputs_by_name(returned: Any, names: list[str]) -> dict[str, Any]:
 def _tensors_of_model(
     model: Model, inputs: tuple[Input, ...]
 ) -> tuple[dict[str, Array], dict[str, TensorKind]]:
-    """Return the tensors that a model computes by name, and a `TensorKind` for each tensor."""
+    """Return two dicts by name: the tensors of a model, and a `TensorKind` for each tensor."""
     values = bound(model, inputs)
     graph = graph_for(model, values)
     layers = layers_of(graph)
@@ -409,10 +414,10 @@ def _isolated(
     arrays_a: Mapping[str, Array],
     arrays_b: Mapping[str, Array],
 ) -> dict[str, Array]:
-    """Return the tensors of the model `b` by name, computed on operands with the values of `a`.
+    """Return tensors of the model `b`, by name, that are computed from the values of `a`.
 
-    One run computes all tensors. In this run, each tensor of a pair is recorded, and then replaced
-    by its counterpart in `a`. Later operations therefore read the values of `a`.
+    One run computes all tensors. The run records each paired tensor, and then replaces it by its
+    counterpart in `a`. Later operations therefore read the values of `a`.
     """
     replacements = _replacements(pairs, arrays_a, arrays_b)
     if not replacements:
@@ -424,7 +429,7 @@ def _isolated(
     def run_with_replacements(
         params: Params, state: State, values: list[jax.Array], counterparts: dict[str, jax.Array]
     ) -> dict[str, jax.Array]:
-        """Return the tensors of one run, each computed from replaced operands."""
+        """Return the tensors of one run. Their operands are replaced by `counterparts`."""
         computed: dict[str, jax.Array] = {}
 
         def record_and_replace(name: str, x: jax.Array) -> jax.Array:
@@ -434,14 +439,14 @@ def _isolated(
         edits: dict[str, Callable[[Any], Any]] = {}
         for name in counterparts:
             edits[name] = partial(record_and_replace, name)
-        # The results of the network are not needed. Only the replaced tensors, and the tensors from
-        # which they are computed, are evaluated.
+        # With results=False, the results of the network are not computed. The run computes only the
+        # tensors of `counterparts`, and the tensors on which these depend.
         probe = replace(Probe.of(edits, list(counterparts)), results=False)
         cycle(params, state, values, probe)
         return computed
 
     values = bound(model, inputs)
-    # The run reads the parameters on which the captured tensors depend.
+    # The run needs only the parameters and states on which the captured tensors depend.
     captures = Probe(capture=tuple(replacements), results=False)
     params, state = arrays_read(model, values, captures)
     computed = run_with_replacements(params, state, values, replacements)
@@ -451,9 +456,9 @@ def _isolated(
 def _replacements(
     pairs: list[Pair], arrays_a: Mapping[str, Array], arrays_b: Mapping[str, Array]
 ) -> dict[str, Array]:
-    """Return the arrays of `a` that can replace tensors of `b`, by the names in `b`.
+    """Return the arrays of `a` that can replace tensors of `b`. The keys are names in `b`.
 
-    The two tensors of a pair must have equal shapes and the same kind of dtype.
+    An array can replace its partner if both have equal shapes and the same kind of dtype.
     """
     replacements: dict[str, Array] = {}
     for pair in pairs:
@@ -475,8 +480,9 @@ def _count(test: Callable[[Array], Array], x: Array) -> int:
 
 
 def _relative_error(snr: float) -> float:
-    """Return the root mean square of the errors, divided by the reference's root mean square.
+    """Return the relative error for `snr`, a signal-to-noise ratio in dB. 20 dB give 0.1.
 
-    `snr` is the signal-to-noise ratio in dB. For 20 dB the result is 0.1.
+    The relative error is the root mean square of the errors, divided by the root mean square of
+    the reference.
     """
     return float(10 ** (-snr / 20))

@@ -16,7 +16,7 @@ _HALVINGS = 24  # A bisection halves its interval this many times.
 
 
 class Line(NamedTuple):
-    """An elementwise function `slopes[0] * x + slopes[1] * y + ... + constant` of operands."""
+    """An elementwise function of operands x, y, ...: slopes[0] * x + slopes[1] * y + constant."""
 
     slopes: Sequence[Array]
     constant: Array
@@ -32,7 +32,10 @@ def _tangent(curve: Curve, x: Array) -> tuple[Array, Array]:
 
 
 def _chord(curve: Curve, x: Interval) -> tuple[Array, Array]:
-    """Return slope and constant of the line through the points of a curve at the ends of `x`."""
+    """Return slope and constant of the chord of a curve.
+
+    The chord is the line through the curve's points at the two ends of `x`.
+    """
     width = x.high - x.low
     low = curve(x.low)
     slope = (curve(x.high) - low) / jnp.where(width > 0, width, 1)
@@ -50,15 +53,16 @@ def _convex(curve: Curve, x: Interval) -> tuple[Line, Line]:
 
 
 def _concave(curve: Curve, x: Interval) -> tuple[Line, Line]:
-    """Return a line below a concave curve, the chord, and a line above the curve, a tangent."""
+    """Return a line below and a line above a concave curve: the chord and a tangent."""
     tangent, chord = _convex(curve, x)
     return chord, tangent
 
 
 def _reciprocal(curve: Curve, x: Interval) -> tuple[Line, Line]:
-    """Return a line below and a line above a multiple of 1 / x, which is convex or concave.
+    """Return a line below and a line above a multiple of 1 / x.
 
-    The lines are NaN where the interval contains 0.
+    The curve is convex or concave on each side of 0. The lines are NaN where the interval
+    contains 0.
     """
     tangent, chord = _convex(curve, x)
     is_convex = curve(x.low) >= 0
@@ -76,13 +80,14 @@ def _reciprocal(curve: Curve, x: Interval) -> tuple[Line, Line]:
 def _sigmoidal(curve: Curve, x: Interval) -> tuple[Line, Line]:
     """Return a line below and a line above a sigmoid, in the interval `x`.
 
-    A sigmoid is convex below 0 and concave above 0, and it is an odd function plus a constant.
+    A sigmoid here is a rising curve such as the logistic function or tanh. It is convex below 0 and
+    concave above 0, and it is an odd function plus a constant.
     """
     slope_above, constant_above = _line_above(curve, x)
     above = Line([slope_above], constant_above)
 
-    # If the curve is rotated by 180 degrees around the origin, a line below the curve becomes a
-    # line above the rotated curve.
+    # A rotation by 180 degrees around the origin turns a line below the curve into a line above the
+    # rotated curve.
     def rotated_curve(t: Array) -> Array:
         return -curve(-t)
 
@@ -95,18 +100,18 @@ def _sigmoidal(curve: Curve, x: Interval) -> tuple[Line, Line]:
 def _line_above(curve: Curve, x: Interval) -> tuple[Array, Array]:
     """Return slope and constant of a line above a sigmoid. The line is a chord or a tangent.
 
-    If the interval is in the concave half, the tangent touches the curve in the middle of the
-    interval. Otherwise the tangent passes through the curve's point at the lower end of the
-    interval.
+    If the interval is in the concave half, where x is above 0, the tangent touches the curve in the
+    middle of the interval. If the interval begins below 0, the tangent also passes through the
+    curve's point at the lower end of the interval.
     """
     is_concave = x.low >= 0
     middle = (x.low + x.high) / 2
     tangent_point = jnp.clip(_point_of_tangent(curve, x), 0, jnp.maximum(x.high, 0))
     point = jnp.where(is_concave, middle, tangent_point)
     tangent_slope, _ = _tangent(curve, point)
-    # `curve(place) - tangent_slope * place` is the constant of the line through the point of the
-    # curve at `place`. With the largest of the three constants, the line is not below the curve at
-    # any of the three points, even after rounding.
+    # A line with the slope of the tangent that passes through the curve at `place` has the constant
+    # curve(place) - tangent_slope * place. The line with the largest of the three constants is
+    # not below the curve at any of the three points, even after rounding.
     constants = [curve(place) - tangent_slope * place for place in (x.low, point, x.high)]
     tangent_constant = reduce(jnp.maximum, constants)
     # The chord is above a convex curve. It is also above a curve that begins convex and is still
@@ -122,7 +127,10 @@ def _line_above(curve: Curve, x: Interval) -> tuple[Array, Array]:
 
 
 def _point_of_tangent(curve: Curve, x: Interval) -> Array:
-    """Return the point whose tangent to a sigmoid meets the curve at the interval's lower end."""
+    """Return the point at which a tangent touches a sigmoid.
+
+    The tangent also meets the curve at the lower end of the interval.
+    """
 
     def gap(point: Array, low: Array) -> Array:
         """Return the height of the curve above its tangent at `point`, measured at `low`."""
@@ -135,7 +143,7 @@ def _point_of_tangent(curve: Curve, x: Interval) -> Array:
     fixed = lax.stop_gradient(x)  # The bisection is not differentiated.
 
     def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
-        """Halve an interval that contains the point."""
+        """Halve the interval `bracket`, which contains the point of the tangent."""
         left, right = bracket
         middle = (left + right) / 2
         is_tangent_above = gap(middle, fixed.low) <= 0
@@ -145,8 +153,8 @@ def _point_of_tangent(curve: Curve, x: Interval) -> Array:
 
     bracket = (jnp.zeros_like(fixed.low), jnp.maximum(fixed.high, 0))
     _left, point = lax.fori_loop(0, _HALVINGS, halve, bracket)
-    # A Newton step that starts at the result of the bisection has the derivative of the exact
-    # solution. If the slope is about 0, the step has length 0.
+    # One step of Newton's method follows the bisection. With this step, jax computes the derivative
+    # of the exact solution. If the slope is about 0, the step has the length 0.
     slope_of_gap, _ = _tangent(gap_at_lower_end, point)
     fixed_slope = lax.stop_gradient(slope_of_gap)
     divisor = jnp.where(fixed_slope < -1e-12, fixed_slope, -jnp.inf)

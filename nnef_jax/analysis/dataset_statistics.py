@@ -35,8 +35,8 @@ from nnef_jax.options import names_of, require_flags, require_samples
 from nnef_jax.results import Axes, Result, Table, axes, literally, table_of
 from nnef_jax.workings import graph_for
 
-# Effective ranks are computed for tensors of at most 1024 units. For 1024 units, an effective rank
-# takes 0.3 s.
+# Effective ranks are computed for tensors of at most 1024 units. One rank of 1024 units takes
+# 0.3 s.
 _MOST_UNITS_FOR_RANK = 1024
 
 
@@ -45,8 +45,8 @@ class Statistics(Result):
     """Statistics of tensors inside a network, by name.
 
     Args:
-        tensors: statistics by tensor name, in the order of computation. Statistics of gradients at
-            parameters follow, by label.
+        tensors: statistics of each tensor, by name, in the order of computation. If `of` is
+            "gradients", statistics of the gradients at parameters follow, by label.
         of: "activations" or "gradients".
         batches: the number of batches.
     """
@@ -56,10 +56,10 @@ class Statistics(Result):
     batches: int
 
     def merge(self, other: Statistics) -> Statistics:
-        """Return the statistics of two series of batches together, such as two parts of a dataset.
+        """Return the statistics over the batches of both results, such as two parts of a dataset.
 
-        Raises InputError if the two results have different tensors, or one has activations and the
-        other has gradients.
+        Raises InputError if the two results have different tensors, or if one has activations and
+        the other has gradients.
         """
         if self.of != other.of or self.tensors.keys() != other.tensors.keys():
             raise InputError("statistics of other tensors cannot be merged")
@@ -69,7 +69,7 @@ class Statistics(Result):
         return Statistics(tensors=merged, of=self.of, batches=self.batches + other.batches)
 
     def to_dict(self) -> dict[str, object]:
-        """Return `{"of", "batches", "tensors": {name: ...}}`, of values that JSON can hold."""
+        """Return `{"of", "batches", "tensors": {name: ...}}`. JSON can hold all values."""
         tensors = {name: x.to_dict() for name, x in self.tensors.items()}
         return {"of": self.of, "batches": self.batches, "tensors": tensors}
 
@@ -80,7 +80,7 @@ class Statistics(Result):
             zeros = f"{x.zeros / max(x.size, 1):.1%}"
             dead = None if x.dead is None else f"{len(x.dead)} of {x.units}"
             row = [x.name, x.kind, show(x.shape), x.mean, x.std, x.min, x.max, zeros]
-            # None is an empty cell, which stands for no NaNs and no infinities.
+            # If there are no NaNs, or no infinities, the cell is None and stays empty.
             row += [x.nan or None, x.inf or None, dead, x.effective_rank]
             rows.append(row)
         columns = ["name", "operation", "shape", "mean", "std", "min", "max", "zeros", "NaN", "Inf"]
@@ -91,9 +91,9 @@ class Statistics(Result):
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw a row for each tensor, in the order of computation. Return the axes.
 
-        The row of an activation is a line from minimum to maximum. The line is thick within a
-        standard deviation of the mean, and the number of dead units stands beside the line. The row
-        of a gradient shows its root mean square.
+        The row of an activation is a line from the minimum to the maximum. The line is thick from
+        mean - deviation to mean + deviation. The number of dead units stands beside the line. The
+        row of a gradient shows its root mean square.
         """
         tensors = list(self.tensors.values())
         figure_height = max(2.5, 0.22 * len(tensors))
@@ -109,7 +109,7 @@ class Statistics(Result):
 
 
 def _draw_gradients(ax: Axes, tensors: Sequence[TensorStatistics]) -> None:
-    """Draw the root mean square of each gradient, at the heights 0, 1, 2 and so on."""
+    """Draw a point for the root mean square of each gradient. Gradient i is at the height i."""
     heights = np.arange(len(tensors))
     # The axis is logarithmic, so there is no point for 0.
     rms_values = [x.rms if x.rms > 0 else np.nan for x in tensors]
@@ -121,7 +121,7 @@ def _draw_gradients(ax: Axes, tensors: Sequence[TensorStatistics]) -> None:
 
 
 def _draw_activations(ax: Axes, tensors: Sequence[TensorStatistics]) -> None:
-    """Draw the range, mean and deviation of each tensor, at the heights 0, 1, 2 and so on."""
+    """Draw the range, mean and deviation of each tensor. Tensor i is at the height i."""
     for height, x in enumerate(tensors):
         if not x.count:
             continue  # A tensor without finite items has no range.
@@ -148,8 +148,8 @@ def activation_statistics(
     """Return statistics of the tensors inside a network, over any number of batches.
 
     The statistics are mean, standard deviation, extremes, the share of zeros, and the numbers of
-    NaNs and infinities. Dead units are channels or features that are 0 in all items. The effective
-    rank is computed for the matrix whose columns are the units, with a row for each item and
+    NaNs and infinities. A unit is a channel or a feature. A dead unit is 0 in all items. The
+    effective rank is computed for a matrix with a column for each unit, and a row for each item and
     position. Only one batch is in memory at a time. A network with state runs one cycle from its
     initial state.
 
@@ -198,8 +198,9 @@ def gradient_statistics(
 
     Args:
         batches: the inputs of each call: an array, a tuple of arrays, or a dict of arrays by name.
-        loss: a function from the outputs to a floating-point number. If `targets` are passed, its
-            second argument is the batch's target. Each function object is traced once.
+        loss: a function from the outputs to a floating-point number. If `targets` are passed, the
+            second argument of the function is the target of the batch. Each function object is
+            traced once.
         targets: the second argument of the loss for each batch, such as classes.
         names: names or patterns of floating-point tensors, by default all; [] for none.
         labels: labels or patterns of floating-point parameters, by default all; [] for none.
@@ -219,7 +220,7 @@ def gradient_statistics(
     model = model if params is None else model.with_params(params)
     if labels is not None:
         labels = names_of("labels", labels, "labels of parameters")
-    # `chosen_params` raises an error if no parameter is chosen, but labels=[] chooses none.
+    # The user may choose no parameter by labels=[]. `chosen_params` would raise an error for it.
     chosen = {} if labels == () else chosen_params(model.params, labels)
     if targets is not None:
         require_samples("targets", targets)
@@ -257,14 +258,15 @@ def _gradients(
     *,
     loss: Loss,
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Return two dicts by name: gradients of the loss at tensors, and at parameters.
+    """Return two dicts: gradients of the loss at tensors, by name, and at parameters, by label.
 
     Args:
         model: the network.
         chosen: the parameters at which gradients are computed, by label.
         inputs: the inputs of a call.
         loss_arguments: the arguments of the loss after the outputs: a target, or nothing.
-        zeros: an array of zeros for each tensor, which is added to the tensor.
+        zeros: an array of zeros for each tensor, by name. The array is added to the tensor, and
+            the gradient at the array is the gradient at the tensor.
         loss: the loss.
     """
 
@@ -294,10 +296,10 @@ def _statistics_over(
     Args:
         model: the network.
         batches: the inputs of each call.
-        of: the kind of the tensors, which is a field of the result.
+        of: the field `of` of the result.
         names: names or patterns of the layers; None for all layers.
-        tensors_of: a function from the inputs of a call and the layers by name, to tensors by
-            name.
+        tensors_of: a function that returns tensors by name. Its arguments are the inputs of a call,
+            and the layers by name.
         rank: whether effective ranks are computed.
     """
     require_samples("batches", batches)
@@ -306,7 +308,7 @@ def _statistics_over(
         """Return the tensors for one batch, and the layers by name."""
         values = bound(model, batch)
         layers = layers_of(graph_for(model, values), names)
-        # With names=[] there are no layers, for which `real_layers` would raise an error.
+        # With names=[] there are no layers, and `real_layers` would raise an error.
         if of == "gradients" and layers:
             layers = real_layers(layers)
         return tensors_of(values, layers), layers
@@ -326,7 +328,7 @@ def _measured(
 ) -> Iterator[tuple[str, TensorStatistics]]:
     """Yield the name of each tensor and its statistics, in order.
 
-    The computations of all tensors are dispatched before the first result is fetched.
+    The device starts to compute the statistics of all tensors before the first result is fetched.
     """
     pending: dict[str, Any] = {}
     parameter_names = [name for name in arrays if name not in layers]

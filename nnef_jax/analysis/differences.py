@@ -23,10 +23,11 @@ def difference(
     - "dtype": another kind of numbers: logical, integer, floating-point or complex.
     - "nan": NaNs at other positions.
     - "inf": infinities at other positions, or with another sign.
-    - "saturation": most items out of tolerance are saturated (see `_saturated`).
+    - "saturation": most items out of tolerance are saturated. `_saturated` explains the word.
     - "values": any other difference.
 
-    `_figures` explains the figures. For the reasons "shape" and "dtype" the dict is empty.
+    The docstring of `_figures` explains the figures. For the reasons "shape" and "dtype" the dict
+    is empty.
     """
     if array.shape != reference.shape:
         return "shape", {}
@@ -53,15 +54,15 @@ def _figures(x: Array, y: Array, rtol: float, atol: float) -> tuple[dict[str, fl
     """Return figures of the difference of `x` from the reference `y`, and whether an item is wrong.
 
     An item is wrong if its error exceeds its tolerance, `atol + rtol * max(|item of y|, rms)`,
-    where `rms` is the root mean square of `y`. An item of `y` that is about 0 by cancellation
-    therefore has the tolerance of a typical item. Items that are not finite do not count.
+    where `rms` is the root mean square of `y`. Cancellation can make an item of `y` about 0. Such
+    an item still has the tolerance of a typical item. Items that are not finite are ignored.
 
     - absolute: the largest error.
-    - relative: the largest error divided by |item of y|, among items other than 0.
-    - excess: the largest error divided by its tolerance.
+    - relative: the largest quotient error / |item of y|, among items of y other than 0.
+    - excess: the largest quotient error / tolerance.
     - snr: the signal-to-noise ratio in dB, infinite without errors.
-    - ulps: the largest distance in steps between representable numbers of the coarser of the two
-      dtypes; NaN unless the arrays are floating-point. `difference` adds this figure.
+    - ulps: the largest error in steps between neighbouring numbers of a dtype, the coarser of the
+      two; NaN unless the arrays are floating-point. `difference` adds this figure.
     - saturated: the share of saturated items among the wrong items.
     """
     with np.errstate(all="ignore"):
@@ -99,8 +100,8 @@ def kind_of(x: Array) -> str:
         return "i"
     if kind in "bifc":
         return kind
-    # numpy gives dtypes such as bfloat16, float8 and int4 the kind "V". `ml_dtypes.finfo` raises
-    # ValueError for a dtype that is not floating-point.
+    # For dtypes such as bfloat16, float8 and int4, numpy's kind is "V". `ml_dtypes.finfo` tells
+    # them apart: it raises ValueError for a dtype that is not floating-point.
     try:
         ml_dtypes.finfo(x.dtype)
     except ValueError:
@@ -110,9 +111,9 @@ def kind_of(x: Array) -> str:
 
 
 def _in_64_bits(x: Array) -> Array:
-    """Convert an array to 64 bits.
+    """Convert an array to 64 bits. A complex array [...] becomes a real array [2, ...].
 
-    A complex array gets a first axis of real and imaginary parts.
+    The new first axis has the real and the imaginary parts.
     """
     if x.dtype.kind == "c":
         x = np.stack([np.real(x), np.imag(x)])
@@ -122,8 +123,8 @@ def _in_64_bits(x: Array) -> Array:
 def _signal_to_noise(magnitudes: Array, errors: Array) -> float:
     """Return the signal-to-noise ratio in dB, which is infinite without errors.
 
-    The ratio is 10 log10(sum of squared magnitudes / sum of squared errors). `magnitudes` are the
-    magnitudes of the reference's items.
+    The ratio is 10 log10(sum of squared magnitudes / sum of squared errors). `magnitudes` belong to
+    the items of the reference.
     """
     error_power = float(np.sum(errors**2))
     if not error_power:
@@ -136,10 +137,11 @@ def _largest(x: Array) -> float:
 
 
 def _saturated(x: Array, y: Array) -> Array:
-    """Return the mask of the positions at which one array is saturated.
+    """Return the mask of the positions at which `x` or `y` is saturated.
 
-    An array is saturated at an item if the item is its minimum or maximum, several of its items are
-    equal to this extreme, and the other array's item is beyond the extreme.
+    An array is saturated at a position if three conditions hold. Its item is the array's minimum
+    or maximum. Several of its items are equal to this extreme. The item of the other array is
+    beyond the extreme. For example, [6, 6, 1] is saturated at the first position beside [9, 6, 1].
     """
     is_saturated = np.zeros(x.shape, bool)
     if not x.size:
@@ -157,10 +159,10 @@ def _saturated(x: Array, y: Array) -> Array:
 
 
 def _ulps(a: Array, b: Array) -> float:
-    """Return the largest distance between two items at the same position of two arrays.
+    """Return the largest distance between an item of `a` and the item of `b` at its position.
 
-    The distance is counted in steps between representable numbers of the coarser dtype. Positions
-    at which an array is not finite do not count.
+    The unit is one step between neighbouring numbers of the coarser dtype. Positions at which an
+    array is not finite are ignored.
     """
     coarser_dtype = max(a.dtype, b.dtype, key=lambda dtype: float(ml_dtypes.finfo(dtype).eps))
     with np.errstate(all="ignore"):
@@ -174,7 +176,11 @@ def _ulps(a: Array, b: Array) -> float:
 
 
 def _ranks(x: Array) -> Array:
-    """Return the rank of each item among all numbers of its dtype. 0 and -0 have rank 0."""
+    """Return the rank of each item among all numbers of its dtype.
+
+    0 and -0 have the rank 0, the smallest positive number has the rank 1, and so on. Negative
+    numbers have negative ranks.
+    """
     bits = x.dtype.itemsize * 8
     codes = np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
     # In a floating-point number, the first bit is the sign. The remaining bits, read as an integer,

@@ -27,7 +27,8 @@ def require_derivative(
         return
     reason = "is rounded" if stop.kind in rounding_kinds else "is of integers"
     hint = "occlusion and feature_ablation need no derivatives"
-    # Without kinds that round, only integers stop derivatives.
+    # With kinds=(), only integers stop derivatives. If this finds no operation, rounding is the
+    # cause, and straight-through gradients help.
     stop_by_integers = _stopping_operation(graph, sources, results, kinds=())
     if stop_by_integers is None:
         hint = 'load(..., quantization="ste") passes derivatives straight through rounding'
@@ -38,10 +39,10 @@ def require_derivative(
 def _stopping_operation(
     graph: Graph, sources: Iterable[Value], results: Iterable[Value], kinds: Sequence[str]
 ) -> Operation | None:
-    """Return the first operation from `sources` to `results` that stops derivatives.
+    """Return the first operation that stops all derivatives between `sources` and `results`.
 
     An operation stops derivatives if its kind is in `kinds`, or if all its results are integers.
-    Return None if a path from `sources` to `results` avoids all such operations.
+    The result is None if some path from `sources` to `results` avoids all such operations.
     """
     with_derivative = set(sources)
     first_stop: Operation | None = None
@@ -59,9 +60,9 @@ def _stopping_operation(
 
 
 def require_derivatives(model: Model, graph: Graph, sources: Iterable[Value]) -> None:
-    """Raise InputError if one of `sources` is connected to the outputs only through rounding.
+    """Raise InputError if every path from one of `sources` to the outputs passes through rounding.
 
-    All derivatives of the outputs by this source are then 0.
+    All derivatives of the outputs by this source are 0.
     """
     if rounds_straight_through(model):
         return  # Derivatives pass through rounding.
@@ -76,7 +77,7 @@ def require_derivatives(model: Model, graph: Graph, sources: Iterable[Value]) ->
 def _differentiable(graph: Graph, avoided: Sequence[str]) -> set[Value]:
     """Return the tensors that are connected to an output by a path of floating-point tensors.
 
-    Paths through operations of the kinds `avoided` do not count.
+    A path must not contain an operation whose kind is in `avoided`.
     """
     connected = {value for value in graph.outputs if is_float(value.type.dtype)}
     for operation in reversed(graph.operations):

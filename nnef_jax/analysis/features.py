@@ -22,7 +22,8 @@ from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 
 Sampled = tuple[Array, int] | None  # This is a key of `jax.random`, and the number of samples.
-# Exact Shapley values are computed for at most 16 features, which have 65536 coalitions.
+# Exact Shapley values need the scores of 2^n coalitions of n features. 16 features have 65536
+# coalitions.
 _MOST_FEATURES = 16
 _SWEEPS = 200  # Coordinate descent visits each coefficient 200 times.
 
@@ -35,10 +36,10 @@ class FeatureOptions(QuestionOptions, total=False):
 
 
 class _LineAndScore(NamedTuple):
-    """The fields of a `Line`, and a function from a coalition to the scores [batch].
+    """The fields of a `Line`, and a function `score_of(coalition)` that returns scores [batch].
 
-    A coalition is a mask of the features that keep their values, bool [feature]. All other features
-    have the values of the baseline.
+    A coalition is a mask, bool [feature]. Features in the mask keep their values. All other
+    features have the values of the baseline.
     """
 
     x: Array
@@ -55,8 +56,8 @@ class _Features:
     Args:
         question: the question.
         baseline: the values of removed features.
-        groups: the index of the feature to which each entry of an item belongs, with the shape of
-            an item.
+        groups: for each entry of an item, the index of the feature to which the entry belongs. The
+            array has the shape of an item.
         count: the number of features.
     """
 
@@ -80,8 +81,8 @@ class _Features:
     ) -> Attribution:
         """Return the attribution in which each entry has the value of its feature.
 
-        `values` are the values of features, [batch, feature]. All other arguments are as in the
-        function `attributed`.
+        `values` are the attributions of the features, [batch, feature]. All other arguments are as
+        in the function `attributed`.
         """
         values_of_entries = values[:, self.groups]
         return attributed(question, method, values_of_entries, scores=scores, x=x)
@@ -120,6 +121,8 @@ def feature_permutation(
 ) -> Attribution:
     """Compute how much a score falls if a feature is permuted among the items of the batch.
 
+    After the permutation, each item has the feature's values from another item.
+
     Args:
         key: a key of `jax.random`; each feature gets a separate permutation.
         mask: the feature of each entry, as in `feature_ablation`.
@@ -135,7 +138,7 @@ def feature_permutation(
 def shapley_values(
     model: Model, *inputs: Input, sampled: Sampled = None, **options: Unpack[FeatureOptions]
 ) -> Attribution:
-    """Compute how much each added feature raises a score, averaged over all orders (Shapley 1953).
+    """Compute the mean rise of a score when a feature is added, over all orders (Shapley 1953).
 
     >>> nnef_jax.analysis.shapley_values(model, images, mask=rows, sampled=(key, 25))
 
@@ -191,8 +194,8 @@ def lime(
     Args:
         sampled: a key of `jax.random`, and the number of samples. A sample keeps the same features
             in all items.
-        penalty: the weight of the sum of absolute coefficients in the loss. The loss also contains
-            half the weighted mean of squared errors.
+        penalty: a factor in the loss, which is (weighted mean of squared errors) / 2 + penalty *
+            (sum of absolute coefficients).
 
     All other arguments, and the errors, are as in `feature_ablation`.
     """
@@ -221,16 +224,16 @@ def _features(
         return _Features(question, baseline, jnp.arange(count).reshape(shape), count)
     mask_array = np.asarray(array_of("mask", mask))
     try:
-        # A user's mask may have a first axis of extent 1, the batch. The shape with a batch of one
-        # item accepts masks with and without this axis.
+        # A user's mask may have a batch axis of extent 1 in front. Masks with and without this axis
+        # broadcast to the shape of a batch of one item.
         batch_of_one = np.broadcast_to(mask_array, (1, *shape))
     except ValueError:
         message = f"mask is {show(mask_array.shape)}, an item of '{question.wrt}' is {show(shape)}"
         raise InputError(message, hint="give an array that broadcasts") from None
     if mask_array.dtype.kind not in "iu":
         raise InputError(f"mask must be of integers, it is {mask_array.dtype}")
-    # The integers of a mask need not be 0, 1, 2 and so on. `flat_groups` are their indices among
-    # the different integers of the mask.
+    # A mask may have any integers, such as 10, 20 and 10. `flat_groups` numbers its different
+    # integers from 0, and has 0, 1 and 0 for this example.
     different, flat_groups = np.unique(batch_of_one[0], return_inverse=True)
     groups = jnp.asarray(flat_groups.reshape(shape))
     return _Features(question, baseline, groups, count=len(different))
@@ -275,22 +278,23 @@ def _ablation(features: _Features, key: Array | None) -> Attribution:
 def _exact_shapley_values(features: _Features) -> Attribution:
     """Return exact Shapley values, computed from the scores of all coalitions.
 
-    The value of a feature is a weighted sum of these scores. For a coalition of s of n features,
-    the score has the weight
+    The value of a feature is a weighted sum of these scores. If a coalition has s of n features,
+    the weight of its score is
 
-        (s - 1)! (n - s)! / n!      if the feature is in the coalition,
-        -s! (n - s - 1)! / n!       if it is not.
+        (s - 1)! (n - s)! / n!      for a feature in the coalition,
+        -s! (n - s - 1)! / n!       for any other feature.
     """
     x, question, _x0, score_of = features.line_and_score()
     count = features.count
-    # Row 5 of the coalitions has the features 0 and 2, because 5 has the bits 0 and 2.
+    # Row i of the coalitions has the features whose bits are set in i. Row 5 has the features 0 and
+    # 2, because 5 = 2^0 + 2^2.
     rows = np.arange(2**count)[:, None]
     bits = (rows >> np.arange(count)) & 1
     coalitions = bits.astype(bool)  # [coalition, feature]
     sizes = coalitions.sum(1)
     factorials = np.cumprod([1.0, *range(1, count + 1)])
-    # An index is -1 for the weight of members of the empty coalition, and for the weight of
-    # features outside the full coalition. `where` selects neither of these weights.
+    # The empty coalition has no features inside, and the full coalition has none outside. For these
+    # weights an index below is -1, and `where` does not select them.
     weight_inside = factorials[sizes - 1] * factorials[count - sizes] / factorials[count]
     weight_outside = -factorials[sizes] * factorials[count - sizes - 1] / factorials[count]
     weights = np.where(coalitions, weight_inside[:, None], weight_outside[:, None])
@@ -303,15 +307,16 @@ def _exact_shapley_values(features: _Features) -> Attribution:
 
 @partial(jax.jit, static_argnames="samples")
 def _sampled_shapley_values(features: _Features, key: Array, *, samples: int) -> Attribution:
-    """Return mean gains over random orders of the features, an estimate of Shapley values."""
+    """Estimate Shapley values by the mean gain of each feature over random orders."""
     x, question, _x0, score_of = features.line_and_score()
     empty_coalition = jnp.zeros(features.count, bool)
     empty_score = score_of(empty_coalition)
 
     def add_order(gains: Array, order_key: Array) -> tuple[Array, None]:
-        """Add to `gains`, [batch, feature], the rises of the score in a random order.
+        """Return `gains`, [batch, feature], after the gains in one random order are added.
 
-        The features join the coalition one after the other, and each feature gains the rise.
+        The features join the coalition one after the other. The gain of a feature is the rise of
+        the score when it joins.
         """
 
         def add_feature(state: tuple[Array, Array, Array], feature: Array) -> Any:
@@ -342,7 +347,7 @@ def _kernel_shap(features: _Features, key: Array, *, samples: int) -> Attributio
     empty_score = score_of(jnp.full(count, False))
     change = full_score - empty_score
     if count <= 1:
-        # A single feature has the change of the score as its value.
+        # The value of a single feature is the whole change of the score.
         values = change[:, None]
     else:
         coalitions = _random_coalitions(key, samples, count)
@@ -354,16 +359,16 @@ def _kernel_shap(features: _Features, key: Array, *, samples: int) -> Attributio
 def _random_coalitions(key: Array, samples: int, count: int) -> Array:
     """Return random coalitions of `count` features, bool [sample, feature].
 
-    In the kernel of the paper on SHAP, a coalition has s of n features with a probability
-    proportional to 1 / (s * (n - s)). All coalitions of the same size are equally probable.
+    The probability of each size s is proportional to 1 / (s * (n - s)), where n is `count`, as in
+    the kernel of the paper on SHAP. All coalitions of the same size are equally probable.
     """
     size_key, rank_key = jax.random.split(key)
     all_sizes = np.arange(1, count)
-    # `choice` divides the probabilities by their sum.
+    # The numbers need not add up to 1, because `choice` divides them by their sum.
     probabilities = jnp.asarray(1 / (all_sizes * (count - all_sizes)))
     sizes = jax.random.choice(size_key, all_sizes, (samples,), p=probabilities)
-    # Each row of `ranks` is a random permutation. The features of the lowest ranks form the
-    # coalition.
+    # Each row of `ranks` is a random permutation of the ranks. A coalition of 3 features has the
+    # features with the ranks 0, 1 and 2.
     ranks = jax.random.uniform(rank_key, (samples, count)).argsort(1).argsort(1)
     return ranks < sizes[:, None]
 
@@ -409,7 +414,7 @@ def _lime(features: _Features, coalitions: Array, penalty: Array) -> Attribution
 
     scores, weights = lax.map(score_and_weight, coalitions)  # Both are [sample, batch].
     rows = coalitions.astype(x.dtype)
-    # The regressions of the items are separate, and differ in scores and weights.
+    # Each item of the batch has a separate regression, with its scores and weights.
     fit_items = jax.vmap(partial(_lasso, rows, penalty), in_axes=1)
     values = fit_items(scores, weights)  # [batch, feature]
     full_scores = question.scores_at(x)
@@ -432,7 +437,7 @@ def _lasso(rows: Array, penalty: Array, y: Array, weights: Array) -> Array:
         weights: the weight of each sample, [sample].
     """
     shares = weights / weights.sum()
-    # The weighted means are subtracted, so that the regression needs no constant.
+    # The weighted means are subtracted. The regression then needs no constant.
     centred_rows = rows - (shares @ rows)[None]
     centred_y = y - shares @ y
     weighted_rows = centred_rows.T * shares[None]
@@ -440,11 +445,11 @@ def _lasso(rows: Array, penalty: Array, y: Array, weights: Array) -> Array:
     covariances_with_y = weighted_rows @ centred_y  # [feature]
 
     def improve(step: Array, coefficients: Array) -> Array:
-        """Replace one coefficient by its best value for the present other coefficients."""
+        """Replace one coefficient by its best value, while all other coefficients stay fixed."""
         i = step % len(coefficients)
         variance = covariances[i, i]
-        # `residual` is the covariance of feature i with the part of y that the other coefficients
-        # do not explain. The last term leaves coefficient i out of the prediction.
+        # The last term takes coefficient i out of the prediction. `residual` is therefore the
+        # covariance of feature i with the part of y that the other coefficients do not explain.
         prediction = covariances[i] @ coefficients
         residual = covariances_with_y[i] - prediction + variance * coefficients[i]
         # The penalty moves the best coefficient towards 0.

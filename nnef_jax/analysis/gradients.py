@@ -66,7 +66,7 @@ def saliency(
 
 @partial(jax.jit, static_argnames="times_input")
 def _saliency(question: Question, *, times_input: bool) -> Attribution:
-    """Compute the gradient of the scores, and multiply it by the tensor if `times_input`."""
+    """Compute the gradient of the scores. If `times_input`, multiply it by the tensor `wrt`."""
     x = question.value()
     question = question.with_classes(x)
     scores, gradient = question.gradient(x)
@@ -91,9 +91,9 @@ def integrated_gradients(
     >>> attribution = nnef_jax.analysis.integrated_gradients(model, images)
 
     Args:
-        baseline: the start of the line: a number, or an array that broadcasts to the tensor. If
-            `wrt` is a tensor inside that depends on floating-point inputs, the baseline replaces
-            these inputs.
+        baseline: the start of the line: a number, or an array that broadcasts to the tensor `wrt`.
+            If `wrt` is a tensor inside the network that depends on floating-point inputs, the
+            baseline replaces these inputs.
         steps: the number of gradients.
         method: the quadrature rule: "riemann_middle", "riemann_left", "riemann_right",
             "riemann_trapezoid" (which includes both ends of the line), or "gausslegendre".

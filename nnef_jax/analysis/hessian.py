@@ -33,9 +33,8 @@ class HessianTrace(Result):
     """An estimate of the trace of a Hessian, and of the trace of each parameter's diagonal block.
 
     Args:
-        samples: for each label of a parameter, estimates of the trace of the parameter's block,
-            [samples]. There is an estimate for each random vector, and their mean is the final
-            estimate.
+        samples: estimates of the trace of each parameter's block, [samples], by label. There is an
+            estimate for each random vector. The mean of these estimates is the final estimate.
     """
 
     samples: Mapping[str, Array]
@@ -62,8 +61,8 @@ class HessianTrace(Result):
     def to_dict(self) -> dict[str, object]:
         """Return a dict of numbers.
 
-        `value` is the trace, and `error` is its standard error. `parameters` and `errors` are the
-        same numbers for each parameter's block, by label.
+        `value` is the trace, and `error` is its standard error. `parameters` has the trace of each
+        parameter's block, by label, and `errors` has the standard errors of these traces.
         """
         return {
             "value": float(self.value),
@@ -98,9 +97,9 @@ class HessianEigenvalues(Result):
 
     Args:
         values: the k eigenvalues, [k], sorted by magnitude, the largest first.
-        residuals: error bounds [k]: an exact eigenvalue is within this distance of each of
-            `values`.
-        vectors: the eigenvectors by label, [k, ...], of norm 1 over all parameters together.
+        residuals: error bounds [k]. An exact eigenvalue is within residuals[i] of values[i].
+        vectors: the eigenvectors, with an array [k, ...] for each label of a parameter. The norm of
+            an eigenvector over all parameters together is 1.
     """
 
     values: Array
@@ -112,7 +111,8 @@ class HessianEigenvalues(Result):
 
         The line shows the parameter that has the largest share of the eigenvector's squared norm.
         """
-        # For each label, this is an array with the parameter's share of each eigenvector, [k].
+        # For each label, this is the parameter's share of the squared norm of each eigenvector,
+        # [k].
         shares: dict[str, Any] = {}
         for label, vectors in self.vectors.items():
             squares = np.square(np.asarray(vectors))
@@ -138,10 +138,10 @@ def hessian_trace(
 ) -> HessianTrace:
     """Estimate the trace of the Hessian of a loss by the parameters, and the traces of its blocks.
 
-    For random vectors v of signs 1 and -1, the mean of v^T H v is the trace of H (Hutchinson 1990).
-    The products H v also give the trace of the diagonal block of each parameter. A parameter whose
-    block has a small trace can be rounded more coarsely (Dong et al. 2020, arXiv:1911.03852). For a
-    diagonal Hessian the estimate is exact.
+    The entries of a random vector v are 1 or -1. The mean of v^T H v over many vectors is the trace
+    of the Hessian H (Hutchinson 1990). The products H v also give the trace of the diagonal block
+    of each parameter. A parameter whose block has a small trace can be rounded more coarsely (Dong
+    et al. 2020, arXiv:1911.03852). For a diagonal Hessian the estimate is exact.
 
     Args:
         inputs: the inputs of a call, in order, or one dict by name.
@@ -185,9 +185,9 @@ def hessian_eigenvalues(
 
     Args:
         k: the number of eigenvalues; at most the number of entries of the parameters.
-        steps: the number of blocks; more blocks make residuals smaller. The vectors take 2 * k *
-            steps times the memory of the parameters.
-        key: a key of `jax.random`, for the start; the default is a fixed key.
+        steps: the number of blocks of k vectors; more blocks make residuals smaller. The vectors
+            take 2 * k * steps times the memory of the parameters.
+        key: a key of `jax.random`, for the random first block; the default is a fixed key.
 
     All other arguments, and the errors, are as in `hessian_trace`.
 
@@ -222,7 +222,7 @@ def _arguments(
 def _gradient(
     model: Model, inputs: Sequence[Array], loss: Loss
 ) -> Callable[[Params], dict[str, Array]]:
-    """Return a function from the chosen parameters to the gradient of the loss."""
+    """Return a function from the chosen parameters to the gradient of the loss, by label."""
 
     def loss_at(chosen: Params) -> Array:
         params = {**model.params, **chosen}
@@ -246,7 +246,7 @@ def _trace(
     _, hessian_product = jax.linearize(_gradient(model, inputs, loss), chosen)
 
     def estimate(sample_key: Array) -> dict[str, Array]:
-        """Return v^T H v for each block, where v are random signs."""
+        """Return an estimate for each block, v^T H v. The entries of v are random signs."""
         parameter_keys = jax.random.split(sample_key, len(chosen))
         signs: dict[str, Array] = {}
         for (label, x), parameter_key in zip(chosen.items(), parameter_keys, strict=True):
@@ -272,7 +272,10 @@ def _eigenvalues(
     k: int,
     steps: int,
 ) -> HessianEigenvalues:
-    """Return eigenvalues of the Hessian, which is a map of flat vectors in 32 bits."""
+    """Return eigenvalues of the Hessian.
+
+    The Hessian acts on flat vectors in 32 bits, with all chosen parameters in one vector.
+    """
     _, hessian_product = jax.linearize(_gradient(model, inputs, loss), chosen)
     wide_params = {label: x.astype(jnp.float32) for label, x in chosen.items()}
     flat, unravel = ravel_pytree(wide_params)

@@ -30,8 +30,8 @@ from nnef_jax.options import names_of, require
 from nnef_jax.results import Axes, Result, Table, axes, result, static, table_of
 from nnef_jax.workings import without_mesh
 
-# The penalty of the ridge regression is 0.001 times the mean over examples of the squared norm of
-# the activations.
+# The penalty of the ridge regression is 0.001 times a mean over examples. The mean is of the
+# squared norms of their activations.
 _RIDGE = 1e-3
 
 
@@ -47,7 +47,7 @@ class Influence(Result):
     values: Array
 
     def table(self) -> Table:
-        """Return a table with the training items of most and least influence on each test item."""
+        """Return a table of the most and the least influential training items of each test item."""
         values = np.asarray(self.values)
         test_count, training_count = values.shape
         rows: list[tuple[Any, ...]] = []
@@ -87,11 +87,11 @@ def tracin(
 ) -> Influence:
     """Compute the influence of training items on test items (Pruthi et al. 2020, arXiv:2002.08484).
 
-    The influence is a sum over checkpoints. Each term is the learning rate times the scalar product
-    of the gradient of the training item's loss and the gradient of the test item's loss. The
-    influence is above 0 if training on the training item lowered the loss of the test item. The
-    gradients of all items are in memory together; `labels` restricts them to some parameters. A
-    model on a mesh is computed on the default device.
+    The influence is a sum over checkpoints. Each term is the learning rate times a scalar product
+    of two gradients: of the training item's loss, and of the test item's loss. The influence is
+    above 0 if training on the training item lowered the loss of the test item. The gradients of
+    all items are in memory together; `labels` restricts the gradients to some parameters. A model
+    on a mesh is computed on the default device.
 
     >>> nnef_jax.analysis.tracin(model, (images, digits), (unseen, answers), loss=cross_entropy)
 
@@ -127,16 +127,17 @@ def tracin(
         require_gradients(trained, trained.graph, layers={}, labels=chosen_labels)
         data_gradients = _gradients(trained, data_inputs, data_answers, loss, chosen_labels)
         test_gradients = _gradients(trained, test_inputs, test_answers, loss, chosen_labels)
-        # The products of gradients are [test item, training item].
+        # The scalar products of gradients have the shape [test item, training item].
         products = jnp.matmul(test_gradients, data_gradients.T, precision="highest")
         total += require_real("a rate", rate) * products
     return Influence(values=total)
 
 
 def _rate_by_checkpoint(rates: float | Sequence[float], count: int) -> Sequence[float]:
-    """Return the learning rate at each of `count` checkpoints, which must be at least one.
+    """Return a learning rate for each of `count` checkpoints.
 
-    Raises InputError if there are no checkpoints, or more or fewer rates than checkpoints.
+    A single number is the rate at all checkpoints. Raises InputError if `count` is 0, or if there
+    are several rates, but not `count` rates.
     """
     rate_list = [rates] * count if isinstance(rates, int | float) else list(rates)
     if count == 0:
@@ -147,7 +148,7 @@ def _rate_by_checkpoint(rates: float | Sequence[float], count: int) -> Sequence[
 
 
 def _require_batch_of_one(model: Model) -> None:
-    """Raise InputError if an input declares a batch of another size than 1."""
+    """Raise InputError if an input declares a fixed batch size other than 1."""
     for spec in model.inputs:
         if spec.shape and spec.shape[0] not in (1, None):
             message = f"input '{spec.name}' has the declared shape {show(spec.shape)}"
@@ -156,9 +157,9 @@ def _require_batch_of_one(model: Model) -> None:
 
 
 def _items(argument: str, pair: Any) -> tuple[tuple[Array, ...], Array]:
-    """Return the inputs and the answers of a pair of `tracin`, after checking the pair.
+    """Return the inputs and the answers in an argument of `tracin`, after checking them.
 
-    `argument` is the name of the argument with the pair, "data" or "test".
+    `argument` is the name of the argument, "data" or "test". `pair` is its value.
     """
     require(argument, pair, tuple | list, "a pair of inputs and answers")
     if len(pair) != 2:
@@ -186,12 +187,12 @@ def _gradients(
     loss: Loss,
     labels: tuple[str, ...],
 ) -> Array:
-    """Return the gradient of each item's loss, [item, parameter entry]."""
+    """Return the gradient of each item's loss, [item, entry of all parameters]."""
     params = model.params
     chosen = {label: params[label] for label in labels}
 
     def item_gradient(item_inputs: tuple[Array, ...], answer: Array) -> dict[str, Array]:
-        """Return the gradient of one item's loss by label."""
+        """Return the gradient of one item's loss at each parameter, by label."""
         batch_of_one = [x[None] for x in item_inputs]
 
         def loss_at(chosen: Params) -> Array:
@@ -213,7 +214,7 @@ class Concept(Result):
     """The dependence of a score on a concept in a layer, as `tcav` computes it.
 
     Args:
-        vector: the direction of the concept, an array of the shape of an item of the layer.
+        vector: the direction of the concept, an array with the shape of one item of the layer.
         derivatives: the derivative of each item's score along the direction, [batch].
         share: the share of items with a derivative above 0.
         scores: the explained scores, [batch].
@@ -246,11 +247,11 @@ def tcav(
 ) -> Concept:
     """Test whether a score depends on a concept (Kim et al. 2018, arXiv:1711.11279).
 
-    The direction of the concept comes from a ridge regression in the layer, which predicts 1 for
-    examples of the concept, and -1 for counterexamples.
+    The direction of the concept comes from a ridge regression on activations of the layer. The
+    regression predicts 1 for examples of the concept, and -1 for counterexamples.
 
     Args:
-        layer: the name of a floating-point tensor inside.
+        layer: the name of a floating-point tensor inside the network.
         concept: inputs that show the concept: an array, a tuple in order, or a dict by name.
         counterexamples: inputs that do not show the concept.
 

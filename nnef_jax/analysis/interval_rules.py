@@ -35,10 +35,10 @@ from nnef_jax.analysis.intervals import (
     widened,
 )
 
-# These tables have the monotone primitives. A primitive has the sign 1 for each operand in which it
-# rises, and the sign -1 for each operand in which it falls. The primitives of _SIGNS do not round.
-# The primitives of _ROUNDED round once. The primitives of _FUNCTIONS have the errors of library
-# functions.
+# The keys of these three tables are monotone primitives. The values have a sign for each operand: 1
+# if the primitive rises with the operand, and -1 if it falls. The primitives of _SIGNS do not
+# round. The primitives of _ROUNDED round once. The primitives of _FUNCTIONS have the rounding
+# errors of library functions.
 _SIGNS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("max", "min", "clamp", "sign", "floor", "ceil", "round", "sort"), (1, 1, 1)),
     **dict.fromkeys(("cummax", "cummin", "reduce_max", "reduce_min"), (1,)),
@@ -75,12 +75,12 @@ def bounded(equation: Equation, operands: Sequence[Bounded]) -> list[Interval]:
     if name == "top_k":
         return _top_k(equation, operands[0])
     if name in SUMS:
-        # A sum rises in each operand that varies. A scatter has 3 operands.
+        # A sum rises with each operand. There are 3 signs, because a scatter has 3 operands.
         (result,) = _between(equation, operands, (1, 1, 1))
         count, _ = term_counts(equation)
-        # The sum rounds once for each term. The number 4 is an upper bound for other roundings.
+        # The sum rounds once for each term. At most 4 further roundings occur.
         relative_error = (count + 4) * epsilon(result.low)
-        # Sums of integers have no rounding error, and need no magnitude.
+        # For sums of integers, the relative error is 0, and `magnitude` need not be computed.
         error = relative_error * magnitude(equation, operands) if relative_error else 0
         return [widened(result, error)]
     if name in _ROUNDED:
@@ -95,7 +95,8 @@ def bounded(equation: Equation, operands: Sequence[Bounded]) -> list[Interval]:
     is_bool = all(variable.aval.dtype == bool for variable in equation.invars)
     if name == "not" and is_bool:
         return _between(equation, operands, (-1,))
-    # A sort by keys also moves items of further operands, which do not rise with the keys.
+    # A sort of several operands uses one of them as keys. The results of the other operands do not
+    # rise with the keys, so the sort is not monotone.
     sorts_by_keys = name == "sort" and len(operands) > 1
     if name in _SIGNS and not sorts_by_keys:
         return _between(equation, operands, _SIGNS[name])
@@ -110,10 +111,10 @@ def _between(
 ) -> list[Interval]:
     """Bound the results of an equation that is monotone in each operand.
 
-    `signs` has 1 for an operand in which the results rise, and -1 for an operand in which they
-    fall.
+    `signs` has a number for each operand: 1 if the results rise with the operand, and -1 if the
+    results fall.
     """
-    # At the operands `for_lows` the results are lowest, and at `for_highs` they are highest.
+    # The results are lowest for the operands `for_lows`, and highest for the operands `for_highs`.
     for_lows: list[Array] = []
     for_highs: list[Array] = []
     for x, sign in zip(operands, signs, strict=False):  # There may be more signs than operands.
@@ -128,7 +129,10 @@ def _between(
 
 
 def _top_k(equation: Equation, x: Bounded) -> list[Interval]:
-    """Bound the values and the indices of the largest items. Any index of the axis is possible."""
+    """Bound the values and the indices of the largest items.
+
+    The bounds of each index are 0 and the last index of the axis.
+    """
     values, _ = _between(equation, [x], (1,))
     low, _ = ends(x)
     _, indices = jaxpr_evaluation.bind(equation, [low])
@@ -140,7 +144,7 @@ def _top_k(equation: Equation, x: Bounded) -> list[Interval]:
 def _with_rounding(x: Interval, ulps: float) -> Interval:
     """Move the ends of an interval outwards by a rounding error.
 
-    The error is `ulps` epsilons, relative to the largest magnitude that an item can have.
+    The error of an item is `ulps` * epsilon * (largest magnitude that the item can have).
     """
     return widened(x, ulps * epsilon(x.low) * x.magnitude)
 
@@ -154,9 +158,9 @@ def _hull(values: Sequence[Array]) -> Interval:
 
 
 def _corners(equation: Equation, x: Bounded, y: Bounded) -> Interval:
-    """Bound a function of two operands by its values at the ends of x and of y.
+    """Bound a function of two operands by its values at the four pairs of ends of x and y.
 
-    The function must have its extremes at these ends.
+    The function must have its extremes at such pairs.
     """
     ends_x = ends(x) if varies(x) else [x]
     ends_y = ends(y) if varies(y) else [y]
@@ -169,7 +173,7 @@ def _corners(equation: Equation, x: Bounded, y: Bounded) -> Interval:
 
 
 def _mul(equation: Equation, x: Bounded, y: Bounded) -> Interval:
-    """Bound a product. The product of a variable and itself is bounded as a square."""
+    """Bound a product. If both factors are the same variable, the product is a square."""
     is_square = equation.invars[0] is equation.invars[1]
     if is_square and varies(x):
         return _valley(jnp.square, x)
@@ -191,8 +195,8 @@ def _bounded_where(condition: Array, x: Interval) -> Interval:
 def _product(equation: Equation, x: Bounded, y: Bounded) -> Interval:
     """Bound a matrix product or convolution by centres and radii, as in Gowal et al. (2018).
 
-    The product of the intervals a +- p and b +- q is a b +- (|a| q + p (|b| + q)). The radius also
-    gets the rounding error, a share of the sum of the terms' magnitudes (|a| + p) (|b| + q).
+    The product of the intervals a +- p and b +- q is a b +- (|a| q + p (|b| + q)). The rounding
+    error is added to this radius. It is proportional to the product (|a| + p) (|b| + q).
     """
     result = equation.outvars[0].aval
     is_float = epsilon(result) > 0
@@ -200,7 +204,7 @@ def _product(equation: Equation, x: Bounded, y: Bounded) -> Interval:
         raise NoBounds
 
     def centre_and_radius(operand: Bounded) -> tuple[Array, Array | None]:
-        """Return the middle of an interval and half its width, or an array and None."""
+        """Return the middle and half the width of an interval. For an array, return it and None."""
         if not isinstance(operand, Interval):
             return operand, None
         centre = (operand.low + operand.high) / 2
@@ -222,7 +226,8 @@ def _product(equation: Equation, x: Bounded, y: Bounded) -> Interval:
         error = relative_error * times(magnitude_x + radius_x, magnitude_y + radius_y)
         radius = radius + error
     elif radius_x is not None:
-        # If y is an array, radius and error are one product, p |b| + share (|a| + p) |b|.
+        # If y is an array, q is 0. Radius and error together are then a single product, (p + share
+        # (|a| + p)) |b|, where `share` is the relative error.
         radius = times(radius_x + relative_error * (magnitude_x + radius_x), magnitude_y)
     else:
         radius_y = jnp.zeros_like(centre_y) if radius_y is None else radius_y
@@ -264,7 +269,7 @@ def _integer_pow(equation: Equation, x: Interval) -> Interval:
 
 
 def _pow(equation: Equation, x: Bounded, y: Bounded) -> Interval:
-    """Bound the power of two tensors, whose base x must not be negative."""
+    """Bound the power x^y of two tensors. The base x must not be negative."""
     result = _corners(equation, x, y)
     result = _with_rounding(result, ulps=_FUNCTION_ULPS)
     low_x, _ = ends(x)
@@ -276,15 +281,16 @@ def _pow(equation: Equation, x: Bounded, y: Bounded) -> Interval:
 def _waves(shift: float) -> Callable[[Equation, Interval], Interval]:
     """Return a rule that bounds cos(x - shift) for an interval x.
 
-    The cosine is 1 at angle 0, and -1 at angle pi.
+    The upper bound is 1 if x - shift contains the angle 0, plus any multiple of 2 pi. The lower
+    bound is -1 if x - shift contains the angle pi, plus any multiple of 2 pi.
     """
 
     def rule(equation: Equation, x: Interval) -> Interval:
         margin = _FUNCTION_ULPS * epsilon(x.low) * (1 + x.magnitude)
 
         def contains(angle: float) -> Array:
-            """Tell whether the interval x contains shift + angle plus a multiple of 2 pi."""
-            # `first_angle` is the smallest such number that is not below the interval.
+            """Tell whether the interval x contains shift + angle + 2 pi n, for an integer n."""
+            # `first_angle` is the smallest of these numbers that is not below the interval.
             rounds = jnp.ceil((x.low - margin - shift - angle) / (2 * np.pi))
             first_angle = rounds * (2 * np.pi) + shift + angle
             return first_angle <= x.high + margin
@@ -312,7 +318,7 @@ def _tan(equation: Equation, x: Interval) -> Interval:
 def _rem(_: Equation, x: Bounded, y: Bounded) -> Interval:
     """Bound the remainder of x divided by y.
 
-    A remainder has the sign of x, and is at most as large as x and as y.
+    A remainder has the sign of x. Its magnitude is at most |x|, and at most |y|.
     """
     low_x, high_x = ends(x)
     limit = largest_magnitude(y)
@@ -323,7 +329,7 @@ def _rem(_: Equation, x: Bounded, y: Bounded) -> Interval:
 
 
 def _equal(equation: Equation, x: Bounded, y: Bounded) -> Interval:
-    """Bound the result of x == y, or of x != y, where False is below True."""
+    """Bound the result of x == y or of x != y. As an end of an interval, False is below True."""
     low_x, high_x = ends(x)
     low_y, high_y = ends(y)
     is_same_variable = equation.invars[0] is equation.invars[1]
@@ -340,7 +346,7 @@ def _equal(equation: Equation, x: Bounded, y: Bounded) -> Interval:
 
 
 def _position(equation: Equation, x: Interval) -> Interval:
-    """Bound the index of a maximum or minimum, which lies in the range of the reduced axes."""
+    """Bound the index of a maximum or minimum by 0 and the last index of the reduced items."""
     result = equation.outvars[0].aval
     count = math.prod(x.low.shape[axis] for axis in equation.params["axes"])
     last_index = max(0, count - 1)
@@ -353,9 +359,10 @@ def _finite(equation: Equation, _: Bounded) -> Interval:
 
 
 def _running_product(x: Interval, axis: int, reverse: bool = False) -> Interval:
-    """Bound the products of the items up to each index along an axis.
+    """Bound the running products of the items along an axis.
 
-    If `reverse`, the products are of the items from each index to the end.
+    Product i multiplies the items from the start to index i. If `reverse`, product i multiplies the
+    items from index i to the end.
     """
 
     def times(x: Interval, y: Interval) -> Interval:
@@ -371,7 +378,10 @@ def _cumprod(equation: Equation, x: Interval) -> Interval:
 
 
 def _reduce_prod(equation: Equation, x: Interval) -> Interval:
-    """Bound a product over axes by running products over the merged axes."""
+    """Bound the product of all items along some axes.
+
+    The axes are merged into one axis. The bounds are the last of the running products along it.
+    """
     axes = equation.params["axes"]
     shape = equation.outvars[0].aval.shape
     if not axes:

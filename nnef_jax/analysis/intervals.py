@@ -21,7 +21,7 @@ from lowering.jaxprs import Aval, Equation, primitive
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Interval:
-    """A tensor whose items are known only to be between two ends, the arrays `low` and `high`.
+    """A tensor of which only bounds are known. Item i is between `low[i]` and `high[i]`.
 
     A tensor whose items are known exactly is an array instead of an `Interval`.
     """
@@ -51,14 +51,14 @@ class NoBounds(Exception):
 
 
 def ends(x: Bounded) -> tuple[Array, Array]:
-    """Return the ends of an interval. Both ends of an array are the array."""
+    """Return the two ends of an interval. For an array, return the array twice."""
     if isinstance(x, Interval):
         return x.low, x.high
     return x, x
 
 
 def interval(x: Bounded) -> Interval:
-    """Return an interval unchanged, and convert an array to an interval whose ends are equal."""
+    """Return an interval unchanged. Convert an array to an interval whose ends are equal."""
     low, high = ends(x)
     return Interval(jnp.asarray(low), jnp.asarray(high))
 
@@ -69,15 +69,15 @@ def largest_magnitude(x: Bounded) -> Array:
 
 
 def varies(x: Bounded) -> TypeGuard[Interval]:
-    """Tell whether a value is an interval, instead of an array whose items are known."""
+    """Tell whether a value is an interval, and not an array."""
     return isinstance(x, Interval)
 
 
 def apply(equation: Equation, operands: Sequence[Any]) -> list[Array]:
     """Compute an equation for arrays, with products in 32 bits, and return its results.
 
-    Primitives that only stop gradients or mark values return their operands, so that gradients pass
-    through the bounds.
+    Some primitives only stop gradients or mark values. They return their operands here, and
+    gradients pass through them.
     """
     name = primitive(equation)
     if name in ("stop_gradient", "levels", "optimization_barrier"):
@@ -111,7 +111,8 @@ def widened(x: Interval, error: Array | float) -> Interval:
     """
     if not epsilon(x.low):
         return x
-    # Processors may replace numbers below `tiny` by 0. The margin covers this error too.
+    # Processors may replace numbers by 0 if their magnitude is below `tiny`. The margin covers this
+    # error too.
     margin = error + jnp.finfo(x.low.dtype).tiny
     low = x.low - margin
     high = x.high + margin

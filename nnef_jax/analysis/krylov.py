@@ -20,7 +20,7 @@ Map = Callable[[Array], Array]
 
 
 class SingularTriplets(NamedTuple):
-    """Singular values [batch, k], their right vectors [batch, columns, k], residuals [batch, k]."""
+    """Singular values [batch, k], right vectors [batch, columns, k] and residuals [batch, k]."""
 
     values: Array
     right_vectors: Array
@@ -41,10 +41,10 @@ def singular_triplets(
     """Return the k largest singular values of each item, their right vectors, and residuals.
 
     For a singular value s with the left vector u and the right vector v, two equations should hold:
-    A v = s u and A^T u = s v. The result fulfils the first equation, and its residual is the error
-    of the second equation, |A^T u - s v|. If A has fewer rows than columns, the equations change
-    places. A singular value of A is within the residual of s. If A has at most k * steps rows or
-    columns, the values are exact up to rounding.
+    A v = s u and A^T u = s v. The result fulfils the first equation. Its residual is the error of
+    the second equation, |A^T u - s v|. If A has fewer rows than columns, the two equations change
+    places. The distance from s to an exact singular value of A is at most the residual. If A has at
+    most k * steps rows or columns, the values are exact up to rounding.
 
     Args:
         forward: the map A from [batch, columns, n] to [batch, rows, n].
@@ -57,8 +57,8 @@ def singular_triplets(
     """
     rows, columns = sizes
     is_wide = rows < columns
-    # The basis consists of vectors with `rows` or `columns` entries, whichever is fewer. If these
-    # are the rows, the map and its transpose change places.
+    # The vectors of the basis have min(rows, columns) entries. If there are fewer rows, the map and
+    # its transpose change places.
     product, transpose = (adjoint, forward) if is_wide else (forward, adjoint)
     # images = product(basis) = image_vectors * values * coordinates
     basis, images = _krylov(
@@ -77,10 +77,10 @@ def singular_triplets(
 
 
 def eigenpairs(product: Map, key: Array, size: int, k: int, steps: int) -> Eigenpairs:
-    """Return the k eigenvalues of largest magnitude of a symmetric map, vectors and residuals.
+    """Return the k eigenvalues of largest magnitude of a symmetric map A, vectors and residuals.
 
-    The residual of an eigenvalue s with the vector v is |A v - s v|, for the map A. An exact
-    eigenvalue of A is within the residual of s (Parlett 1998, The Symmetric Eigenvalue Problem,
+    The residual of an eigenvalue s with the vector v is |A v - s v|. The distance from s to an
+    exact eigenvalue of A is at most the residual (Parlett 1998, The Symmetric Eigenvalue Problem,
     4.5).
 
     Args:
@@ -113,9 +113,9 @@ def _krylov(
 ) -> tuple[Array, Array]:
     """Return an orthonormal basis of a Krylov space, and the images of the basis by a map A.
 
-    The space is spanned by `steps` blocks of `width` columns: X, M X, M^2 X and so on. Here X is
-    random, and M is A^T A. If `transpose` is None, A is symmetric, and M is A itself. Both arrays
-    are [batch, size, columns].
+    The space is spanned by `steps` blocks of `width` columns: X, M X, M^2 X and so on. The block X
+    is random. M is A^T A, or A itself if `transpose` is None, which means that A is symmetric. Both
+    resulting arrays are [batch, size, columns].
     """
     is_full_space = size <= width * steps
     if is_full_space:
@@ -130,7 +130,7 @@ def _krylov(
     images = jnp.zeros((batch, image_size, width * steps), jnp.float32)
 
     def add_block(step: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        """Return the basis and the images with another block, and the next block."""
+        """Add a block to the basis and to the images. Return both, and the next block."""
         basis, images, block = state
         block = _orthonormal(basis, block, random_blocks[step])
         image = product(block)
@@ -146,23 +146,25 @@ def _krylov(
 
 
 def _orthonormal(basis: Array, block: Array, spare: Array) -> Array:
-    """Return orthonormal columns that, together with a basis, span the columns of a block.
+    """Return orthonormal columns, also orthogonal to a basis, that extend the basis by a block.
 
-    The result is orthogonal to the basis. Arrays are [batch, size, columns], and columns of the
-    basis may be 0. A column of `block` that depends linearly on the basis or on other columns is
-    replaced by a random column, taken from `spare`. In this case the Krylov space has become
-    invariant, and the random column extends it.
+    The basis and the result together span the columns of the block. All arrays are [batch, size,
+    columns]. Columns of the basis may be 0. If a column of `block` depends linearly on the basis or
+    on other columns, a random column of `spare` replaces it. The Krylov space can then not grow by
+    this column, and the random column extends the space.
     """
-    # The second round corrects cancellation in the first round (Giraud et al. 2005), or makes its
-    # spare columns orthogonal. The third round does the same for the second round.
+    # After one round, cancellation can leave columns that are not orthogonal (Giraud et al. 2005),
+    # and spare columns are not orthogonal at all. Each further round makes the columns of the round
+    # before orthogonal.
     for _round in range(3):
         largest_norm = jnp.max(jnp.linalg.norm(block, axis=1), axis=1)[:, None]
         coordinates = _product(jnp.swapaxes(basis, 1, 2), block)
         remainder = block - _product(basis, coordinates)
         orthonormal, triangle = jnp.linalg.qr(remainder)
-        # The diagonal has the norm of each column without its parts along earlier columns.
+        # Entry i of the diagonal is the norm of column i after its parts along earlier columns are
+        # subtracted.
         independent_norms = jnp.abs(jnp.diagonal(triangle, axis1=1, axis2=2))
-        # A column is dependent if only rounding errors remain of it.
+        # A column is dependent if this norm is no larger than a rounding error.
         is_dependent = independent_norms <= 4 * jnp.finfo(jnp.float32).eps * largest_norm
         block = jnp.where(is_dependent[:, None], spare, orthonormal)
     return block

@@ -39,9 +39,9 @@ def grad_cam(
 ) -> Attribution:
     """Compute Grad-CAM of a layer's maps (Selvaraju et al. 2017, arXiv:1610.02391).
 
-    Each channel has a map. The weight of a channel is the mean over positions of the score's
-    gradient at the map. The values are relu(sum over channels of weight * map), an array
-    [batch, *positions].
+    Each channel of the layer has a map. The gradient of the score at a map has an entry for each
+    position. The mean of these entries is the weight of the channel. The values are
+    relu(sum over channels of weight * map), an array [batch, *positions].
 
     >>> nnef_jax.analysis.grad_cam(model, images, layer="relu2", target=3).plot()
 
@@ -69,7 +69,7 @@ def grad_cam(
 
 @partial(jax.jit, static_argnames=("layer", "upsample"))
 def _grad_cam(question: Question, *, layer: str, upsample: bool) -> Attribution:
-    """Return the rectified sum of a layer's maps, weighted by mean gradients."""
+    """Return relu(sum over channels of weight * map). A weight is the mean gradient at a map."""
     x = question.value()
     question = question.with_classes(x)
     # The maps and their gradient are [batch, channel, *positions].
@@ -131,7 +131,7 @@ def _layer_conductance(
         return captured[layer]
 
     def add_step(state: tuple[Array, Array], share: Array) -> tuple[tuple[Array, Array], None]:
-        """Add the conductance of a step, whose middle is at `share` of the line."""
+        """Add the conductance of a step. The middle of the step is at `share`, from 0 to 1."""
         total, layer_before = state
         half_step = jnp.asarray(0.5 / steps, x.dtype)
         gradient = question.layer_gradient(point_at(share), layer).gradient
@@ -218,7 +218,7 @@ def neuron_conductance(
     """
     require_count("steps", steps)
     require("neuron", neuron, tuple, "a name of a tensor and indices")
-    # An empty tuple names the tensor "", for which `_require_layer` raises an error.
+    # For an empty tuple, `layer` stays "". `_require_layer` then raises an error.
     layer: Any = ""
     unit: tuple[Any, ...] = ()
     if neuron:
@@ -234,7 +234,7 @@ def neuron_conductance(
 
 
 def _is_unit(unit: tuple[Any, ...], extents: Sequence[int]) -> bool:
-    """Tell whether a tuple has an index for each axis, from 0 to less than the axis's extent."""
+    """Tell whether a tuple has an index for each axis, an integer from 0 to extent - 1."""
     if len(unit) != len(extents):
         return False
     for index, extent in zip(unit, extents, strict=True):
@@ -248,7 +248,7 @@ def _is_unit(unit: tuple[Any, ...], extents: Sequence[int]) -> bool:
 def _neuron_conductance(
     question: Question, baseline: Array, *, layer: str, unit: tuple[int, ...], steps: int
 ) -> Attribution:
-    """Integrate the gradients at the tensor `wrt` that flow through a unit of a layer."""
+    """Integrate gradients at the tensor `wrt`. Only gradients through one unit are included."""
     x, question, x0 = line_from(question, baseline)
 
     def conductance_at(point: Array) -> Array:
@@ -274,9 +274,10 @@ def _neuron_conductance(
 def _mean_along_line(
     function: Callable[[Array], Array], x0: Array, x: Array, zero: Array, steps: int
 ) -> Array:
-    """Return the mean of a function along the line from `x0` to `x`, at the middles of steps.
+    """Return the mean of a function along the line from `x0` to `x`.
 
-    `zero` has the shape and dtype of the mean.
+    The line has `steps` steps, and the function is computed in the middle of each step. `zero` is
+    an array of zeros with the shape and dtype of the mean.
     """
 
     def add_value(total: Array, share: Array) -> tuple[Array, None]:

@@ -31,15 +31,15 @@ Loss = Callable[..., ArrayLike]
 
 @dataclass(frozen=True, slots=True)
 class LayerTensor:
-    """A tensor that a network computes from its inputs or states, and its operation.
+    """A tensor that a network computes from its inputs or states, and the operation behind it.
 
     Args:
         name: the name of the tensor.
         kind: the kind of the operation.
         value: the tensor in the graph.
         operation: the operation that computes the tensor.
-        params: labels of the parameters that the operation reads, either directly or after they are
-            rearranged.
+        params: labels of the parameters that the operation reads. A parameter may be rearranged
+            first, for instance by a reshape.
         weights: labels of the parameters in `params` that are multiplied with a tensor. Biases are
             left out.
         unit_axis: the axis of channels or features; None for a tensor with a single axis.
@@ -57,10 +57,10 @@ class LayerTensor:
 def on_one_device(
     model: Model, inputs: Sequence[Sample], params: Params | None
 ) -> tuple[Model, list[Any]]:
-    """Return the model on one device, with `params` as parameters, and the inputs in graph order.
+    """Return the model on one device, and the inputs in graph order.
 
     A model on a mesh is moved to the default device, since matrix decompositions are not
-    distributed. If `params` is None, the model keeps its parameters.
+    distributed. `params` replaces the parameters of the model, unless it is None.
     """
     if params is not None:
         model = model.with_params(params)
@@ -75,9 +75,9 @@ def on_one_device(
 def layers_of(graph: Graph, names: Iterable[str] | None = None) -> dict[str, LayerTensor]:
     """Return layers by tensor name, in order of computation.
 
-    If `names` is None, the result has all layers. Otherwise it has the layers whose names are in
-    `names`, or match a pattern in `names`. Raises TypeError unless `names` is a list of names, and
-    InputError for a name without a layer.
+    If `names` is None, the result has all layers. If `names` is a list of names and patterns, the
+    result has the layers that they match. Raises TypeError for any other `names`, and InputError
+    for a name or pattern without a layer.
     """
     layers = {layer.name: layer for layer in _layers(graph)}
     if names is None:
@@ -135,12 +135,13 @@ def _parameters(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the labels of the parameters, and of the weights, that an operation reads.
 
-    The two tuples are the fields `params` and `weights` of `LayerTensor`. `labels` has the labels
-    of the parameters from which each value is rearranged.
+    The two tuples are the fields `params` and `weights` of `LayerTensor`. If a value is a parameter
+    or is rearranged from parameters, `labels` has their labels for this value.
     """
     rule = operation.rule or rules[operation.kind]
     has_weights = rule.work is not None
-    # The keys of both dicts are labels. A dict keeps their order, which a set does not.
+    # The keys of both dicts are labels. Dicts are used instead of sets, because a dict keeps the
+    # order of its keys.
     params: dict[str, None] = {}
     weights: dict[str, None] = {}
     for name, operand in operation.operands:
@@ -153,10 +154,10 @@ def _parameters(
 
 
 def _unit_axis(operation: Operation, value: Value, axes: Mapping[Value, int | None]) -> int | None:
-    """Return the axis of channels or features of a tensor, or None for fewer than two axes.
+    """Return the axis of channels or features of a tensor.
 
-    The last product or convolution before the tensor creates this axis, and later operations may
-    move the axis.
+    The result is None for a tensor with fewer than two axes. The last product or convolution before
+    the tensor creates the axis, and later operations may move the axis.
 
     Args:
         operation: the operation that computes the tensor.
@@ -184,8 +185,8 @@ def _unit_axis(operation: Operation, value: Value, axes: Mapping[Value, int | No
         order: Any = dict(operation.attributes)["axes"]
         return order.index(axis) if axis < len(order) else axis
     source_shape = source.type.shape
-    # An operation that keeps the number of axes, or the extent of the axis, keeps the axis. Any
-    # other operation, such as a flattening, makes features along the last axis.
+    # If an operation keeps the number of axes, or the extent of this axis, the axis stays where it
+    # is. Any other operation, such as a flattening, makes features along the last axis.
     keeps_rank = rank == len(source_shape)
     keeps_extent = axis < rank and shape[axis] == source_shape[axis]
     return axis if keeps_rank or keeps_extent else last_axis
@@ -206,9 +207,9 @@ def real_layers(layers: Mapping[str, LayerTensor]) -> dict[str, LayerTensor]:
 def chosen_params(params: Mapping[str, Array], labels: Iterable[str] | None) -> dict[str, Array]:
     """Return floating-point parameters by label.
 
-    If `labels` is None, the result has all floating-point parameters. Otherwise it has the
-    parameters whose labels are in `labels`, or match a pattern of `fnmatch` in `labels`. Raises
-    TypeError unless `labels` is a list of strings. Raises InputError for a label without a
+    If `labels` is None, the result has all floating-point parameters. If `labels` is a list of
+    labels and patterns of `fnmatch`, the result has the parameters that they match. Raises
+    TypeError for any other `labels`. Raises InputError for a label or pattern without a
     floating-point parameter, and if no parameter is floating-point.
     """
     real = {label: x for label, x in params.items() if jnp.issubdtype(x.dtype, jnp.floating)}
@@ -224,8 +225,8 @@ def chosen_params(params: Mapping[str, Array], labels: Iterable[str] | None) -> 
 
 def _matching_labels(pattern: str, labels: Collection[str]) -> set[str]:
     """Return the labels that equal or match a pattern. Raises InputError if there are none."""
-    # A label that contains characters such as "[" or "*" may not match itself as a pattern. A label
-    # that equals the pattern is therefore accepted too.
+    # Labels may contain characters such as "[" or "*". Used as a pattern, such a label may not
+    # match itself. A label that equals the pattern is therefore accepted too.
     matching = {label for label in labels if label == pattern or fnmatchcase(label, pattern)}
     if not matching:
         hint = did_you_mean(pattern, labels) or "model.params has the labels"
@@ -264,9 +265,9 @@ def zeros_at(model: Model, inputs: Sequence[Array], names: Sequence[str]) -> dic
 def loss_of(
     model: Model, params: Arrays, inputs: Sequence[Array], loss: Loss, added: Arrays
 ) -> tuple[Array, dict[str, Any]]:
-    """Return the loss of a run in which arrays are added to tensors, and these tensors by name.
+    """Return the loss of a run, and the tensors to which the run adds arrays, by name.
 
-    `added` has the array that is added to each tensor, by the tensor's name.
+    `added` has an array for each of these tensors, by the tensor's name.
     """
 
     def adding(array: Array) -> Callable[[Array], Array]:
@@ -281,7 +282,7 @@ def loss_of(
 def scalar(value: object) -> Array:
     """Convert a loss to at least 32 bits.
 
-    Raises TypeError unless it is a single floating-point number.
+    Raises TypeError unless the loss is a single floating-point number.
     """
     array = array_from("loss", value)
     if array.shape != () or not jnp.issubdtype(array.dtype, jnp.floating):

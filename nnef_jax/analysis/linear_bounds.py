@@ -34,12 +34,13 @@ from nnef_jax.analysis.relaxations import BackwardStep, ThresholdSelection, line
 from nnef_jax.analysis.softmax_bounds import reduction_steps, related_bounds
 
 _PASSES = 512  # This many backward passes are computed together.
-# Between the compared variable and a case of a `select` are at most 12 equations.
+# At most 12 equations are between the variable that a `select` compares and a case of the `select`.
 _MOST_EQUATIONS_OF_CASE = 12
-# A softmax subtracts from x the maximum of x, and divides x by the sum of x. For each of the two
-# primitives, this is the reduction that computes the second operand.
+# A softmax subtracts the maximum of x from x, and divides exponentials by their sum. The keys are
+# these two primitives. The value is the reduction that computes the second operand.
 _RELATED = {"sub": "reduce_max", "div": "reduce_sum"}
-# The value is True if the comparison holds below a limit, as in `x < limit`.
+# The keys are comparisons of x with a limit. The value is True if the comparison holds for x below
+# the limit.
 _COMPARISONS = {"lt": True, "le": True, "gt": False, "ge": False}
 Read = Callable[[Atom], Bounded]
 
@@ -53,9 +54,9 @@ class Walk:
 
     Args:
         closed: the function.
-        arguments: an array or an interval for each argument.
-        linear: whether the results of the function are also bounded by the backward pass.
-        sharp: whether operands of nonlinear equations are also bounded by the backward pass.
+        arguments: an array or an interval for each argument of the function.
+        linear: whether the backward pass also bounds the results of the function.
+        sharp: whether the backward pass also bounds the operands of nonlinear equations.
     """
 
     def __init__(
@@ -72,14 +73,14 @@ class Walk:
         self._sharpened: set[Atom] = set()
         for equation in jaxprs.equations(closed):
             try:
-                # The bounds of a nonlinear equation are tighter for tighter operands.
+                # Tighter operands give tighter bounds of a nonlinear equation.
                 if sharp and self._is_nonlinear(equation):
                     for operand in equation.invars:
                         self._sharpen(operand)
                 results = self.evaluated(equation, self.read)
             except NoBounds as error:
-                # The error names the outermost equation, because this equation has the name of the
-                # operation.
+                # The error may come from an equation inside this one. The new error has this
+                # equation, because the outermost equation has the name of the operation.
                 raise NoBounds(equation) from error
             for variable, result in zip(equation.outvars, results, strict=True):
                 self._values[variable] = result
@@ -127,7 +128,8 @@ class Walk:
             reduction = reduction_steps(_RELATED[name], first, second, self.makers)
             if reduction:
                 x = interval(operands[0])
-                # Not the interval of `second`, which may be tighter than the reduction's.
+                # `related_bounds` needs the interval that the reduction computes from x. The
+                # interval of `second` may be tighter, and is not used.
                 y: Bounded = x
                 for step in reduction:
                     step_operands = [self.read(v) if is_literal(v) else y for v in step.invars]
@@ -138,11 +140,11 @@ class Walk:
     def at(
         self, variable: Atom, values: Mapping[Atom, Bounded], depth: int = _MOST_EQUATIONS_OF_CASE
     ) -> Bounded:
-        """Return the value of a variable if other variables have the values in `values`.
+        """Return the value of `variable` after other variables get the values in `values`.
 
-        Elementwise equations between the variables are evaluated again, up to `depth` equations in
-        a row. A variable behind more equations, or behind another kind of equation, keeps the value
-        that the walk computed.
+        Elementwise equations between `values` and `variable` are evaluated again, up to `depth`
+        equations in a row. Behind more equations, or behind an equation of another kind, a variable
+        keeps the value that the walk computed.
         """
         if is_literal(variable):
             return self.read(variable)
@@ -160,8 +162,9 @@ class Walk:
     def compared(self, equation: Equation) -> ThresholdSelection | None:
         """Return the parts of a selection `select_n(x < threshold, case_0, case_1)`.
 
-        The parts are x, the threshold, and the index of the case below the threshold. Return None
-        if the condition is not a comparison of a variable with a known threshold, item by item.
+        The parts are x, the threshold, and the index of the case that is selected below the
+        threshold. The result is None for any other condition: the condition must compare each item
+        of a variable with a threshold that is not an interval.
         """
         condition, *cases = equation.invars
         comparison = self.makers.get(condition)
@@ -182,13 +185,13 @@ class Walk:
             return None
         if variable.aval.shape != equation.outvars[0].aval.shape:
             return None
-        # `select_n` selects case 1, the second one, where its condition is True.
+        # Where its condition is True, `select_n` selects case 1, which is the second case.
         return ThresholdSelection(variable, threshold, case_below=int(selects_second_below))
 
     def is_affine_in(self, variable: Atom, x: Atom) -> bool:
-        """Tell whether a variable is an elementwise affine function of `x`, and of nothing else.
+        """Tell whether a variable is an elementwise affine function of `x` and of constants.
 
-        Variables that are not intervals count as constants.
+        Variables that are not intervals are constants.
         """
         if is_literal(variable) or variable is x:
             return True
@@ -206,8 +209,8 @@ class Walk:
     def _selection_bounds(self, equation: Equation, read: Read) -> Interval:
         """Bound the result of a selection between two cases by a condition.
 
-        In a selection by `x < threshold`, each case is bounded only for the values of x at which it
-        is selected.
+        If the condition is `x < threshold`, one case is bounded for x up to the threshold, and the
+        other case is bounded for x from the threshold on.
         """
         selector, *case_variables = equation.invars
         condition = interval(read(selector))
@@ -252,7 +255,7 @@ class Walk:
         """Tighten the interval of a variable by the backward pass, item by item.
 
         The new interval is the intersection of the old interval and the bounds from the backward
-        pass. Only intervals of floating-point items are tightened, each once.
+        pass. A variable of integers, and a variable that was tightened before, stays as it is.
         """
         if is_literal(variable) or variable in self._sharpened:
             return
@@ -267,7 +270,7 @@ class Walk:
             return
 
         def bound(pass_index: Array) -> Array:
-            """Return a lower bound of an item, or of minus an item, [].
+            """Return a lower bound of an item, or of minus an item. The bound has the shape [].
 
             For example, if there are 3 items, pass 1 is for item 1, and pass 4 is for minus item 1.
             """
@@ -290,8 +293,8 @@ class Walk:
         """Tell whether the backward pass cannot improve the interval of a variable.
 
         The backward pass cannot improve the interval of an argument, or of the result of a
-        nonlinear equation. It also cannot improve the interval of a tensor whose items are only
-        moved there from arguments and from results of nonlinear equations.
+        nonlinear equation. Equations such as a reshape only move items. If all items of a variable
+        are moved from such arguments and results, its interval cannot be improved either.
         """
         equation = self.makers.get(variable)
         if equation is None:
@@ -307,7 +310,7 @@ class Walk:
     def _lower_bound(self, variable: Variable, coefficients: Array) -> Array:
         """Return a lower bound of the number sum(coefficients * variable), by the backward pass.
 
-        At any time the number is at least the sum of
+        After every backward step, the number is at least the sum of
 
         - all arrays in `least_terms`, and
         - factors * x, for each variable x and its factors in `factors_of`.
@@ -340,7 +343,7 @@ class Walk:
         for terms in least_terms:
             bound += terms.sum()
             # Rounding changes a sum of n terms by at most n / 2 * epsilon * sum(|terms|). Each
-            # backward step counts as one more term.
+            # backward step is included as one more term.
             term_count = terms.size + len(self._steps) + 2
             rounding_error += term_count / 2 * epsilon(terms) * jnp.abs(terms).sum()
         safe_bound = bound - rounding_error
@@ -350,7 +353,8 @@ class Walk:
 def _called_function(equation: Equation) -> ClosedJaxpr | None:
     """Return the function that an equation calls with its operands, or None.
 
-    The function of a loop is called with other values, and is not returned.
+    For a loop the result is None, because the function of a loop takes other values than the
+    operands.
     """
     checkpoint = jaxprs.recomputed(equation)
     functions = jaxprs.function_params(equation) if checkpoint is None else [checkpoint]
@@ -362,10 +366,10 @@ def _called_function(equation: Equation) -> ClosedJaxpr | None:
 
 
 def _selected(condition: Interval, if_false: Interval, if_true: Interval) -> Interval:
-    """Return the interval of a selection between two cases by a condition, item by item.
+    """Return the interval of `if_true` where a condition holds, and `if_false` elsewhere.
 
-    The ends of the condition are bool. Its low end is True where the condition is certainly True,
-    and its high end is True where the condition can be True.
+    The ends of the condition are bool. The low end is True where the condition is certainly True.
+    The high end is True where the condition can be True.
     """
     is_certainly_true = condition.low
     can_be_true = condition.high
@@ -379,9 +383,9 @@ def _selected(condition: Interval, if_false: Interval, if_true: Interval) -> Int
 
 
 def _least_terms(factors: Array, lows: Array, highs: Array) -> Array:
-    """Return the terms of the least value of sum(factors * x), where lows <= x <= highs.
+    """Return the terms factors * x of the least sum, where lows <= x <= highs.
 
-    A positive factor takes the low end, and a negative factor the high end.
+    A positive factor is multiplied by the low end, and a negative factor by the high end.
     """
     at_lows = _times(jnp.maximum(factors, 0), lows)
     at_highs = _times(jnp.minimum(factors, 0), highs)
@@ -389,11 +393,11 @@ def _least_terms(factors: Array, lows: Array, highs: Array) -> Array:
 
 
 def _pulled(step: BackwardStep, factors: Sequence[Array]) -> list[Sequence[Array]]:
-    """Return the factors of a step's operands from the factors of its results.
+    """Return factors of a step's operands, computed from the factors of its results.
 
-    The result is a list of up to two parts, which the caller adds up. For a lower bound of a sum,
-    the lower function replaces results with positive factors, and the upper function replaces
-    results with negative factors.
+    The factors belong to a lower bound of the sum of factors * results. In the sum, the lower
+    function replaces a result with a positive factor, and the upper function replaces a result
+    with a negative factor. The list has up to two parts, which the caller adds up.
     """
     if len(step.pulls) == 2:
         pull_below, pull_above = step.pulls
@@ -422,7 +426,8 @@ def _branch_bounds(equation: Equation, operands: Sequence[Bounded]) -> list[Inte
         results = Walk(closed, arguments).results
         results_of_branches.append(list(map(interval, results)))
     if not varies(index):
-        # `results` is a default argument, because a lambda reads a variable of the loop late.
+        # The default argument binds `results` now. Otherwise all lambdas would read the last
+        # `results` of the loop.
         choices = [lambda _, results=results: tuple(results) for results in results_of_branches]
         unused_operand = 0
         return list(lax.switch(index, choices, unused_operand))
@@ -437,15 +442,16 @@ def _branch_bounds(equation: Equation, operands: Sequence[Bounded]) -> list[Inte
 def _loop_bounds(equation: Equation, operands: Sequence[Bounded]) -> list[Bounded]:
     """Bound the results of a `jax.lax.scan`.
 
-    A carry that is an interval after some iteration is an interval from the start.
+    A carry is either an array in all iterations, or an interval in all iterations. If it becomes an
+    interval after some iteration, its start is converted to an interval.
     """
     closed = equation.params["jaxpr"]
     constants, start, stacks = jaxprs.scan_parts(equation, operands)
     is_varying: list[bool] = [varies(x) for x in operands]
     carry_offset = len(constants)
     carry_count = len(start)
-    # A carry may depend on another carry that varies only after an iteration. In each round at
-    # least one more carry begins to vary, so as many rounds as carries suffice.
+    # A carry may depend on another carry that becomes an interval in a later iteration. Each round
+    # finds at least one more such carry, unless none is left. As many rounds as carries suffice.
     for _round in start:
         # The first results of the function are the carries after an iteration.
         carry_depends = jaxprs.depending(closed, is_varying)[:carry_count]
@@ -459,8 +465,8 @@ def _loop_bounds(equation: Equation, operands: Sequence[Bounded]) -> list[Bounde
     def step(*arguments: Any) -> list[Any]:
         return _intervals_where(is_varying_result, Walk(closed, arguments).results)
 
-    # `scanned` is declared for arrays. The function also takes pytrees of arrays, such as
-    # intervals.
+    # The type hints of `scanned` allow only arrays. The function also takes pytrees of arrays, such
+    # as intervals.
     scanned: Any = jaxpr_evaluation.scanned
     return scanned(equation, step, constants, start, stacks)
 

@@ -7,7 +7,7 @@ import warnings
 from lowering.graph import Graph, Operation, Value
 from nnef_jax.analysis.differentiability import QUANTIZES
 
-# The derivatives of these kinds of operations vanish where the network is certain.
+# If the network is certain, the derivatives of these kinds of operations are about 0.
 _SATURATES = ("softmax", "log_softmax", "sigmoid")
 # Operations of these kinds may be between a softmax or sigmoid and the output.
 _PASSES = ("copy", "log", "reshape", "squeeze", "unsqueeze", *QUANTIZES)
@@ -17,8 +17,9 @@ Makers = dict[Value, Operation]  # For each tensor, this is the operation that c
 def name_of_logits(graph: Graph, output: str, *, stacklevel: int) -> str:
     """Return the name of the logits if an output is a softmax or sigmoid, else the output's name.
 
-    Warns if the output is a softmax or sigmoid, but the graph has no logits with an entry for each
-    class of the output. `stacklevel` is the level of the warning, as in `warnings.warn`.
+    If the output is a softmax or sigmoid, but the graph has no logits with an entry for each class
+    of the output, the result is the output's name, with a warning. `stacklevel` is the level of the
+    warning, as in `warnings.warn`.
     """
     makers: Makers = {}
     for operation in graph.operations:
@@ -40,7 +41,7 @@ def name_of_logits(graph: Graph, output: str, *, stacklevel: int) -> str:
 
 
 def _before_passes(value: Value, makers: Makers) -> Value:
-    """Return the tensor from which operations such as a reshape compute a value."""
+    """Follow a value back through operations such as a reshape, and return their operand."""
     maker = makers.get(value)
     while maker is not None and maker.kind in _PASSES:
         value = next(maker.reads())
@@ -51,7 +52,7 @@ def _before_passes(value: Value, makers: Makers) -> Value:
 def _batch_and_classes(value: Value) -> tuple[int, ...]:
     """Return the first two extents of a tensor, the batch and the number of classes.
 
-    An axis that is missing counts as an axis of extent 1.
+    The extent of a missing axis is 1: the result for the shape [8] is (8, 1).
     """
     return (*value.type.shape, 1, 1)[:2]
 
@@ -66,7 +67,7 @@ def _operand_of_saturation(operation: Operation, makers: Makers) -> Value | None
 def _operand_of_softmax_by_division(operation: Operation, makers: Makers) -> Value | None:
     """Return x if an operation is the division in exp(x) / sum(exp(x)), and otherwise None.
 
-    The exponent may also be x minus the maximum of x.
+    The exponent may also be x - max(x) instead of x. The result is then also x.
     """
     reads = list(operation.reads())
     if operation.kind != "div" or len(reads) != 2:
@@ -84,6 +85,6 @@ def _operand_of_softmax_by_division(operation: Operation, makers: Makers) -> Val
     exponent = next(numerator_maker.reads())
     exponent_maker = makers.get(exponent)
     if exponent_maker is not None and exponent_maker.kind == "sub":
-        # In x minus its maximum, x is the first operand.
+        # The exponent is x - max(x), whose first operand is x.
         return next(exponent_maker.reads())
     return exponent

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from nnef_jax.errors import InputError
 from nnef_jax.wording.similar import did_you_mean
 
-# The table for a longest common sequence has at most this many entries, which take 0.4 GB. Longer
-# sequences are not paired.
+# The table for a longest common sequence has an entry for each pair of tensors. 10^8 entries take
+# 0.4 GB. Sequences that need more entries are not paired.
 _MOST_ENTRIES = 10**8
 
 
@@ -37,7 +37,7 @@ class TensorKind:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two tensors that are compared with one another, and the reason for the pair."""
+    """The names of a tensor of `a` and a tensor of `b` that are compared, and the reason."""
 
     a: str
     b: str
@@ -49,17 +49,17 @@ def match(
 ) -> list[Pair]:
     """Return pairs of tensors in the order of `a`.
 
-    Tensors are paired in four ways. If several apply to a tensor, the first one counts:
+    Tensors are paired in four ways. The first way that applies to a tensor is taken:
 
-    - given: `names` is a dict from names in `a` to names in `b`.
+    - given: the pair is in `names`, a dict from names in `a` to names in `b`.
     - name: equal names, or names that become equal if only letters and digits are kept, such as
       "/conv1/Conv" in ONNX and "conv1_conv" in NNEF.
     - output: the outputs in order, if both networks have equally many outputs.
     - position: a longest common sequence of tensors of equal kind and shape, between two
       neighbouring pairs from the other three ways.
 
-    Raises InputError for an unknown name in `names`, and if `names` has the same name in `b` for
-    two names in `a`.
+    Raises InputError for an unknown name in `names`, and if `names` pairs two names in `a` with one
+    name in `b`.
     """
     _require_tensors("a", names.keys(), a)
     _require_tensors("b", names.values(), b)
@@ -74,19 +74,19 @@ def match(
                 pairs[name_a] = Pair(name_a, name_b, by)
                 paired_b.add(name_b)
 
-    # `str` leaves a name as it is, so equal names are paired first.
+    # `str` leaves a name as it is, so equal names are paired before similar names.
     for spelling_of in (str, _letters_and_digits):
         unpaired_a = {name: tensor for name, tensor in a.items() if name not in pairs}
         unpaired_b = {name: tensor for name, tensor in b.items() if name not in paired_b}
         add_unpaired(_with_same_spelling(unpaired_a, unpaired_b, spelling_of), "name")
     add_unpaired(_outputs(a, b), "output")
-    # `_between` yields candidates while `add_unpaired` adds to `pairs`, so it gets a copy.
+    # `_between` gets a copy of `pairs`, because `add_unpaired` changes `pairs` in the meantime.
     add_unpaired(_between(a, b, dict(pairs)), "position")
     return [pairs[name] for name in a if name in pairs]
 
 
 def _require_single_partners(names: Mapping[str, str]) -> None:
-    """Raise InputError if a dict from names in `a` to names in `b` has a name in `b` twice."""
+    """Raise InputError if `names` pairs two names in `a` with one name in `b`."""
     for name_b, count in Counter(names.values()).items():
         if count > 1:
             names_a = [f"'{name_a}'" for name_a, partner in names.items() if partner == name_b]
@@ -94,9 +94,9 @@ def _require_single_partners(names: Mapping[str, str]) -> None:
 
 
 def _require_tensors(network: str, names: Iterable[str], tensors: Mapping[str, TensorKind]) -> None:
-    """Raise InputError for a name that no tensor of a network has.
+    """Raise InputError if one of `names` is not the name of a tensor.
 
-    `network` is "a" or "b", for the message.
+    `network` is the name of the network in the message, "a" or "b".
     """
     for name in names:
         if name not in tensors:
@@ -146,10 +146,11 @@ def _outputs(a: Mapping[str, TensorKind], b: Mapping[str, TensorKind]) -> Iterat
 def _between(
     a: Mapping[str, TensorKind], b: Mapping[str, TensorKind], pairs: Mapping[str, Pair]
 ) -> Iterator[tuple[str, str]]:
-    """Yield pairs of tensors of equal kind and shape, in the gaps between the pairs so far.
+    """Yield pairs of tensors of equal kind and shape, in the gaps between the pairs in `pairs`.
 
-    `pairs` are the pairs so far, which divide the lists of tensors of `a` and `b` into segments. A
-    pair that is out of order in `b` does not divide these lists.
+    `pairs` are the pairs so far, by the name in `a`. They divide the tensors of `a` and the tensors
+    of `b` into segments. If a pair comes earlier in `b` than the pair before it, the pair divides
+    neither list.
     """
     names_b = list(b)
     index_b = {name: index for index, name in enumerate(names_b)}
@@ -182,7 +183,7 @@ def _common(
 ) -> Iterator[tuple[str, str]]:
     """Yield the pairs of a longest common sequence of tensors with equal kinds and shapes.
 
-    Recorded tensors have no kind. They are left out, because a shape by itself is ambiguous.
+    Recorded tensors are left out. Their kind is unknown, and a shape by itself is ambiguous.
     """
     names_a = [name for name in names_a if a[name].kind]
     names_b = [name for name in names_b if b[name].kind]
@@ -192,13 +193,13 @@ def _common(
     codes: dict[tuple[str, tuple[int, ...]], int] = {}
 
     def code_of(tensor: TensorKind) -> int:
-        """Return a number that is equal for tensors of equal kind and shape."""
+        """Return a number. Tensors have equal numbers if their kinds and shapes are equal."""
         return codes.setdefault((tensor.kind, tensor.shape), len(codes))
 
     codes_a = np.array([code_of(a[name]) for name in names_a])
     codes_b = np.array([code_of(b[name]) for name in names_b])
     lengths = _common_lengths(codes_a, codes_b)
-    # This loop follows the table from its end to its start, so it adds the last pair first.
+    # The loop goes through the table from its end to its start, and adds the last pair first.
     pairs: list[tuple[str, str]] = []
     i = len(codes_a)
     j = len(codes_b)
@@ -217,8 +218,8 @@ def _common(
 def _common_lengths(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
     """Return a table of the lengths of longest common sequences, [len(a) + 1, len(b) + 1].
 
-    Entry [i, j] is the length for a[:i] and b[:j]. It is the largest of the entries [i - 1, j],
-    [i, j - 1], and [i - 1, j - 1] + 1 if a[i - 1] equals b[j - 1].
+    Entry [i, j] is the length L[i, j] for a[:i] and b[:j]. It is the largest of L[i - 1, j] and
+    L[i, j - 1]. If a[i - 1] equals b[j - 1], it is also at least L[i - 1, j - 1] + 1.
     """
     lengths = np.zeros((len(a) + 1, len(b) + 1), np.int32)
     for i, item in enumerate(a):

@@ -88,9 +88,9 @@ def activation_maximisation(
 ) -> Maximised:
     """Maximise an activation by gradient ascent from noise (Olah 2017, doi:10.23915/distill.00007).
 
-    All items take steps of equal length, which get shorter towards the end. Lengths and costs are
-    relative to the range of the bounds; without bounds they are in units of the input. Equal keys
-    give equal results.
+    All items take steps of equal length. The steps get shorter towards the end. Lengths and costs
+    are relative to the range of the bounds; without bounds they are in units of the input. Equal
+    keys give equal results.
 
     >>> nnef_jax.analysis.activation_maximisation(
     ...     model, output="conv2", target=[0, 1, 2], key=jax.random.key(0), bounds=(0, 255)).plot()
@@ -131,7 +131,7 @@ def activation_maximisation(
 def _maximised(
     question: Question, key: Array, numbers: dict[str, float], bounds: Bounds | None, *, steps: int
 ) -> Maximised:
-    """Add noise to the start, and climb by gradients of the scores minus the costs.
+    """Add noise to the start, and climb along the gradient of (scores - costs).
 
     `numbers` has the arguments `step`, `l2` and `total_variation` of `activation_maximisation`.
     """
@@ -140,7 +140,7 @@ def _maximised(
     step_length = in_dtype(numbers["step"])
     l2_weight = in_dtype(numbers["l2"])
     variation_weight = in_dtype(numbers["total_variation"])
-    # Lengths and costs are relative to the range of the bounds, or else in units of the input.
+    # `scale` is the unit of lengths and costs: the range of the bounds, or 1 without bounds.
     low, high = map(in_dtype, bounds or (-inf, inf))
     middle = (low + high) / 2 if bounds else in_dtype(0)
     scale = high - low if bounds else in_dtype(1)
@@ -180,9 +180,9 @@ def _maximised(
 
 
 def _middle_input(model: Model, target: Target, bounds: Bounds | None) -> tuple[Any, ...]:
-    """Return an input of the declared shape, filled with the middle of the bounds.
+    """Return a tuple of one input, filled with the middle of the bounds.
 
-    An open batch has an item for each target. The result is a tuple of one array.
+    The input has the declared shape. If its batch is open, it has an item for each target.
     """
     require_model(model)
     names = [spec.name for spec in model.inputs]

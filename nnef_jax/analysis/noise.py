@@ -68,7 +68,7 @@ def gradient_shap(
 def _gradient_shap(
     question: Question, key: Array, baselines: Array, *, samples: int
 ) -> Attribution:
-    """Average gradients times changes at random points between baselines and items."""
+    """Average gradient * (item - baseline) over random points between baselines and items."""
     x = question.value()
     question = question.with_classes(x)
     starts = lax.map(question.value_at_baseline, jnp.asarray(baselines))  # [baseline, batch, ...]
@@ -130,7 +130,7 @@ def noise_tunnel(
     deviations = require_lengths(copies.question, "noise", noise)
 
     def normal_noise(copy_key: Array, x: Array) -> Array:
-        # A single deviation becomes [1, 1, ...], and a deviation for each item [batch, 1, ...].
+        # A number becomes an array [1, 1, ...]. An array [batch] becomes an array [batch, 1, ...].
         deviation_by_item = jnp.asarray(deviations, x.dtype).reshape(-1, *[1] * (x.ndim - 1))
         return deviation_by_item * jax.random.normal(copy_key, x.shape, x.dtype)
 
@@ -148,7 +148,8 @@ class MaxSensitivity(Result):
     """The relative change of attributions near each item of a batch, from `max_sensitivity`.
 
     Args:
-        values: the largest norm of a change, divided by the norm of the attributions, [batch].
+        values: the largest norm of a change of the attributions, divided by the norm of the
+            attributions, [batch].
         method: the name of the attribution method.
         of: the name of the attributed tensor.
         output: the name of the tensor with the scores.
@@ -203,7 +204,7 @@ def max_sensitivity(
     for copy in copies.attributed(samples, uniform_noise):
         changes.append(norms(copy.values - first.values))
     largest = jnp.stack(changes).max(axis=0)
-    # If the attributions did not change, the value is 0, even if their norm is 0. A NaN stays NaN.
+    # If the largest change is 0 or NaN, it is the value. Dividing 0 by a norm of 0 would give NaN.
     values = jnp.where(largest > 0, largest / norms(first.values), largest)
     return MaxSensitivity(values=values, method=first.method, of=first.of, output=first.output)
 
@@ -239,9 +240,9 @@ def infidelity(
 ) -> Infidelity:
     """Compute the error of attributions as predictions of score changes (arXiv:1901.09392).
 
-    For noise n, the predicted fall of the score is sum(n * values), and the fall is score(x) -
-    score(x - n). The error of an item x is the mean of (predicted fall - fall)^2 over random noise.
-    Here n is the change that remains after x - n is rounded to the dtype of x.
+    For noise n, the predicted fall of the score is sum(n * values), and the true fall is score(x) -
+    score(x - n). The error of an item x is the mean of (predicted fall - true fall)^2 over random
+    noise. Here n is the noise that remains after x - n is rounded to the dtype of x.
 
     >>> nnef_jax.analysis.infidelity(model, images, values=gradients, key=key).values
 
@@ -272,11 +273,12 @@ def infidelity(
 
 
 def _explained(attribution: Attribution, options: QuestionOptions) -> QuestionOptions:
-    """Return options of a question: `wrt`, `target` and `output` of an attribution by default.
+    """Return `options`, completed by the `wrt`, `target` and `output` of an attribution.
 
-    `options` are the options of the call, which replace these defaults. Raises InputError if the
-    attribution has no value for each entry of its tensor. Also raises InputError if it explains a
-    function of the outputs, and `options` have no such function as target.
+    `options` are the options of the call, and come before the values of the attribution. Raises
+    InputError if the attribution does not have a value for each entry of its tensor. Also raises
+    InputError if the attribution explains a function of the outputs, and `options` have no such
+    function as target.
     """
     if attribution.values.shape != attribution.x.shape:
         shapes = f"{show(attribution.values.shape)}, the tensor is {show(attribution.x.shape)}"
@@ -322,7 +324,8 @@ def _infidelity(
 def _warn_lost(question: Question, lost: Array) -> None:
     """Warn if rounding removes all noise of a copy.
 
-    The mask `lost` is True for the copies without noise. In a traced function there is no warning.
+    `lost` is a mask of the copies from which all noise is removed. In a traced function there is no
+    warning.
     """
     if has_values(lost) and np.asarray(lost).any():
         message = f"noise of '{question.wrt}' is lost to rounding: a copy did not move"
@@ -330,7 +333,10 @@ def _warn_lost(question: Question, lost: Array) -> None:
 
 
 class _Copies:
-    """The attributions of noisy copies of an input, for the classes of the input without noise."""
+    """The attributions of noisy copies of an input.
+
+    They explain the scores of the classes that the input has without noise.
+    """
 
     def __init__(
         self,
@@ -350,7 +356,7 @@ class _Copies:
         self._key = key
         self.first = method(model, *inputs, **options)
         require("the result of method", self.first, Attribution, "an Attribution")
-        # The question is about the input to which noise is added.
+        # The tensor `wrt` of the question is the input to which noise is added.
         names = QuestionOptions.__annotations__
         question_options = {name: options[name] for name in names if name in options}
         question_options["wrt"] = _noisy_input(model, options.get("wrt"))
@@ -359,7 +365,7 @@ class _Copies:
         self._inputs = self.question.inputs
         self._position = self.question.input_position
         if self.first.classes is not None:
-            # Noise may change the class of an item. The classes without noise are explained.
+            # Noise may change the class of an item. The copies explain the class without noise.
             options = {**options, "target": self.first.classes}
         self._attribute = partial(method, model, **options)
 
@@ -368,7 +374,8 @@ class _Copies:
     ) -> Iterator[Attribution]:
         """Yield the attribution of each of `samples` noisy copies of the input.
 
-        `noise_of` is a function from a key of `jax.random` and the input to the noise.
+        `noise_of` is a function that returns the noise. Its arguments are a key of `jax.random` and
+        the input.
         """
         count = require_count("samples", samples)
         x = jnp.asarray(self._inputs[self._position])

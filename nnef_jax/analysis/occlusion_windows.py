@@ -71,9 +71,9 @@ def occlusion(
 def _occlusion(
     question: Question, baseline: Array, *, windows: tuple[int, ...], strides: tuple[int, ...]
 ) -> Attribution:
-    """Return the mean fall of the score over the windows that cover each position.
+    """Return, for each position, the mean fall of the score over the windows that cover it.
 
-    `windows` and `strides` are along the last axes, the axes of positions.
+    `windows` and `strides` have a number for each of the last axes, the axes of positions.
     """
     x, question, cover = line_from(question, baseline)
     extents = x.shape[x.ndim - len(windows) :]
@@ -85,10 +85,10 @@ def _occlusion(
     scores = question.scores_at(x)
 
     def add_window(state: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
-        """Add the fall of the score for a window at all positions that the window covers."""
+        """Cover a window, and add the fall of the score to all positions inside the window."""
         total_falls, cover_counts = state
-        # With 2 windows along axis 0 and 3 along axis 1, the window with index 5 has the indices 1
-        # and 2 along the axes.
+        # Windows are numbered row by row. If there are 2 windows along axis 0, and 3 along axis 1,
+        # window 5 has the index 1 along axis 0, and the index 2 along axis 1.
         indices_of_axes = jnp.unravel_index(index, window_counts)
         starts = [i * stride for i, stride in zip(indices_of_axes, strides, strict=True)]
         is_covered = _is_inside(extents, starts, windows)
@@ -125,9 +125,9 @@ def _is_inside(
 
 
 def _extents(name: str, value: int | Sequence[int], rank: int) -> tuple[int, ...]:
-    """Return an argument as extents along axes.
+    """Return an argument as a tuple of extents, one for each axis.
 
-    An integer becomes the same extent along `rank` axes. `name` is the name of the argument.
+    An integer 3 becomes (3, 3) for `rank` = 2. `name` is the name of the argument in errors.
     """
     extents = [value] * rank if isinstance(value, int | np.integer) else value
     require(name, extents, list | tuple, "an integer or a tuple of integers")

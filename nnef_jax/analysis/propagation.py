@@ -17,7 +17,8 @@ from nnef_jax.workings import Evaluation, evaluation, packed, stored
 
 Tensors = Mapping[Value, Any]
 
-# These elementwise operations are not affine in all of their operands.
+# Kinds of elementwise operations that are nonlinear in an operand. For example, a division is
+# nonlinear in its denominator.
 _CURVES = BY_ITEM - {"add", "cast", "copy", "mul", "neg", "select", "sub"}
 
 
@@ -29,7 +30,7 @@ class OperationStep:
         operation: the operation.
         reads: the operands that the function takes.
         writes: the floating-point results that the function returns.
-        graph: a graph of this single operation, whose inputs are all of its operands.
+        graph: a graph with this single operation. All operands are inputs of the graph.
         evaluate: a function that computes the tensors of a graph.
     """
 
@@ -50,16 +51,17 @@ class OperationStep:
         _, first_operand = self.operation.operands[0]
         is_affine_division = self.operation.kind == "div" and first_operand in self.reads
         if is_affine_division:
-            # A division is affine in its numerator, and therefore no curve.
+            # A division is affine in its numerator. As a function of the numerator, it is no curve.
             return False
         (operand,) = self.reads
         (result,) = self.writes
         return operand.type.shape == result.type.shape
 
     def run(self, tensors: Tensors, *reads: Array) -> list[Array]:
-        """Return the results of the operation for other values of the operands in `self.reads`.
+        """Return the results of the operation.
 
-        `reads` are these values. All other operands are taken from `tensors`.
+        The values of the operands in `self.reads` are the arguments `reads`. All other operands are
+        taken from `tensors`.
         """
         values = dict(tensors)
         values.update(zip(self.reads, reads, strict=True))
@@ -71,9 +73,10 @@ class OperationStep:
         return [jnp.asarray(results[value]) for value in self.writes]
 
     def pull(self, tensors: Tensors, gradients: Sequence[Array]) -> list[Array]:
-        """Return the gradients at the operands `reads` from gradients at the results `writes`.
+        """Return the gradients at the operands in `self.reads`.
 
-        The derivative of the operation is taken at `tensors`. `gradients` are at the results.
+        `gradients` are the gradients at the results in `self.writes`. The derivative of the
+        operation is taken at `tensors`.
         """
         operands = [jnp.asarray(tensors[value]) for value in self.reads]
         _results, pull_back = jax.vjp(lambda *values: self.run(tensors, *values), *operands)
@@ -114,15 +117,15 @@ def score_of(question: Question, tensors: Tensors) -> Array:
 def propagated(
     question: Question, rule: Rule, tensors: Tensors, *, times_output: bool = False
 ) -> Array:
-    """Return the relevance of the tensor `wrt`, propagated back by a rule for each operation.
+    """Propagate relevance from the outputs back to the tensor `wrt`, and return it there.
 
     Args:
         question: the question.
-        rule: a function that returns the relevances of the operands of a step, from the relevances
-            of its results.
+        rule: a function that propagates relevance through one operation. Its arguments are a step
+            and the relevances of the results. It returns the relevances of the operands.
         tensors: the tensors of the network. The relevances of the outputs are the gradient of the
             score at these tensors.
-        times_output: whether this gradient is multiplied by the outputs, so that relevances add up
+        times_output: whether this gradient is multiplied by the outputs. The relevances then add up
             to the score.
     """
     graph = question.graph

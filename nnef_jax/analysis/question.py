@@ -61,9 +61,9 @@ class Question:
     Args:
         model: the network with its parameters.
         inputs: the inputs of a call, in order.
-        classes: the class of each item, int32 [batch]. It is None if `with_classes` has to
-            choose the classes, or if there is a `score_function`.
-        wrt: the name of an input, or of a tensor inside.
+        classes: the class of each item, int32 [batch]. It is None before `with_classes` chooses the
+            classes, and always None if there is a `score_function`.
+        wrt: the name of an input, or of a tensor inside the network.
         output: the name of the output or tensor with the scores; "" for all outputs.
         score_function: a function from outputs to scores [batch]; None if classes determine them.
     """
@@ -110,13 +110,14 @@ class Question:
 
         Args:
             x: the array that replaces the tensor `wrt`.
-            edit: functions that change tensors, by the tensors' names.
+            edit: a function for each tensor that is changed, by name. A tensor is replaced by the
+                result of its function.
             capture: the names of the captured tensors.
         """
         inputs = list(self.inputs)
         edits = dict(edit or {})
         if self.input_position is None:
-            # `x` replaces the tensor `wrt`. An edit of `wrt` therefore changes `x`.
+            # `x` replaces the tensor `wrt`. If there is an edit of `wrt`, it therefore takes `x`.
             edit_of_wrt: Any = edits.get(self.wrt)
             edits[self.wrt] = x if edit_of_wrt is None else edit_of_wrt(x)
         else:
@@ -133,7 +134,10 @@ class Question:
         return outputs, captured
 
     def class_scores(self, outputs: Any) -> Array:
-        """Return the scores of all classes, [batch, class], as means over all further axes."""
+        """Return the scores of all classes, [batch, class].
+
+        A score is the mean over all further axes of the outputs.
+        """
         array = jnp.asarray(outputs)
         if array.ndim == 1:
             return array[:, None]
@@ -183,8 +187,8 @@ class Question:
         type = self.graph.values[layer].type
         self.require_derivative(layer)
 
-        # jax differentiates by arguments, and the tensor is not an argument. An array of zeros,
-        # which is an argument, is therefore added to the tensor. The derivative by the array is
+        # jax computes derivatives by arguments of a function. The tensor is not an argument, so an
+        # argument `added`, an array of zeros, is added to the tensor. The derivative by `added` is
         # the derivative by the tensor.
         def sum_and_tensors(added: Array) -> tuple[Array, tuple[Array, Array]]:
             edits: Edits = {layer: lambda tensor: tensor + added}
@@ -295,8 +299,9 @@ def ask(
 def _default_output(graph: Graph, target: Target) -> str:
     """Return the name of the tensor with the scores, if the user names none.
 
-    The tensor is the only output, or the logits of which it is the softmax or sigmoid. The name is
-    "" if there are several outputs, from which only a function can compute scores.
+    The tensor is the only output. If this output is the softmax or sigmoid of logits, the tensor is
+    the logits instead. If there are several outputs, the name is "", which stands for all outputs.
+    Only a function can then compute scores.
     """
     names = dict.fromkeys(graph.output_names)
     if len(names) != 1:
@@ -304,19 +309,20 @@ def _default_output(graph: Graph, target: Target) -> str:
     (output,) = names
     if callable(target):
         return output
-    # The warning is for the call of the analysis, such as `saliency`, which calls `ask`.
+    # The warning should point to the user's call of an analysis, such as `saliency`. This call is 5
+    # levels up.
     return name_of_logits(graph, output, stacklevel=5)
 
 
 def bound(model: Model, inputs: Sequence[Sample]) -> list[Any]:
     """Return the inputs of a call in graph order.
 
-    `inputs` are the inputs in graph order, or one dict by name. Raises InputError for an option
-    among the inputs.
+    `inputs` are the inputs in graph order, or one dict by name. Raises InputError if the user wrote
+    an option among the inputs, such as a target without `target=`.
     """
     args, kwargs = arguments_of(inputs)
-    # An input is no string, and there are no more inputs than the model has. A string, or a surplus
-    # integer, is therefore an option without its name, such as a target.
+    # No input is a string, and a call has at most as many inputs as the model. If the user wrote a
+    # string, or an integer too many, it is probably an option without its name, such as a target.
     texts = [argument for argument in args if isinstance(argument, str)]
     surplus = args[len(model.inputs) :]
     surplus_integers = [argument for argument in surplus if isinstance(argument, int)]
@@ -328,10 +334,10 @@ def bound(model: Model, inputs: Sequence[Sample]) -> list[Any]:
 
 
 def tensor_named(graph: Graph, argument: str, name: str) -> Value:
-    """Return the input or computed tensor with a name.
+    """Return the tensor with a name, an input or a computed tensor.
 
-    Raises InputError if there is no tensor of this name, or if it is a parameter or a state.
-    `argument` is the argument that has the name, for errors.
+    Raises InputError if there is no tensor of this name, or if the tensor is a parameter or a
+    state. `argument` is the argument in which the user wrote the name, for errors.
     """
     require(argument, name, str, "a name of a tensor")
     tensor = graph.values.get(name)
@@ -376,9 +382,10 @@ def _require_real(graph: Graph, argument: str, value: Value) -> None:
 
 
 def _hint_inside(graph: Graph) -> str:
-    """Return a hint that names a tensor inside: embeddings, or the first floating-point tensor."""
+    """Return a hint for `wrt`. It names embeddings, or the first floating-point tensor inside."""
     varying = set(graph.inputs)
-    # For each kind of operation, this is the name of the first tensor that such an operation makes.
+    # The keys are kinds of operations. The value is the first tensor that an operation of this kind
+    # computes, by name.
     first_by_kind: dict[str, str] = {}
     for operation in graph.operations:
         if varying.isdisjoint(operation.reads()):
@@ -409,8 +416,8 @@ def _classes_of(value: Value) -> int:
 def _classes(target: object, batch: int, count: int, output: str) -> Array | None:
     """Return the class of each item, int32 [batch], or None if `target` is None.
 
-    `count` is the number of classes of `output`. Raises InputError unless `target` has such classes
-    for one item or for `batch` items.
+    `count` is the number of classes of `output`. Raises InputError unless `target` is one class or
+    an array of `batch` classes, and all classes are from 0 to `count` - 1.
     """
     if target is None:
         return None

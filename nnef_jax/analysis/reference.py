@@ -43,10 +43,10 @@ def deep_lift(
 
     Each operation multiplies the attributions by a multiplier. For a nonlinear function of one
     tensor, the multiplier is the change of the result divided by the change of the operand (the
-    rescale rule). For an operand of a product of two tensors, the multiplier is the mean of the
-    other operand's values at the baseline and at the item. A maximum passes its change to the
-    positions of the maxima at the baseline and at the item. The values of an item add up to the
-    change of its score plus `gap`. If other nonlinear operations occur, `gap` is not 0.
+    rescale rule). In a product of two tensors x and y, the multiplier of x is the mean of y at the
+    baseline and y at the item. A maximum passes its change to the positions of the maxima at the
+    baseline and at the item. The values of an item add up to the change of its score plus `gap`. If
+    the network has other nonlinear operations, `gap` is not 0.
 
     >>> attribution = nnef_jax.analysis.deep_lift(model, images)
 
@@ -80,9 +80,10 @@ def deep_lift_shap(
 
 
 def several(name: str, value: object) -> Any:
-    """Return the argument `name` as an array of one item or more along axis 0.
+    """Return an argument as an array with one item or more along axis 0.
 
-    Raises InputError if the argument is a single number, or has no item.
+    `name` is the name of the argument in errors. Raises InputError if the argument is a single
+    number, or has no item.
     """
     array = array_of(name, value)
     if not array.ndim or not len(array):
@@ -93,7 +94,10 @@ def several(name: str, value: object) -> Any:
 
 @partial(jax.jit, static_argnames="method")
 def _deep_lift(question: Question, baselines: Array, method: str) -> Attribution:
-    """Return the mean of DeepLift's attributions over baselines, [baseline, ...]."""
+    """Return the mean of DeepLift's attributions over baselines.
+
+    `baselines` is an array [baseline, ...].
+    """
     x = question.value()
     question = question.with_classes(x)
     values = tensors_at(question, x)
@@ -102,7 +106,7 @@ def _deep_lift(question: Question, baselines: Array, method: str) -> Attribution
     def add_baseline(
         state: tuple[Array, Array], baseline: Array
     ) -> tuple[tuple[Array, Array], None]:
-        """Add the attributions for one baseline, and the scores at this baseline."""
+        """Add the attributions and the scores for one baseline to the sums in `state`."""
         total, total_scores = state
         x0 = question.value_at_baseline(baseline)
         start = tensors_at(question, x0)
@@ -125,12 +129,12 @@ def _deep_lift(question: Question, baselines: Array, method: str) -> Attribution
 
 
 def _mean(a: Array, b: Array) -> Array:
-    """Return the mean of two floating-point tensors, or the first of two other tensors."""
+    """Return the mean of two tensors, or the first tensor if they are not floating-point."""
     return (a + b) / 2 if jnp.issubdtype(a.dtype, jnp.floating) else a
 
 
 def _rescaled(values: Tensors, start: Tensors, middle: Tensors) -> Rule:
-    """Return the rule of DeepLift that compares the tensors at the item and at the baseline.
+    """Return DeepLift's rule, which compares the tensors at the item and at the baseline.
 
     The attribution of a tensor is its multiplier times its change from the baseline to the item.
 
@@ -144,17 +148,18 @@ def _rescaled(values: Tensors, start: Tensors, middle: Tensors) -> Rule:
         """Return the multipliers of a step's operands from the multipliers of its results."""
         extreme = _EXTREMES.get(step.operation.kind)
         if not step.is_curve and extreme is None:
-            # For a function that is affine in each of two operands, the derivative in the middle
-            # gives exactly the change of the result.
+            # The function is affine in each of its operands, as a product of two tensors is. The
+            # derivative in the middle, times the changes of the operands, is then exactly the
+            # change of the result.
             return step.pull(middle, result_multipliers)
         multiplier = result_multipliers[0]
         if extreme is None or step.is_curve:
-            # The single operand gets the attribution of the result.
+            # The only operand gets the same attribution as the result.
             result = step.writes[0]
             attributions = [multiplier * (values[result] - start[result])]
         else:
             attributions = _extreme_attributions(step, values, start, extreme, multiplier)
-        # An operand that hardly changes gets the derivative as its multiplier.
+        # If an operand hardly changes, its multiplier is the derivative, and not a quotient.
         derivatives = step.pull(values, result_multipliers)
         multipliers: list[Array] = []
         for operand, attribution, derivative in zip(
@@ -178,8 +183,9 @@ def _extreme_attributions(
 ) -> list[Array]:
     """Return the attributions of the operands of a maximum or minimum.
 
-    The change of the result from y0 to y is divided into two changes: from y0 to the extreme of y0
-    and y, and from this extreme to y.
+    The result changes from y0 at the baseline to y at the item. For a maximum, this change is
+    divided into two changes: from y0 to max(y0, y), and from max(y0, y) to y. A minimum is
+    analogous.
 
     Args:
         step: the maximum or minimum.

@@ -28,7 +28,7 @@ class Values(Protocol):
         ...
 
     def at(self, variable: Atom, values: Mapping[Atom, Bounded]) -> Bounded:
-        """Return the value of a variable if other variables have the values in `values`."""
+        """Return the value of `variable` after other variables get the values in `values`."""
         ...
 
     def compared(self, equation: Equation) -> ThresholdSelection | None:
@@ -47,7 +47,7 @@ class ThresholdSelection(NamedTuple):
     """A selection between two cases by the comparison of a variable with a threshold.
 
     Args:
-        x: the variable.
+        x: the variable that is compared.
         threshold: the threshold.
         case_below: the index of the case that is selected where x is below the threshold.
     """
@@ -64,8 +64,8 @@ class BackwardStep(NamedTuple):
 
     Args:
         variables: the operands that are intervals.
-        pulls: the transposes of the linear parts of the lower and the upper function. If both
-            linear parts are equal, there is a single transpose.
+        pulls: the transpose of the lower function's linear part, and the transpose of the upper
+            function's linear part. If both linear parts are equal, there is a single transpose.
         low: the constant of the lower function, for each result.
         high: the constant of the upper function, for each result.
     """
@@ -82,10 +82,10 @@ def lines_of(
     """Return lines that bound a nonlinear equation, or None if there is no rule.
 
     Args:
-        walk: the values of the function's variables.
+        walk: the values of all variables of the function to which the equation belongs.
         equation: the equation, which has a single result.
         operands: the operands of the equation.
-        out: the interval of its result.
+        out: the interval of the result.
     """
     name = primitive(equation)
     varying = {position: x for position, x in enumerate(operands) if varies(x)}
@@ -101,7 +101,8 @@ def lines_of(
         return _step([kink.variable], [x], below, above, out)
     variables = [equation.invars[position] for position in varying]
     intervals = list(varying.values())
-    # Lines are item by item, and do not broadcast.
+    # A line takes item i of each operand to item i of the result. Operands that are broadcast have
+    # no lines.
     if any(x.low.shape != out.low.shape for x in intervals):
         return None
     if name == "mul":
@@ -114,7 +115,7 @@ def lines_of(
         return None  # A quotient of two intervals is no curve of one operand.
 
     def curve(array: Array) -> Array:
-        """Return the result of the equation if its varying operand is an array."""
+        """Return the result of the equation. `array` replaces the operand that is an interval."""
         values = list(operands)
         for position in varying:
             values[position] = array
@@ -136,18 +137,19 @@ def _step(
     """Return a step of the backward pass that bounds a result by two lines.
 
     Args:
-        variables: the operands that vary.
+        variables: the operands that are intervals.
         operands: the intervals of these operands.
         below: the line below the result.
         above: the line above the result.
         out: the interval of the result. One of its ends replaces a line that is not finite.
-        ulps: the rounding error by which each line is moved outwards, in epsilons.
+        ulps: the rounding error, in epsilons. The line below is moved down, and the line above is
+            moved up, by this error.
     """
 
     def made_finite(line: Line, end: Array) -> tuple[Line, Array]:
         """Return a finite line, and its rounding error.
 
-        Where the line is not finite, the constant `end` replaces it, without a rounding error.
+        Where the line is not finite, the constant `end` replaces the line. Its rounding error is 0.
         """
         terms = [
             jnp.abs(slope) * x.magnitude for slope, x in zip(line.slopes, operands, strict=True)
@@ -159,7 +161,7 @@ def _step(
         return Line(slopes, constant), jnp.where(is_finite, error, 0)
 
     def transpose(line: Line) -> Pull:
-        """Return the function from coefficients of the result to coefficients of the operands."""
+        """Return a function that maps coefficients of the result to those of the operands."""
 
         def pull(coefficients: Sequence[Array]) -> Sequence[Array]:
             (of_result,) = coefficients
@@ -180,10 +182,10 @@ class _Kink(NamedTuple):
 
     Args:
         variable: the operand.
-        place: the value of the operand where the parts meet.
+        place: the value of the operand where the parts meet, such as 0.
         value: the value of the function at this place.
-        slope_before: the slope below the place.
-        slope_after: the slope above the place.
+        slope_before: the slope for operands below the place.
+        slope_after: the slope for operands above the place.
         is_continuous: whether both parts have the same value at the place.
     """
 
@@ -195,19 +197,19 @@ class _Kink(NamedTuple):
     is_continuous: Array | bool
 
     def value_at(self, x: Array) -> Array:
-        """Return the value of the function, if it is continuous."""
+        """Return the value of the function at `x`. The function must be continuous."""
         change_before = self.slope_before * jnp.minimum(x - self.place, 0)
         change_after = self.slope_after * jnp.maximum(x - self.place, 0)
         return self.value + change_before + change_after
 
 
 def _kink(walk: Values, equation: Equation, operands: Sequence[Bounded]) -> _Kink | None:
-    """Return the two straight parts of an equation's function, or None for another function."""
+    """Return the two straight parts of an equation such as max(x, 0), or None for any other."""
     name = primitive(equation)
     out = equation.outvars[0].aval
     if name == "select_n":
         return _selection_kink(walk, equation) if varies(operands[0]) else None
-    # For each primitive, these are the slopes before and after the kink.
+    # The values are the slopes below the kink and above the kink.
     slopes_by_name = {"max": (0, 1), "min": (1, 0), "abs": (-1, 1)}
     varying = [position for position, x in enumerate(operands) if varies(x)]
     if name not in slopes_by_name or len(varying) != 1:
@@ -217,12 +219,12 @@ def _kink(walk: Values, equation: Equation, operands: Sequence[Bounded]) -> _Kin
         return None
     place = jnp.zeros((), out.dtype)
     if name != "abs":
-        # The parts of a maximum or minimum meet at the other operand, which is an array. Both ends
-        # of an array are the array.
+        # The two parts of max(x, c) or min(x, c) meet at x = c. The operand c is an array, and each
+        # of its ends is the array.
         place, _ = ends(operands[1 - position])
     before, after = slopes_by_name[name]
-    # At its kink, a maximum or minimum with a limit is equal to the limit, and |x| is 0 at 0. The
-    # value is therefore the same number as the place.
+    # The value at the kink is the same number as the place: max(x, c) and min(x, c) are c at x = c,
+    # and |x| is 0 at x = 0.
     return _Kink(
         variable=equation.invars[position],
         place=place,
@@ -249,8 +251,8 @@ def _selection_kink(walk: Values, equation: Equation) -> _Kink | None:
     if not are_affine:
         return None
     place = jnp.broadcast_to(threshold, equation.outvars[0].aval.shape)
-    # The slope of each case comes from its values at two points: at the place, and at a distance
-    # from the place.
+    # The slope of a case is computed from its values at two points. One point is the place, and the
+    # other point is at a distance from the place, on the side where the case is selected.
     distance = 1 + jnp.abs(place)
     values = [
         walk.at(below, {x: place}),
@@ -261,8 +263,8 @@ def _selection_kink(walk: Values, equation: Equation) -> _Kink | None:
     arrays: list[Array] = []
     for value in values:
         if isinstance(value, Interval):
-            # There are too many equations between x and the case, so `walk.at` did not evaluate
-            # them again.
+            # `walk.at` did not evaluate the case for an array x, because there are too many
+            # equations between x and the case.
             return None
         arrays.append(value)
     below_at_place, above_at_place, left, right = arrays
@@ -279,15 +281,17 @@ def _selection_kink(walk: Values, equation: Equation) -> _Kink | None:
 def _kink_step(x: Interval, kink: _Kink) -> tuple[Line, Line]:
     """Return a line below and a line above a function of two straight parts.
 
-    A convex function is below its chord, and above the lines through its two parts. For a concave
-    function it is the other way round. Of the two parts, the longer one gives the line. For
-    example, max(x, 0) in the interval from -1 to 3 is above y = x, the longer part, and below its
-    chord y = 0.75 x + 0.75. The lines are NaN where the function is not continuous.
+    A convex function is below its chord, and above the lines through its two parts. Of these two
+    lines, the result has the line through the longer part. For example, max(x, 0) in the interval
+    from -1 to 3 is above y = x, its longer part, and below its chord y = 0.75 x + 0.75. A concave
+    function is above its chord, and below the lines through its two parts. The lines are NaN where
+    the function is not continuous.
     """
     place = kink.place
     is_after = x.low >= place
     is_before = x.high <= place
-    # If the kink is outside the interval, chord and part are the same line through the kink.
+    # If the kink is outside the interval, the function is straight in the interval. The chord is
+    # then the line of one part, which passes through the kink.
     is_straight = is_after | is_before
     low = kink.value_at(x.low)
     high = kink.value_at(x.high)
@@ -306,7 +310,7 @@ def _kink_step(x: Interval, kink: _Kink) -> tuple[Line, Line]:
     invalid = jnp.where(kink.is_continuous, 0, jnp.nan)
 
     def select(if_convex: tuple[Array, Array], if_concave: tuple[Array, Array]) -> Line:
-        """Return one of two lines, which are pairs of slope and constant."""
+        """Return one of two lines for each item. A line is a pair of slope and constant."""
         convex_slope, convex_constant = if_convex
         concave_slope, concave_constant = if_concave
         slope = jnp.where(is_convex, convex_slope, concave_slope)
@@ -321,7 +325,8 @@ def _kink_step(x: Interval, kink: _Kink) -> tuple[Line, Line]:
 def _planes(x: Interval, y: Interval) -> tuple[Line, Line]:
     """Return a plane below and a plane above the product of two operands (McCormick 1976).
 
-    For a <= x and c <= y, (x - a) (y - c) >= 0 gives the plane below: x y >= c x + a y - a c.
+    Let a be the lower end of x, and c the lower end of y. Since (x - a) (y - c) >= 0, the plane
+    below is x y >= c x + a y - a c.
     """
     below = Line((y.low, x.low), -x.low * y.low)
     above = Line((y.high, x.low), -x.low * y.high)
@@ -331,15 +336,16 @@ def _planes(x: Interval, y: Interval) -> tuple[Line, Line]:
 def _maximum(equation: Equation, x: Interval, out: Interval) -> BackwardStep:
     """Bound a maximum of several items, such as a reduction or a pooling.
 
-    The lower bound is the operand's item whose lower end is highest. The upper bound is the upper
-    end of `out`, the interval of the result.
+    The lower bound of a maximum is one of its items: the item whose lower end is highest. The upper
+    bound is a constant, the upper end of `out`, which is the interval of the result.
     """
-    # The gradient goes to the items that are equal to the maximum. The barrier keeps the compiler
-    # from computing `low` twice with different rounding, after which no item might be equal to it.
+    # The gradient of a maximum goes to the items that are equal to the maximum. Without the
+    # barrier, the compiler might compute `low` twice with different rounding. Then no item might be
+    # equal to the maximum.
     low = lax.optimization_barrier(lax.stop_gradient(x.low))
     _, pull_to_highest = jax.vjp(lambda operand: apply(equation, [operand])[0], low)
-    # Windows may overlap, and then the gradients of several windows are added up. The factor 2
-    # covers the rounding of these sums.
+    # If windows overlap, the gradients of several windows are added up. The factor 2 covers the
+    # rounding errors of these sums.
     slack = 2 * _FUNCTION_ULPS * epsilon(out.low) * out.magnitude
 
     def pull_below(coefficients: Sequence[Array]) -> Sequence[Array]:

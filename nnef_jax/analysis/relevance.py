@@ -42,7 +42,7 @@ def lrp(
 
     Each operation divides the relevance of its result among its operands, in proportion to their
     contributions to the result. An elementwise nonlinearity passes all relevance to its operand.
-    The values of an item add up to its score plus `gap`, which comes from the relevance of biases
+    The values of an item add up to its score plus `gap`. The gap comes from the relevance of biases
     and from `epsilon`.
 
     >>> nnef_jax.analysis.lrp(model, images, rule={"conv": "gamma", "linear": "epsilon"})
@@ -99,11 +99,11 @@ def _lrp(
     def operand_relevances(step: OperationStep, relevances: list[Array]) -> list[Array]:
         """Divide the relevances of an operation's results among its operands.
 
-        For a sum, result = sum(w * operand), an operand gets the relevance w * operand / (result +
-        epsilon) * relevance. Here w is the derivative of the result by the operand.
+        Let result = sum(w * operand), where w is the derivative of the result by an operand. The
+        operand gets this share of the result's relevance: w * operand / (result + epsilon).
         """
         if step.is_curve:
-            # The single operand gets all relevance.
+            # The only operand gets all relevance of the result.
             return relevances
         operation = step.operation
         changed = with_changed_weights(step, _rule_for(operation, rules_by_pattern))
@@ -215,7 +215,7 @@ def _fits(pattern: str, operation: Operation) -> bool:
 
 
 def _rule_for(operation: Operation, rules_by_pattern: RuleNames) -> str:
-    """Return the name of the rule of the first pattern that fits an operation."""
+    """Return the name of an operation's rule. The first pattern that fits gives the rule."""
     for pattern, rule in rules_by_pattern:
         if _fits(pattern, operation):
             return rule
@@ -223,7 +223,7 @@ def _rule_for(operation: Operation, rules_by_pattern: RuleNames) -> str:
 
 
 def _weights(step: OperationStep, tensors: Tensors) -> dict[Value, Any]:
-    """Return the weights of a product: its operands that do not depend on `wrt`, except a bias.
+    """Return the weights of a product, by value: operands that do not depend on `wrt`, but no bias.
 
     The result is empty for an operation that is not a product.
     """

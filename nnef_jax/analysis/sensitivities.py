@@ -43,10 +43,10 @@ class Sensitivity(Result):
 
     Args:
         loss: the loss at the inputs.
-        scores: norms of gradients by kind of score, [layers]; NaN for a layer without the
-            parameters that a kind needs.
-        increases: increases of the loss by kind of rounding, [layers]; NaN for a layer without
-            weights.
+        scores: norms of gradients, an array [layers] for each kind of score. A number is NaN if the
+            layer lacks the parameters that the kind needs.
+        increases: increases of the loss, an array [layers] for each kind of rounding. The rounding
+            of weights has NaN for a layer without weights.
         names: the names of the layers' tensors, in the order of computation.
         kinds: the kinds of the layers' operations.
     """
@@ -61,8 +61,9 @@ class Sensitivity(Result):
         """Return a table with a line for each layer.
 
         Args:
-            sort: a key of `scores` or `increases`. The lines are sorted by its figures, with the
-                largest magnitude first. By default they are in the order of computation.
+            sort: a key of `scores` or `increases`. The lines are sorted by the figures of this key,
+                with the largest magnitude first. By default the lines are in the order of
+                computation.
 
         Raises ValueError for an unknown key.
         """
@@ -97,7 +98,8 @@ class Sensitivity(Result):
         for kind, x in arrays.items():
             colour = next(colours)
             ax.plot(x, heights, "o", color=colour, markersize=5, alpha=0.8, label=kind)
-        # The scale is linear up to a thousandth of the largest increase, or up to 1 if all are 0.
+        # The scale is linear below a thousandth of the largest increase, and logarithmic above it.
+        # If all increases are 0, the scale is linear below 1.
         ax.set_xscale("symlog", linthresh=largest / 1000 or 1.0)
         ax.axvline(0, color="#999999", lw=0.6, zorder=0)
         ax.hlines(heights, *ax.get_xlim(), color="#e6e9ee", lw=1, zorder=-1)
@@ -124,10 +126,10 @@ def sensitivity(
     """Return the sensitivity of a loss to each layer: to its values, parameters and precision.
 
     The scores come from one backward pass. "gradient" is the norm of the gradient at the layer's
-    tensor, and "gradient x value" is the norm of the gradient times the tensor. "parameter
-    gradient" and "parameter x gradient" are the same norms for the layer's parameters. The last
-    score is a first-order estimate of the importance of the parameters (Molchanov et al. 2019,
-    arXiv:1906.10771, without squares).
+    tensor. "gradient x value" is the norm of the elementwise product of gradient and tensor.
+    "parameter gradient" and "parameter x gradient" are these two norms for the layer's parameters.
+    "parameter x gradient" is a first-order estimate of the importance of the parameters (Molchanov
+    et al. 2019, arXiv:1906.10771, without squares).
 
     Each increase of the loss takes a run, and all runs are in one compiled function. Each run
     rounds one layer in one way. "weights 8 bits" rounds the weights of the layer, without biases,
@@ -222,7 +224,7 @@ def _sensitivity(
     dtypes: tuple[str, ...],
     per_channel: bool,
 ) -> _Measured:
-    """Return the loss, the scores, and the increases of the loss by runs that round values.
+    """Return the loss, the scores, and the increase of the loss in each run that rounds values.
 
     Each run rounds one layer in one way. With 3 layers and 2 kinds of rounding tensors, the runs 0,
     1 and 2 apply the first kind to the tensors of layers 0, 1 and 2. The runs 3, 4 and 5 apply the
@@ -246,7 +248,8 @@ def _sensitivity(
         is_for_layer = run % layer_count == layer
         index = jnp.where(is_for_layer, run // layer_count, no_rounding)
         branches = [*roundings.values(), _unchanged]
-        # In runs that round weights, the index is too large, and is clipped to `no_rounding`.
+        # In runs that round weights, the index is `no_rounding` or more. It is clipped to
+        # `no_rounding`, and the tensor stays as it is.
         return jax.lax.switch(jnp.clip(index, 0, no_rounding), branches, x)
 
     def rounded_params(run: Array, bits: int) -> dict[str, Array]:
@@ -275,8 +278,8 @@ def _sensitivity(
     kinds = list(roundings)
     if bits is not None:
         kinds.append(f"weights {bits} bits")
-    # The same program computes all runs, so the losses of two runs differ only because of the
-    # values that are rounded.
+    # One program computes all runs, also the run that rounds nothing. The losses of two runs
+    # therefore differ only because of the values that are rounded.
     unrounded_run = first_weight_run + layer_count
     runs = jnp.array([*range(len(kinds) * layer_count), unrounded_run])
     losses = jax.lax.map(loss_of_run, runs)
@@ -286,7 +289,7 @@ def _sensitivity(
         start = index * layer_count
         increases[kind] = losses[start : start + layer_count] - unrounded_loss
     if bits is not None:
-        # The result has the increases by rounded weights before all other increases.
+        # In the result, the increases from rounded weights come first.
         kind = f"weights {bits} bits"
         has_weights = jnp.array([bool(labels) for labels in weight_labels])
         of_weights = jnp.where(has_weights, increases.pop(kind), jnp.nan)
@@ -317,7 +320,7 @@ def _scores(
 ) -> dict[str, Array]:
     """Return the four kinds of scores by name, each an array [layers].
 
-    The scores are norms of gradients, and norms of gradients times tensors or parameters.
+    The scores are norms of gradients, and norms of gradients multiplied by tensors or parameters.
     """
     params = model.params
     real = {label: x for label, x in params.items() if jnp.issubdtype(x.dtype, jnp.floating)}
@@ -332,14 +335,14 @@ def _scores(
     layer_gradients, parameter_gradients = gradients
 
     def norm(arrays: Sequence[Array]) -> Array:
-        """Return the norm over all entries of several arrays, or NaN without arrays."""
+        """Return the norm over all entries of all arrays, or NaN if there are no arrays."""
         if not arrays:
             return jnp.full((), jnp.nan)
         squares = [jnp.sum(jnp.square(array.astype(jnp.float32))) for array in arrays]
         return jnp.sqrt(sum(squares, jnp.zeros(())))
 
     def parameter_norms(arrays: Mapping[str, Array]) -> Array:
-        """Return a norm for each layer, over the arrays of the layer's parameters."""
+        """Return the norm of each layer, [layers], over all arrays of the layer's parameters."""
         norms: list[Array] = []
         for layer in layers.values():
             norms.append(norm([arrays[label] for label in layer.params if label in real]))
@@ -361,10 +364,10 @@ def _scores(
 
 
 def _to_levels(x: Array, *, bits: int, per_channel: bool) -> Array:
-    """Round a tensor to 2^bits equidistant levels from its minimum to its maximum.
+    """Round a tensor to 2^bits evenly spaced levels from its minimum to its maximum.
 
-    If `per_channel`, each index of axis 0 has separate levels, from the minimum to the maximum at
-    this index.
+    If `per_channel`, each index i of axis 0 has separate levels, from the minimum to the maximum of
+    x[i].
     """
     first_reduced_axis = 1 if per_channel else 0
     reduced_axes = tuple(range(first_reduced_axis, x.ndim))

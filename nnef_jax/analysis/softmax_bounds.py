@@ -20,9 +20,9 @@ from nnef_jax.analysis.intervals import Interval, epsilon, widened
 def reduction_steps(name: str, x: Atom, y: Atom, makers: Mapping[Atom, Equation]) -> list[Equation]:
     """Return the equations that compute y from x, in order.
 
-    The first of them is the reduction `name`. The others move its results to the items of x from
-    which they are computed. The result is empty if y is computed in another way. `makers` has the
-    equation that computes each variable.
+    The first equation is the reduction `name`. All further equations only move results: each result
+    goes to the items of x from which it is computed. If y is computed in another way, the list is
+    empty. `makers` has the equation that computes each variable.
     """
     steps: list[Equation] = []
     while y != x:
@@ -35,7 +35,8 @@ def reduction_steps(name: str, x: Atom, y: Atom, makers: Mapping[Atom, Equation]
     if not steps or primitive(steps[0]) != name:
         return []
     reduction, *moves = steps
-    # The same moves bring the numbers of the results to their items, if y belongs to x.
+    # The results of the reduction are numbered. The same moves are applied to the numbers, which
+    # must then arrive at the items of x from which each result is computed.
     shape = reduction.outvars[0].aval.shape
     numbers = np.arange(math.prod(shape)).reshape(shape)
     moved: Any = numbers
@@ -56,22 +57,27 @@ def reduction_steps(name: str, x: Atom, y: Atom, makers: Mapping[Atom, Equation]
 def related_bounds(reduction: Equation, x: Interval, y: Interval, result: Interval) -> Interval:
     """Return tighter bounds of x - max(x) or of x / sum(x), the two steps of a softmax.
 
-    `reduction` computes the maximum or the sum. `y` is its interval, whose ends are the maxima or
-    sums of the ends of x, up to rounding. `result` is the interval that ignores the relation of x
-    and y. The difference x - max(x) is at most 0. The quotient is
+    The difference x - max(x) is at most 0. The quotient is
 
         x / (x + z)
 
-    where z is the sum of the other items. For positive x it rises in x, and falls in z.
+    where z is the sum of the other items. For positive x, the quotient rises with x, and falls with
+    z.
+
+    Args:
+        reduction: the equation that computes the maximum or the sum.
+        x: the interval of x.
+        y: the interval of the maximum or the sum. Its ends are the maxima or sums of the ends of x,
+            up to rounding.
+        result: the interval of the difference or quotient, computed as if x and y were independent.
     """
     if primitive(reduction) == "reduce_max":
         return Interval(result.low, jnp.minimum(result.high, 0))
-    # The sum y rounds once for each of its `count` terms. The number 8 is an upper bound for the
-    # other operations that round.
+    # The sum y rounds once for each of its `count` terms. At most 8 further roundings occur.
     count, _ = term_counts(reduction)
     error = (count + 8) * epsilon(y.low) * y.magnitude
-    # The ends of y are the sums of the ends of all items, so the ends of z = y - x are the
-    # differences of the ends.
+    # The low end of y is the sum of the low ends of all items. Without the low end of x, the low
+    # end of z remains. The same holds for the high ends.
     z_low = jnp.maximum(y.low - x.low - error, 0)
     z_high = jnp.maximum(y.high - x.high + error, 0)
     quotient = Interval(x.low / (x.low + z_high), x.high / (x.high + z_low))

@@ -34,12 +34,12 @@ class JacobianSpectrum(Result):
     """The largest singular values of the Jacobian of an output by an input, for each item.
 
     Args:
-        values: the k largest singular values [batch, k], the largest first; NaN where the output is
-            not finite.
-        residuals: error bounds [batch, k]: an exact singular value is within this distance of each
-            of `values`.
-        directions: the right singular vectors, [batch, k, ...], which are changes of the input of
-            norm 1.
+        values: the k largest singular values [batch, k], the largest first; NaN for an item whose
+            output is not finite.
+        residuals: error bounds [batch, k]. An exact singular value is within residuals[b, i] of
+            values[b, i].
+        directions: the right singular vectors, [batch, k, ...]. Each of them is a change of the
+            input whose norm is 1.
         input: the name of the input.
         output: the name of the output.
     """
@@ -70,9 +70,9 @@ class JacobianSpectrum(Result):
         return table_of(f"Jacobian of '{self.output}' to '{self.input}'", columns, rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the singular values of each item by index, with residuals as error bars.
+        """Draw the singular values of each item over their index. Return the axes of matplotlib.
 
-        Return the axes of matplotlib.
+        The residuals are error bars.
         """
         ax = axes(ax, size=(6.4, 4))
         indices = np.arange(1, self.values.shape[-1] + 1)
@@ -162,7 +162,10 @@ def _first_real_output(model: Model) -> str:
 
 
 def _whole_output(outputs: ArrayLike) -> ArrayLike:
-    """Return the outputs unchanged. A question needs a function of outputs, or classes."""
+    """Return the outputs unchanged.
+
+    A question needs classes or a function of the outputs. This function is used instead of classes.
+    """
     return outputs
 
 
@@ -177,10 +180,10 @@ class _Spectrum(NamedTuple):
 
 @partial(jax.jit, static_argnames=("k", "steps", "batched"))
 def _spectrum(question: Question, key: Array, *, k: int, steps: int, batched: bool) -> _Spectrum:
-    """Return the singular values of the Jacobian, which is a map of blocks of vectors.
+    """Return the singular values of the Jacobian of each item.
 
-    The Jacobian of an item has a column for each entry of the item of the input, and a row for each
-    entry of the item of the output.
+    The Jacobian of an item has a column for each entry of the input's item, and a row for each
+    entry of the output's item. It is computed as a map of blocks of vectors.
     """
 
     def output_at(x: Array) -> Array:
@@ -212,8 +215,8 @@ def _spectrum(question: Question, key: Array, *, k: int, steps: int, batched: bo
     mixed = _has_mixed_items(forward, random_vectors, rounding)
     right_vectors = jnp.moveaxis(triplets.right_vectors, 2, 1)  # [batch, k, columns]
     directions = right_vectors.reshape(batch, k, *item_shape)
-    # At an output of NaN the derivative may be finite, for example the derivative of a ReLU. The
-    # outputs are therefore checked, and not only the derivatives.
+    # If an output is NaN, its derivative may be finite, for example behind a ReLU. The outputs
+    # are therefore checked too.
     is_finite = jnp.isfinite(y.reshape(batch, -1))
     is_valid = jnp.all(is_finite, axis=1, keepdims=True) & ~mixed
     values = jnp.where(is_valid, triplets.values, jnp.nan)
@@ -221,9 +224,10 @@ def _spectrum(question: Question, key: Array, *, k: int, steps: int, batched: bo
 
 
 def _checked_batch(question: Question, x: Array, y: Array, *, batched: bool) -> int:
-    """Return the number of items of the input `x` and the output `y`, which is 1 if not `batched`.
+    """Return the number of items of the input `x` and the output `y`.
 
-    Raises InputError if a tensor is empty, or if the tensors have different numbers of items.
+    If not `batched`, each tensor is a single item. Raises InputError if a tensor is empty, or if
+    the tensors have different numbers of items.
     """
     batch = len(x) if batched else 1
     is_empty = 0 in (x.size, y.size)
@@ -236,10 +240,9 @@ def _checked_batch(question: Question, x: Array, y: Array, *, batched: bool) -> 
 
 
 def _by_column(product: Callable[[Array], Array], like: Array, batch: int) -> Map:
-    """Return a linear map of tensors as a map of blocks [batch, size, columns].
+    """Return a map of blocks [batch, size, columns] that applies `product` to each column.
 
-    `product` takes a tensor of the shape and dtype of `like`. The map applies `product` to each
-    column of a block.
+    `product` is a linear map of tensors. It takes a tensor with the shape and dtype of `like`.
     """
 
     def block_product(block: Array) -> Array:
@@ -253,12 +256,12 @@ def _by_column(product: Callable[[Array], Array], like: Array, batch: int) -> Ma
 
 
 def _has_mixed_items(product: Map, vectors: Array, rounding: float) -> Array:
-    """Tell whether an item of a linear map's result depends on another item.
+    """Tell whether an item of a linear map's result depends on another item of the vectors.
 
-    If items are independent, changing the sign of an item only changes the sign of the same item of
-    the result. The test uses one column of signs for each bit of an item's number: column i changes
-    the signs of the items whose number has bit i set. Any two items therefore differ in at least
-    one column. For 3 items, the columns of signs are (1, -1, 1) and (1, 1, -1).
+    If items are independent, a changed sign of item j only changes the sign of item j of the
+    result. The test uses one column of signs for each bit of an item's number: column i changes the
+    signs of the items whose number has bit i set. Any two items therefore differ in at least one
+    column. For 3 items, the columns of signs are (1, -1, 1) and (1, 1, -1).
 
     Args:
         product: the map of blocks [batch, size, columns].

@@ -27,8 +27,8 @@ class TensorStatistics(Moments):
         alive: the mask of the units (channels or features) that differ from 0 in some item, bool
             [units]. It is None if the tensor has no axis of units, or if the number of units
             changes.
-        gram: the Gram matrix of the units, [units, units], summed over items and positions in 64
-            bits; None if it is not computed.
+        gram: the Gram matrix of the units, [units, units], in 64 bits. Entry [i, j] is the sum of
+            unit i * unit j over all items and positions. None if the matrix is not computed.
     """
 
     name: str
@@ -61,9 +61,10 @@ class TensorStatistics(Moments):
     def effective_rank(self) -> float | None:
         """Return the effective rank of the activations (Roy and Vetterli 2007).
 
-        A matrix has the units as columns, and all items and positions as rows. The shares p are its
-        singular values, divided by their sum. The effective rank is exp(-sum(p * log(p))). It is 1
-        if all rows are parallel, and the number of units if all singular values are equal.
+        It is computed for a matrix with a column for each unit, and a row for each item and
+        position. The shares p are the matrix's singular values, divided by their sum. The effective
+        rank is exp(-sum(p * log(p))). It is 1 if all rows are parallel. It is the number of units
+        if all singular values are equal.
 
         The result is 0 if all activations are 0. It is None if no Gram matrix was computed, or if
         there are NaNs or infinities.
@@ -81,7 +82,7 @@ class TensorStatistics(Moments):
         return float(np.exp(entropy))
 
     def merge(self, other: TensorStatistics) -> TensorStatistics:
-        """Return the statistics of two series of batches together."""
+        """Return the statistics over the batches of both results."""
         alive = None
         gram = None
         if self.units == other.units:
@@ -105,11 +106,11 @@ class TensorStatistics(Moments):
 def measure(x: Array, *, axis: int | None) -> tuple[dict[str, Array], Array | None]:
     """Return moments and counts of a tensor by name, and the mask of its units that are alive.
 
-    A unit is alive if it differs from 0 in some item. The mask, bool [units], is None if `axis`,
-    the axis of units, is None.
+    A unit is alive if it differs from 0 in some item. `axis` is the axis of units. The mask, bool
+    [units], is None if `axis` is None.
     """
     # Moments are computed in at least 32 bits. Integers become float32, because their mean need not
-    # be an integer. bfloat16, whose kind is not "f", becomes float32 too.
+    # be an integer. bfloat16 becomes float32 too, although its kind is not "f".
     dtype = np.promote_types(x.dtype, np.float32) if x.dtype.kind == "f" else np.float32
     x = x.astype(dtype)
     is_finite = jnp.isfinite(x)
@@ -137,8 +138,8 @@ def measure(x: Array, *, axis: int | None) -> tuple[dict[str, Array], Array | No
 def gram_matrix(x: Array, axis: int) -> Any:
     """Return the Gram matrix of the units along an axis, [units, units], in 64 bits.
 
-    Computing this matrix on the host takes a tenth of the time of a QR decomposition in 32 bits,
-    and the singular values are equally precise.
+    Singular values come from this matrix instead of a QR decomposition in 32 bits. On the host this
+    takes a tenth of the time, and the singular values are equally precise.
     """
     unit_count = x.shape[axis]
     wide_x = np.asarray(x).astype(np.float64)
@@ -149,8 +150,8 @@ def gram_matrix(x: Array, axis: int) -> Any:
 
 def _sum(x: Array) -> Array:
     """Return the sum of all items, added axis by axis."""
-    # The rounding error of a sum grows with its number of terms. Sums along one axis after the
-    # other have as many terms as the axis is long, which is fewer than the number of all items.
+    # The rounding error of a sum grows with its number of terms. A sum along one axis has only as
+    # many terms as the axis is long.
     for _ in range(x.ndim):
         x = jnp.sum(x, axis=-1)
     return x

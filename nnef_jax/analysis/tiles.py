@@ -20,7 +20,7 @@ _CHANNELS = (1, 3, 4)  # A picture has 1, 3 or 4 channels.
 
 
 def heat_maps(ax: Axes | None, values: Array, x: Array, titles: Sequence[str]) -> Axes:
-    """Draw maps of values as tiles in rows, each over an item of `x`. Return the axes."""
+    """Draw a map of values over each item of `x`, as tiles in rows. Return the axes."""
     backgrounds = [grey(item) for item in x]
     is_mostly_black = len(backgrounds) > 0 and np.quantile(backgrounds, 0.25) < 0.02
     if is_mostly_black:
@@ -35,8 +35,8 @@ def heat_maps(ax: Axes | None, values: Array, x: Array, titles: Sequence[str]) -
 def in_rows(ax: Axes | None, tiles: Sequence[Tile], titles: Sequence[str]) -> Axes:
     """Draw tiles in rows, with a title above each tile. Return the axes.
 
-    The number of columns is at least the square root of the number of tiles, and at most twice the
-    square root. The last row has as few empty places as possible.
+    For n tiles, the number of columns is from sqrt(n) to 2 * sqrt(n), rounded up. In this range it
+    is the number that leaves the fewest empty places in the last row.
     """
     square_root = max(1, len(tiles)) ** 0.5
 
@@ -94,8 +94,8 @@ def montage(
 def heat(values: ArrayLike, background: Tile) -> Tile:
     """Return a tile with a map of values over a background, red above 0 and blue below 0.
 
-    Large values hide the background. The background shows through where values are near 0. If its
-    shape differs from the map's shape, the background is white.
+    Large values hide the background. The background shows through where values are near 0. If the
+    shapes of map and background differ, a white background is used instead.
     """
     plane = _plane(np.asarray(values, np.float64))
     limit = np.abs(plane).max(initial=0) or 1.0
@@ -109,7 +109,7 @@ def heat(values: ArrayLike, background: Tile) -> Tile:
 
 
 def signed(values: ArrayLike) -> Tile:
-    """Return values as a tile that is red above 0, blue below 0, and white at 0."""
+    """Return values as a tile: red for values above 0, blue below 0, and white at 0."""
     plane = _plane(np.asarray(values, np.float64))
     limit = np.abs(plane).max(initial=0) or 1.0
     return _colours(plane / limit)
@@ -139,25 +139,25 @@ def picture(x: ArrayLike, low: float, high: float) -> Tile:
         channel_count, _, last_extent = array.shape
         if channel_count == 3:
             return array.transpose(1, 2, 0)
-        # A tensor [1, height, 3] has a single channel, and is 3 entries wide.
+        # A tensor [1, height, 3] has a single channel. Its last axis is a width of 3.
         has_colours_last = last_extent == 3 and channel_count != 1
         if has_colours_last:
             return array
-    # The shade is the mean over channels.
+    # `_plane` adds up the channels. The shade is their mean.
     shades = _plane(array) / channel_count
     return np.repeat(shades[..., None], 3, axis=2)
 
 
 def _colours(shares: NDArray[np.float64]) -> Tile:
-    """Return the colours of numbers from -1 to 1, from blue over white at 0 to red."""
+    """Return the colours of numbers: blue for -1, white for 0, red for 1, with mixtures between."""
     return plotting("pyplot").get_cmap(_MAP)(0.5 + 0.5 * shares)[..., :3]
 
 
 def _plane(x: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return an item as a matrix, by summing over its channels.
 
-    Channels are the last axis if only this axis has a usual number of channels, and otherwise the
-    first axis. NaN counts as 0.
+    Channels are the first axis. They are the last axis if the last axis has a usual number of
+    channels, and the first axis does not. NaN is taken as 0.
     """
     plane = np.nan_to_num(x, nan=0.0)
     if plane.ndim == 3:
@@ -171,7 +171,7 @@ def _plane(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _legend(ax: Any) -> None:
-    """Draw a bar with the colours of values against and for a score."""
+    """Draw a bar that explains the colours: blue is against a score, and red is for the score."""
     scale = plotting("cm").ScalarMappable(cmap=_MAP)
     bar = ax.figure.colorbar(scale, ax=ax, ticks=[0, 0.5, 1], shrink=0.6)
     bar.ax.set_yticklabels(["against", "0", "for"])

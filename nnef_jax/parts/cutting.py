@@ -25,7 +25,7 @@ def cut(
     outputs: _Names,
     stored: Callable[[str], NDArray[np.generic]],
 ) -> Network:
-    """Return the part of a network from the tensors `inputs` to `outputs`, as a network.
+    """Return a part of a network as a network. The part computes `outputs` from `inputs`.
 
     `inputs` and `outputs` are names of tensors, or None, as in `Model.cut`. `stored` is a function
     from the label of a variable to its array.
@@ -35,8 +35,8 @@ def cut(
     raise_all([*_wrong_states(network, graph)])
     labels = [variable.label for variable in (*graph.parameters, *graph.states)]
     pairs = {label: network.pairs[label] for label in labels if label in network.pairs}
-    # The network may be a part itself. The new part is then cut from the original network, because
-    # only the original can be saved.
+    # The network may be a part of an original network. The new part is then cut from the original,
+    # because only the original can be saved.
     if isinstance(network.frontend, PartFrontend):
         frontend = PartFrontend(network.frontend.network, part, pairs)
     else:
@@ -56,9 +56,9 @@ def cut(
 
 
 def _wrong_states(network: Network, part: Graph) -> Iterator[InputError]:
-    """Yield an error for each state of a part that depends on inputs of the network.
+    """Yield an error for each wrong state of a part.
 
-    Such a state has a shape or an initial value that depends on the inputs.
+    A state is wrong if its shape or its initial value depends on inputs of the network.
     """
     for state in part.states:
         if state.label in network.open_states:
@@ -94,7 +94,8 @@ def _part_of_arguments(graph: Graph, inputs: _Names, outputs: _Names) -> Part:
 def _default_input_names(graph: Graph, output_names: _Names) -> tuple[str, ...]:
     """Return the names of the network's inputs that a part reads to compute its outputs.
 
-    If `output_names` is None, the part is all of the network, with inputs that it does not read.
+    If `output_names` is None, the part is the complete network. The result then has all inputs,
+    also inputs that no operation reads.
     """
     if output_names is None:
         return tuple(value.name for value in graph.inputs)
@@ -107,7 +108,7 @@ def _default_input_names(graph: Graph, output_names: _Names) -> tuple[str, ...]:
 def _default_output_names(graph: Graph, inputs: frozenset[Value]) -> tuple[str, ...]:
     """Return the names of the network's outputs that can be computed from a part's inputs.
 
-    If there are none, return the names of all outputs.
+    If none of the outputs can be computed, return the names of all outputs.
     """
     computable = _computable(graph, inputs)
     names: list[str] = []
@@ -144,7 +145,7 @@ def _wrong_names(graph: Graph, argument: str, names: _Names) -> Iterator[InputEr
 def _wrong_part(graph: Graph, inputs: _Named, outputs: _Named) -> Iterator[InputError]:
     """Yield an error for each fault of a part.
 
-    Faults are inputs that are missing, outputs that depend on no input, and inputs that are not
+    There are three faults: an input is missing, an output depends on no input, or an input is not
     needed. `inputs` and `outputs` are the part's tensors by name.
     """
     part_inputs = frozenset(inputs.values())
@@ -155,17 +156,18 @@ def _wrong_part(graph: Graph, inputs: _Named, outputs: _Named) -> Iterator[Input
         message = f"the part also needs {', '.join(map(repr, missing))}, which no input gives"
         yield InputError(message, hint=f"cut(inputs=[{all_inputs}], ...)")
     dependent = _dependent(graph, part_inputs)
-    # These outputs depend on no input in the network either, so they are no errors in the part.
+    # `constant_outputs` depend on no input in the complete network. In the part they are no errors.
     constant_outputs = {*graph.outputs} - _dependent(graph, graph.inputs)
     for name, value in outputs.items():
         if value not in dependent and value not in constant_outputs:
             yield InputError(f"output '{name}' does not depend on an input of the part")
-    # The network does not read these inputs either, so they are no errors in the part.
+    # The complete network does not read the inputs in `unread`. In the part they are no errors.
     unread = set(graph.inputs) - graph.needed
     for name, value in inputs.items():
         if value in needed or value in unread:
             continue
-        # The part does not need this input. A usual reason is that it comes after an output.
+        # The part does not need this input. A usual reason is that the input is computed from an
+        # output.
         sources = dependencies_down_to(graph, [value], inputs=())
         earlier_outputs = [output for output, result in outputs.items() if result in sources]
         if earlier_outputs:
@@ -178,8 +180,13 @@ def _wrong_part(graph: Graph, inputs: _Named, outputs: _Named) -> Iterator[Input
 def _missing_names(graph: Graph, inputs: frozenset[Value], values: set[Value]) -> list[str]:
     """Return the names of tensors that a part reads, but cannot compute from its inputs.
 
-    `inputs` are the part's inputs, and `values` are the values on which its outputs depend. For
-    example, a part from `x` to x + y reads `y`, which depends only on another input of the network.
+    For example, let a network compute y from an input z, and then x + y. A part with the input x
+    and the output x + y reads y, and lacks it.
+
+    Args:
+        graph: the graph of the network.
+        inputs: the part's inputs.
+        values: the values on which the part's outputs depend.
     """
     from_part = _dependent_in_cycle(graph, inputs, cuts=inputs)
     other_inputs = {*graph.inputs} - inputs
@@ -203,7 +210,7 @@ def _missing_names(graph: Graph, inputs: frozenset[Value], values: set[Value]) -
 def _computable(graph: Graph, inputs: frozenset[Value]) -> set[Value]:
     """Return the values that can be computed from the inputs of a part, in any cycle.
 
-    They are the values that do not depend on any other input of the network.
+    A value is in the result if it depends on no other input of the network.
     """
     values = set(inputs)
     for variable in (*graph.parameters, *graph.states):
@@ -219,7 +226,7 @@ def _dependent(
 ) -> set[Value]:
     """Return the sources, and all values that depend on them in the same cycle or a later one.
 
-    A dependency by way of a value in `cuts` does not count.
+    Paths through a value in `cuts` are no dependencies.
     """
     values = set(sources)
     while True:
@@ -230,7 +237,7 @@ def _dependent(
                 next_states.add(state.value)
         if next_states <= values:
             return values
-        # In the next cycle, the states are sources too.
+        # In the next cycle, states that were updated from these values are sources too.
         values |= next_states
 
 
@@ -239,7 +246,7 @@ def _dependent_in_cycle(
 ) -> set[Value]:
     """Return the sources, and all values that depend on them in the same cycle.
 
-    A dependency by way of a value in `cuts` does not count.
+    Paths through a value in `cuts` are no dependencies.
     """
     values = set(sources)
     for operation in graph.operations:
@@ -252,8 +259,7 @@ def _dependent_in_cycle(
 def _names_of(graph: Graph, value: Value, among: set[Value]) -> Iterator[str]:
     """Yield the name of a value.
 
-    A value without a name is computed from other values. The names of those in `among` are then
-    yielded instead.
+    If the value has no name, yield the names of the values in `among` from which it is computed.
     """
     names = {tensor: name for name, tensor in tensors(graph).items()}
     if value in names:

@@ -28,21 +28,22 @@ _MOST_GUESSES = 8
 # extents change.
 _SLOPE_FACTORS = (0.5, 2, 8, 64)
 
-# `_has_symbol` gives all symbols this extent. An extent without a symbol stays unknown.
+# `_has_symbol` replaces every symbol by this extent. An extent without a symbol stays unknown.
 _ANY_EXTENT = 7
 
-# The key is the document's symbol for an open extent, or `input[axis]` if there is none.
+# The values of open extents. A key is the document's symbol for an open extent, or `input[axis]` if
+# the extent has no symbol.
 Sizes = Mapping[str, int]
 
 
 @dataclass(frozen=True)
 class Solver:
-    """A solver that determines the graph of a part for shapes of the part's inputs.
+    """A solver that finds the graph of a part for new shapes of the part's inputs.
 
     Args:
         network: the network from which the part is cut.
         cut: a function from a graph of the network to the part's graph.
-        described: a function from a graph to an object. Graphs are equal if their objects are
+        described: a function from a graph to an object. Two graphs are equal if their objects are
             equal.
     """
 
@@ -53,12 +54,12 @@ class Solver:
     def solve(self, shapes: Sequence[Shape], meter: Meter) -> Graph:
         """Return the part's graph for inputs of the shapes `shapes`.
 
-        Newton's method determines the open extents of the network's inputs. A slope is computed
-        from the shapes for two values of an extent. Each step is a least-squares solution, rounded
-        to integers.
+        Newton's method finds the open extents of the network's inputs that lead to `shapes`. The
+        slopes for an open extent come from the part's shapes at two values of the extent. Each step
+        is a least-squares solution, rounded to integers.
 
-        Raises InputError if there are no extents for these shapes, or if several extents lead to
-        these shapes, but to different graphs.
+        Raises InputError if no open extents lead to `shapes`. Also raises InputError if several
+        open extents lead to `shapes`, but to different graphs.
         """
         target = list(chain.from_iterable(shapes))
         sizes = self._first_guess(target)
@@ -68,8 +69,8 @@ class Solver:
                 self._require_unique(sizes, part, meter)
                 return part
             slopes = [self._slopes(sizes, name, part, meter) for name in sizes]
-            # A row is for an extent of the part's inputs, and a column for an open extent of the
-            # network.
+            # The Jacobian has a row for each extent of the part's inputs, and a column for each
+            # open extent of the network.
             jacobian = np.transpose(slopes)
             residual = np.subtract(target, _extents(part))
             step, *_ = np.linalg.lstsq(jacobian, residual, rcond=None)
@@ -78,7 +79,7 @@ class Solver:
             rounded = np.maximum(np.rint(solution), 0).astype(int).tolist()
             next_sizes = dict(zip(sizes, rounded, strict=True))
             if next_sizes == sizes:
-                # Further steps would not change the extents, which are no solution.
+                # The extents are no solution, and further steps would not change them.
                 break
             sizes = next_sizes
         shown_shapes = ", ".join(map(show, shapes))
@@ -88,26 +89,29 @@ class Solver:
         )
 
     def _first_guess(self, target: Sequence[int]) -> dict[str, int]:
-        """Guess the network's open extents, by name: each is the largest extent in `target`."""
+        """Return a guess of the network's open extents, by name.
+
+        Each open extent is guessed to be the largest extent in `target`.
+        """
         largest = max(target, default=1)
         sizes: dict[str, int] = {}
 
         def guess_size(name: str) -> int:
-            """Note the guess for an open extent."""
+            """Store the guess for an open extent in `sizes`. Return UNKNOWN, which is not used."""
             sizes[name] = largest
             return UNKNOWN
 
-        # Only the names matter here: `_shapes` calls the function with the name of each open
-        # extent. Its result is not used.
+        # `_shapes` calls `guess_size` with the name of each open extent. The shapes that it returns
+        # are not used.
         self._shapes(guess_size)
         return sizes
 
     def _slopes(self, sizes: Sizes, name: str, part: Graph, meter: Meter) -> Sequence[float]:
-        """Return how fast each extent of the part's inputs changes with an open extent.
+        """Return the slope of each extent of the part's inputs by an open extent.
 
-        `name` is the name of the open extent. `sizes` are the open extents of the network, and
-        `part` is the part for these extents. For example, if the open extent 4 leads to the extents
-        (2, 3), and 8 leads to (4, 3), the slopes are (0.5, 0).
+        For example, if the open extent 4 leads to the extents (2, 3), and 8 leads to (4, 3), the
+        slopes are (0.5, 0). `name` is the name of the open extent. `sizes` are all open extents of
+        the network, and `part` is the part for them.
         """
         extents = _extents(part)
         size = sizes[name]
@@ -130,7 +134,7 @@ class Solver:
         `sizes` are the open extents of the network, and `part` is the part for these extents.
         """
         for name, size in sizes.items():
-            # Not all other extents can be tried. These are samples.
+            # Only a few other values of the extent are tried.
             for changed_size in (size - 1, size + 1, 2 * size + 2):
                 if changed_size <= 0:
                     continue
@@ -144,7 +148,7 @@ class Solver:
                     )
 
     def _part_if_valid(self, sizes: Sizes, meter: Meter) -> Graph | None:
-        """Return the part for the open extents `sizes`, or None if they do not fit the network."""
+        """Return the part for the open extents `sizes`, or None if the network rejects them."""
         try:
             return self._part(sizes, meter)
         except NnefError:
@@ -157,7 +161,7 @@ class Solver:
         options: Options = replace(
             network.options,
             input_shapes={**network.options.input_shapes, **shapes},
-            # Each guess may take as many steps as a call.
+            # Each guess has a new meter, and may take as many steps as a call.
             meter=Meter(meter.limits),
         )
         return self.cut(network.frontend.flatten(options))
@@ -185,7 +189,7 @@ class Solver:
 
 
 def _has_symbol(network: Network, name: str, axis: int) -> bool:
-    """Tell whether the document has a symbol for an extent of an input."""
+    """Tell whether the document has a symbol for the extent of axis `axis` of an input."""
     shapes = network.frontend.symbolic_shapes(lambda _: _ANY_EXTENT)
     extent = shapes[name][axis]  # computed from `_ANY_EXTENT` if there is a symbol
     return extent not in (UNKNOWN, 0)

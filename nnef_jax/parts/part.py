@@ -20,7 +20,7 @@ from nnef_jax.reading.network import Network
 def tensors(graph: Graph) -> dict[str, Value]:
     """Return the values of a graph by name.
 
-    An output of the graph is also listed by its output name.
+    An output may have two names: the name of its tensor, and its name as an output. Both are keys.
     """
     return graph.values | dict(zip(graph.output_names, graph.outputs, strict=True))
 
@@ -28,9 +28,9 @@ def tensors(graph: Graph) -> dict[str, Value]:
 def dependencies_down_to(
     graph: Graph, results: Iterable[Value], inputs: Collection[Value]
 ) -> set[Value]:
-    """Return the values on which results depend, in any cycle, and the results.
+    """Return `results`, and the values on which they depend, in any cycle.
 
-    The search does not go back beyond the values in `inputs`.
+    The search goes back from the results, and stops at the values in `inputs`.
     """
     values = set(results)
 
@@ -41,7 +41,7 @@ def dependencies_down_to(
         for operation in reversed(graph.operations):
             if any(map(is_computed, operation.writes())):
                 values.update(operation.reads())
-        # A state depends on its update in the cycle before.
+        # The value of a state is its update from the cycle before.
         updates = [state.update for state in graph.states if is_computed(state.value)]
         if values.issuperset(updates):
             return values
@@ -58,7 +58,7 @@ class Part:
     def cut_from(self, graph: Graph) -> tuple[Graph, Mapping[Value, Value]]:
         """Return the part's graph, and a mapping from values of `graph` to inputs of the part.
 
-        An input of the part replaces the value in all operations that read the value.
+        All operations of the part that read such a value read the part's input instead.
         """
         values_by_name = tensors(graph)
         inputs: dict[Value, Value] = {}
@@ -103,8 +103,9 @@ class Part:
 class PartFrontend(Frontend):
     """The front end of a part of a network.
 
-    A state of the part may be a pair of an input and an output of the document, as in
-    `Network.pairs`. These inputs and outputs are inputs and outputs of the front end too.
+    A state of the part may be an input and an output of the document that belong together, as in
+    `Network.pairs`. The front end then has this input among its inputs, and this output among its
+    outputs.
     """
 
     def __init__(self, network: Network, part: Part, pairs: Mapping[str, str]) -> None:
@@ -150,7 +151,8 @@ class PartFrontend(Frontend):
         from nnef_jax.execution.cache_key import described
         from nnef_jax.parts.open_extents import Solver
 
-        # The part's open extents follow from those of the network's inputs, which are not known.
+        # The part depends on open extents of the network's inputs. `Solver` finds these from the
+        # shapes of the part's inputs.
         solver = Solver(self.network, self._cut, lambda graph: [*described(graph)])
         return solver.solve(shapes, options.meter)
 
@@ -173,7 +175,7 @@ class PartFrontend(Frontend):
         return {*self.inputs, *self.outputs} - tensors(graph).keys()
 
     def stored(self, graph: Graph) -> Stored:
-        """Return no data, because `cut` takes the arrays from the network."""
+        """Return no data, because the function `cut` takes all arrays from the network."""
         return Stored({}, self)
 
     def content(self) -> Iterable[object]:
@@ -184,20 +186,23 @@ class PartFrontend(Frontend):
         return [*self.network.frontend.content(), definition]
 
     def spans(self) -> Mapping[str, Span]:
-        """Return the places where the document assigns the names that are in the part."""
+        """Return the places in the document where names are assigned, by name.
+
+        Only names in the part are included.
+        """
         spans = self.network.frontend.spans()
         names = self.graph.values
         return {name: span for name, span in spans.items() if name in names}
 
     def identifiers(self, graph: Graph) -> Mapping[str, str]:
-        """Return the names of the part's tensors, by their identifiers in a saved graph.quant."""
+        """Return names of the part's tensors. The keys are identifiers in a saved graph.quant."""
         return self.network.frontend.identifiers(graph)
 
     def members(self, arrays: Mapping[str, Any], quantization: str | None) -> Written:
         """Return the members of an archive with the part as a flat document.
 
         In the document, roundings of tensors are operations. Raises UnsupportedError if a flat
-        document cannot express the part. The error lists everything that it cannot express.
+        document cannot express the part. The error lists everything that cannot be expressed.
         """
         network = self.network
         if network.is_guessed:
@@ -214,7 +219,7 @@ def _has_unknown(operation: Operation) -> bool:
     """Tell whether an attribute of an operation depends on an open extent."""
 
     def is_unknown(attribute: object) -> bool:
-        """Tell whether an attribute is an open extent, or contains one."""
+        """Tell whether an attribute is an open extent, or contains an open extent."""
         match attribute:
             case tuple():
                 return any(map(is_unknown, attribute))  # pyright: ignore[reportUnknownArgumentType]
@@ -227,16 +232,16 @@ def _has_unknown(operation: Operation) -> bool:
 
 
 def _shape(value: Value, options: Options) -> Shape:
-    """Return the shape that the options give to an input, or else the input's own shape."""
+    """Return the shape of an input: in the options, or in the graph if the options have none."""
     declared = [None if extent is UNKNOWN else extent for extent in value.type.shape]
     return options.shape(value.name, declared)
 
 
 def _retyped(graph: Graph, options: Options, integer: str) -> Graph:
-    """Infer the types of a graph again, for the shapes of inputs in the options.
+    """Return a graph for the input shapes in the options, with new types of all tensors.
 
-    `integer` is the dtype of integer literals. If the shapes do not fit an operation, raises a
-    ShapeError or SemanticError that names the operation.
+    `integer` is the dtype of integer literals. Raises a ShapeError or SemanticError, which names
+    the operation, if the shapes do not fit an operation.
     """
     emission = Emission(options, integer)
     builder = emission.builder
@@ -250,7 +255,7 @@ def _retyped(graph: Graph, options: Options, integer: str) -> Graph:
     for operation in graph.operations:
         operands = {name: substituted(operand, retyped) for name, operand in operation.operands}
         results = tuple(operation.writes())
-        # The name of an operation without results is its kind.
+        # If an operation has no results, its kind is used as its name.
         result_names = [value.name for value in results] or [operation.kind]
         try:
             emission.add(

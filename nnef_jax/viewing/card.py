@@ -14,8 +14,8 @@ _ROWS = 200  # A card shows at most this many operations and groups.
 _MOST_PORTS = 100  # A card shows at most this many inputs, states and outputs each.
 _Node = Mapping[str, Any]
 
-# The style names few colours, so that the card has the colours of the notebook, which may be light
-# or dark.
+# The style sets few colours. The card therefore takes the colours of the notebook, which may be
+# light or dark.
 _STYLE = """
 .nnef-card { font: 13px/1.6 system-ui, sans-serif; max-width: 720px; padding: 10px 14px;
   border: 1px solid rgb(128 128 128 / 30%); border-radius: 10px; }
@@ -36,8 +36,8 @@ _STYLE = """
 def card(network: Network) -> str:
     """Return a network as HTML: inputs, outputs, and operations in groups that unfold.
 
-    The card has up to 200 rows, and counts the rows that are left out. `nnef_jax.view` shows all
-    operations.
+    The card has at most 200 rows. If rows are left out, it tells how many. `nnef_jax.view` shows
+    all operations.
     """
     data = page_data(network)
     nodes: list[_Node] = data["nodes"]
@@ -68,17 +68,21 @@ class _Rows:
         root = nodes[0]
         self._total_work = max(1, root["multiply_adds"])
         self._remaining = _ROWS
-        # For the index of each group, these are the indices of its members.
+        # The keys are indices of groups. The values are the indices of a group's members.
         self._members: dict[int, list[int]] = {}
         for index, node in enumerate(nodes[1:], start=1):
             self._members.setdefault(node["parent"], []).append(index)
 
     def of_group(self, group: int) -> Iterator[str]:
-        """Yield the rows of a group's members, and of the groups inside the group, as HTML."""
+        """Yield the rows of a group as HTML.
+
+        The group's members have rows, and so have the members of groups inside the group.
+        """
         members = self._members.get(group, ())
         candidates = [index for index in members if _is_row(self._nodes[index])]
         visible = candidates[: self._remaining]
-        # All visible members count before the members of the groups among them.
+        # The rows of all visible members are subtracted first. The members of groups among them
+        # get the rows that remain.
         self._remaining -= len(visible)
         for index in visible:
             node = self._nodes[index]
@@ -107,9 +111,10 @@ def _ports_line(data: _Node, type: str, ports: list[_Node]) -> str:
 
 
 def _row(node: _Node, total_work: int) -> str:
-    """Return the row of an operation or a group as HTML, with a bar for its share of the work.
+    """Return the row of an operation or a group as HTML.
 
-    `total_work` is the number of multiply-adds of the network.
+    A bar shows the share of the work: multiply-adds of the node / `total_work`, the multiply-adds
+    of the network.
     """
     repeats = f" <small>&times;{node['repeats']}</small>" if "repeats" in node else ""
     name = node.get("module") or node.get("label") or node["name"]
@@ -125,20 +130,21 @@ def _row(node: _Node, total_work: int) -> str:
 
 
 def _count(number: int) -> str:
-    """Return the cell of a number. The cell is empty for 0."""
+    """Return a cell with a number, as HTML. The cell is empty for 0."""
     text = f"{number:,}" if number else ""
     return _number(text)
 
 
 def _number(text: str) -> str:
-    """Return the cell of a number's text, which is right-aligned."""
+    """Return a cell with the text of a number, as HTML. The text is right-aligned."""
     return f'<span class="number">{text}</span>'
 
 
 def _is_port(nodes: list[_Node], node: _Node, type: str) -> bool:
     """Tell whether a node is an input, state or output of the network itself.
 
-    `type` is "input", "state" or "output". Inputs and outputs of the body of a loop do not count.
+    `type` is "input", "state" or "output". The result is False for inputs and outputs of the body
+    of a loop.
     """
     if node["type"] != type:
         return False

@@ -22,19 +22,19 @@ from nnef_jax.reading.network import Network
 from nnef_jax.viewing.measures import Fields
 from nnef_jax.viewing.operation_tree import MOST, Group, tree_of
 
-# When the page appears, it shows at most this many boxes. While it shows fewer than `_FEW_BOXES`,
-# the limit is larger.
+# When the page appears, it shows at most 36 boxes. With fewer than 5 boxes, one more level of
+# groups may be opened beyond this limit (see `_initially_open`).
 _MOST_INITIAL_BOXES = 36
 _FEW_BOXES = 5
 _LONGEST_NAME = 300  # A name has at most this many characters.
 _LONGEST_TEXT = 400  # An attribute, or a line of the document, has at most this many characters.
-_MOST_LIST_ITEMS = 24  # Of an attribute that is a list, at most this many items are shown.
-# All attributes and lines together have about this many characters at most.
+_MOST_LIST_ITEMS = 24  # An attribute that is a list is shown with at most this many items.
+# All attributes and all lines of the document together have about this many characters at most.
 _MOST_DETAIL_CHARACTERS = 6_000_000
-# At most this many inputs, states or outputs are side by side. If there are more, they are a group.
+# At most this many inputs, states or outputs are side by side. More than 24 are put into a group.
 _MOST_PORTS = 24
-# The page has an array itself if the array has at most this many items. Of a larger array it has
-# only statistics.
+# If an array has at most this many items, the page contains the array. If it has more items, the
+# page contains only its statistics.
 VALUES = 16_384
 _MOST_ARRAY_BYTES = 2_000_000  # All arrays in the page together have at most this many bytes.
 _LARGEST_ITEM_BYTES = 16  # An item of an array has at most this many bytes.
@@ -43,8 +43,8 @@ _T = TypeVar("_T")
 ArrayOf = Callable[[str], ArrayLike | None]  # The function returns the array with a label.
 _Node = dict[str, Any]  # This is an object in the page's JSON.
 
-# For each colour, these are the families of operations whose boxes have the colour. There are only
-# a few colours, so that they can be distinguished.
+# The keys are colours. The values are the families of operations whose boxes have the colour. Only
+# a few colours are used, because many could not be distinguished.
 _COLOURS: Mapping[str, tuple[str, ...]] = {
     "product": ("conv", "linear", "transformer", "experts"),
     "activation": ("activation", "softmax"),
@@ -67,13 +67,13 @@ def page_data(
     arrays: ArrayOf = lambda _: None,
     fields: Mapping[str, Fields] | None = None,
 ) -> dict[str, Any]:
-    """Return a network as an object for JSON, which docs/view.md describes.
+    """Return a network as an object for JSON. docs/view.md describes the object.
 
     Args:
         network: the network.
-        arrays: a function from a label to the parameter's array, or to None if it cannot be read.
-            The page has statistics of the arrays.
-        fields: further fields of operations, by the name of a tensor that they write.
+        arrays: a function from the label of a parameter to its array, or to None if the array
+            cannot be read. The page has statistics of the arrays.
+        fields: further fields of operations, by the name of a tensor that the operation writes.
     """
     with uncollected():
         return _Page(network, arrays, fields or {}).data
@@ -124,7 +124,7 @@ class _Page:
         }
 
     def _parameters(self, network: Network, arrays: ArrayOf) -> list[dict[str, Any]]:
-        """Return the parameters of a network for the page, and add their tensors."""
+        """Return the parameters of a network for the page, and add their tensors to the page."""
         parameters: list[dict[str, Any]] = []
         for parameter in network.graph.parameters:
             entry: dict[str, Any] = {
@@ -161,7 +161,7 @@ class _Page:
         if statistics["count"] <= most_items:
             items = np.asarray(array)
             if items.dtype.kind not in "biufc":
-                # The script of the page cannot read dtypes such as bfloat16.
+                # The script in the page cannot read dtypes such as bfloat16. They become float32.
                 items = items.astype(np.float32)
             file = io.BytesIO()
             np.save(file, np.asarray(items, order="C"), allow_pickle=False)
@@ -170,11 +170,11 @@ class _Page:
         return fields
 
     def _with_parents(self, group_name: str, ports: Sequence[_T]) -> Iterator[tuple[int, _T]]:
-        """Yield pairs of the index of a parent node and a port (input, state or output).
+        """Yield pairs: the index of a parent node, and a port (an input, state or output).
 
-        The parent is the root, or a group of ports if there are many. A group is added when the
-        first of its ports is yielded, so that a parent comes before the members. `group_name` is
-        "inputs", "states" or "outputs".
+        The parent is the root. If there are many ports, the parent is a group of ports. A group is
+        added just before the first of its ports is yielded, because a parent must come before its
+        members. `group_name` is "inputs", "states" or "outputs".
         """
         root = 0
         if len(ports) <= _MOST_PORTS:
@@ -209,7 +209,7 @@ class _Page:
         reads: Value | None = None,
         writes: Value | None = None,
     ) -> _Node:
-        """Add the node of an input, state or output, which reads or writes a tensor."""
+        """Add the node of an input, state or output. The node reads or writes a tensor."""
         reads_field: list[Any] = []
         if reads is not None:
             reads_field.append(["", self._tensor_index(reads)])
@@ -242,8 +242,8 @@ class _Page:
         if group.repeats:
             node["repeats"] = group.repeats
         if group.by == "operation":
-            # The other operations of the group prepare operands for its last operation. The box of
-            # the group looks like the box of this operation.
+            # The last operation of the group is the main one. All others prepare its operands. The
+            # box of the group looks like the box of the main operation.
             main = group.members[-1]
             assert isinstance(main, Operation)
             node["kind"] = main.kind
@@ -280,9 +280,9 @@ class _Page:
         return node
 
     def _operands(self, name: str, operand: Operand) -> Iterator[tuple[str, int | str]]:
-        """Yield pairs of a name, and the index of a tensor or the text of a literal.
+        """Yield a pair for an operand: its name, and the index of a tensor or a literal's text.
 
-        A tuple of operands is yielded as one pair for each item, with names such as "values[0]".
+        A tuple of operands gives one pair for each item, with names such as "values[0]".
         """
         if isinstance(operand, Value):
             yield name, self._tensor_index(operand)
@@ -295,7 +295,7 @@ class _Page:
     def _describe(self, node: _Node, operation: Operation) -> None:
         """Add an operation's attributes, and its place in the document, to its node.
 
-        The additions are left out if the page has become too large.
+        Both are left out if the page has become too large.
         """
         if self.remaining_characters < 0:
             return
@@ -348,9 +348,10 @@ class _Page:
 
 
 def _parameter_sizes(network: Network) -> dict[Operation, int]:
-    """Return the number of items in the parameters that each operation is the first to read.
+    """Return the number of parameter items for each operation.
 
-    Unused parameters do not count. The summary of a network counts in the same way.
+    A parameter belongs to the first operation that reads it. Parameters that no operation reads are
+    left out. The summary of a network has the same numbers.
     """
     uncounted_sizes: dict[Value, int] = {}
     for parameter in network.graph.parameters:
@@ -358,32 +359,32 @@ def _parameter_sizes(network: Network) -> dict[Operation, int]:
             uncounted_sizes[parameter.value] = volume(with_ones(parameter.value.type.shape))
     sizes: dict[Operation, int] = {}
     for operation in network.graph.operations:
-        # `pop` removes a parameter, so that later operations do not count it again.
+        # `pop` removes a parameter. Later operations then do not count the parameter again.
         sizes_of_operands = [uncounted_sizes.pop(value, 0) for value in operation.reads()]
         sizes[operation] = sum(sizes_of_operands)
     return sizes
 
 
 def _add_sums(nodes: list[_Node]) -> dict[str, int]:
-    """Add the sums over its members to each group, and return the sums of the root.
+    """Add sums to each group, and return the sums of the root.
 
-    The sums are numbers of operations, multiply-adds and parameters, and seconds. The error of a
-    group is the largest error of a member.
+    The sums are over the members of the group: operations, multiply-adds, parameters and seconds.
+    The error of a group is the largest error of a member.
     """
     for node in nodes:
         if node["type"] == "group":
             node |= {"operations": 0, "multiply_adds": 0, "parameters": 0}
-    # Members come after their group. In reverse order, the sums of a group are complete before they
-    # are added to the sums of its parent.
+    # Members come after their group. The nodes are visited in reverse order, so the sums of a group
+    # are complete before they are added to the sums of its parent.
     for node in reversed(nodes):
         if node["parent"] is None or node["type"] not in _COUNTED:
             continue
         parent = nodes[node["parent"]]
         if parent["type"] != "group":
-            # The parent is an operation, such as a loop, and the node is in its body. The counts of
+            # The parent is an operation such as a loop, and the node is in its body. The numbers of
             # the operation include the body already.
             continue
-        # Only a group has a number of operations. An operation counts as 1.
+        # Only the node of a group has the field "operations". The node of an operation adds 1.
         parent["operations"] += node.get("operations", 1)
         parent["multiply_adds"] += node["multiply_adds"]
         parent["parameters"] += node["parameters"]
@@ -401,7 +402,8 @@ _COUNTED = ("group", "operation")
 def _initially_open(nodes: list[_Node]) -> list[int]:
     """Return the indices of the groups that are open when the page appears.
 
-    The groups are opened level by level, until opening the next level would show too many boxes.
+    The groups are opened level by level. The last open level is the last one with which the page
+    does not show too many boxes.
     """
     members: dict[int, list[int]] = {}
     for index, node in enumerate(nodes[1:], start=1):
@@ -415,7 +417,7 @@ def _initially_open(nodes: list[_Node]) -> list[int]:
         inner_boxes = list(chain.from_iterable(members[group] for group in level))
         limit = _MOST_INITIAL_BOXES
         if shown_count < _FEW_BOXES:
-            # One of the few boxes may be a group of `MOST` members, which should be opened too.
+            # A group among the few boxes may have `MOST` members. It should still be opened.
             limit = MOST + _FEW_BOXES
         if shown_count + len(inner_boxes) > limit:
             break
@@ -441,7 +443,7 @@ def _file_name(graph: Graph) -> str:
 
 
 def _line_of(span: Span) -> tuple[str, str]:
-    """Return the file and line number of a place in a document, and the text of the line."""
+    """Return two texts for a place in a document: file with line number, and the line itself."""
     source = span.source
     line_number, _column = source.position(span.offset)
     file_name = source.name.replace("\\", "/").rsplit("/", 1)[-1]
@@ -455,7 +457,7 @@ def _shown(value: object) -> str:
 
 
 def _literal(value: object) -> str:
-    """Return an attribute or a literal in NNEF's syntax. Of a list only some items are shown."""
+    """Return an attribute or a literal in NNEF's syntax. A long list has only its first items."""
     if isinstance(value, tuple):
         items: tuple[Any, ...] = value
         texts = [_literal(item) for item in items[:_MOST_LIST_ITEMS]]
@@ -475,5 +477,5 @@ def _shortened(text: str, most: int = _LONGEST_NAME) -> str:
 
 
 def _none_if_unknown(count: int) -> int | None:
-    """Return a number of items, or None if it depends on an open extent."""
+    """Return a number of items, or None if the number depends on an open extent."""
     return None if count is UNKNOWN else count

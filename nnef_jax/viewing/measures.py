@@ -10,7 +10,7 @@ from nnef_jax.errors import InputError
 from nnef_jax.options import require
 
 Fields = Mapping[str, Any]  # These are fields of a node.
-# An error counts as infinite if the signal-to-noise ratio is not above this.
+# The error is taken as infinite if the signal-to-noise ratio is not above this number of dB.
 _LEAST_DECIBELS = -600
 _Result = Mapping[str, Any]  # This is the dict that a result's `to_dict()` returns.
 
@@ -18,8 +18,8 @@ _Result = Mapping[str, Any]  # This is the dict that a result's `to_dict()` retu
 def fields_by_name(profile: object, comparison: object) -> dict[str, dict[str, Any]]:
     """Return fields of nodes, by the name of a tensor that the node writes.
 
-    The fields are "seconds" from a profile, and "error" and "reason" from a comparison. `profile`
-    and `comparison` are results, the dicts that their `to_dict()` returns, or None. Raises
+    A profile gives the field "seconds". A comparison gives the fields "error" and "reason".
+    `profile` and `comparison` are results, dicts from a result's `to_dict()`, or None. Raises
     InputError if a dict has another form.
     """
     fields_by_tensor: dict[str, dict[str, Any]] = {}
@@ -47,7 +47,7 @@ _SHAPES = {
 
 
 def _times(profile: _Result) -> list[tuple[str, Fields]]:
-    """Return the names of a profile's operations, each with a dict of its seconds.
+    """Return pairs of an operation's name and a dict {"seconds": time}, from a profile.
 
     Times that are not finite are left out.
     """
@@ -61,11 +61,11 @@ def _times(profile: _Result) -> list[tuple[str, Fields]]:
 
 
 def _errors(comparison: _Result) -> list[tuple[str, Fields]]:
-    """Return the names of a comparison's tensors, each with its relative error and a reason.
+    """Return pairs of a tensor's name and a dict {"error": error, "reason": reason}.
 
-    The reason tells why the tensor differs. A tensor occurs twice, since it has a name in each of
-    the two networks. The relative error is the root mean square of the difference, divided by the
-    root mean square of the tensor.
+    The pairs come from a comparison of two networks. A tensor occurs twice, because it has a name
+    in each network. The error is the root mean square of the difference, divided by the root mean
+    square of the tensor. The reason tells why the tensor differs.
     """
     rows: list[tuple[str, Fields]] = []
     for name, row in comparison["tensors"].items():
@@ -73,7 +73,7 @@ def _errors(comparison: _Result) -> list[tuple[str, Fields]]:
         reason = str(row["reason"])
         if error == math.inf:
             # The difference cannot be measured, for instance because an item is NaN. If the tensor
-            # differs, its error counts as 1, which is as large as the tensor itself.
+            # differs, its relative error is set to 1: the error is as large as the tensor.
             error = 1.0 if reason else 0.0
         fields = {"error": error, "reason": reason}
         rows += [(str(row["b"]), fields), (str(name), fields)]

@@ -16,7 +16,7 @@ from lowering.graph import Call, Graph, Operation, Value
 from nnef_jax.parameters.module_names import ModuleNames, Path, components, shared_start
 
 # If labels have no other separator, "_" may separate the names of modules. This is tried only in
-# networks of more units.
+# networks with more than 60 units.
 _MANY_UNITS = 60
 _ENDS_IN_NUMBER = re.compile(r".*\d", re.DOTALL)
 
@@ -25,8 +25,8 @@ _ENDS_IN_NUMBER = re.compile(r".*\d", re.DOTALL)
 class OperationUnit:
     """An operation, together with the operations that prepare its constant operands.
 
-    The list `operations` ends with the operation. Before it are the operations that prepare
-    parameters and constants only for it.
+    The list `operations` ends with the main operation. Before it are operations that prepare
+    parameters and constants, and whose results only the main operation uses.
     """
 
     operations: list[Operation]
@@ -34,7 +34,7 @@ class OperationUnit:
 
     @property
     def main(self) -> Operation:
-        """Return the last operation of the unit, for which the others prepare operands."""
+        """Return the last operation of the unit. All others prepare operands for it."""
         return self.operations[-1]
 
     @property
@@ -46,8 +46,9 @@ class OperationUnit:
 def units_of(graph: Graph) -> list[OperationUnit]:
     """Return the operations of a graph as units, in an order in which they can be computed."""
     positions = _positions_of_dependent(graph)
-    # An operation without a position prepares a constant. The operation joins the unit of the first
-    # operation that reads its results. In reverse order, the positions of all readers are known.
+    # An operation without a position prepares a constant. It joins the unit of the first operation
+    # that reads its results. The operations are visited in reverse order, so the positions of all
+    # readers are known.
     first_readers: dict[Value, int] = {}
     for index, operation in reversed([*enumerate(graph.operations)]):
         if operation not in positions:
@@ -69,7 +70,7 @@ def units_of(graph: Graph) -> list[OperationUnit]:
 def _positions_of_dependent(graph: Graph) -> dict[Operation, int]:
     """Return the index of each operation that depends on an input or a state of a graph.
 
-    In a graph without inputs and states, the result has the index of each operation.
+    If the graph has neither inputs nor states, all operations have an index.
     """
     inputs = {*graph.inputs, *(state.value for state in graph.states)}
     dependent_on_inputs: set[Value] = set(inputs)
@@ -85,8 +86,8 @@ def _positions_of_dependent(graph: Graph) -> dict[Operation, int]:
 def count_live_tensors(units: Sequence[OperationUnit], graph: Graph) -> list[int]:
     """Return the number of live tensors before each unit, and after the last unit.
 
-    A tensor is live before a unit if an earlier unit writes it, and the unit or a later one reads
-    it.
+    A tensor is live before unit i if a unit before i writes the tensor, and unit i or a later unit
+    reads it. Outputs of the graph are live until the end.
     """
     writers: dict[Value, int] = {}
     last_readers: dict[Value, int] = {}
@@ -113,9 +114,9 @@ def count_live_tensors(units: Sequence[OperationUnit], graph: Graph) -> list[int
 def find_modules(units: Sequence[OperationUnit], graph: Graph, live_counts: Sequence[int]) -> None:
     """Set the attribute `path` of each unit: the path of the unit's module.
 
-    Units of one fragment call have paths with a common start. `live_counts` is the result of
-    `count_live_tensors` for the units. If the names in the graph show no modules, the paths stay
-    empty.
+    All units of a fragment call are in one module, and may be in modules inside it. Their paths
+    therefore have a common start. `live_counts` is the result of `count_live_tensors` for the
+    units. If the names in the graph show no modules, the paths stay empty.
     """
     paths = _paths_by_names(units, graph)
     if paths is None:
@@ -136,9 +137,10 @@ def find_modules(units: Sequence[OperationUnit], graph: Graph, live_counts: Sequ
 
 
 def _paths_by_names(units: Sequence[OperationUnit], graph: Graph) -> list[Path | None] | None:
-    """Return the path of the module of each unit by the names in a graph.
+    """Return the path of each unit's module. The paths come from names in the graph.
 
-    The path of a unit is None if it is not known. The result is None if the names show no modules.
+    A path is None if the names do not show the unit's module. The result is None if the names show
+    no modules at all.
     """
     names = ModuleNames(graph)
     paths = [names.by_labels(unit.operations) for unit in units]
@@ -158,8 +160,8 @@ def _paths_by_names(units: Sequence[OperationUnit], graph: Graph) -> list[Path |
 def _paths_by_words(units: Sequence[OperationUnit], graph: Graph) -> list[Path | None]:
     """Return a path for each unit: the words with which the labels of all its parameters begin.
 
-    This is for labels in which "_" separates the names of modules. The path is None if the unit
-    reads no parameter with such a label.
+    Here "_" separates words, and words are the names of modules. The path is None if the unit reads
+    no parameter with such a label.
     """
     words_by_value: dict[Value, Path] = {}
     for parameter in graph.parameters:
@@ -182,8 +184,9 @@ def _with_paths_by_name(
 ) -> list[Path | None]:
     """Return the paths `by_labels`, and further paths that come from the names of operations.
 
-    A unit without a path in `by_labels` gets the path in the name of its main operation, but only
-    if the nearest path in `by_labels` before or after the unit begins with this path.
+    If a unit has no path in `by_labels`, the name of its main operation may contain a path. The
+    unit gets this path if it is the start of a neighbouring path: of the nearest path in
+    `by_labels` before the unit, or after the unit.
     """
     nearest_before = [*accumulate(by_labels, _latest)]
     nearest_after = [*accumulate(reversed(by_labels), _latest)]
@@ -202,7 +205,7 @@ def _with_paths_by_name(
 
 
 def _latest(last: Path | None, path: Path | None) -> Path | None:
-    """Return `path`, or the last path if there is none."""
+    """Return `path`, or `last` if `path` is None or empty."""
     return path or last
 
 
@@ -220,7 +223,7 @@ def _spans_of_calls(units: Sequence[OperationUnit]) -> list[tuple[int, int]]:
     spans: list[tuple[int, int]] = []
     last_call: tuple[Call, ...] = ()
     for index, unit in enumerate(units):
-        # `call` has the outermost call. For a unit without a call, `call` is empty.
+        # `call` is a tuple of the outermost call, or an empty tuple for a unit without a call.
         call = unit.calls[:1]
         if call and call == last_call:
             start, _ = spans.pop()
@@ -236,10 +239,11 @@ def _paths_of_spans(
     spans: Sequence[tuple[int, int]],
     live_counts: Sequence[int],
 ) -> list[Path]:
-    """Return the path of the module of each span, which is a range of units (start, end).
+    """Return the path of each span's module. A span is a range of units (start, end).
 
-    `known_paths` has the path of a span, or None if it is not known. A span without a path takes
-    the start of the path before or after it, or the common start of these two paths.
+    `known_paths` has the path of each span, or None for a span without a path. A span without a
+    path takes a start of the last path before it or of the first path after it. This start has at
+    least the names that these two paths have in common.
     """
     span_count = len(spans)
     known_indices = [index for index, path in enumerate(known_paths) if path is not None]
@@ -251,8 +255,8 @@ def _paths_of_spans(
             continue
         path_before = paths[before] if before >= 0 else ()
         path_after = paths[after] if after < span_count else ()
-        # A cut divides the spans without a path. The spans before the cut belong to `path_before`,
-        # and the spans from the cut on belong to `path_after`.
+        # A cut divides the spans without a path. Spans before the cut take a start of
+        # `path_before`, and spans from the cut on take a start of `path_after`.
         cuts = range(first_unknown, after + 1)
         narrowest_cut = _narrowest_cut(cuts, spans, live_counts)
         shared_length = len(shared_start([path_before, path_after]) or ())
@@ -267,9 +271,9 @@ def _narrowest_cut(
 ) -> int:
     """Return the cut at which the fewest tensors are live.
 
-    A cut is the index of the span after the cut. Among equal cuts the last one is taken, so that an
-    activation after a sum belongs to the block before the cut. If the cuts reach the end of the
-    network, the first one is taken.
+    A cut is the index of the span after the cut. Several cuts may have the fewest live tensors. The
+    last of these is taken: an activation after a sum then belongs to the block before the cut. If
+    `cuts` reach the end of the network, the first of these is taken.
     """
     counts: dict[int, int] = {}
     for cut in cuts:
@@ -284,7 +288,8 @@ def _narrowest_cut(
 def _numbered_start(path: Path, shared_length: int) -> Path:
     """Cut a path after its last numbered module: "blocks.3.attention" becomes "blocks.3".
 
-    The last name in the path does not count. The result has at least `shared_length` names.
+    The last name in the path is always cut off, even if it has a number. The result has at least
+    `shared_length` names.
     """
     for length in range(len(path) - 1, shared_length, -1):
         last_name = path[length - 1]

@@ -23,8 +23,8 @@ from nnef_jax.viewing.modules import OperationUnit, count_live_tensors, find_mod
 MOST = 60  # A group has at most this many members.
 _RANGE_LENGTH = 40  # A range has about this many members.
 _LONGEST_PERIOD = 1024  # The members of a group may repeat after at most this many members.
-# A repetition counts only if it covers more than a tenth of a group's members. A shorter one is
-# regarded as a coincidence.
+# A repetition must cover more than a tenth of a group's members. A shorter one is regarded as a
+# coincidence.
 _SMALLEST_SHARE = 1 / 10
 _DEEPEST = 40  # Groups are nested at most this deeply.
 
@@ -41,14 +41,14 @@ class Group:
     start: int  # This is the index of the group's first unit.
     repeats: int = 0  # If all members have the same structure, this is their number.
     module: str = ""  # If the group is one operation, this is the name of its module.
-    # Groups of equal structure have equal signatures.
+    # Groups of equal structure have equal signatures. `_Folding.fold` computes the signature.
     signature: int = field(default=0, repr=False)
 
 
 class _Key(NamedTuple):
     """A module or a call that contains a unit. Consecutive units with equal keys form a group.
 
-    The identity is the name of a module, or the call itself. Two calls of the same fragment
+    The field `identity` is the name of a module, or the object of a call. Two calls of one fragment
     therefore have different keys.
     """
 
@@ -72,25 +72,27 @@ def tree_of(graph: Graph) -> Group:
 
 
 def _keys(units: Sequence[OperationUnit]) -> list[tuple[_Key, ...]]:
-    """Return, for each unit, the keys of the modules and calls that contain it, outermost first.
+    """Return the keys of the modules and calls that contain each unit, the outermost first.
 
-    There are at most `_DEEPEST` keys for a unit. A call comes after the modules that contain all
-    units of the call.
+    There are at most `_DEEPEST` keys for a unit. If a module contains all units of a call, the key
+    of the module comes before the key of the call.
     """
     keys: list[list[_Key]] = [[] for _ in units]
 
     def add_modules(index: int, names: Path) -> None:
-        """Add the keys of modules to the keys of the unit with an index."""
+        """Add keys of modules to a unit. `index` is the unit's index; `names` are the modules."""
         keys[index] += [_Key("module", name, name) for name in names]
 
     def add_keys(start: int, end: int, module_count: int, depth: int) -> None:
-        """Add the keys of the units from `start` to `end`, for calls nested in `depth` calls.
+        """Add the keys of the units from `start` to `end` that are still missing.
 
-        The first `module_count` modules of each unit's path are keys already.
+        The keys of `depth` calls around these units, and the keys of the first `module_count`
+        modules in each unit's path, are there already.
         """
 
         def call_at_depth(index: int) -> tuple[Call, ...]:
-            # The tuple is empty for a unit that is in fewer calls.
+            # The result is a tuple of one call. It is empty if the unit is in `depth` calls or
+            # fewer.
             return units[index].calls[depth : depth + 1]
 
         for calls, indices_of_call in groupby(range(start, end), key=call_at_depth):
@@ -124,11 +126,11 @@ def _members_in_range(
 ) -> list[Group | Operation]:
     """Return the members of a group that contains the units from `start` to `end`.
 
-    The first `depth` keys of these units belong to the group and to the groups around it.
+    The first `depth` keys of these units are those of the group and of the groups around it.
     """
 
     def key_at_depth(index: int) -> tuple[_Key, ...]:
-        # The tuple is empty for a unit that has fewer keys.
+        # The result is a tuple of one key. It is empty if the unit has `depth` keys or fewer.
         return keys[index][depth : depth + 1]
 
     members: list[Group | Operation] = []
@@ -148,7 +150,7 @@ def _members_in_range(
 
 
 def _unit_member(unit: OperationUnit, index: int) -> Group | Operation:
-    """Return a unit with the index `index` as a member of a group."""
+    """Return a unit as a member of a group. `index` is the index of the unit."""
     if len(unit.operations) == 1:
         return unit.main
     by = "operation" if len(unit.operations) <= MOST else "range"
@@ -156,18 +158,19 @@ def _unit_member(unit: OperationUnit, index: int) -> Group | Operation:
 
 
 def _unless_single(group: Group) -> Group | Operation:
-    """Return a group of several members unchanged, and the only member of any other group.
+    """Return the only member of a group with one member. Return any other group unchanged.
 
-    If the group is a module, the name of the module is added to the member. For example, if the
-    only member of the module "blocks" is the module "0", the member is labelled "blocks.0". If it
-    is a call of the fragment "norm", it is labelled "blocks: norm".
+    If the group is a module, the name of the module is added to the label of the member. Let the
+    group be the module "blocks". If its only member is the module "0", the label becomes
+    "blocks.0". If its only member is a call of the fragment "norm", the label becomes
+    "blocks: norm".
     """
     if len(group.members) > 1:
         return group
     (member,) = group.members
     if isinstance(member, Operation):
-        # The only member is an operation. The box of the operation also shows the name of its call
-        # or module.
+        # The only member is an operation. The box of the operation also shows the label of the
+        # group, the name of its call or module.
         return Group(member.name, "operation", [member], start=group.start, module=group.label)
     if member.by == "operation":
         names = [member.module]
@@ -182,14 +185,14 @@ def _unless_single(group: Group) -> Group | Operation:
 
 
 class _Folding:
-    """Folds a tree: makes groups until each group has a bounded number of members.
+    """Folds a tree: puts members into new groups until no group has too many members.
 
-    The innermost groups are folded first. Repeated members become groups.
+    The innermost groups are folded first. Members that repeat become groups before all others.
     """
 
     def __init__(self, live_counts: Sequence[int]) -> None:
         self.live_counts = live_counts
-        # Each structure of members has a number, which is compared instead of the structure.
+        # The keys are structures of members. Their numbers are compared instead of the structures.
         self.structure_numbers: dict[object, int] = {}
 
     def fold(self, group: Group) -> None:
@@ -197,8 +200,8 @@ class _Folding:
         for member in group.members:
             if isinstance(member, Group):
                 self.fold(member)
-        # Such a group is an operation with the operations that prepare its operands. They stay
-        # together.
+        # A group with by="operation" is an operation and the operations that prepare its operands.
+        # These operations stay together.
         is_unit = group.by == "operation"
         if not is_unit:
             self._wrap_repetitions(group)
@@ -211,7 +214,7 @@ class _Folding:
             group.members = [*_ranges(group.members, self._start_of(group))]
 
     def _signature(self, member: Group | Operation) -> int:
-        """Return a number that is equal for members of equal structure.
+        """Return a number for a member. Members of equal structure have equal numbers.
 
         The structure consists of the kinds of all operations, and of how they are nested.
         """
@@ -235,8 +238,8 @@ class _Folding:
         last_unit = len(self.live_counts) - 1
 
         def start_of(index: int) -> int:
-            # Each operation is counted as a unit, although several operations may share one. The
-            # sum may therefore be larger than the index of the last unit.
+            # `_units_in` counts each operation as a unit, although several operations may form one
+            # unit. The sum may therefore be larger than the index of the last unit.
             return min(starts[index], last_unit)
 
         return start_of
@@ -244,7 +247,8 @@ class _Folding:
     def _wrap_repetitions(self, group: Group) -> None:
         """Replace repeated members of a group by inner groups, while there are too many members.
 
-        If the repeated sequence has several members, each of its repetitions becomes a group too.
+        With the period 1, the repeated members become one group. With a longer period, each
+        repetition becomes a group inside this group.
         """
         # Each round replaces one repetition. The number of rounds is bounded.
         for _ in range(MOST):
@@ -259,7 +263,7 @@ class _Folding:
             period = repetition.period
             is_whole_group = end - first == len(group.members)
             if period == 1 and is_whole_group:
-                # All members are alike. A group of them would be the same group again.
+                # All members are alike. An inner group would have the same members as this group.
                 return
             members = group.members[first:end]
             wrapper = Group(_from_to(members), "repetition", members, start=start_of(first))
@@ -273,7 +277,7 @@ class _Folding:
     def _blocks(
         self, group: Group, block_starts: range, start_of: Callable[[int], int]
     ) -> list[Group]:
-        """Return blocks of a group's members as groups with the labels "#1", "#2" and so on.
+        """Divide members of a group into blocks. Return a group for each: "#1", "#2" and so on.
 
         Args:
             group: the group.
@@ -295,8 +299,9 @@ class _Folding:
     ) -> tuple[int, int]:
         """Return the range (first, end) of the members that are in complete blocks of a repetition.
 
-        A block has as many members as the period. The first block starts at the member before which
-        the fewest tensors are live, but so early that at least two blocks fit.
+        A block has as many members as the period. Blocks may be shifted within the repetition. The
+        first block starts at the member before which the fewest tensors are live, among those with
+        which at least two blocks fit.
         """
         start, period, length = repetition
         # After a shift, two blocks must still fit into the range. With the period 3 and the length
@@ -310,7 +315,11 @@ class _Folding:
 
 
 class _Repetition(NamedTuple):
-    """A range of members that repeats: each equals the member that is `period` places before it."""
+    """A range of members that repeats.
+
+    After the first `period` members of the range, each member has the same structure as the member
+    that is `period` places before it.
+    """
 
     start: int
     period: int
@@ -320,15 +329,15 @@ class _Repetition(NamedTuple):
 def _longest_repetition(signatures: NDArray[np.int64]) -> _Repetition | None:
     """Return the longest range of signatures that repeats with a period, or None.
 
-    A repetition that covers only a small share of the signatures does not count.
+    A range that covers at most a tenth of the signatures is not taken.
     """
     longest_repetition: _Repetition | None = None
     most_repeated = int(len(signatures) * _SMALLEST_SHARE)
     longest_period = min(len(signatures) // 2, _LONGEST_PERIOD)
     for period in range(1, longest_period + 1):
         is_repeated = signatures[period:] == signatures[:-period]
-        # In [False, True, True, False, True] the stretches of True are 1:3 and 4:5. The bounds are
-        # 1, 3, 4 and 5, of which every second one is a start.
+        # In [False, True, True, False, True] the stretches of True are 1:3 and 4:5. `bounds` is
+        # then [1, 3, 4, 5], with the starts 1 and 4, and the ends 3 and 5.
         (bounds,) = np.diff(is_repeated, prepend=False, append=False).nonzero()
         starts = bounds[::2]
         ends = bounds[1::2]
@@ -337,13 +346,14 @@ def _longest_repetition(signatures: NDArray[np.int64]) -> _Repetition | None:
         if repeated >= period and repeated > most_repeated:
             most_repeated = repeated
             start = int(starts[lengths.argmax()])
-            # The compared members follow the first block, which belongs to the range too.
+            # `repeated` is the number of members that equal an earlier one. The first block, of
+            # `period` members, is also in the range.
             longest_repetition = _Repetition(start, period, repeated + period)
     return longest_repetition
 
 
 def _ranges(members: list[Group | Operation], start_of: Callable[[int], int]) -> list[Group]:
-    """Divide many members into ranges of about equal length, and return these as groups.
+    """Divide many members into ranges of about equal length. Return a group for each range.
 
     `start_of` is a function from the index of a member to the index of its first unit.
     """
@@ -374,7 +384,7 @@ def _size(member: Group | Operation) -> int:
 
 
 def _units_in(member: Group | Operation) -> int:
-    """Return the number of units in a group, or 1 for an operation, which counts as a unit."""
+    """Return the number of units in a group, or 1 for an operation."""
     if isinstance(member, Operation) or member.by == "operation":
         return 1
     return sum(map(_units_in, member.members))

@@ -77,11 +77,11 @@ def view(
 
     Args:
         network: a model, or a source that `load` reads.
-        output: the file to write. This file needs no other file, and no connection.
+        output: the file to write, an HTML page that needs no other file, and no connection.
         profile: a result of `nnef_jax.profile`, or a dict `{"operations": [{"name": ..., "seconds":
-            ...}, ...]}`. Operations are coloured by its times.
-        comparison: a result of `nnef_jax.analysis.compare`, or its `to_dict()`. Operations are
-            coloured by its errors.
+            ...}, ...]}`. The page colours operations by these times.
+        comparison: a result of `nnef_jax.analysis.compare`, or the dict from `to_dict()` of the
+            result. The page colours operations by the errors in the comparison.
         overwrite: whether an existing file is replaced; otherwise it raises FileExistsError. The
             files of the network are never replaced.
 
@@ -101,9 +101,9 @@ def view(
 def page_of(
     source: Model | Network | Source, *, profile: object = None, comparison: object = None
 ) -> Page:
-    """Return the page of a model, a network, or a source to read.
+    """Return the page of a model, a network, or a source that `load` reads.
 
-    `profile` and `comparison` are explained at `view`.
+    The docstring of `view` explains `profile` and `comparison`.
     """
     fields = fields_by_name(profile, comparison)
     if isinstance(source, Model):
@@ -148,8 +148,8 @@ def _html(data: Mapping[str, Any]) -> str:
         "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; "
         f"style-src {hashes['style']}; script-src {hashes['dagre']} {hashes['script']}"
     )
-    # The JSON is inside a script element. Names from the network might contain "</script>", which
-    # would end the element, so <, > and & are written as escapes.
+    # The JSON is inside a script element. A name from the network might contain "</script>", and
+    # would end the element. The characters <, > and & are therefore written as escapes.
     json_text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     for character in "<>&":
         json_text = json_text.replace(character, f"\\u{ord(character):04x}")
@@ -161,6 +161,6 @@ def _html(data: Mapping[str, Any]) -> str:
 
 
 def _sha256(text: str) -> str:
-    """Return the sha256 of a text in base64, as a content security policy has it."""
+    """Return the sha256 of a text in base64, the form in which a content security policy has it."""
     digest = hashlib.sha256(text.encode()).digest()
     return base64.b64encode(digest).decode()
