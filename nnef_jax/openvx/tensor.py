@@ -174,7 +174,7 @@ def _scaled(integers: Array, scale: np.float32) -> Array:
 
 
 class StaticWeights:
-    """Weights that are prepared once for the products of layers. The class is a pytree.
+    """Prepared weights for the products of layers. The class is a pytree.
 
     The shape is (outputs, inputs, height, width) or (outputs, inputs). OpenVX marks weights
     [static], which means that an implementation may cache and convert them before a run. Weights

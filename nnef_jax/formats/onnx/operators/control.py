@@ -24,6 +24,7 @@ from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 
 _State = Tensor | list[Any]  # a state of a loop; a list is a sequence of tensors
+_ENDLESS = 1 << 31  # a loop of as many iterations counts as one without a limit
 _MOST_UNROLLED = 1024  # the largest number of iterations that are unrolled
 # The largest number of iterations of a loop that is unrolled after it failed as a scan.
 _MOST_RETRIED = 64
@@ -129,7 +130,9 @@ def _loop(
             # The number of items of a list is known only when the network runs.
             count = site.tensor(count)
         else:
-            limit = max(int(count_item), 0)
+            # Exporters of `while` write the largest integer for a loop without a limit.
+            limit = max(int(count_item), 0) if count_item < _ENDLESS else math.inf
+            count = None if limit == math.inf else count
     if isinstance(begins, Constant):
         if not begins.array.any():
             limit = 0
@@ -144,6 +147,11 @@ def _loop(
     ends_by_count = begins is None and always_continues
     if ends_by_count and limit < math.inf:
         return _counted(site, body, states, int(limit))
+    if ends_by_count and count is None:
+        # The condition may become false when the shapes of states change.
+        unrolled = _unrolled(site, body, states, math.inf)
+        if unrolled is not None:
+            return unrolled
     return _uncounted(site, body, states, count, begins, limit)
 
 
@@ -280,8 +288,8 @@ def _loop_body(
         changing = (grown_axes or axes)[0]
         axes = grown_axes
     raise InvalidOperation(
-        f"axis {changing.axis} of state {changing.state} may get more items in each iteration than "
-        "in the one before"
+        f"no bound is known for the number of items of axis {changing.axis} of state "
+        f"{changing.state}, whose extent changes in each iteration"
     )
 
 
@@ -342,16 +350,19 @@ def _counted(
     """
     tensors = [state for state in states if not isinstance(state, list)]
     has_sequences = len(tensors) < len(states)
-    if has_sequences:
-        return _unrolled(site, body, states, count)
+    results = None
     try:
-        results = _as_scan(site, body, tensors, count)
+        if not has_sequences:
+            results = _as_scan(site, body, tensors, count)
     except (SemanticError, ShapeError):
         # Shapes may depend on the number of the iteration, which is known in unrolled iterations.
         if count > _MOST_RETRIED:
             raise
-        results = None
-    return results or _unrolled(site, body, states, count)
+    if results is None:
+        results = _unrolled(site, body, states, count)
+    if results is None:
+        results = _uncounted(site, body, states, count=None, begins=None, limit=count)
+    return results
 
 
 def _as_scan(
@@ -384,25 +395,25 @@ def _as_scan(
 
 
 def _unrolled(
-    site: NodeSite, body: ModelGraph, states: Sequence[_State], count: int
-) -> tuple[Any, ...]:
+    site: NodeSite, body: ModelGraph, states: Sequence[_State], count: float
+) -> tuple[Any, ...] | None:
     """Add the nodes of a body `count` times; return the last states, then the stacked outputs.
 
-    The nodes are added fewer times if the condition is false after an iteration. The condition must
-    be a constant, such as a comparison of the shapes of states.
+    The nodes are added fewer times if the condition is false after an iteration. Return None if the
+    condition is computed. It may be a constant, such as a comparison of the shapes of states.
     """
-    if count > _MOST_UNROLLED:
-        raise InvalidOperation(
-            f"a state changes its shape, or is a sequence, in each of {count} iterations",
-            f"at most {_MOST_UNROLLED} such iterations are unrolled",
-        )
     state_count = len(states)
     # The body's outputs are the condition, the states, and the outputs that are stacked.
     output_ports = body.outputs[1 + state_count :]
     if output_ports and count == 0:
         raise InvalidOperation("it has no iterations, from which a result would have its shape")
     values_by_output: list[list[Tensor]] = [[] for _ in output_ports]
-    for i in range(count):
+    for i in range(int(min(count, _MOST_UNROLLED + 1))):
+        if i == _MOST_UNROLLED:
+            raise InvalidOperation(
+                f"a state changes its shape, or is a sequence, in each of {count} iterations",
+                f"at most {_MOST_UNROLLED} such iterations are unrolled",
+            )
         iteration = site.constant(i, "int64")
         inputs = _inputs(site, body, iteration, states)
         condition, *results = site.flatten_subgraph(body, site.graph, inputs)
@@ -411,7 +422,7 @@ def _unrolled(
         for values, output in zip(values_by_output, outputs, strict=True):
             values.append(output)
         if not isinstance(condition, Constant):
-            raise InvalidOperation("its condition and the shape of a state depend on values")
+            return None
         if not condition.array.any():
             break
     stacked = [site.step.stack(values, axis=0) for values in values_by_output]
