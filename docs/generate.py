@@ -70,7 +70,7 @@ means that the test does not apply.
 Values, batches and gradients are compared in runs that edit each tensor without a change. The
 captured tensors equal the outputs bit by bit, and gradients pass through the edits.
 
-In a cell with "yes", the kind passed all its rows that can be compared. Some rows cannot be
+A cell has "yes" if all test rows of the kind that can be compared passed. Some rows cannot be
 compared: for example, a maximum of equal values has no central difference.
 
 `external`, `variable` and `update` are tested with the networks around them, in
