@@ -331,9 +331,9 @@ def _products(
     mixed: Sequence[int] = (),
     groups: Sequence[int] = (),
 ) -> list[AxisLink]:
-    """Return the links of a product: of batch axes, of free axes, and of summed axes.
+    """Return the links of the batch axes, free axes and summed axes of a product.
 
-    A free axis is an axis that only one of the operands has.
+    A free axis is in one operand and in the result.
 
     Args:
         equation: a dot_general or ragged_dot_general.

@@ -14,7 +14,7 @@ from jax.extend import core, source_info_util
 from lowering.jaxpr_types import Atom, ClosedJaxpr, Equation, Variable
 from lowering.jaxprs import closed_jaxpr, inlined, is_literal, primitive, unnamed, variables
 
-# jax's classes. The protocols of `jaxpr_types` are the types of their instances.
+# These are classes of jax. Their instances have the types that `jaxpr_types` declares.
 _Jaxpr: Any = core.Jaxpr
 _Variable: Any = core.Var
 
@@ -63,8 +63,8 @@ def trace_at(
 
     `operands` are pytrees of variables and literals. The function gets arrays for variables,
     and numpy arrays for literals. Three items are returned: the new equations, the function's
-    result as a pytree of variables and literals, and a map from variables to the values of
-    constants.
+    result as a pytree of variables and literals, and the values of the constants that the
+    equations read, by variable.
     """
     leaves, tree = jax.tree.flatten(tuple(operands))
 

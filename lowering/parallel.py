@@ -129,7 +129,7 @@ class _Choice:
         for i, parameter in enumerate(program.arguments[: program.parameters]):
             if math.prod(parameter.aval.shape) >= least:
                 self.large[i] = parameter
-        # The products that read a value computed from the parameter.
+        # For each large parameter: the products that read a value computed from it.
         self.products: dict[int, list[Product]] = {i: [] for i in self.large}
         for product in walk.products:
             for i in product.parameters & self.large.keys():
@@ -141,8 +141,8 @@ class _Choice:
         for use in walk.uses:
             for factor in {*leaves(use.factors)} & self.cost.keys():
                 self.cost[factor] += _MOVES_OF_ITEM[use.kind] * use.items + _FIXED_COST
-        # The cost and the division of the argument, if it is divided without other tensors. States
-        # are not divided without other tensors.
+        # For each large argument: the cost and the division, if it alone is divided. States are not
+        # divided alone.
         self.separate = {i: self._separate(i) for i in self.large}
         self.separate |= dict.fromkeys(self.states, (0, None))
 

@@ -87,7 +87,7 @@ class SymbolValues:
         return largest
 
     def bounds(self, shape: Any) -> Any:
-        """Return a shape, or another parameter, with the largest value of each symbolic extent."""
+        """Return a shape in which each symbolic extent is replaced by its largest value."""
         if isinstance(shape, tuple):
             return tuple(map(self.bounds, shape))  # pyright: ignore[reportUnknownArgumentType]
         return self.bound(shape)

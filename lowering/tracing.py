@@ -370,7 +370,7 @@ def _leave_out_packages() -> None:
     This function imports `lowering.jaxprs`, which takes 15 ms. A process that finds all
     executables in a cache does not call this function.
     """
-    # If a later version of jax lacks these names, it names files of these packages.
+    # With a version of jax that lacks these functions, errors show lines of these packages.
     with suppress(ImportError, AttributeError):
         from lowering.jaxprs import leave_out
 

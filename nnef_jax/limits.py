@@ -105,7 +105,7 @@ class Meter:
         return True
 
     def fold(self, items: int) -> None:
-        """Count items that are computed on the host while a network is traced."""
+        """Count the items of constants that the host folds while a network is traced."""
         self.spend(items // FOLDED_PER_STEP, "folding constants")
 
     def expand(self, size: int, name: str) -> None:

@@ -91,7 +91,7 @@ def _is_moving(equation: Equation) -> bool:
 
 
 def _is_neutral(program: Program, masked: Variable, axes: Axes) -> bool:
-    """Tell whether keys whose masked scores are -inf change neither maxima nor sums over keys.
+    """Tell whether maxima and sums over keys ignore keys whose masked scores are -inf.
 
     `axes` maps each variable that has an axis of keys to this axis. `masked` is the variable of
     the masked scores.

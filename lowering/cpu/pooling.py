@@ -88,7 +88,7 @@ def maximum_gradient(equation: Equation, source: View, operand: View) -> View | 
         cell_number = np.ravel_multi_index(cell, windows.size)
         return jnp.where(index == cell_number, gradient, np.array(0, gradient.dtype))
 
-    # Outside of the positions the gradient is 0, and the index -1 is the number of no cell.
+    # Padding has the gradient 0 and the index -1, which no cell has as its number.
     result = scattered_sums([(gradient, 0), (index, -1)], windows, term)
     return View(result, order, operand.shape, source.is_early and operand.is_early)
 

@@ -267,7 +267,7 @@ _FEWEST_ROWS_TO_EXCHANGE = 1024  # With fewer rows the operands are not exchange
 # If the result has more items than this, the operands are not exchanged, since transposing the
 # result back would take too long.
 _MOST_ITEMS_TO_TRANSPOSE = 256 << 10
-# A sum is computed by one of these numbers of products: the first that divides the number of rows.
+# A sum over rows is divided into this number of products: the first number that divides the rows.
 _DIVISORS = (2, 3, 4, 5, 7)
 
 

@@ -295,7 +295,7 @@ def _loop(matcher: Matcher, equation: Equation) -> Any:
     body = matcher.program.body(equation)
 
     def step(*operands: Array) -> list[Array]:
-        """Convert the operands to the dtypes of the body, and its results to 32 bits."""
+        """Call the body with operands of its dtypes, and convert the results to 32 bits."""
         pairs = zip(operands, body.arguments, strict=True)
         arguments = [jnp.asarray(operand, variable.aval.dtype) for operand, variable in pairs]
         return list(map(_wide, body(*arguments)))

@@ -65,7 +65,7 @@ def winograd(x: Array, filter: Array, window: Window) -> Array:
     x = extend(x, ((0, 0), (0, rows_beyond), (0, columns_beyond), (0, 0)), "constant")
     transformed_filter = _filter_transform(filter)
     outputs = filter.shape[3]
-    # All transformed tiles and all products have this number of float32 items.
+    # The number of float32 items of all transformed tiles and all products together.
     items = 16 * batch * height * width * (depth + outputs)
     nbytes = 4 * items
     block_count = min(height, ceil_div(nbytes, _MOST_BYTES_OF_BLOCK))

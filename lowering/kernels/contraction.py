@@ -138,8 +138,8 @@ def _order(
 def _equation(terms: Iterable[Iterable[str]], output: str, extents: dict[str, int]) -> str:
     """Return the equation for `jnp.einsum`, as in "ab,bc->ac".
 
-    `terms` has the letters of each operand. ASCII letters replace the other letters. Letters of
-    `output` that no operand has are left out.
+    `terms` has the letters of each operand. A letter that is not in ASCII is replaced by one that
+    is. Letters of `output` that no operand has are left out.
     """
     names = dict(zip(extents, string.ascii_letters, strict=False))
     result = "".join(letter for letter in output if letter in extents)

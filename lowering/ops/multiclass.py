@@ -186,8 +186,8 @@ def matrix_suppression(
 
         overlaps = jax.vmap(overlaps_of)(best_boxes)
         overlaps = jnp.where(is_better, jnp.maximum(overlaps, 0), 0)  # (better box, worse box)
-        # `largest` (better box, 1) has the largest overlap of the better box with any box that is
-        # still better.
+        # `largest` (better box, 1) has for each better box its largest overlap with a box that is
+        # better than itself.
         largest = jnp.max(overlaps, axis=0, initial=0)[:, None]
         if decay == "gaussian":
             factors = jnp.exp(sigma * (largest**2 - overlaps**2))

@@ -343,7 +343,7 @@ def grid_sample(
         # The place goes from 0 to extent - 1 if corners are aligned, or from -1/2 to extent - 1/2.
         place = from_start / 2 * (extent - 1) if align_corners else (from_start * extent - 1) / 2
 
-        # The default keeps the extent of this axis, since the loop changes the variable.
+        # The loop changes `extent`. The default of this function keeps the extent of this axis.
         def bounded(place: Array, extent: int = extent) -> Array:
             return _bounded(place, extent, padding_mode, align_corners)
 

@@ -93,7 +93,8 @@ def max_roi_pool(input: Array, rois: Array, batch_index: Array, output_size: Sha
     """
 
     def pool(plane: Array, rows: Array, columns: Array) -> Array:
-        # The shapes are (channels, width, bin rows) and (channels, bin rows, bin columns).
+        # The shape of `maxima_of_rows` is (channels, width, bin rows), and that of `maxima` is
+        # (channels, bin rows, bin columns).
         maxima_of_rows = _masked(jnp.max, plane, rows, lowest(plane.dtype))
         maxima = _masked(jnp.max, maxima_of_rows, columns, lowest(plane.dtype))
         has_items = jnp.any(rows, axis=1)[None, :, None] & jnp.any(columns, axis=1)[None, None, :]

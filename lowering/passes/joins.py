@@ -51,7 +51,7 @@ def run(program: Program, target: Target) -> Program:
     This requires that all slices of the tensor are added to slices of one other tensor, or that
     all of them are added to vectors.
     """
-    # A group has the sums of slices of one tensor with slices of one other tensor, or with vectors.
+    # The sums in a group add slices of the same two tensors, or slices of one tensor and vectors.
     groups: defaultdict[object, list[_SumOfSlice]] = defaultdict(list)
     for equation in program.equations:
         slice_sum = _slice_sum(program, equation)

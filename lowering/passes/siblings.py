@@ -59,7 +59,7 @@ def _read_by_loops(program: Program) -> set[Atom]:
 
 
 def _merged(program: Program, is_chosen: Callable[[Equation], bool]) -> Program:
-    """Merge products of one input. Only products for which `is_chosen` is true are merged."""
+    """Merge products that read the same input, if `is_chosen` is true for them."""
     first_equal = _first_equal(program)
     # A group has products of one input, over the same axes of the input and of the same kind.
     groups: dict[object, list[Equation]] = defaultdict(list)

@@ -56,8 +56,8 @@ def _sunk(matcher: Matcher, equation: Equation) -> Computed | None:
 def _chain(matcher: Matcher, operand: Atom) -> tuple[Atom, list[Equation]]:
     """Return the tensor from which a loop's input is sliced, and the equations that slice it.
 
-    The equations lead from the tensor to `operand`, and keep axis 0, which counts the
-    iterations.
+    The first equation reads the tensor, and the last one computes `operand`. None of them changes
+    axis 0, which counts the iterations.
     """
     chain: list[Equation] = []
     maker = matcher.maker(operand)

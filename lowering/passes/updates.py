@@ -75,7 +75,7 @@ def run(program: Program, target: Target) -> Program:
 
 def _updated(overwritten: _OverwrittenSlice, x: Array, indices: Array, updates: Array) -> Array:
     """Return x with `updates` written to a slice. A slice that is out of bounds is not written."""
-    # Along axes on which the slice has one item, all indices have the coordinate of the first.
+    # Along axes on which the slice has one item, all indices have the same coordinate.
     coordinates = indices.reshape(-1, indices.shape[-1])[0]
     starts = [jnp.zeros((), coordinates.dtype)] * x.ndim
     is_inside = jnp.array(True)
@@ -135,7 +135,7 @@ def _overwritten_slice(items: _Items, equation: Equation) -> _OverwrittenSlice |
 def _is_simple(equation: Equation) -> bool:
     """Tell whether a scatter has updates, no batch axes, and one index for each coordinate.
 
-    Updates that are out of bounds must be dropped.
+    The scatter must also drop updates that are out of bounds.
     """
     numbers = equation.params["dimension_numbers"]
     updates = equation.invars[2]

@@ -114,8 +114,8 @@ def _line_above(curve: Curve, x: Interval) -> tuple[Array, Array]:
     # not below the curve at any of the three points, even after rounding.
     constants = [curve(place) - tangent_slope * place for place in (x.low, point, x.high)]
     tangent_constant = reduce(jnp.maximum, constants)
-    # The chord is above a convex curve. It is also above a curve that begins convex and is still
-    # steeper than the chord at the upper end.
+    # The chord is above a convex curve. It is also above a curve that begins convex, if the curve
+    # is steeper than the chord at the upper end of x.
     chord_slope, chord_constant = _chord(curve, x)
     is_convex = x.high <= 0
     starts_convex = x.low < 0

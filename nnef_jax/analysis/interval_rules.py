@@ -195,8 +195,8 @@ def _bounded_where(condition: Array, x: Interval) -> Interval:
 def _product(equation: Equation, x: Bounded, y: Bounded) -> Interval:
     """Bound a matrix product or convolution by centres and radii, as in Gowal et al. (2018).
 
-    The product of the intervals a +- p and b +- q is a b +- (|a| q + p (|b| + q)). The rounding
-    error is added to this radius. It is proportional to the product (|a| + p) (|b| + q).
+    The product of the intervals a +- p and b +- q is a b +- (|a| q + p (|b| + q)). The radius is
+    enlarged by the rounding error, which is proportional to the product (|a| + p) (|b| + q).
     """
     result = equation.outvars[0].aval
     is_float = epsilon(result) > 0
@@ -290,7 +290,7 @@ def _waves(shift: float) -> Callable[[Equation, Interval], Interval]:
 
         def contains(angle: float) -> Array:
             """Tell whether the interval x contains shift + angle + 2 pi n, for an integer n."""
-            # `first_angle` is the smallest of these numbers that is not below the interval.
+            # `first_angle` is the smallest number of this form that is not below the interval.
             rounds = jnp.ceil((x.low - margin - shift - angle) / (2 * np.pi))
             first_angle = rounds * (2 * np.pi) + shift + angle
             return first_angle <= x.high + margin

@@ -457,7 +457,7 @@ def _program_of(execution: Execution, shapes: Sequence[Sequence[Any]]) -> Progra
 def _are_equal_but_for_extents(a: Program, b: Program) -> bool:
     """Tell whether two programs are equal in everything but the extents of arrays.
 
-    Equal programs have the same primitives in the same order, and constants of equal shape have
+    The programs must have the same primitives in the same order. Constants of equal shape must have
     equal values.
     """
     primitives_a, literals_a = _primitives_and_literals(a)

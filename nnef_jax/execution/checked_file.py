@@ -49,8 +49,8 @@ _CHUNK = 1 << 20  # The digest has a crc32 for each chunk of this many bytes.
 # The size of the content, and the size of a header, are stored in this many bytes.
 _LENGTH_BYTES = 8
 
-# As many threads as cores compute the digest. At the same time another thread loads machine code,
-# which takes 105 ms. If more threads than cores compute the digest, the loading takes 126 ms.
+# The digest is computed by one thread for each core. With more threads, another thread that loads
+# machine code at the same time takes 126 ms instead of 105 ms.
 _CORES = os.cpu_count()
 
 

@@ -431,7 +431,7 @@ class Definition:
 
     @property
     def differences(self) -> list[str]:
-        """Return phrases for the mesh, and for the options that differ from their default value."""
+        """Return phrases for the mesh, if there is one, and for each option that is not default."""
         phrases: list[str] = []
         if self.layout:
             axes = [f"{name}={size}" for name, size in self.layout.mesh.shape.items()]

@@ -312,7 +312,7 @@ class Executables:
         closed_jaxpr, result_types = traced
 
         def by_passes() -> tuple[Split, Callable[..., Any]]:
-            """Return the split that the platform's passes make, and the call of the split."""
+            """Return the split of the program after its passes, and the function of a call."""
             from lowering import Program, differentiable, lower
 
             program = Program(closed_jaxpr, len(parameters), prepares=False)

@@ -386,7 +386,7 @@ class Execution:
         return self._recent.keep(key, executable)
 
     def _arrays_read(self, entry: Entry | RoutineEntry, place: Placement) -> dict[str, Any]:
-        """Return the model's arrays that a kind of call reads, by label, at a place."""
+        """Return the arrays that a kind of call reads, by label. They lie at `place`."""
         params = self.arrays.parameters(place.where)
         if entry.takes_state:
             return params
@@ -467,7 +467,7 @@ class Execution:
         functions = {definition.cycle: inputs}
         can_scan = state and inputs and not self.network.open_states
         if can_scan:
-            # Prepared values do not depend on the number of cycles, so they are prepared for 2.
+            # Prepared values do not depend on the number of cycles. Any number will do, such as 2.
             two_cycles = [jax.ShapeDtypeStruct((2, *x.shape), x.dtype) for x in inputs]
             functions[definition.scanned_cycles] = two_cycles
         platform = default_platform()

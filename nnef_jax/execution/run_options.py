@@ -44,7 +44,7 @@ class RunOptions:
     straight_through: bool = False
     # The repr of the options is part of the keys of the disk cache. Compiled code does not depend
     # on the values of the following fields, so the repr leaves these fields out. `measure` only
-    # affects the rates of the host, and the keys contain the choices that depend on the rates.
+    # affects the rates of the host. The keys contain the choices that are made by these rates.
     measure: bool = field(default=True, repr=False)
     max_executables: int = field(default=128, repr=False)
     cache_dir: str | None = field(default=None, repr=False)

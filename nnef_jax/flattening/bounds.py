@@ -16,7 +16,7 @@ _MOVES = frozenset({
     "reshape", "slice", "squeeze", "transpose", "unsqueeze",
 })  # fmt: skip
 _JOINS = frozenset({"concat", "stack"})
-# For a kind, a function of upper bounds of its operands that returns an upper bound of its result.
+# For each kind: the function from upper bounds of the operands to one of the result.
 _RESULT_BOUNDS: Mapping[str, Callable[[Sequence[int]], int]] = {
     "add": sum, "mul": math.prod, "max": max, "concat": max, "stack": max,
 }  # fmt: skip

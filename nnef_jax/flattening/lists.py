@@ -209,7 +209,7 @@ class ListEmission(Emission):
     # Questions
 
     def is_list(self, x: object) -> bool:
-        """Tell whether a tensor has a symbolic extent that the network counts."""
+        """Tell whether a tensor is a list: the network counts its items along an axis."""
         if self.symbolic is None or not self.has_lists or not isinstance(x, Value):
             return False
         if is_known(x.type.shape):
@@ -320,9 +320,9 @@ class ListEmission(Emission):
     def padded_to(
         self, x: Value, axis: int, size: int, span: Span | None, value: float = 0
     ) -> Value:
-        """Return a tensor, which may be a list, with `size` items along an axis.
+        """Pad a tensor to `size` items along an axis. New items are `value`.
 
-        New items are `value`.
+        The tensor may be a list. The result has a fixed extent along the axis.
         """
         shape = list(self.shape_of(x))
         if shape[axis] == size:

@@ -281,7 +281,7 @@ class DecoderStep:
         return [results[roles.logits], *(results[cache.after] for cache in roles.caches)]
 
     def _positions(self, length: Array, count: int) -> dict[str, Array]:
-        """Return the inputs that have positions or lengths, for `count` tokens after `length`."""
+        """Return the inputs for positions and lengths, if `count` tokens follow `length` tokens."""
         roles = self.roles
         arrays: dict[str, Array] = {}
         if roles.positions:

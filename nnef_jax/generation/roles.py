@@ -17,7 +17,7 @@ _TOKENS = ("input_ids", "tokens", "decoder_input_ids")
 _LENGTHS = ("write_indices", "past_length", "past_lengths", "cache_length", "cache_lengths")
 _TOTALS = ("nonpad_kv_seqlen", "kv_seqlen", "total_length", "total_lengths")
 _ROLES = ("tokens", "logits", "mask", "positions", "length", "total_length", "context")
-# Parts of names that tell a cache before a step from the cache after it.
+# These parts of names distinguish the cache before a step from the cache after it.
 _SIDES = re.compile(
     r"past_key_values?|present_key_values?|past|present|cache|updated|in|out|new|old"
 )

@@ -37,8 +37,8 @@ def require_window(step: DecoderStep, params: Mapping[str, Array] | None) -> Non
         raise InputError("caches of a window are for networks without an encoder", hint=_HINT)
     if params is None:
         return
-    # A token attends to itself and to `window` - 1 positions of a cache. These caches have one
-    # position more.
+    # A token attends to itself and to `window` - 1 positions of a cache. The caches of this test
+    # have `window` positions, so the oldest one must have no effect.
     random = np.random.default_rng(0)
     caches: list[Array] = []
     changed: list[Array] = []  # the same caches with another oldest position

@@ -127,7 +127,7 @@ class DeviceCost(Result):
         return not self.refusal and (self.needed_bytes or 0) <= self.memory_bytes
 
     def to_dict(self) -> dict[str, object]:
-        """Return the attributes, `needed_bytes` and `fits`, and seconds by operation.
+        """Return the attributes by name, with `needed_bytes`, `fits`, and the seconds by operation.
 
         `nnef_jax.view(model, profile=cost)` colours operations by these seconds. A kernel that
         computes several operations gives each of them an equal share of its time.

@@ -98,7 +98,7 @@ class ModuleNames:
         self._folded: dict[str, Path] = {}
         # The numbers of groups of deconvolutions, by the label of the filter.
         self._groups: dict[str, int] = {}
-        # Maps the root of an operation's name, such as "_0", to the paths that it may abbreviate.
+        # Maps the root of an operation's name, such as "_0", to the paths for which it may stand.
         paths_by_root: dict[str, set[Path | None]] = {}
         for operation, label in _parameters_read(graph):
             is_weight = "__" in label and components(label)[-1] == "weight"
@@ -175,7 +175,7 @@ class ModuleNames:
         """
         is_in_no_module = self._starts and "__" not in operation.name
         if is_in_no_module:
-            # The name of an output, or one that extends it, shows no module.
+            # An operation that is called like an output, such as "y_2" for y, shows no module.
             may_extend_output = operation.name.startswith(self._outputs)
             return None if may_extend_output else ()
         modules = _modules_of(self._full_path(operation.name))

@@ -292,7 +292,7 @@ def _last_part(name: str) -> str:
 
 
 def _layer(label: str) -> str:
-    """Return the name of the recurrent layer in the label of a gate, or '' for other labels."""
+    """Return the name of a recurrent layer from the label of a gate; '' for other labels."""
     gate = _GATE.fullmatch(label)
     return f"{gate['module']}.{gate['layer']}{gate['back']}" if gate else ""
 

@@ -179,7 +179,7 @@ class PartFrontend(Frontend):
         return Stored({}, self)
 
     def content(self) -> Iterable[object]:
-        """Return the content of the network, and the names and shapes that define the part."""
+        """Return the content of the network, and the tensors and shapes at which it is cut."""
         options = self.network.options
         fixed_inputs = [(name, x.dtype, x.tobytes()) for name, x in options.values.items()]
         definition = repr((self._part, options.input_shapes, fixed_inputs))

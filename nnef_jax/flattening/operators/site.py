@@ -137,9 +137,9 @@ class OperatorSite(ABC, Generic[_Graph]):
         return self.operands[i]
 
     def input(self, i: int) -> Any:
-        """Return input `i` in the form in which the meanings of the format take inputs.
+        """Return input `i` in the form that the format's functions for operators take.
 
-        For example, the meanings of OpenVINO's layers take tensors of the graph.
+        For example, the functions for OpenVINO's layers take tensors of the graph.
         """
         return self.operand(i)
 

@@ -97,7 +97,8 @@ def generic_of(
     The type is the generic argument, such as `<scalar>`. If there is none, the type is deduced from
     the values in `arguments`. If that fails, the type is the default that the fragment declares.
 
-    A generic argument `<?>` means the type of `?` in the body around the invocation, `outer`.
+    A generic argument `<?>` stands for `outer`, the type of `?` in the body around the
+    invocation.
     """
     if not fragment.generic:
         return None

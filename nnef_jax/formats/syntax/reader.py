@@ -73,7 +73,7 @@ class FastReader(TokenReader):
         _, *result_names = self.listed("()", self.name, least)
         parameters = self.build.names(*parameter_names)
         results = self.build.names(*result_names)
-        # The builder ignores the two opening brackets.
+        # `opening` stands for the two brackets, which the builder ignores.
         graph = self.build.graph(name, opening, parameters, opening, results, self.body())
         return self.build.document(*definitions, graph)
 

@@ -111,7 +111,7 @@ class TreeBuilder:
         *definitions, graph = items
         extensions: list[str] = []
         for definition in definitions:
-            # A list has the names of an extension line. Fragments are nodes.
+            # A list has the names of an extension line. Other definitions are nodes of fragments.
             if isinstance(definition, list):
                 extensions += cast("list[str]", definition)
         fragments = nodes_of(definitions)

@@ -121,7 +121,7 @@ def _items(value: object) -> list[Any]:
 
 
 def _one(items: list[Any], value: object) -> Any:
-    """Return the only item of a list. The error for any other list shows `value`."""
+    """Return the only item of a list. For other lists, raise an error that shows `value`."""
     if len(items) != 1:
         raise InvalidOperation(f"one value is due, this is {_shown(value)}")
     return items[0]

@@ -42,7 +42,7 @@ _END = {quote: re.compile(rf"{quote}\s*+\)\s*+[,\]]") for quote in "\"'"}
 # This pattern does not begin with white space. Otherwise, a long run of blanks in a value would be
 # scanned again from each of its blanks.
 _END[""] = re.compile(r"\)\s*+[,\]]")
-_BLANKS_PER_STEP = 100  # the number of blanks before an assertion that take one step of the meter
+_BLANKS_PER_STEP = 100  # As many blanks before an assertion count as one step of the meter.
 _MOST_DIGITS = 20  # the number of digits of the largest unsigned integer of 64 bits
 _TEMPLATE = re.compile(r"\{\{|\{%")  # matches the beginning of an insertion in a template
 

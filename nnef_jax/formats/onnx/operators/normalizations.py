@@ -103,8 +103,8 @@ def _batch_normalization(
 def _moments_of_batch(site: NodeSite, x: Tensor, dtype: str) -> list[Any]:
     """Return the mean and the variance of each channel over a batch, of shape (1, channels).
 
-    Before version 9, the attribute `spatial` may be 0. Then return the mean and the variance of
-    each item of a sample, over the samples of the batch.
+    Before version 9, the attribute `spatial` may be 0. The moments are then taken only over the
+    batch: there is a mean for each channel and position.
     """
     spatial_axes = range(2, site.rank()) if site.flag("spatial", True) else ()
     moments = site.step.moments(site.widened(x), axes=(0, *spatial_axes))

@@ -20,7 +20,7 @@ MICROSOFT = "com.microsoft"
 # Prefixes of the names of dtypes.
 _SMALL_FLOATS = ("float8_", "float4_")
 _INTEGERS = ("int", "uint")
-# Dtypes of levels whose differences 16-bit floats cannot represent exactly.
+# The difference of two levels of these dtypes may need more digits than a 16-bit float has.
 _LONG_LEVELS = ("int16", "uint16", "int32")
 
 

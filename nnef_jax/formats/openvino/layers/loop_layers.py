@@ -25,8 +25,8 @@ from nnef_jax.formats.openvino.layer_site import LayerSite, derived, stored
 from nnef_jax.formats.openvino.layers.registry import operator, opsets
 from nnef_jax.formats.openvino.ports import Link, back_edges, links, source_of
 
-# A loop with the attribute `limit` becomes a scan of `limit` steps. A larger `limit` than this is
-# left out. The operand `count` still ends the loop.
+# A loop with the attribute `limit` becomes a scan of `limit` steps. A loop gets no `limit`
+# larger than this. The operand `count` still ends the loop.
 _MOST_ITERATIONS = 1 << 16
 
 
@@ -380,7 +380,7 @@ def _flattened(site: LayerSite, body: Body, graph: LayerGraph) -> list[Value]:
         if isinstance(value, Value):
             value = graph.input_for(value, f"given_{len(graph.captured)}")
         feeds[link.end] = value
-    # The site of the body adds constants among the results to the graph of the body.
+    # If a result is a constant, `inner_site` adds the constant to the graph of the body.
     inner_site = replace(site, graph=graph)
     return [inner_site.tensor(x) for x in _results(site, body, graph, feeds)]
 
