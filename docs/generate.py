@@ -139,8 +139,8 @@ _ONNX = """\
 
 This page lists the operators of ONNX that have a meaning here, by domain. `python
 docs/generate.py` writes the tables from the output of `nnef-jax formats onnx`. If the standard
-defines an operator by a function, such as `Celu` or `Shrink`, the operator needs no row: the function
-is run. If a network has other operators without a row, one error names all their nodes.
+defines an operator by a function, such as `Celu` or `Shrink`, the operator needs no row: the
+function is run. If a network has other operators without a row, one error names all their nodes.
 
 - **versions**: versions of the operator set.
 - **becomes**: the kinds of operations that the operator may become in the graph, or refused, with

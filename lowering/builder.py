@@ -46,7 +46,7 @@ _X64 = "jax's x64 mode keeps 64 bits: jax.config.update('jax_enable_x64', True)"
 # Before a suffix is added, a name is cut to this number of characters.
 _MOST_CHARACTERS_BEFORE_SUFFIX = 400
 # A result with an empty axis has at most this number of items along the axes before the empty one.
-# While XLA compiles, a loop of XLA visits these items. For this number of items it takes 0.6 s.
+# XLA's compiler visits each of these items, which takes 0.6 s for this number.
 _MOST_ITEMS_BEFORE_EMPTY_AXIS = 1 << 22
 
 

@@ -282,8 +282,8 @@ class FactorWalk:
         for i, result in enumerate(inside.program.results):
             outer = function.results[i]
             if i in function.carried_to:
-                # The factors of a carried result are not compared with those of the next
-                # iteration's argument, so the result is gathered.
+                # The next iteration's argument may have other factors than the carried result.
+                # Therefore the result is gathered.
                 inside.record_use("gather", inside.operand_axes(result), result)
             elif outer is not None:
                 outer_axes = self._inner_axes(equation.outvars[outer.number], outer.steps)

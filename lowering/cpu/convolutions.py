@@ -99,7 +99,7 @@ def _by_matrix(
         array = kernels.patches(x, matrix, weights.shape[:-2], window)
         return View(array, (channel, batch, *spatial), shape)
     if is_pointwise and not filter.is_early:
-        # A filter that varies from call to call keeps the order of its input and output axes.
+        # Each call has another filter, which keeps the order of its input and output axes.
         matrix_axes = [axis for axis in filter.order if axis not in filter_cells]
         matrix = full_array(filter).reshape([filter.shape[axis] for axis in matrix_axes])
         matrix_axis = matrix_axes.index(filter_inputs)

@@ -42,10 +42,10 @@ _NARROW = (np.dtype(jnp.bfloat16), np.dtype(np.float16))
 def run(program: Program, target: Target) -> Program:
     """Compute numbers of 16 bits in 32 bits. Arguments and results keep their dtypes.
 
-    A program rounds to 16 bits on purpose if one of its floating-point arguments has 32 bits. In
-    such a program only products with a precision of bfloat16 are rewritten, and roundings are added
-    where XLA would leave them out. In a backward pass the dtypes of the floating-point results
-    decide this, instead of those of the arguments.
+    If a floating-point argument has 32 bits, the program rounds to 16 bits on purpose. Then only
+    products with a precision of bfloat16 are rewritten, and roundings are added where XLA would
+    leave them out. In a backward pass the dtypes of the floating-point results decide this, instead
+    of those of the arguments.
     """
     is_backward = program.role == "backward"
     ends = program.results if is_backward else program.arguments

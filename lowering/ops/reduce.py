@@ -94,7 +94,7 @@ def _sum_type(input: TensorType, axes: Ints) -> TensorType:
 
 
 def _count(x: Array, axes: Ints, dtype: np.dtype[np.generic]) -> Array:
-    """Return the number of items along the axes, as an array of the dtype `dtype`."""
+    """Return the product of the extents of the axes, as an array of the dtype `dtype`."""
     return jnp.asarray(math.prod(x.shape[axis] for axis in axes)).astype(dtype)
 
 

@@ -282,7 +282,7 @@ def zeros(inputs: Sequence[TensorSpec]) -> list[NDArray[Any]]:
 
 
 def _require_equal(counts: Mapping[str, int]) -> None:
-    """Raise InputError unless the numbers of items in `counts`, by input name, are equal."""
+    """Raise InputError unless all inputs have equally many items. `counts` is by input name."""
     if len({*counts.values()}) > 1:
         numbers = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise InputError(f"the inputs have different numbers of items: {numbers}")

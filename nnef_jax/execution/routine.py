@@ -93,7 +93,7 @@ class RoutineEntry:
         return Entry(self.definition, "step")
 
     def lowered(self, arguments: Sequence[Any]) -> tuple[Entry, Lists]:
-        """Return the entry of a step, which the passes rewrite, and the types of its arguments.
+        """Return the entry of a step, and the types of its arguments. Passes rewrite the step.
 
         `arguments` are the arguments of the routine.
         """

@@ -271,8 +271,8 @@ def _loop_body(
     enough.
     """
     axes: list[GrowingAxis] = []
-    changing = GrowingAxis(0, 0, 0)
-    for _ in range(_MOST_PASSES + len(states)):
+    passes = 0
+    while True:
         grown = GrowingStates(site, states, axes, limit)
         repetition = RepeatedBody(site)
         for state in grown.initial:
@@ -285,12 +285,14 @@ def _loop_body(
         if grown_axes == axes:
             grown.require_limit()
             return grown, repetition, condition, values
-        changing = (grown_axes or axes)[0]
+        passes += 1
+        if passes == _MOST_PASSES + len(states):
+            changing, *_ = grown_axes or axes
+            raise InvalidOperation(
+                f"no bound is known for the number of items of axis {changing.axis} of state "
+                f"{changing.state}, whose extent changes in each iteration"
+            )
         axes = grown_axes
-    raise InvalidOperation(
-        f"no bound is known for the number of items of axis {changing.axis} of state "
-        f"{changing.state}, whose extent changes in each iteration"
-    )
 
 
 def _inputs(
