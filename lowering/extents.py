@@ -8,8 +8,9 @@ are certainly different.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any, Final
 
 Shape = tuple[int, ...]
@@ -78,6 +79,15 @@ class Extent:
     def __str__(self) -> str:
         return self.text
 
+    def __add__(self, number: int) -> Extent:
+        return Extent(f"{self} + {number}")
+
+    def __sub__(self, number: int) -> Extent:
+        return Extent(f"{self} - {number}")
+
+    def __floordiv__(self, number: int) -> Extent:
+        return Extent(f"floordiv({self}, {number})")
+
 
 def is_symbolic(extent: object) -> bool:
     """Tell whether an extent is a symbolic dimension of `jax.export`.
@@ -85,6 +95,27 @@ def is_symbolic(extent: object) -> bool:
     Types of tensors have UNKNOWN in place of symbolic dimensions.
     """
     return hasattr(extent, "scope")
+
+
+def largest_of(extents: Iterable[Any]) -> Any:
+    """Return the largest of extents: a number, or an `Extent` if one of them is symbolic.
+
+    The result is not a symbolic dimension of jax: jax takes each symbol for at least 1, and would
+    return n0 for the larger one of n0 and 1, although a list may have no items.
+    """
+    return reduce(partial(_extreme, "max", max), extents)
+
+
+def smallest_of(extents: Iterable[Any]) -> Any:
+    """Return the smallest of extents, as `largest_of` returns the largest."""
+    return reduce(partial(_extreme, "min", min), extents)
+
+
+def _extreme(name: str, function: Callable[[int, int], int], x: Any, y: Any) -> Any:
+    """Return the larger or smaller one of two extents. `name` is the name of `function`."""
+    if isinstance(x, int) and isinstance(y, int):
+        return function(x, y)
+    return x if str(x) == str(y) else Extent(f"{name}({x}, {y})")
 
 
 def has_symbols(attribute: object) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import math
 import operator
 from collections.abc import Callable, Mapping
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -31,7 +33,7 @@ class Dimensions:
     """
 
     def __init__(self, scope: Any = None) -> None:
-        self._scope: Any = scope
+        self.scope: Any = scope
         self._by_text: dict[str, Any] = {}
 
     def of(self, attribute: Any) -> Any:
@@ -42,11 +44,11 @@ class Dimensions:
             return attribute
         from jax import export  # imported here: networks without lists do not need it
 
-        if self._scope is None:
-            self._scope = export.SymbolicScope()
+        if self.scope is None:
+            self.scope = export.SymbolicScope()
         dimension = self._by_text.get(attribute.text)
         if dimension is None:
-            (dimension,) = export.symbolic_shape(attribute.text, scope=self._scope)
+            (dimension,) = export.symbolic_shape(attribute.text, scope=self.scope)
             self._by_text[attribute.text] = dimension
         return dimension
 
@@ -78,11 +80,15 @@ class SymbolValues:
         self._most[str(extent)] = most
         self.counts[str(extent)] = count
 
-    def bound(self, extent: Any) -> Any:
-        """Return the largest value that an extent can have."""
-        if not is_symbolic(extent):
+    def bound(self, extent: Any, scope: Any = None) -> Any:
+        """Return the largest value that an extent can have.
+
+        `scope` is the scope of the symbols of an `Extent`.
+        """
+        if not is_symbolic(extent) and not isinstance(extent, Extent):
             return extent
-        most = self._most | _open(extent, self._most)  # an open extent is its own largest value
+        # An open extent is its own largest value.
+        most = self._most | _open(extent, self._most, scope)
         _, largest = _range(_parsed(str(extent)), most, counted=self._most)
         return largest
 
@@ -115,13 +121,78 @@ def symbols_in(extent: Any) -> set[str]:
     return names - _FUNCTIONS
 
 
-def _open(extent: Any, symbols: Mapping[str, object]) -> dict[str, Any]:
-    """Return a dimension of jax, by name, for each symbol of an extent that is not in `symbols`."""
+@dataclass(frozen=True, slots=True)
+class UpperBounds:
+    """Upper bounds of an extent, one of which is relative to the value of a symbol.
+
+    Args:
+        number: the extent is at most this number. Infinite if no such number is known.
+        excess: the extent is at most the value of the symbol plus this number. Infinite if no such
+            number is known.
+    """
+
+    number: float
+    excess: float
+
+
+def bounds_by_symbol(extent: Any, symbol: str, limits: Mapping[str, Any]) -> UpperBounds:
+    """Return bounds of an extent that hold for all values of `symbol`, which has no largest value.
+
+    `limits` maps each other symbol to an extent that the symbol's value never exceeds, such as n0 +
+    1 for n1. Then the bounds of n1 + 2 by n0 are infinity and 3, and the bounds of the smaller one
+    of n1 and 4 are 4 and 1.
+    """
+    if not is_symbolic(extent) and not isinstance(extent, Extent):
+        return UpperBounds(extent, extent)
+    return _bounds_by_symbol(_parsed(str(extent)), symbol, limits)
+
+
+def _bounds_by_symbol(node: ast.expr, symbol: str, limits: Mapping[str, Any]) -> UpperBounds:
+    """Return the bounds that `bounds_by_symbol` returns, for an expression of symbols."""
+    bounds_of = partial(_bounds_by_symbol, symbol=symbol, limits=limits)
+    match node:
+        case ast.Name(id=name) if name == symbol:
+            return UpperBounds(math.inf, 0)
+        case ast.Name(id=name) if name in limits:
+            bounds = bounds_by_symbol(limits[name], symbol, limits)
+            return UpperBounds(max(bounds.number, 0), max(bounds.excess, 0))
+        case ast.Constant(value=int(number)):
+            return UpperBounds(number, number)
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(number))):
+            return UpperBounds(-number, -number)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            x, y = bounds_of(left), bounds_of(right)
+            return UpperBounds(x.number + y.number, min(x.excess + y.number, x.number + y.excess))
+        case ast.BinOp(left=left, op=ast.Sub(), right=ast.Constant(value=int(number))):
+            x = bounds_of(left)
+            return UpperBounds(x.number - number, x.excess - number)
+        case ast.BinOp(left=ast.Constant(value=int(factor)), op=ast.Mult(), right=right):
+            product = factor * bounds_of(right).number if factor > 0 else math.inf
+            return UpperBounds(product, product)
+        case ast.Call(
+            func=ast.Name(id="floordiv"), args=[left, ast.Constant(value=int(divisor))]
+        ) if divisor > 0:  # fmt: skip
+            x = bounds_of(left)
+            return UpperBounds(x.number // divisor, max(x.excess, 0))
+        case ast.Call(func=ast.Name(id="max" | "min" as name), args=[left, right]):
+            choose = max if name == "max" else min
+            x, y = bounds_of(left), bounds_of(right)
+            return UpperBounds(choose(x.number, y.number), choose(x.excess, y.excess))
+        case _:
+            return UpperBounds(math.inf, math.inf)
+
+
+def _open(extent: Any, symbols: Mapping[str, object], scope: Any = None) -> dict[str, Any]:
+    """Return a dimension of jax, by name, for each symbol of an extent that is not in `symbols`.
+
+    `scope` is the scope of the symbols of an `Extent`.
+    """
     from jax import export
 
     dimensions: dict[str, Any] = {}
     for name in symbols_in(extent) - symbols.keys():
-        (dimensions[name],) = export.symbolic_shape(name, scope=extent.scope)
+        scope = extent.scope if is_symbolic(extent) else scope
+        (dimensions[name],) = export.symbolic_shape(name, scope=scope)
     return dimensions
 
 

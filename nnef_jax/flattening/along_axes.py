@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN, ceil_div, is_symbolic
+from lowering.extents import UNKNOWN, is_symbolic, largest_of, smallest_of
 from lowering.graph import Value, is_integer
 from lowering.symbol_values import symbols_in
 from nnef_jax.flattening.by_kind import ByKind
@@ -112,11 +112,11 @@ def _sliced_list(
     begin: Any,
     end: Any,
     step: int,
-    most: int = FAR,
+    limit: Any = FAR,
 ) -> Tensor:
     """Slice a tensor along an axis, and count the items of the result, which is a list.
 
-    `most` is an upper bound of the number of items.
+    The number of items is at most the extent `limit`.
 
     The number of items is computed by operations of the graph. An expression of jax's symbols, such
     as n - 1, would be wrong for a list without items, because jax takes each symbol for at least 1.
@@ -145,11 +145,11 @@ def _sliced_list(
     if abs(step) != 1:
         # The quotient is rounded up: there are 3 items in a distance of 5 with the step 2.
         count = site.step.div(site.step.add(count, abs(step) - 1), abs(step))
-    most = min(most, _most_items(graph, extent, begin, end, step))
+    limit = smallest_of([limit, _limit_of_slice(extent, begin, end, step)])
     # The places are first, first + step, first + 2 * step and so on.
-    distances = site.step.mul(site.positions(most), step)
+    distances = site.step.mul(site.positions(graph.bound(limit)), step)
     places = site.step.add(distances, first)
-    return site.listed(site.step.gather(x, places, axis=axis), axis, count)
+    return site.listed(site.step.gather(x, places, axis=axis), axis, count, limit)
 
 
 def _place(site: Site[TensorGraph], bound: Any, length: Value, low: Any, high: Any) -> Value:
@@ -170,20 +170,21 @@ def _place(site: Site[TensorGraph], bound: Any, length: Value, low: Any, high: A
     return site.step.min(site.step.max(place, low), high)
 
 
-def _most_items(graph: TensorGraph, extent: Any, begin: Any, end: Any, step: int) -> int:
-    """Return the largest number of items that a slice of an axis with the extent `extent` can have.
+def _limit_of_slice(extent: Any, begin: Any, end: Any, step: int) -> Any:
+    """Return an extent that a slice of an axis with the extent `extent` does not exceed.
 
-    Bounds that may count from the end of the axis are ignored.
+    An end that may count from the end of the axis is ignored.
     """
-    most = graph.bound(extent)
+    limit = extent
     if step > 0:
-        if _is_number(end) and end >= 0:
-            most = min(most, end)
-        elif is_symbolic(end) and _is_single_symbol(end):
-            most = min(most, graph.bound(end))
-        if _is_number(begin) and begin >= 0:
-            most = max(most - begin, 0)
-    return ceil_div(most, abs(step))
+        has_end = _is_number(end) and 0 <= end < FAR
+        if has_end or (is_symbolic(end) and _is_single_symbol(end)):
+            limit = smallest_of([limit, end])
+        if _is_number(begin):
+            from_begin = -begin if begin < 0 else limit - begin
+            limit = largest_of([smallest_of([limit, from_begin]), 0])
+    stride = abs(step)
+    return limit if stride == 1 else (limit + (stride - 1)) // stride  # rounded up
 
 
 def _is_single_symbol(extent: Any) -> bool:
@@ -273,13 +274,13 @@ def _split_list(site: Site[TensorGraph], x: Tensor, axis: int, lengths: Sequence
     start: Any = 0
     for length in lengths:
         end = start + length
-        most = graph.bound(length)
         if is_symbolic(length) and not _is_single_symbol(length):
             # The length, such as n0 - 2, is counted as a slice counts its items.
-            part = _sliced_list(site, x, axis, start, end, step=1, most=most)
+            limit = largest_of([length, 0])
+            part = _sliced_list(site, x, axis, start, end, step=1, limit=limit)
         else:
             first = graph.extent_tensor(start, site.span)
-            places = site.step.add(site.positions(most), first)
+            places = site.step.add(site.positions(graph.bound(length)), first)
             part = site.step.gather(x, places, axis=axis)
         if _is_single_symbol(length):
             part = graph.counted(site.tensor(part), axis, length, site.span)

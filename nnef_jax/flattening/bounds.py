@@ -45,6 +45,13 @@ class Bounds:
         # construction holds the operations, so no id is used again.
         self._most_by_operation: dict[int, int | None] = {}
         self._is_count_by_operation: dict[int, bool] = {}
+        self._most_by_input: dict[Value, int | None] = {}
+        self._is_count_by_input: dict[Value, bool] = {}
+
+    def declare(self, x: Value, most: int | None, is_count: bool) -> None:
+        """Set the upper bound of an input of the graph, and whether no item of it is negative."""
+        self._most_by_input[x] = most
+        self._is_count_by_input[x] = is_count
 
     def most(self, x: Any) -> int | None:
         """Return an upper bound of an operand's items, or None if no bound is known."""
@@ -54,7 +61,7 @@ class Bounds:
             return 1
         operation = self._computations.operation_of(x)
         if operation is None:
-            return None
+            return self._most_by_input.get(x)
         if id(operation) not in self._most_by_operation:
             self._most_by_operation[id(operation)] = self._most_of(operation)
         return self._most_by_operation[id(operation)]
@@ -114,7 +121,7 @@ class Bounds:
             return True
         operation = self._computations.operation_of(x)
         if operation is None:
-            return False
+            return self._is_count_by_input.get(x, False)
         if id(operation) not in self._is_count_by_operation:
             self._is_count_by_operation[id(operation)] = self._is_count_of(operation)
         return self._is_count_by_operation[id(operation)]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from lowering.extents import is_known
+from lowering.extents import is_known, largest_of
 from lowering.graph import Value
 from lowering.location import Span
 from nnef_jax.flattening.tensor_graph import TensorGraph
@@ -22,12 +23,12 @@ class VaryingAxis:
     Args:
         result: the index of the result.
         axis: the axis.
-        most: the largest extent that the axis has in a branch.
+        limit: an extent that the axis exceeds in no branch.
     """
 
     result: int
     axis: int
-    most: int
+    limit: Any
 
 
 def with_extents(
@@ -51,9 +52,9 @@ def with_extents(
         values = [branch_results[i] for branch_results in padded]  # result i of each branch
         for axis in _varying_axes(graphs, values):
             extents = [graph.shape_of(x)[axis] for graph, x in zip(graphs, values, strict=True)]
-            bounds = [graph.bound(n) for graph, n in zip(graphs, extents, strict=True)]
-            most = max(bounds)
-            varying.append(VaryingAxis(i, axis, most))
+            limit = largest_of(extents)
+            most = graphs[0].bound(limit)
+            varying.append(VaryingAxis(i, axis, limit))
             for branch, graph in enumerate(graphs):
                 extent = graph.extent_tensor(extents[branch], span)
                 extents_by_branch[branch].append(extent)
@@ -98,5 +99,5 @@ def as_lists(
     extents = results[count:]
     for varying_axis, extent in zip(varying, extents, strict=True):
         i = varying_axis.result
-        lists[i] = graph.listed(lists[i], varying_axis.axis, extent, varying_axis.most, span)
+        lists[i] = graph.listed(lists[i], varying_axis.axis, extent, varying_axis.limit, span)
     return lists

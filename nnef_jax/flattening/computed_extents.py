@@ -38,7 +38,7 @@ def _extent(graph: ListEmission, x: Value, index: int, span: Span | None) -> Any
     """
     operation = graph.computations.operation_of(x)
     if operation is None:
-        return None
+        return _counted_extent(graph, x, index, span)  # an input, such as a loop's iteration
     operands: dict[str, Any] = dict(operation.operands)
     first_operand = next(iter(operands.values()), None)
     if operation.kind == "constant":
@@ -55,6 +55,11 @@ def _extent(graph: ListEmission, x: Value, index: int, span: Span | None) -> Any
             if index_in_part < length:
                 return _extent(graph, part, index_in_part, span)
             index_in_part -= length
+    return _counted_extent(graph, x, index, span)
+
+
+def _counted_extent(graph: ListEmission, x: Value, index: int, span: Span | None) -> Any:
+    """Return a symbol for an item of a tensor, or None if the tensor has no upper bound."""
     most = graph.bounds.most(x)
     if most is None:
         return None

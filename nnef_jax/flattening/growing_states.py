@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from lowering.errors import InvalidOperation
+from lowering.extents import largest_of
 from lowering.graph import Value
-from lowering.symbol_values import symbols_in
+from lowering.symbol_values import bounds_by_symbol, symbols_in
 from nnef_jax.flattening.branch_results import VaryingAxis, as_lists
 from nnef_jax.flattening.repetition import RepeatedBody
 from nnef_jax.flattening.site import Site, Tensor
@@ -59,6 +60,9 @@ class GrowingStates:
         self._limit = limit
         self.axes: Sequence[GrowingAxis] = axes
         self._varying: list[VaryingAxis] = []
+        # For each of `axes`: the largest extent before the first iteration, and during the loop.
+        self._initial_most: list[int] = []
+        self._most: list[int] = []
         graph = site.graph
         # Without a limit, `require_limit` refuses axes that get items in each iteration.
         iterations = 1 if limit == math.inf else int(limit)
@@ -67,11 +71,13 @@ class GrowingStates:
         for growing in axes:
             state, axis = growing.state, growing.axis
             extent = graph.shape_of(site.tensor(states[state]))[axis]
-            most_after_loop = graph.bound(extent) + iterations * growing.step
-            most = max(most_after_loop, growing.least)
+            last_extent = largest_of([extent + iterations * growing.step, growing.least])
             extents.append(graph.extent_tensor(extent, site.span))
+            most = graph.bound(last_extent)
             padded[state] = graph.padded_to(padded[state], axis, most, site.span)
-            self._varying.append(VaryingAxis(state, axis, most))
+            self._varying.append(VaryingAxis(state, axis, last_extent))
+            self._initial_most.append(graph.bound(extent))
+            self._most.append(most)
         self.initial: list[Value] = [*padded, *extents]
 
     def inside(self, body: RepeatedBody) -> list[Value]:
@@ -82,10 +88,10 @@ class GrowingStates:
         count = len(self.initial) - len(self.axes)  # of the states without their extents
         states = body.inner_states[:count]
         extents = body.inner_states[count:]
-        for growing, varying, extent in zip(self.axes, self._varying, extents, strict=True):
+        for growing, most_after, extent in zip(self.axes, self._most, extents, strict=True):
             state, axis = growing.state, growing.axis
             # The last `step` places are empty before the iteration, which may fill these places.
-            most = varying.most - growing.step
+            most = most_after - growing.step
             items = body.at.tensor(body.at.part(states[state], axis, first=0, last=most))
             states[state] = body.graph.listed(items, axis, extent, most, self._site.span)
         return states
@@ -98,7 +104,9 @@ class GrowingStates:
         `graph` is the graph of the body, and `before` and `after` are the states before and after
         the iteration. If the result is equal to `axes`, the padded states have room for all items.
         """
-        earlier_axes = {(growing.state, growing.axis) for growing in self.axes}
+        initial_most: dict[tuple[int, int], int] = {}  # by state and axis
+        for growing, most in zip(self.axes, self._initial_most, strict=True):
+            initial_most[growing.state, growing.axis] = most
         axes: list[GrowingAxis] = []
         for state, (old, new) in enumerate(zip(before, after, strict=True)):
             # A state with another rank is refused when the loop is added.
@@ -107,12 +115,36 @@ class GrowingStates:
                 continue
             extents = zip(graph.shape_of(old), graph.shape_of(new), strict=True)
             for axis, (old_extent, extent) in enumerate(extents):
-                if (state, axis) in earlier_axes:
-                    axes.append(_growing_further(graph, state, axis, old_extent, extent))
+                if (state, axis) in initial_most:
+                    most = initial_most[state, axis]
+                    step, least = self._growth(graph, most, old_extent, extent)
+                    axes.append(GrowingAxis(state, axis, step, least))
                 elif old_extent != extent or graph.counts_here(extent):
                     step = graph.bound(extent) - graph.bound(old_extent)
                     axes.append(GrowingAxis(state, axis, max(step, 0)))
         return axes
+
+    def _growth(
+        self, graph: TensorGraph, initial_most: int, old_extent: Any, extent: Any
+    ) -> tuple[int, int]:
+        """Return the fields `step` and `least` of a growing axis, of which one is 0.
+
+        `graph` is the graph of the body. `initial_most` is the largest extent before the first
+        iteration. `old_extent`, a symbol, and `extent` are the extents before and after an
+        iteration.
+        """
+        bounds = bounds_by_symbol(extent, str(old_extent), graph.symbols.limits)
+        step = max(bounds.excess, 0)
+        # Without steps, infinitely many iterations add nothing.
+        most_by_steps = initial_most + (self._limit * step if step else 0)
+        if bounds.number < math.inf and bounds.number <= most_by_steps:
+            return 0, int(bounds.number)
+        if step < math.inf:
+            return int(step), 0
+        depends_on_old = symbols_in(old_extent) <= symbols_in(extent)
+        if not depends_on_old:
+            return 0, graph.bound(extent)
+        return max(graph.bound(extent - old_extent), 0), 0  # 2 for n0 and n0 + 2
 
     def require_limit(self) -> None:
         """Raise InvalidOperation if each iteration may add items to a state, without a limit."""
@@ -131,11 +163,11 @@ class GrowingStates:
         padded = list(after)
         extents: list[Value] = []
         span = self._site.span
-        for varying in self._varying:
-            state, axis = varying.result, varying.axis
+        for growing, most in zip(self.axes, self._most, strict=True):
+            state, axis = growing.state, growing.axis
             extent = graph.shape_of(after[state])[axis]
             extents.append(graph.extent_tensor(extent, span))
-            padded[state] = graph.padded_to(padded[state], axis, varying.most, span)
+            padded[state] = graph.padded_to(padded[state], axis, most, span)
         return [*padded, *extents]
 
     def behind(self, results: Sequence[Value]) -> list[Value]:
@@ -144,17 +176,3 @@ class GrowingStates:
         `results` are the results of the loop: the padded states, then their extents.
         """
         return as_lists(self._site.graph, results, self._varying, self._site.span)
-
-
-def _growing_further(
-    graph: TensorGraph, state: int, axis: int, old_extent: Any, extent: Any
-) -> GrowingAxis:
-    """Return the growing axis of a state that is already a list along this axis.
-
-    `old_extent` and `extent` are the extents before and after an iteration.
-    """
-    depends_on_old = symbols_in(old_extent) <= symbols_in(extent)
-    if not depends_on_old:
-        return GrowingAxis(state, axis, step=0, least=graph.bound(extent))
-    step = graph.bound(extent - old_extent)  # 2 for n0 and n0 + 2
-    return GrowingAxis(state, axis, max(step, 0))

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lowering.extents import is_symbolic
+from lowering.extents import is_symbolic, largest_of, smallest_of
 from lowering.graph import Value, is_float
 from lowering.location import Span
 from lowering.ops import BY_ITEM
@@ -138,8 +138,7 @@ def _common_extent(graph: ListEmission, extents: Sequence[Any], span: Span | Non
         is_one = graph.insert("eq", {"x": number, "y": 1}, span)
         operands = {"condition": is_one, "true_value": count, "false_value": number}
         count = graph.insert("select", operands, span)
-    most = max(map(graph.bound, extents))
-    return graph.defined_symbol(count, most, span)
+    return graph.defined_symbol(count, largest_of(extents), span)
 
 
 def _spread(graph: ListEmission, x: Value, axis: int, extent: Any, span: Span | None) -> Value:
@@ -208,7 +207,8 @@ def _topk(
     if not (is_symbolic(extent) or is_symbolic(k)):
         return operands
     axis = attributes["axis"] % len(x.type.shape)
-    most = min(graph.bound(extent), graph.bound(k))
+    limit = smallest_of([extent, k])
+    most = graph.bound(limit)
     if is_symbolic(extent):
         # The places behind the items get the worst number, so the operation chooses these places
         # last.
@@ -221,7 +221,7 @@ def _topk(
         return [graph.counted(y, axis, extent, span) for y in results]
     numbers = {"x": graph.extent_tensor(extent, span), "y": graph.extent_tensor(k, span)}
     count = graph.insert("min", numbers, span)
-    return [graph.listed(y, axis, count, most, span) for y in results]
+    return [graph.listed(y, axis, count, limit, span) for y in results]
 
 
 def _end(dtype: str, largest: bool) -> float:

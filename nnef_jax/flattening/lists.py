@@ -51,12 +51,14 @@ class Symbols:
         dimensions: the dimensions of `jax.export` for the symbols.
         names_of_user: the names of further symbols, which the user of `jax.export` defined.
         most: the largest value of each symbol, by its name.
+        limits: for each symbol, an extent that its value never exceeds, such as n0 + 1 for n1.
         count_names: for each symbol, the name of the tensor that has its value in a run.
     """
 
     dimensions: Dimensions
     names_of_user: frozenset[str] = frozenset()
     most: dict[str, int] = field(default_factory=dict[str, int])
+    limits: dict[str, Any] = field(default_factory=dict[str, Any])
     count_names: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
@@ -64,8 +66,12 @@ class Symbols:
         """Tell whether the network has symbols that the user defined."""
         return bool(self.names_of_user)
 
-    def new(self, most: int, count_name: str) -> Any:
-        """Return a new symbol. Its value is at most `most`.
+    def bound(self, extent: Any) -> Any:
+        """Return the largest value of an extent."""
+        return SymbolValues(self.most).bound(extent, self.dimensions.scope)
+
+    def new(self, limit: Any, count_name: str) -> Any:
+        """Return a new symbol. Its value is at most the extent `limit`.
 
         `count_name` is the name of the tensor that has the value in a run.
         """
@@ -74,7 +80,8 @@ class Symbols:
         while any(name.startswith(prefix) for name in self.names_of_user):
             prefix += "_"
         name = f"{prefix}{len(self.most)}"
-        self.most[name] = most
+        self.most[name] = self.bound(limit)
+        self.limits[name] = limit
         self.count_names[name] = count_name
         return self.dimensions.of(Extent(name))
 
@@ -258,9 +265,7 @@ class ListEmission(Emission):
 
     def bound(self, extent: Any) -> Any:
         """Return the largest value of an extent."""
-        if isinstance(extent, Extent):
-            extent = self.symbols.dimensions.of(extent)
-        return SymbolValues(self.symbols.most).bound(extent)
+        return self.symbols.bound(extent)
 
     # Lists
 
@@ -271,8 +276,10 @@ class ListEmission(Emission):
             self.symbolic = SymbolicShapes(self.builder, dimensions, most)
         return self.symbolic
 
-    def symbol(self, count: Value, most: int) -> Any:
-        """Return the symbol for a number of items that the network counts, at most `most`.
+    def symbol(self, count: Value, limit: Any) -> Any:
+        """Return the symbol for a number of items that the network counts.
+
+        The number is at most the extent `limit`.
 
         If the network computes two numbers in the same way, they have the same symbol. Raises
         ExtentNeeded if the shapes of the network's inputs are not known.
@@ -283,27 +290,29 @@ class ListEmission(Emission):
             self.begin_symbolic()
         key = self.computations.key(count)
         if key not in self._symbol_by_key:
-            self._symbol_by_key[key] = self.symbols.new(most, count.name)
+            self._symbol_by_key[key] = self.symbols.new(limit, count.name)
         return self._symbol_by_key[key]
 
-    def defined_symbol(self, count: Value, most: int, span: Span | None) -> Any:
+    def defined_symbol(self, count: Value, limit: Any, span: Span | None) -> Any:
         """Return the symbol for a number as `symbol` does, and add an operation that defines it.
 
         The operation makes a list of `count` integers. In a run, this list defines the symbol's
         value.
         """
         dtype = self.builder.integer
+        most = self.bound(limit)
         integers = self.insert("range", {}, span, start=0, end=most, step=1, dtype=dtype)
-        numbers = self.listed(integers, 0, count, most, span)
+        numbers = self.listed(integers, 0, count, limit, span)
         return self.shape_of(numbers)[0]
 
-    def listed(self, x: Value, axis: int, count: Value, most: int, span: Span | None) -> Value:
+    def listed(self, x: Value, axis: int, count: Value, limit: Any, span: Span | None) -> Value:
         """Return the first `count` items of a tensor along an axis as a list.
 
-        `most` is an upper bound of `count`.
+        `count` is at most the extent `limit`.
         """
-        extent = self.symbol(count, most)
+        extent = self.symbol(count, limit)
         operands = {"input": x, "count": count}
+        most = self.bound(limit)
         return self.insert("counted", operands, span, axis=axis, extent=extent, most=most)
 
     def counted(self, x: Value, axis: int, extent: Any, span: Span | None) -> Value:

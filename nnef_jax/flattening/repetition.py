@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
@@ -78,18 +79,25 @@ class RepeatedBody:
         part = self.part(x, axis, chunk)
         return self.at.insert("squeeze", {"input": part}, axes=(axis,))
 
-    def iteration(self, count: int | None) -> Value:
-        """Return the number of the current iteration, counted from 0.
+    def turn(self, limit: float = math.inf) -> Value:
+        """Return the number of the current iteration of a loop, counted from 0.
 
-        `count` is the number of iterations of a scan. For a loop, `count` is None.
+        A loop passes the number to its body as an input. `limit` is the largest number of
+        iterations.
         """
-        if count is None:  # a loop passes the number to its body as an input
-            number = self._new_input("turn", (), self.graph.builder.integer)
-            self.loop_inputs.append(number)
-            return number
+        number = self._new_input("turn", (), self.graph.builder.integer)
+        self.loop_inputs.append(number)
+        most = None if limit == math.inf else max(int(limit) - 1, 0)
+        self.graph.bounds.declare(number, most, is_count=True)
+        return number
+
+    def iteration(self, count: int) -> Value:
+        """Return the number of the current iteration of a scan of `count` iterations."""
         self.site.spend(count)
         numbers = Constant(np.arange(count, dtype=np.int64), self.graph.TYPES["i"], derived=True)
-        return self.item(numbers, 0)
+        number = self.item(numbers, 0)
+        self.graph.bounds.declare(self.loop_inputs[-1], count - 1, is_count=True)
+        return number
 
     def state(self, x: Tensor) -> Value:
         """Add a state to the body; return the state before the current iteration.

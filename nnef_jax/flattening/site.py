@@ -206,14 +206,16 @@ class Site(OperatorSite[_Graph]):
 
     # Shorthands
 
-    def listed(self, x: Tensor, axis: int, count: Value) -> Value:
+    def listed(self, x: Tensor, axis: int, count: Value, limit: Any = None) -> Value:
         """Return the first `count` items of a tensor along an axis, as a list.
 
-        `count` is a tensor of integers with a single item. Raises ExtentNeeded for an open extent.
+        `count` is a tensor of integers with a single item, which is at most the extent `limit`, by
+        default the extent of the axis. Raises ExtentNeeded for an open extent.
         """
         value = self.tensor(x)
-        most = self.graph.bound(self.known_shape(value)[axis])
-        extent = self.graph.symbol(count, most)
+        limit = self.known_shape(value)[axis] if limit is None else limit
+        extent = self.graph.symbol(count, limit)
+        most = self.graph.bound(limit)
         return self.step.counted(value, count, axis=axis, extent=extent, most=most)
 
     def cast(self, x: Tensor, dtype: str) -> Any:

@@ -12,11 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowering import Context, Dimensions, GraphBuilder, SymbolValues, compute
-from lowering.extents import UNKNOWN, Shape, is_known, is_symbolic
+from lowering.extents import UNKNOWN, Shape, is_known, is_symbolic, volume
 from lowering.graph import Graph, Operation, TensorType, Value, mapped
 from lowering.symbol_values import symbols_in
 
 _MOST_KEY_BYTES = 1 << 10  # an array with more bytes is not part of a key
+# The largest number of items of an array that is computed during the trace: shapes depend on few
+# items, and the trace must not fill memory with the indices of long lists.
+_MOST_COMPUTED_ITEMS = 1 << 16
 
 
 @dataclass(slots=True)
@@ -56,7 +59,10 @@ class SymbolicShapes:
         """Tell whether the operands are arrays that tracing computed, or there are no operands.
 
         Tracing may then compute the results too, and a later shape may depend on the results.
+        Return False for results with many items.
         """
+        if any(volume(x.type.shape) > _MOST_COMPUTED_ITEMS for x in operation.writes()):
+            return False
         return all(isinstance(self._struct_of(x), np.ndarray) for x in operation.reads())
 
     def _struct_of(self, value: Value) -> Any:

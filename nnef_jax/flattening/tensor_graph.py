@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from lowering import rounding
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import MAX_RANK, UNKNOWN, is_symbolic, show
-from lowering.graph import Call, Rule, TensorType, Value
+from lowering.graph import Call, Rule, TensorType, Value, is_integer
 from lowering.location import Span
 from nnef_jax.flattening.emission import ByName
 from nnef_jax.flattening.list_operations import list_operation
@@ -187,6 +187,9 @@ class TensorGraph(ListEmission, ABC):
             self._input_by_outer[value] = inner
             self.captured[inner] = value
             self.declare(inner, value)
+            if self.outer is not None and is_integer(value.type.dtype):
+                bounds = self.outer.bounds
+                self.bounds.declare(inner, bounds.most(value), bounds.is_count(value))
         return inner
 
     def declare(self, inner: Value, value: Value) -> None:

@@ -25,7 +25,10 @@ WEIGHTS: dict[str, Any] = {
     "axis": np.array([0]), "first": np.array(0), "one": np.array([1]), "two": np.float32(2),
     "empty": np.zeros((0, 2), np.float32), "row": np.float32([[1, 1]]), "six": np.array(6),
     "corner": np.array([0, 0, 1, 1]), "least": np.float32(8), "five": np.array(5),
-    "square": np.float32([[1]]), "columns": np.array([0]),
+    "square": np.float32([[1]]), "far": np.array([2**62]), "minus_two": np.array([-2]),
+    "two_steps": np.array([2]), "million": np.array([2**20]), "two_items": np.array([2]),
+    "two_rows_of_x": np.float32([[1, 2], [5, 7]]),
+    "columns": np.array([0]),
 }  # fmt: skip
 COUNT = [node("Cast", "mask", "numbers", to=INT64),
          node("ReduceSum", "numbers axis", "count", keepdims=0)]  # fmt: skip
@@ -40,15 +43,55 @@ def body(nodes: list[Any], *outputs: str, states: int = 1) -> Any:
                              [tensor("goes_on", None, BOOL), *ends])  # fmt: skip
 
 
+def branch(nodes: list[Any], output: str) -> Any:
+    """Return a branch of an If."""
+    return helper.make_graph(nodes, "branch", [], [tensor(output, None)])
+
+
 GO = node("Identity", "go", "goes_on")
 TAKE = [node("Gather", "x i", "item", axis=0), node("Unsqueeze", "item axis", "taken")]
 APPEND = node("Concat", "s0 taken", "after", axis=0)
+# The rows whose first number is more than 2.
+CHOOSE = [node("Gather", "all first", "column", axis=1), node("Greater", "column two", "stays"),
+          node("Compress", "all stays", "after", axis=0)]  # fmt: skip
 # While the sum of the rows is at most 8; the rows so far are its state.
 UNTIL = [
     node("ReduceSum", "after", "total", keepdims=0),
     node("LessOrEqual", "total least", "goes_on"),
 ]
-CASES: dict[str, tuple[list[Any], list[str]]] = {
+ALL = node("Concat", "s0 taken", "all", axis=0)
+CHOSEN = node("Compress", "x mask", "chosen", axis=0)
+INNER = helper.make_graph(
+    [node("Identity", "inner_go", "goes_on"), node("Gather", "x k", "inner_item", axis=0),
+     node("Unsqueeze", "inner_item axis", "inner_taken"),
+     node("Concat", "t inner_taken", "inner_after", axis=0)],
+    "inner", [tensor("k", (), INT64), tensor("inner_go", (), BOOL), tensor("t", None)],
+    [tensor("goes_on", None, BOOL), tensor("inner_after", None)],
+)  # fmt: skip
+Case = tuple[list[Any], list[str]]  # the nodes of a network, and its outputs
+
+
+def repeated(*nodes: Any) -> Case:
+    """Return a network that repeats nodes, as often as the mask has true items.
+
+    The nodes compute the state "after" from the state "s0", which is "row" at first.
+    """
+    loop = node("Loop", "count yes row", "y", body=body([GO, *TAKE, *nodes], "after"))
+    return [*COUNT, CHOSEN, loop], ["y"]
+
+
+def append_or(rows: str) -> Case:
+    """Return a network that appends a row if its first number is large, else takes `rows`."""
+    append = branch([node("Concat", "s0 taken", "more", axis=0)], "more")
+    other = branch([node("Identity", rows, "same")], "same")
+    return repeated(
+        node("Gather", "item first", "number", axis=0),
+        node("Greater", "number two", "is_large"),
+        node("If", "is_large", "after", then_branch=append, else_branch=other),
+    )
+
+
+CASES: dict[str, Case] = {
     "as many rows as a mask has": (
         [*COUNT, node("Loop", "count yes empty", "y", body=body([GO, *TAKE, APPEND], "after"))],
         ["y"],
@@ -92,6 +135,36 @@ CASES: dict[str, tuple[list[Any], list[str]]] = {
                       body=body([GO, *TAKE, node("Concat", "taken s0 taken", "after", axis=0)],
                                 "after"))],
         ["y"],
+    ),
+    "a row is appended if its first number is large": append_or("s0"),
+    "a row is appended, or all are dropped": append_or("empty"),
+    "a row is appended, or two rows replace all": append_or("two_rows_of_x"),
+    "a row is appended, and small rows are dropped": repeated(ALL, *CHOOSE),
+    "the last two rows": repeated(ALL, node("Slice", "all minus_two far axis", "after")),
+    "every second row": repeated(
+        node("Concat", "s0 taken taken taken", "all", axis=0),
+        node("Slice", "all axis far axis two_steps", "after"),
+    ),
+    "all rows but the first": repeated(
+        node("Concat", "s0 taken taken", "all", axis=0),
+        node("Slice", "all one far axis", "after"),
+    ),
+    "all rows but the first, at most a million": repeated(
+        node("Concat", "s0 taken taken", "all", axis=0),
+        node("Slice", "all one million axis", "after"),
+    ),
+    "rows without repetition": repeated(ALL, node("Unique", "all", "after", axis=0)),
+    "the best two rows": repeated(
+        ALL,
+        node("Shape", "all", "length", start=0, end=1),
+        node("Min", "length two_items", "k"),
+        node("TopK", "all k", "after places", axis=0),
+    ),
+    "a list is appended": repeated(node("Concat", "s0 chosen", "after", axis=0)),
+    "a list replaces the rows": repeated(node("Identity", "chosen", "after")),
+    "a loop in a loop": repeated(node("Loop", "count yes s0", "after", body=INNER)),
+    "as many rows as the number of the iteration": repeated(
+        node("Unsqueeze", "i axis", "end"), node("Slice", "x axis end axis", "after"),
     ),
     "the last row depends on the state": (
         [*COUNT, node("Loop", "count yes row", "y",

@@ -278,7 +278,7 @@ def _loop_body(
         for state in grown.initial:
             repetition.state(state)
         before = grown.inside(repetition)
-        inputs = _inputs(site, body, repetition.iteration(count=None), before)
+        inputs = _inputs(site, body, repetition.turn(limit), before)
         condition, *results = site.flatten_subgraph(body, repetition.graph, inputs)
         values = [repetition.at.tensor(result) for result in results]
         grown_axes = grown.grown_axes(repetition.graph, before, values[: len(states)])
@@ -321,7 +321,7 @@ def _continues(site: NodeSite, body: ModelGraph, states: Sequence[_State]) -> bo
             inner_states.append(trial.outer_input(state))
         else:
             inner_states.append(_as_state(trial, state))
-    inputs = _inputs(site, body, trial.iteration(count=None), inner_states)
+    inputs = _inputs(site, body, trial.turn(), inner_states)
     # The first output of the body is the condition.
     condition_graph = replace(body, outputs=body.outputs[:1])
     (condition,) = site.flatten_subgraph(condition_graph, trial.graph, inputs)

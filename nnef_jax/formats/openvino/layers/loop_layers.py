@@ -183,7 +183,7 @@ class _Repetition:
         limit = min(known_bounds, default=-1)
         if limit > _MOST_ITERATIONS:
             limit = -1  # stands for no limit
-        iteration = self.repeated.iteration(count=None)
+        iteration = self.repeated.turn()
         self._feed_iteration(iteration)
         for link in self._cut_inputs:
             self.feeds[link.end] = self._sliced_part(link, iteration)
