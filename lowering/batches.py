@@ -132,9 +132,9 @@ def _batch_links(
     """Return the links of an equation that contain the batch axes of all its operands.
 
     `operand_axes` has the batch axis of each operand, or None for an operand without one. An
-    operand without one may be part of a link only if `may_be_batch_axis(operand, axis)` is true
-    for its linked axis. If no link fits, items of the batch may be mixed, and the result is empty.
-    `resizes` is as in `batch_axes`.
+    operand without one may be part of a link only if `may_be_batch_axis(operand, axis)` is true for
+    its linked axis. If no link contains all these axes, items of the batch may be mixed, and the
+    result is empty. `resizes` is as in `batch_axes`.
     """
     if resizes and not _is_resizable(equation):
         return []

@@ -82,7 +82,7 @@ class GraphBuilder:
     _taken: set[str] = field(default_factory=set[str])
     _reserved: set[str] = field(default_factory=set[str])
     _suffixes: dict[str, int] = field(default_factory=dict[str, int])
-    # Caches the results of `unreserved` by name.
+    # Maps names to the results of `unreserved` for these names.
     _unreserved: dict[str, str] = field(default_factory=dict[str, str])
 
     def reserve(self, names: Iterable[str]) -> None:
@@ -411,7 +411,9 @@ def _require_all(rule: Rule, names: Iterable[str]) -> None:
 def _possible(type: TensorType) -> TensorType:
     """Return the type of an operation's result, with ABSENT in place of PRESENT.
 
-    Raises InvalidShape for a negative extent, and for an empty type that takes long to compile.
+    Raises InvalidShape for a negative extent. Also raises InvalidShape if an extent is 0, and the
+    product of the extents before it exceeds `_MOST_ITEMS_BEFORE_EMPTY_AXIS`: XLA would take long to
+    compile an operation with a result of such a shape.
     """
     for extent in type.shape:
         if extent < 0:

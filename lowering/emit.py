@@ -57,11 +57,12 @@ class Preparation:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ConstantParameters:
-    """Holds parameters whose arrays are known when a function is traced, hidden from jax.
+    """Holds parameters whose arrays are known when a function is traced.
 
-    If such parameters were operands of the primitive, they would become constants of the caller's
-    executable, in addition to the prepared values. A parameter in this object becomes a constant
-    only if the executable needs the parameter itself.
+    jax does not see the arrays, because the object is not an operand of the primitive. If the
+    parameters were operands, they would become constants of the caller's executable, in addition to
+    the prepared values. A parameter in this object becomes a constant only if the executable needs
+    the parameter itself.
     """
 
     arrays: tuple[Array, ...] = ()

@@ -64,8 +64,8 @@ def unite(first: Iterable[Factor], second: Iterable[Factor]) -> None:
     """Make two axes consist of the same factors, beginning with their first factors.
 
     Of two factors with different extents, the larger one is split. For the axes (32,) and (4, 8),
-    32 is split into 4 * 8. If the larger extent is not a multiple of the smaller one, both
-    factors and all later factors of the axes are blocked.
+    32 is split into 4 * 8. If the larger extent is not a multiple of the smaller one, both factors
+    and all later factors of the axes are marked as blocked: they are not divided over devices.
     """
     # These lists have the factors that are not compared yet.
     left = leaves(first)

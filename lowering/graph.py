@@ -278,8 +278,8 @@ class Graph:
     states: tuple[StateVariable, ...] = ()
     # Maps further names to values. For example, variables with one label share one value.
     aliases: dict[str, Value] = field(default_factory=dict[str, Value])
-    # A folded tensor is computed as a constant when the document is read. This map has, by the name
-    # of a folded tensor, the names of the tensors that are computed from it.
+    # A folded tensor is computed as a constant when the document is read. This dict maps the name
+    # of a folded tensor to the names of the tensors that are computed from it.
     folded: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     # Maps the name of each symbolic extent to a tensor whose computation tells its value.
     symbols: dict[str, Value] = field(default_factory=dict[str, Value])

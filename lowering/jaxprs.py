@@ -252,7 +252,7 @@ def spliced(
     def callee(equation: Equation) -> ClosedJaxpr | None:
         """Return the function whose equations replace an equation, or None if it stays."""
         # `branch_platforms` has the platforms of each branch, or None for a branch for all
-        # platforms. The first branch that fits is used.
+        # platforms. The first branch for `platform` is used.
         branch_platforms = equation.params.get("branches_platforms")
         if platform is not None and branch_platforms and primitive(equation) == "cond":
             is_for_platform = [names is None or platform in names for names in branch_platforms]

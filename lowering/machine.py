@@ -101,7 +101,7 @@ class MachineProfile(_Rates):
         return self.threads > 1 and self.row_pairs > self.row
 
     def decisions(self) -> dict[str, bool]:
-        """Return the values of the properties by name, for the cache keys of executables.
+        """Return a dict from properties to their values, for the cache keys of executables.
 
         `costs` is left out: an executable that was compiled for other costs is valid too,
         though it may be slower.

@@ -50,7 +50,10 @@ def on_padded(
     operands: Mapping[str, Any],
     symbols: SymbolValues,
 ) -> list[Any]:
-    """Apply a function to operands by name, some of which are padded; return its results flat.
+    """Call a function with operands, some of which are padded, and return a list of its results.
+
+    `operands` maps names to operands. The function takes such a dict, and returns a pytree of
+    arrays. The leaves of this pytree are the items of the returned list.
 
     The function is traced with symbolic extents in place of padded axes. Numpy arrays and numbers
     are passed to the function unchanged. Symbols that the function defines are added to `symbols`.

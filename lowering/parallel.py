@@ -267,7 +267,7 @@ class _Choice:
         return max(axes, key=lambda axis: shape[axis])
 
     def _separate(self, i: int) -> tuple[int, Division | None]:
-        """Return the cost of dividing parameter `i` without other tensors, and its division.
+        """Return the cost of dividing only parameter `i`, and the division of the parameter.
 
         The division is None if neither the columns nor the rows of the parameter can be
         divided.

@@ -100,10 +100,12 @@ def lower(program: Program, target: Target) -> Split:
 def _options(
     target: Target, program: Program, call: ClosedJaxpr | None, is_alone: bool
 ) -> dict[str, str]:
-    """Return the options of XLA's compiler for a call of a program, under the target's rates.
+    """Return the options with which XLA compiles the call of a program.
 
     `call` is the second part of the split program. `is_alone` is true if the call is compiled
-    alone, and false if it is compiled in a user's function.
+    alone, and false if it is compiled in a user's function. The options may depend on the speed of
+    the machine, which `target.rates` describes. If `target.rates` is None, the current profile of
+    `lowering.machine` describes the speed.
     """
     if target.options is None:
         return {}

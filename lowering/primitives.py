@@ -68,9 +68,10 @@ def identity(name: str, transpose: Callable[..., Any]) -> Any:
 def shape_primitive(name: str, shape: Callable[..., Sequence[Any]]) -> Any:
     """Return a new primitive whose result has the dtype of its first operand and another shape.
 
-    `shape` takes the types of the operands, and the parameters by name. The primitive occurs only
-    in programs with symbolic extents, which `lowering.padding` evaluates. The primitive itself is
-    never evaluated, differentiated or lowered.
+    `shape` is a function. It takes the types of the operands, and the parameters of the equation as
+    keyword arguments. It returns the shape of the result. The primitive occurs only in programs
+    with symbolic extents, which `lowering.padding` evaluates. The primitive itself is never
+    evaluated, differentiated or lowered.
     """
     primitive = core.Primitive(name)
 

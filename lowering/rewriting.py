@@ -81,10 +81,10 @@ class Matcher:
         return equation if primitive(equation) in names else None
 
     def number(self, operand: Atom) -> float | None:
-        """Return the number that all items of an operand have, or None if it is not known.
+        """Return the number that all items of an operand equal, or None if they may differ.
 
-        It is known for a literal, for a constant of one item, and for a conversion or broadcast of
-        such an operand.
+        The number is found for a literal, for a constant of one item, and for a conversion or
+        broadcast of such an operand.
         """
         names = "broadcast_in_dim", "convert_element_type"
         while (maker := self.maker(operand, *names)) is not None:
@@ -172,7 +172,7 @@ class Matcher:
 
 
 class Rules:
-    """Holds the rules of a pass, each for primitives by name or for a field of `Facts`.
+    """Holds the rules of a pass. A rule is for named primitives, or for a field of `Facts`.
 
     A primitive without a rule for its name gets the first rule for a field that is true for the
     primitive.
@@ -271,7 +271,7 @@ def replaced(program: Program, functions: Sequence[Computed]) -> Program:
     A function may also compute the results of earlier equations, if no equation before
     `function.at` reads these results. The new equations do not get the name of an operation.
     """
-    function_by_id: dict[int, Computed] = {}  # the functions by the id of the replaced equation
+    function_by_id: dict[int, Computed] = {}  # maps the id of an equation to its function
     primitives: set[str] = set()
     for function in functions:
         equation = function.at

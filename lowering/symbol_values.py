@@ -60,8 +60,8 @@ class SymbolValues:
     It stands for itself.
 
     Args:
-        most: the largest value of each symbol, by its name.
-        counts: the value of each symbol in the run, an integer scalar of jax.
+        most: maps the name of each symbol to the largest value that the symbol can have.
+        counts: maps the name of each symbol to its value in the run, an integer scalar of jax.
     """
 
     def __init__(self, most: Mapping[str, Any] = {}, counts: Mapping[str, Array] = {}) -> None:
@@ -173,7 +173,7 @@ def _bounds_by_symbol(node: ast.expr, symbol: str, limits: Mapping[str, Any]) ->
             func=ast.Name(id="floordiv"), args=[left, ast.Constant(value=int(divisor))]
         ) if divisor > 0:  # fmt: skip
             x = bounds_of(left)
-            return UpperBounds(x.number // divisor, max(x.excess, 0))
+            return UpperBounds(x.number / divisor, max(x.excess, 0))
         case ast.Call(func=ast.Name(id="max" | "min" as name), args=[left, right]):
             choose = max if name == "max" else min
             x, y = bounds_of(left), bounds_of(right)
@@ -183,9 +183,9 @@ def _bounds_by_symbol(node: ast.expr, symbol: str, limits: Mapping[str, Any]) ->
 
 
 def _open(extent: Any, symbols: Mapping[str, object], scope: Any = None) -> dict[str, Any]:
-    """Return a dimension of jax, by name, for each symbol of an extent that is not in `symbols`.
+    """Return a dict from names to dimensions of jax, for the symbols of an extent.
 
-    `scope` is the scope of the symbols of an `Extent`.
+    Symbols in `symbols` are left out. `scope` is the scope of the symbols of an `Extent`.
     """
     from jax import export
 

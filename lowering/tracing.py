@@ -103,8 +103,8 @@ def trace(
         states: arrays by label.
         inputs: arrays in the order of the graph's inputs. Their types are not checked.
         values: the requested values, by default the outputs and the next states.
-        edits: functions by value. Operations that read the value get the function's result
-            instead.
+        edits: maps values to functions. Operations that read such a value get the result of the
+            function for this value instead.
     """
     arrays: dict[Value, Any] = dict(zip(graph.inputs, inputs, strict=True))
     # The requested values, and all values on which they depend.

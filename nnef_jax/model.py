@@ -291,7 +291,7 @@ class Model(Writable):
     def cut(
         self, *, inputs: Sequence[str] | None = None, outputs: Sequence[str] | None = None
     ) -> Model:
-        """Return a model of the part of the network that lies between some of its tensors.
+        """Return a model of the part of the network that lies between some tensors of the network.
 
         The part contains the parameters and states that its outputs depend on, and runs with the
         same options. `save` writes it as a flat document. Open extents stay open.

@@ -133,7 +133,10 @@ def compiled(model: Runnable, entry: str, state: _ByLabel, inputs: Inputs) -> ja
 
 
 def program_on(model: Runnable, inputs: Inputs, platform: str) -> tuple[Any, tuple[Any, ...]]:
-    """Return the function that a call of the model runs on a platform, and its arguments' types."""
+    """Return the function that runs when the model is called, and the types of its arguments.
+
+    `platform` is the platform on which the call would run.
+    """
     execution = execution_of(model)
     return execution.program(execution.outputs, inputs, platform)
 
@@ -165,7 +168,7 @@ def cycle_of(model: Runnable) -> Callable[..., Any]:
 def arrays_read(
     model: Runnable, inputs: Inputs, probe: Probe
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return two dicts of arrays by label: the parameters that a cycle reads, and its state.
+    """Return the parameters that a cycle reads, and its state, as dicts from labels to arrays.
 
     The cycle starts from the initial state, and also reads the parameters that the probe needs.
     """

@@ -36,7 +36,7 @@ def sums_of_codes(graph: Graph) -> frozenset[str]:
         return frozenset()
     try:
         return frozenset(_names_of_products(graph))
-    except Exception:  # for example, a reshape may not fit the extent 1
+    except Exception:  # for example, the number of items may be wrong for a reshape
         return frozenset()
 
 

@@ -255,7 +255,9 @@ def _body_parts(
 def _are_sliced(body: Program, count: int) -> list[bool]:
     """Tell, for each of the last `count` arguments, whether the body slices it.
 
-    A slice of a value that is computed from the argument item by item, such as a sum, counts too.
+    The answer is also true if the body slices a value that is computed item by item from the
+    argument, such as the sum of the argument and a constant.
+
     XLA computes a sliced value by a function that looks up the number of the iteration for each
     item, and LLVM does not vectorise this function. In a loop of 128 iterations of an LSTM of 256
     units, with 8 rows and one stack for all gates, an iteration takes 79 us. If it first reads the

@@ -57,7 +57,7 @@ def contracted_shape(shapes: Sequence[Shape], terms: Sequence[str], output: str)
     """Return the shape of the sum of products over the letters that are not in `output`.
 
     `terms` has the letters of the axes of each of the shapes. Raises InvalidOperation or
-    InvalidShape if the letters and the shapes do not fit.
+    InvalidShape if the letters do not fit the shapes.
     """
     if len(shapes) != len(terms):
         raise InvalidOperation(

@@ -48,7 +48,8 @@ def _window_type(input: TensorType, **pool: Unpack[Pool]) -> TensorType:
 def pool_type(input: TensorType, **pool: Unpack[Pool]) -> TensorType:
     """Return the type of a pool's result, which has one floating-point number for each window.
 
-    Raises InvalidOperation or InvalidShape if the input or the attributes do not fit.
+    Raises InvalidOperation or InvalidShape if the input has a wrong dtype, or if the attributes do
+    not fit the input.
     """
     require.floating(input=input)
     return _window_type(input, **pool)

@@ -143,9 +143,10 @@ def _broadcast(matcher: Matcher, equation: Equation) -> Rewrite:
 
 @_RULES("cond")
 def _chosen(matcher: Matcher, equation: Equation) -> Rewrite:
-    """Replace a choice between CPUs and other platforms by one of its operands.
+    """Replace an equation that has a branch for CPUs and a branch for all other platforms.
 
-    The branch for the other platforms must return this operand without a computation.
+    The branch for the other platforms must only return one of its arguments. The operand of the
+    equation that is passed as this argument replaces the equation.
     """
     platforms = equation.params.get("branches_platforms") or ()
     # A branch has a tuple of platforms, or None if it is for all other platforms.

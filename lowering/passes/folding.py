@@ -23,7 +23,7 @@ from lowering.targets.target import Target
 
 @in_loops
 def run(program: Program, target: Target) -> Program:
-    """Fold scales after a convolution into the filter, and merge offsets after it into one."""
+    """Fold scales after a convolution into the filter, and merge the offsets into one offset."""
     has_levels = any(primitive(equation) == NOTE for equation in program.equations)
     if has_levels:
         # A filter that is rounded to few levels would not have these levels after the scale.

@@ -70,7 +70,7 @@ def _merged(program: Program, is_chosen: Callable[[Equation], bool]) -> Program:
             kind = str(sorted(kind_of(equation).items()))
             groups[first_equal.get(input, input), input_axes, kind].append(equation)
     # The first product of a group is replaced by a computation of all products of the group. This
-    # dict has the groups by the id of the first product.
+    # dict maps the id of the first product to the group.
     group_by_first_id = {id(group[0]): group for group in groups.values() if len(group) > 1}
     if not group_by_first_id:
         return program

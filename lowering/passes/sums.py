@@ -41,8 +41,8 @@ def run(program: Program, target: Target) -> Program:
     is_backward_loop = program.in_loop and program.role == "backward"
     if not is_backward_loop:
         return program
-    # The last addition of each sum is replaced by a computation of the sum. This dict has the
-    # computations by the id of the addition.
+    # The last addition of each sum is replaced by a computation of the sum. This dict maps the id
+    # of the addition to the computation.
     computed_by_id = {id(sum.last_addition): sum.computed() for sum in _sums(program)}
     if not computed_by_id:
         return program

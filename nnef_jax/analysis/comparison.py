@@ -306,7 +306,7 @@ def compare(
 def _tensors(
     side: str, source: Run, other: Run, inputs: tuple[Input, ...]
 ) -> tuple[dict[str, Array], dict[str, TensorKind]]:
-    """Return two dicts by name: the arrays of one network, and a `TensorKind` for each array.
+    """Return a dict from names to arrays of one network, and a dict from names to `TensorKind`s.
 
     Args:
         side: "a" or "b", the name of the network in errors.
@@ -373,7 +373,7 @@ def _recorded_arrays(side: str, recorded: Mapping[Any, Any]) -> dict[str, Array]
 
 
 def _outputs_by_name(returned: Any, names: list[str]) -> dict[str, Any]:
-    """Return the outputs of a function by name.
+    """Return a dict from names to the outputs of a function.
 
     The outputs in a named tuple have the names of its fields. All other outputs have the names in
     `names`. If there are more or fewer names than outputs, the outputs are named "output0",
@@ -390,7 +390,7 @@ def _outputs_by_name(returned: Any, names: list[str]) -> dict[str, Any]:
 def _tensors_of_model(
     model: Model, inputs: tuple[Input, ...]
 ) -> tuple[dict[str, Array], dict[str, TensorKind]]:
-    """Return two dicts by name: the tensors of a model, and a `TensorKind` for each tensor."""
+    """Return a dict from names to tensors of a model, and a dict from names to `TensorKind`s."""
     values = bound(model, inputs)
     graph = graph_for(model, values)
     layers = layers_of(graph)
@@ -414,7 +414,7 @@ def _isolated(
     arrays_a: Mapping[str, Array],
     arrays_b: Mapping[str, Array],
 ) -> dict[str, Array]:
-    """Return tensors of the model `b`, by name, that are computed from the values of `a`.
+    """Return a dict from names to tensors of the model `b`, computed from the values of `a`.
 
     One run computes all tensors. The run records each paired tensor, and then replaces it by its
     counterpart in `a`. Later operations therefore read the values of `a`.

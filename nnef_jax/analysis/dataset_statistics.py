@@ -42,11 +42,12 @@ _MOST_UNITS_FOR_RANK = 1024
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Statistics(Result):
-    """Statistics of tensors inside a network, by name.
+    """The statistics of tensors inside a network.
 
     Args:
-        tensors: statistics of each tensor, by name, in the order of computation. If `of` is
-            "gradients", statistics of the gradients at parameters follow, by label.
+        tensors: maps the names of tensors to their statistics, in the order of computation. If `of`
+            is "gradients", labels of parameters follow, with the statistics of the gradients at
+            these parameters.
         of: "activations" or "gradients".
         batches: the number of batches.
     """
@@ -160,7 +161,8 @@ def activation_statistics(
         rank: whether effective ranks are computed, for floating-point tensors of at most 1024
             units.
 
-    Raises InputError if there is no batch, a batch does not fit, or a name is unknown.
+    Raises InputError if there is no batch, a batch does not fit the network's inputs, or a name is
+    unknown.
 
     >>> statistics = nnef_jax.analysis.activation_statistics(model, [images], names=["relu*"])
     >>> statistics.tensors["relu1"].dead, statistics.tensors["relu1"].effective_rank
@@ -207,8 +209,9 @@ def gradient_statistics(
         params: arrays by label, used instead of `model.params`.
         rank: whether effective ranks are computed.
 
-    Raises InputError if there is no batch, a batch does not fit, a name is unknown, or rounding
-    makes a gradient 0. Raises TypeError for a loss that is not a floating-point number.
+    Raises InputError if there is no batch, a batch does not fit the network's inputs, a name is
+    unknown, or rounding makes a gradient 0. Raises TypeError for a loss that is not a
+    floating-point number.
 
     >>> options = {"loss": cross_entropy, "targets": [digits]}
     >>> statistics = nnef_jax.analysis.gradient_statistics(model, [images], **options)
@@ -227,7 +230,7 @@ def gradient_statistics(
     remaining_targets = None if targets is None else iter(targets)
 
     def gradients_of_batch(values: list[Any], layers: Mapping[str, LayerTensor]) -> dict[str, Any]:
-        """Return the gradients at tensors by name, followed by the gradients at parameters."""
+        """Return a dict from names of tensors, then labels of parameters, to gradients."""
         loss_arguments: tuple[Sample, ...] = ()
         if remaining_targets is not None:
             loss_arguments = tuple(islice(remaining_targets, 1))
@@ -258,15 +261,18 @@ def _gradients(
     *,
     loss: Loss,
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Return two dicts: gradients of the loss at tensors, by name, and at parameters, by label.
+    """Return the gradients of the loss at tensors and at parameters, as two dicts.
+
+    The first dict maps names of tensors to gradients. The second maps labels of parameters to
+    gradients.
 
     Args:
         model: the network.
-        chosen: the parameters at which gradients are computed, by label.
+        chosen: maps labels to the parameters at which gradients are computed.
         inputs: the inputs of a call.
         loss_arguments: the arguments of the loss after the outputs: a target, or nothing.
-        zeros: an array of zeros for each tensor, by name. The array is added to the tensor, and
-            the gradient at the array is the gradient at the tensor.
+        zeros: maps the name of each tensor to an array of zeros. The array is added to the tensor,
+            and the gradient at the array is the gradient at the tensor.
         loss: the loss.
     """
 
@@ -298,14 +304,14 @@ def _statistics_over(
         batches: the inputs of each call.
         of: the field `of` of the result.
         names: names or patterns of the layers; None for all layers.
-        tensors_of: a function that returns tensors by name. Its arguments are the inputs of a call,
-            and the layers by name.
+        tensors_of: a function that takes the inputs of a call, and a dict from names to layers. It
+            returns a dict from names to tensors.
         rank: whether effective ranks are computed.
     """
     require_samples("batches", batches)
 
     def tensors_and_layers(batch: tuple[Input, ...]) -> Any:
-        """Return the tensors for one batch, and the layers by name."""
+        """Return the tensors for one batch, and a dict from names to layers."""
         values = bound(model, batch)
         layers = layers_of(graph_for(model, values), names)
         # With names=[] there are no layers, and `real_layers` would raise an error.

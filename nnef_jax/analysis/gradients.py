@@ -35,7 +35,7 @@ def saliency(
     params: Params | None = None,
     times_input: bool = False,
 ) -> Attribution:
-    """Compute the gradient of a score (Simonyan et al. 2013, arXiv:1312.6034), with its sign.
+    """Compute the signed gradient of a score (Simonyan et al. 2013, arXiv:1312.6034).
 
     >>> nnef_jax.analysis.saliency(model, images, target=3).plot()
 

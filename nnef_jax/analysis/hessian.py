@@ -33,8 +33,9 @@ class HessianTrace(Result):
     """An estimate of the trace of a Hessian, and of the trace of each parameter's diagonal block.
 
     Args:
-        samples: estimates of the trace of each parameter's block, [samples], by label. There is an
-            estimate for each random vector. The mean of these estimates is the final estimate.
+        samples: maps the label of each parameter to an array [samples]. The array has estimates of
+            the trace of the parameter's block, one for each random vector. The mean of these
+            estimates is the final estimate.
     """
 
     samples: Mapping[str, Array]
@@ -51,7 +52,7 @@ class HessianTrace(Result):
 
     @property
     def by_parameter(self) -> dict[str, Array]:
-        """Return the trace of each parameter's block by label."""
+        """Return a dict from labels to the traces of the parameters' blocks."""
         return {label: jnp.mean(x) for label, x in self.samples.items()}
 
     @property
@@ -61,8 +62,9 @@ class HessianTrace(Result):
     def to_dict(self) -> dict[str, object]:
         """Return a dict of numbers.
 
-        `value` is the trace, and `error` is its standard error. `parameters` has the trace of each
-        parameter's block, by label, and `errors` has the standard errors of these traces.
+        `value` is the trace, and `error` is its standard error. `parameters` maps labels to the
+        traces of the parameters' blocks, and `errors` maps labels to the standard errors of these
+        traces.
         """
         return {
             "value": float(self.value),
@@ -136,7 +138,7 @@ def hessian_trace(
     samples: int = 32,
     key: Array | None = None,
 ) -> HessianTrace:
-    """Estimate the trace of the Hessian of a loss by the parameters, and the traces of its blocks.
+    """Estimate the trace of the Hessian of a loss, and the traces of the Hessian's diagonal blocks.
 
     The entries of a random vector v are 1 or -1. The mean of v^T H v over many vectors is the trace
     of the Hessian H (Hutchinson 1990). The products H v also give the trace of the diagonal block
@@ -222,7 +224,10 @@ def _arguments(
 def _gradient(
     model: Model, inputs: Sequence[Array], loss: Loss
 ) -> Callable[[Params], dict[str, Array]]:
-    """Return a function from the chosen parameters to the gradient of the loss, by label."""
+    """Return the function that computes the gradients of the loss at the chosen parameters.
+
+    The function takes and returns dicts: from labels to parameters, and from labels to gradients.
+    """
 
     def loss_at(chosen: Params) -> Array:
         params = {**model.params, **chosen}
@@ -242,7 +247,7 @@ def _trace(
     loss: Loss,
     samples: int,
 ) -> dict[str, Array]:
-    """Return estimates of the trace of each parameter's block, [samples], by label."""
+    """Return a dict from labels to arrays [samples]: estimates of the traces of blocks."""
     _, hessian_product = jax.linearize(_gradient(model, inputs, loss), chosen)
 
     def estimate(sample_key: Array) -> dict[str, Array]:

@@ -192,7 +192,7 @@ def _gradients(
     chosen = {label: params[label] for label in labels}
 
     def item_gradient(item_inputs: tuple[Array, ...], answer: Array) -> dict[str, Array]:
-        """Return the gradient of one item's loss at each parameter, by label."""
+        """Return a dict from labels of parameters to gradients of one item's loss."""
         batch_of_one = [x[None] for x in item_inputs]
 
         def loss_at(chosen: Params) -> Array:

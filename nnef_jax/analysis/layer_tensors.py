@@ -205,7 +205,7 @@ def real_layers(layers: Mapping[str, LayerTensor]) -> dict[str, LayerTensor]:
 
 
 def chosen_params(params: Mapping[str, Array], labels: Iterable[str] | None) -> dict[str, Array]:
-    """Return floating-point parameters by label.
+    """Return a dict from labels to floating-point parameters.
 
     If `labels` is None, the result has all floating-point parameters. If `labels` is a list of
     labels and patterns of `fnmatch`, the result has the parameters that they match. Raises
@@ -253,7 +253,7 @@ def require_callable(name: str, value: object, expected: str) -> None:
 
 
 def zeros_at(model: Model, inputs: Sequence[Array], names: Sequence[str]) -> dict[str, Array]:
-    """Return arrays of zeros by name, with the shape and dtype of each tensor."""
+    """Return a dict from names of tensors to zeros of their shapes and dtypes."""
     values = graph_for(model, inputs).values
     zeros: dict[str, Array] = {}
     for name in names:
@@ -265,9 +265,10 @@ def zeros_at(model: Model, inputs: Sequence[Array], names: Sequence[str]) -> dic
 def loss_of(
     model: Model, params: Arrays, inputs: Sequence[Array], loss: Loss, added: Arrays
 ) -> tuple[Array, dict[str, Any]]:
-    """Return the loss of a run, and the tensors to which the run adds arrays, by name.
+    """Run the model with arrays added to some tensors, and return the loss and these tensors.
 
-    `added` has an array for each of these tensors, by the tensor's name.
+    `added` maps names of tensors to the arrays that are added. The returned dict maps the same
+    names to the tensors of this run.
     """
 
     def adding(array: Array) -> Callable[[Array], Array]:

@@ -148,9 +148,9 @@ def _between(
 ) -> Iterator[tuple[str, str]]:
     """Yield pairs of tensors of equal kind and shape, in the gaps between the pairs in `pairs`.
 
-    `pairs` are the pairs so far, by the name in `a`. They divide the tensors of `a` and the tensors
-    of `b` into segments. If a pair comes earlier in `b` than the pair before it, the pair divides
-    neither list.
+    `pairs` maps names of tensors in `a` to the pairs that were found so far. These pairs divide the
+    tensors of `a` and the tensors of `b` into segments. If a pair comes earlier in `b` than the
+    pair before it, the pair divides neither list.
     """
     names_b = list(b)
     index_b = {name: index for index, name in enumerate(names_b)}

@@ -106,12 +106,12 @@ class Question:
         """Run the network with `x` as the tensor `wrt`; return its output and captured tensors.
 
         The output is the tensor `output`, or all outputs if `output` is "". The captured tensors
-        are a dict by name.
+        are a dict from names to arrays.
 
         Args:
             x: the array that replaces the tensor `wrt`.
-            edit: a function for each tensor that is changed, by name. A tensor is replaced by the
-                result of its function.
+            edit: maps names of tensors to functions. A tensor is replaced by the result of its
+                function.
             capture: the names of the captured tensors.
         """
         inputs = list(self.inputs)
@@ -384,8 +384,8 @@ def _require_real(graph: Graph, argument: str, value: Value) -> None:
 def _hint_inside(graph: Graph) -> str:
     """Return a hint for `wrt`. It names embeddings, or the first floating-point tensor inside."""
     varying = set(graph.inputs)
-    # The keys are kinds of operations. The value is the first tensor that an operation of this kind
-    # computes, by name.
+    # Maps kinds of operations to names. The name is that of the first tensor that an operation of
+    # this kind computes.
     first_by_kind: dict[str, str] = {}
     for operation in graph.operations:
         if varying.isdisjoint(operation.reads()):

@@ -48,12 +48,12 @@ def lrp(
     >>> nnef_jax.analysis.lrp(model, images, rule={"conv": "gamma", "linear": "epsilon"})
 
     Args:
-        rule: a rule for all operations, or a dict from patterns of `fnmatch` to rules. A pattern is
-            for names of tensors or kinds of operations, and the first pattern that matches counts.
-            If none matches, the rule is "epsilon". All rules add `epsilon` to the denominator, away
-            from 0. The rule "gamma" replaces the weights w of a product by w + gamma * max(w, 0).
-            The rule "alpha1_beta0" replaces them by max(w, 0).
-        epsilon: the number that all rules add to the denominator.
+        rule: a rule for all operations, or a dict from patterns of `fnmatch` to rules. A pattern
+            matches names of tensors or kinds of operations. If several patterns match an operation,
+            the first of them gives the rule. If none matches, the rule is "epsilon". The rule
+            "gamma" replaces the weights w of a product by w + gamma * max(w, 0). The rule
+            "alpha1_beta0" replaces them by max(w, 0).
+        epsilon: a number by which all rules increase the absolute value of a denominator.
         gamma: the factor of the positive part of the weights in the rule "gamma".
 
     All other arguments, and the errors, are as in `saliency`.
@@ -76,7 +76,7 @@ def lrp(
 def _lrp(
     question: Question, epsilon_and_gamma: Array, *, rules_by_pattern: RuleNames
 ) -> Attribution:
-    """Propagate relevance back. The first pattern that fits an operation gives its rule."""
+    """Propagate relevance back. The first pattern that matches an operation gives its rule."""
     x = question.value()
     question = question.with_classes(x)
     epsilon, gamma = epsilon_and_gamma.astype(x.dtype)
@@ -215,7 +215,7 @@ def _fits(pattern: str, operation: Operation) -> bool:
 
 
 def _rule_for(operation: Operation, rules_by_pattern: RuleNames) -> str:
-    """Return the name of an operation's rule. The first pattern that fits gives the rule."""
+    """Return the name of an operation's rule. The first pattern that matches gives the rule."""
     for pattern, rule in rules_by_pattern:
         if _fits(pattern, operation):
             return rule

@@ -1,4 +1,4 @@
-"""Sensitivity of a loss to each layer: gradients, and its increase if the layer is rounded."""
+"""Sensitivity of a loss to each layer: gradients, and the loss's increase by rounding the layer."""
 
 from __future__ import annotations
 
@@ -318,7 +318,7 @@ def _scores(
     layers: Mapping[str, LayerTensor],
     loss: Loss,
 ) -> dict[str, Array]:
-    """Return the four kinds of scores by name, each an array [layers].
+    """Return a dict from the names of the four kinds of scores to arrays [layers].
 
     The scores are norms of gradients, and norms of gradients multiplied by tensors or parameters.
     """

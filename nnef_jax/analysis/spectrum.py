@@ -1,4 +1,4 @@
-"""The largest singular values of a network's Jacobian: how far it stretches small changes."""
+"""The largest singular values of a Jacobian: how far a network stretches small changes."""
 
 from __future__ import annotations
 

@@ -104,7 +104,9 @@ class TensorStatistics(Moments):
 
 @partial(jax.jit, static_argnames="axis")
 def measure(x: Array, *, axis: int | None) -> tuple[dict[str, Array], Array | None]:
-    """Return moments and counts of a tensor by name, and the mask of its units that are alive.
+    """Return a dict of figures of a tensor, and a mask of those of its units that are alive.
+
+    The dict maps names, such as "mean" and "zeros", to moments and counts.
 
     A unit is alive if it differs from 0 in some item. `axis` is the axis of units. The mask, bool
     [units], is None if `axis` is None.

@@ -99,7 +99,7 @@ def bind_inputs(
 def _by_name(
     network: Network, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> dict[str, Any]:
-    """Return the arguments of a call by the names of the inputs.
+    """Return a dict from names of inputs to the arguments of a call.
 
     Raises InputError unless each input is passed once.
     """
@@ -168,7 +168,9 @@ def bind_variables(
     variables: Mapping[str, Parameter | StateVariable],
     needed: Sequence[str],
 ) -> dict[str, Any]:
-    """Check the arrays of variables, and return them by label in the declared dtypes.
+    """Check the arrays of variables, and return a dict from labels to arrays.
+
+    The returned arrays have the declared dtypes.
 
     The arrays are converted like inputs. Raises one InputError for all variables if labels, shapes
     or dtypes are wrong, or if a label is missing.
@@ -176,7 +178,7 @@ def bind_variables(
     Args:
         shown_name: the name of the argument that has the arrays: "params" or "state".
         arrays: a dict of arrays by label.
-        variables: the variables of the graph by label. No other labels may have arrays.
+        variables: maps labels to variables of the graph. No other labels may have arrays.
         needed: the labels that must have arrays.
     """
     by_label = _with_labels(shown_name, arrays, variables, needed)

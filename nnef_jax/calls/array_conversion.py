@@ -1,4 +1,4 @@
-"""Converts an argument of a call to an array of a declared type, after checking that it fits."""
+"""Converts an argument of a call to an array of a declared type, after checks of the argument."""
 
 from __future__ import annotations
 

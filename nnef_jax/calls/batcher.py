@@ -74,7 +74,7 @@ class Batcher:
         self.outputs: tuple[TensorSpec, ...] = tuple(open_outputs)
 
         self._buckets = Buckets.of(self._execution.network, buckets or {}, masks, self.inputs)
-        if buckets and not masks:  # without a mask, the network takes padding for items
+        if buckets and not masks:  # without a mask, the network treats padding as items
             _require_separate_lengths(self._execution, self._buckets)
 
     def compile(self, progress: Progress | None = None) -> None:
@@ -116,7 +116,10 @@ class Batcher:
         return self._execution.packed(outputs)
 
     def _by_name(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, Any]:
-        """Return the arguments of a call by name. Raises InputError for too many arguments."""
+        """Return a dict from names of inputs to the arguments of a call.
+
+        Raises InputError for too many arguments.
+        """
         if len(args) == 1 and isinstance(args[0], Mapping):
             return {**args[0], **kwargs}
         names = [spec.name for spec in self.inputs]
@@ -132,8 +135,8 @@ class Batcher:
     def _compute_items(self, arguments: Mapping[str, Any]) -> list[Any]:
         """Return the outputs for items of different lengths, in order.
 
-        `arguments` has a sequence of items for each input, by name. An output is a list if it has
-        the axis of a bucket.
+        `arguments` maps the name of each input to a sequence of items. An output is a list if it
+        has the axis of a bucket.
         """
         counts = {name: len(items) for name, items in arguments.items()}
         _require_equal(counts)
@@ -156,8 +159,8 @@ class Batcher:
     def bind(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[NDArray[Any]]:
         """Check the inputs of a batch, and return them as numpy arrays in order.
 
-        Raises InputError if the inputs do not fit, differ in their number of items, or are longer
-        than all buckets.
+        Raises InputError if the inputs do not fit the network, differ in their number of items, or
+        are longer than all buckets.
         """
         if self._buckets.masks:
             args, kwargs = (), self._buckets.with_masks(self._by_name(args, kwargs))

@@ -19,7 +19,7 @@ from nnef_jax.tensor_spec import TensorSpec
 from nnef_jax.wording.similar import did_you_mean, listed
 
 Arrays = Sequence[NDArray[Any]]
-Lengths = Mapping[str, int]  # the length of an item along each bucketed axis, by the axis's name
+Lengths = Mapping[str, int]  # maps the name of a bucketed axis to an item's length
 _Axes = Mapping[int, str]  # the name of each bucketed axis of a tensor
 _EXAMPLE = 8  # an extent in place of those that are open and have no bucket
 
@@ -32,7 +32,7 @@ class Buckets:
     the item. Without buckets, nothing is padded or trimmed.
 
     Attributes:
-        lengths: the lengths of each axis, by the axis's name, in ascending order.
+        lengths: maps the name of each axis to the lengths of its buckets, in ascending order.
         masks: the names of inputs that are 1 for items, and 0 for padding.
         inputs: the inputs of a call.
         input_axes: the bucketed axes of each input. Axis 0 is the batch.
@@ -183,7 +183,7 @@ class Buckets:
         return arrays
 
     def with_masks(self, arguments: Mapping[str, ArrayLike]) -> dict[str, Any]:
-        """Return the arguments of a call by name. Missing masks are added as arrays of ones.
+        """Return a dict from names of inputs to arguments. Missing masks are arrays of ones.
 
         Raises InputError if the length of a missing mask is not known.
         """

@@ -211,8 +211,8 @@ def _folder(out: Path, shard_index: int, shard_count: int) -> Path:
 def _item_specs(network: Network, item_shapes: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
     """Return the specs of the inputs for a single item. Their batch extent is 1.
 
-    `item_shapes` are the shapes in the option --shape, by input name. Raises InputError for a name
-    that no input has, and for a network without inputs.
+    `item_shapes` maps names of inputs to the shapes in the option --shape. Raises InputError for a
+    name that no input has, and for a network without inputs.
     """
     from nnef_jax import InputError
     from nnef_jax.wording.similar import did_you_mean, listed

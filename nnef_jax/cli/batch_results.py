@@ -49,7 +49,8 @@ class Parts:
     Args:
         folder: the folder of the parts, which is created if it is missing.
         items: all items, in order.
-        settings: JSON values on which results depend, by their names in error messages.
+        settings: the JSON values on which results depend. The keys are the names that the values
+            have in error messages.
         outputs: the outputs of the network. Their first extent is the size of a batch.
         size: the number of items of a part. The default is the size in an earlier run. Without an
             earlier run, the outputs of a part have about 64 MB, but a part has at most 1024 items.
@@ -257,7 +258,7 @@ class Parts:
             return None
 
     def _checksum(self, part: int, records: Sequence[dict[str, Any]]) -> str:
-        """Return the sha256 of the .npz file of a part, followed by the lines of its records."""
+        """Return the sha256 of a part's .npz file, followed by the lines of the part's records."""
         with (
             protected_files.without_noting(),
             files.open_regular(self._path(part, "npz"), DataError) as file,

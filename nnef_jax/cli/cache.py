@@ -51,7 +51,7 @@ def required_folder(cache_dir: str | None) -> Generator[str]:
 
 
 def cache_report(*, clear: bool, as_json: bool) -> str:
-    """Return the path of the user's folder, and the number and size of its files, as text or JSON.
+    """Return the user's folder, and the number and size of the files in it, as text or JSON.
 
     If `clear` is true, the files are removed, and the report is about the removed files.
     Raises InputError if the folder cannot be used.

@@ -166,7 +166,7 @@ def activation_statistics(
 
 
 def _outputs_of(model: Model) -> Callable[..., tuple[Any, ...]]:
-    """Return a function that runs a model on inputs by name, and returns the outputs in order."""
+    """Return a function that takes inputs as keywords, and returns a tuple of a model's outputs."""
     from nnef_jax.cli.outputs import by_name
 
     def outputs_of_model(**arrays: Any) -> tuple[Any, ...]:

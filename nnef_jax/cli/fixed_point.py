@@ -81,7 +81,7 @@ def check_profile(
 
     If no layer computes an operation, the reason is shown.
 
-    The exit status is 0 if all operations fit, and 1 if one does not, or for an error.
+    The exit status is 0 if layers compute all operations, and 1 otherwise, or for an error.
     """
     dtype = _dtype(profile, unsigned)
     model = reading.load(source)

@@ -75,7 +75,7 @@ class Prompt:
             raise typer.BadParameter("needs --chat", param_hint="--system")
 
     def text(self) -> str:
-        """Return the text of the prompt, from the standard input if it is "-"."""
+        """Return the text of the prompt. The prompt "-" stands for the standard input."""
         return sys.stdin.read() if self.prompt == "-" else self.prompt or ""
 
 

@@ -118,8 +118,8 @@ def _assign(
 ) -> tuple[dict[str, Array], dict[str, list[Path]]]:
     """Assign the arguments of a command line to inputs.
 
-    Returns two dicts by the name of the input: the arrays from .npz files without a name, and the
-    files of the remaining inputs.
+    Returns two dicts whose keys are names of inputs. The first dict has the arrays from .npz files
+    without a name, and the second dict has the files of the remaining inputs.
     """
     arrays: dict[str, Array] = {}
     paths: dict[str, list[Path]] = {}
@@ -238,7 +238,7 @@ def read_array(path: Path, name: str) -> Array:
 
 
 def read_members(path: Path) -> dict[str, Array]:
-    """Read all arrays in a .npz file by name.
+    """Read a .npz file, and return a dict from the names in the file to arrays.
 
     Raises DataError if the file is broken, and LimitError if it is too large.
     """

@@ -187,7 +187,7 @@ def cost(
 
 
 def _engines(onnx: Path | None, tract: str | None) -> dict[str, Any]:
-    """Return the files of a network by the names of the engines that run them.
+    """Return a dict from names of engines to the files that they run.
 
     `onnx` is the file for onnxruntime and openvino, and `tract` is the file for tract.
     """
@@ -204,7 +204,7 @@ def _engines(onnx: Path | None, tract: str | None) -> dict[str, Any]:
 
 
 def _use_only_cpu() -> None:
-    """Keep jax from searching for TPUs and GPUs, unless the user has chosen its platforms.
+    """Keep jax from searching for TPUs and GPUs, unless the user has chosen platforms of jax.
 
     With the compilers for devices, plugins of jax are installed, which search for devices. If they
     find no devices, they print tracebacks. This function sets an environment variable, which jax
@@ -215,7 +215,7 @@ def _use_only_cpu() -> None:
 
 
 def _axes(text: str) -> dict[str, int]:
-    """Return the extents of a mesh by name from a text such as "data=4,model=4"."""
+    """Return a dict from names of axes to extents, from a text such as "data=4,model=4"."""
     axes: dict[str, int] = {}
     for part in text.split(","):
         name, _, extent = part.partition("=")

@@ -85,7 +85,7 @@ def _run_call(model: Model, call: CallInputs, function: Callable[..., Any]) -> l
 
 
 def by_name(model: Model, results: Any) -> dict[str, Any]:
-    """Return the results of a call by the names of the outputs."""
+    """Return a dict from names of outputs to the results of a call."""
     # A call of a network with one output returns an array, and otherwise a tuple of arrays.
     arrays = [results] if len(model.outputs) == 1 else results
     names = [spec.name for spec in model.outputs]

@@ -44,8 +44,9 @@ def groups_of(reads: Iterator[ItemArrays], size: int, *, stop: bool) -> Iterator
 def computing(model: Model, devices: Sequence[Any], size: int) -> _Compute:
     """Return a function that starts to compute a batch of items on devices.
 
-    The function takes arrays by input name for each item, and returns outputs by name without
-    waiting for them. Batches are padded to `size` rows, so that only one program is compiled.
+    The function takes a list of items, each a dict from names of inputs to arrays. It returns a
+    dict from names of outputs to arrays, without waiting for them. Batches are padded to `size`
+    rows, so that only one program is compiled.
     """
     sharding = None
     # On several devices, the first axis of each input is divided among the devices.

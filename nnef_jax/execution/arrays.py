@@ -38,11 +38,11 @@ _STATE = 1
 
 
 class Arrays:
-    """The parameters and the initial state of a model, by label.
+    """The parameters and the initial state of a model.
 
-    Arrays from a file are put on a device when a computation on that device first needs them.
-    The arrays on the host are then released. If a second device needs them, they are copied
-    from the first device.
+    Both are dicts from labels to arrays. Arrays from a file are put on a device when a computation
+    on that device first needs them. The arrays on the host are then released. If a second device
+    needs them, they are copied from the first device.
 
     `from_user` tells whether a user passed the arrays. A user's arrays stay on their devices.
     A user's arrays may be tracers. In a pytree, jax may have replaced an array by any object. So
@@ -80,7 +80,7 @@ class Arrays:
         from_user: bool = False,
         state_from_user: bool = False,
     ) -> Arrays:
-        """Select the arrays that a definition needs from `data`, which has arrays by label.
+        """Select the arrays that a definition needs from `data`, a dict from labels to arrays.
 
         `from_user` tells whether a user passed the arrays. `state_from_user` tells whether a user
         passed the initial state.
@@ -152,7 +152,7 @@ class Arrays:
         return Prepared(params, divided, self.definition)
 
     def initial_state(self, where: Where | None = None) -> dict[str, jax.Array]:
-        """Return the initial values of state variables by label, on a device or sharding.
+        """Return a dict from labels to initial values of states, on a device or sharding.
 
         By default they are on jax's default device.
         """
@@ -163,7 +163,7 @@ class Arrays:
         return state
 
     def select(self, labels: Iterable[str]) -> dict[str, Any]:
-        """Return the parameters with the given labels, by label.
+        """Return a dict from the given labels to parameters.
 
         A parameter that no operation reads is a numpy array.
         """
@@ -179,7 +179,7 @@ class Arrays:
 
     @property
     def by_label(self) -> dict[str, Any]:
-        """Return all arrays by label, also parameters that no operation reads.
+        """Return a dict from labels to all arrays, also to parameters that no operation reads.
 
         An array from a file is a numpy array until it is put on a device.
         """
@@ -259,7 +259,7 @@ class Arrays:
 
     @cached_property
     def _checked_arrays(self) -> dict[str, Any]:
-        """Return the arrays that a user passed, by label.
+        """Return a dict from labels to the arrays that a user passed.
 
         Raises InputError if they do not fit the graph's parameters and states.
         """

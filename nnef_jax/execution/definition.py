@@ -27,7 +27,8 @@ from nnef_jax.reading.network import Network
 
 Arrays = Mapping[str, Any]  # The values are arrays, tracers or types.
 Inputs = Sequence[Any]  # The items are arrays, tracers or types, in the order of the graph.
-# Results are the outputs in order, the next state by label, and the captured tensors by name.
+# Results are the outputs in order, a dict from labels to the arrays of the next state, and a dict
+# from names to the captured tensors.
 Results = tuple[Any, dict[str, Any], dict[str, Any]]
 Function = Callable[..., Results]
 
@@ -64,7 +65,10 @@ class Definition:
         )
 
     def with_unread(self, arrays: Mapping[str, Any]) -> Definition:
-        """Return the definition with further parameters that no operation reads, by label."""
+        """Return the definition with further parameters that no operation reads.
+
+        `arrays` maps labels to these parameters.
+        """
         if not arrays:
             return self
         return self._copy_with(unread={**self.unread, **arrays})
@@ -119,7 +123,7 @@ class Definition:
         return bind_inputs(self.network, inputs, kwargs, abstract=True)
 
     def check_params(self, params: Any, *, all: bool = False, stored: bool = False) -> Any:
-        """Check parameters, and return the parameters that the network needs, by label.
+        """Check parameters, and return a dict from labels to the parameters that the network needs.
 
         Args:
             params: arrays by label, or the result of `prepare`.
@@ -258,9 +262,10 @@ class Definition:
     def computed_initial_states(
         self, params: Arrays, state: Arrays, graph: Graph, inputs: Arrays
     ) -> dict[str, Any]:
-        """Compute the initial values that are tensors of the graph, by label of the state variable.
+        """Return a dict from labels of states to initial values that the graph computes.
 
-        `inputs` has the inputs of the first cycle on which these values depend, by name.
+        `inputs` maps names to arrays. These are the inputs of the first cycle on which the initial
+        values depend.
         """
         initial_values = {
             variable.label: variable.initial
@@ -408,7 +413,7 @@ class Definition:
             return or_else(by_passes, without_values)
 
     def state_of(self, state: Arrays) -> dict[str, Any]:
-        """Select the arrays of the network's state variables from `state`, by label."""
+        """Return a dict from labels to the arrays in `state` for the states of the network."""
         labels = [variable.label for variable in self.network.graph.states]
         return {label: state[label] for label in labels if label in state}
 

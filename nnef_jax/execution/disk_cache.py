@@ -77,7 +77,7 @@ class DiskCache:
         make: Callable[[], tuple[Split, jax.stages.Wrapped]],
         values_of: Callable[[Preparing], tuple[jax.Array, ...]],
     ) -> tuple[jax.stages.Compiled, Preparing]:
-        """Return the compiled call of a split, and the part that computes its prepared values.
+        """Return the compiled call of a split, and the part that prepares values for the call.
 
         If the folder has a file for the key, both parts are loaded from the file. Otherwise both
         parts are compiled and stored in the folder.
@@ -296,7 +296,7 @@ def _read(
 def _loaded(
     serialized: tuple[bytes, _Tree], result_tree: _Tree, device: Device
 ) -> jax.stages.Compiled:
-    """Load a serialised executable on a device. `result_tree` is the structure of its result."""
+    """Load a serialised executable on a device. `result_tree` is the structure of the result."""
     code, arguments_tree = serialized
     return serialize_executable.deserialize_and_load(
         code, arguments_tree, result_tree, backend=device.client, execution_devices=[device]

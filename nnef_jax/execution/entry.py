@@ -132,7 +132,7 @@ class Entry:
         return list(inputs), [state[label] for label in self.labels]
 
     def state_types(self, state: Arrays, rows: int, inputs: Inputs) -> dict[str, Any]:
-        """Return the types of a state for a batch of `rows` items, by label.
+        """Return a dict from labels to types of a state, for a batch of `rows` items.
 
         `state` is a state for a batch of any size, as arrays or types. On a mesh the returned
         types have the shardings for a call with `inputs`.

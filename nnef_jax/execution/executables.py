@@ -232,7 +232,7 @@ class Executables:
         *,
         keeps_values: bool,
     ) -> partial[Any]:
-        """Return the executable for a kind of call, bound to its prepared values.
+        """Return the executable for a kind of call, bound to the prepared values of the call.
 
         The executable takes the arguments of a call. It is compiled once, even if several
         threads ask for it.

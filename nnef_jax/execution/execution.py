@@ -386,7 +386,7 @@ class Execution:
         return self._recent.keep(key, executable)
 
     def _arrays_read(self, entry: Entry | RoutineEntry, place: Placement) -> dict[str, Any]:
-        """Return the arrays that a kind of call reads, by label. They lie at `place`."""
+        """Return a dict from labels to arrays at `place`, those that a kind of call reads."""
         params = self.arrays.parameters(place.where)
         if entry.takes_state:
             return params

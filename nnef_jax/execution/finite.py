@@ -14,8 +14,8 @@ def not_finite(**arrays_by_kind: Mapping[str, Any]) -> list[str]:
     """Return names of the arrays that contain a NaN or an infinity, such as "input 'x'".
 
     The arrays are searched for NaNs if jax's setting `jax_debug_nans` is on, and for infinities if
-    `jax_debug_infs` is on. `arrays_by_kind` has a dict of arrays by name for each kind, such as
-    "input". Tracers are left out.
+    `jax_debug_infs` is on. `arrays_by_kind` maps each kind, such as "input", to a dict from names
+    to arrays. Tracers are left out.
     """
     config: Any = jax.config
     tests: list[Callable[..., Any]] = []

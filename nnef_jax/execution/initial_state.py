@@ -15,7 +15,7 @@ from nnef_jax.execution.execution import Execution
 
 
 def first_state(execution: Execution, inputs: Callable[[], Inputs]) -> dict[str, jax.Array]:
-    """Return the state before the first cycle, by label.
+    """Return a dict from labels to the initial values of the states.
 
     The function `inputs` returns the inputs of the first cycle, as arrays or types. The function
     is called only if an initial value is computed from inputs. Raises InputError if such an
@@ -38,7 +38,7 @@ def first_state(execution: Execution, inputs: Callable[[], Inputs]) -> dict[str,
 
 
 def _needed_inputs(graph: Graph, inputs: Inputs) -> dict[str, Any]:
-    """Return the inputs from which initial values are computed, by name.
+    """Return a dict from names to the inputs from which initial values are computed.
 
     Raises InputError if such an input is a type, which has no values.
     """

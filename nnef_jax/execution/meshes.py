@@ -41,7 +41,7 @@ AnyMesh = Mesh | AbstractMesh
 
 @dataclass(frozen=True)
 class Layout:
-    """The mesh of a model, and how its batch and its parameters are sharded over the mesh.
+    """The mesh of a model, and how the batch and the parameters are sharded over the mesh.
 
     Args:
         mesh: the devices. If they are not attached, types stand for arrays.
@@ -49,10 +49,11 @@ class Layout:
         axis: the batch axis of inputs, states and outputs. The first input that has this axis
             determines the extent of the batch. An array has a batch if it has the same extent
             along this axis.
-        specs: shardings of parameters and states by label. The sharding of a state is for axes
-            other than the batch axis. Parameters without a sharding are replicated.
+        specs: maps labels of parameters and states to shardings. The sharding of a state is for
+            axes other than the batch axis. Parameters without a sharding are replicated.
         along: names of the mesh axes for tensor parallelism.
-        divisions: how the axes `along` divide parameters and states, by label.
+        divisions: maps labels of parameters and states to the way in which the axes `along` divide
+            them.
     """
 
     mesh: AnyMesh
@@ -164,14 +165,14 @@ class Layout:
         return jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
 
     def put_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Put parameters on the mesh, each with its sharding, and return them by label."""
+        """Put each parameter on the mesh with its sharding; return a dict from labels to arrays."""
         arrays: dict[str, Any] = {}
         for label, x in params.items():
             arrays[label] = self.put(f"params: '{label}'", x, self.of_parameter(label))
         return arrays
 
     def divided(self, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """Return divided parameters by label: reshaped by `with_axes`, and sharded.
+        """Return a dict from labels to divided parameters: reshaped by `with_axes`, and sharded.
 
         They are the parameters that have a sharding in `divided_shardings`.
         """
@@ -185,7 +186,7 @@ class Layout:
         return jax.jit(self.with_axes, out_shardings=shardings)(params_to_reshape)
 
     def divided_shardings(self) -> dict[str, NamedSharding]:
-        """Return the shardings of the parameters that `with_axes` reshapes, by label.
+        """Return a dict from labels to shardings, for the parameters that `with_axes` reshapes.
 
         A parameter is reshaped if other factors of its divided axis precede the divided factor.
         Otherwise the stored parameter is divided already. A parameter that is also sharded along
@@ -267,8 +268,8 @@ class Layout:
         batch axis is constrained. If the mesh spans several hosts, each host passes a part of the
         batch: an array that is not on the mesh is the part for this host's devices.
 
-        Raises InputError if the inputs do not fit, or if the batch cannot be divided into equal
-        parts.
+        Raises InputError if the inputs do not fit the network, or if the batch cannot be divided
+        into equal parts.
         """
         declared = network.graph.inputs
         if self._has_hosts:
@@ -336,8 +337,9 @@ class Layout:
 
     def _shards_on_host(self, sharding: NamedSharding, time_axes: int) -> int:
         """Return the number of shards of the batch that are on devices of this host."""
-        # This shape is of an array with one item for each shard of the batch. The map has the index
-        # of the item on each device of this host. Several devices may have the same item.
+        # An array of this shape has one item for each shard of the batch. `indices` maps each
+        # device of this host to the index of the item that the device holds. Several devices may
+        # hold the same item.
         shape = (1,) * (self.axis + time_axes) + (self.parts,)
         indices = sharding.addressable_devices_indices_map(shape)
         return len(set(map(str, indices.values())))

@@ -148,7 +148,7 @@ def _divided(
     """Call `compute` with parameters that are divided along factors of their axes.
 
     This is tensor parallelism. The pass `spread` keeps the factors divided in all tensors of the
-    network. `prepared` has the parameters that `Layout.divided` has reshaped, by label.
+    network. `prepared` maps labels to the parameters that `Layout.divided` has reshaped.
     """
     from lowering import Along, Divided, Division, differentiable, mesh_target, traced
 

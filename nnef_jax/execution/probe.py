@@ -38,7 +38,7 @@ class Probe:
     Args:
         edits: pairs of a name or pattern, and a function of the tensor. Instead of the function
             a pair has None if `arrays` has a replacement of the tensor.
-        arrays: replacements of tensors, by name or pattern.
+        arrays: maps names and patterns of tensors to arrays that replace the tensors.
         capture: names or patterns of tensors to return, after the edits. If `capture` is None, a
             call returns no dict of captures.
         results: whether the network's results are returned too.
@@ -75,7 +75,10 @@ class Probe:
         return cls(edits=tuple(edits), arrays=arrays, capture=names)
 
     def captured(self, graph: Graph) -> dict[str, Value]:
-        """Return the tensors to capture, by name. Raises InputError for an unknown name."""
+        """Return a dict from names to the tensors to capture.
+
+        Raises InputError for an unknown name.
+        """
         if not self.capture:
             return {}
         values: dict[str, Value] = {}

@@ -74,12 +74,12 @@ def run_options(before: RunOptions, keywords: RunKeywords, *, has_rules: bool) -
 class Prepared:
     """A pytree of parameters and prepared values, for `apply`, `step` and `scan` of one model.
 
-    `params` are the parameters by label, without a copy. They are used instead of the prepared
-    values in calls with other shapes, under vmap, with edits or captures, for derivatives, and
-    on other platforms.
+    `params` maps labels to the parameters, which are not copied. The parameters are used instead of
+    the prepared values in calls with other shapes, under vmap, with edits or captures, for
+    derivatives, and on other platforms.
 
-    `values` are the prepared values, by the name of the function for which they are prepared.
-    On a mesh the keys are instead the labels of the parameters from which the values are made.
+    `values` maps names of functions to the values that are prepared for these functions. On a mesh
+    it instead maps labels of parameters to the values that are made from these parameters.
     """
 
     params: Mapping[str, Any]

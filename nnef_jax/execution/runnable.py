@@ -62,8 +62,8 @@ class Runnable:
         the name of an input is ignored, since equinox passes a key to all layers. Inputs of another
         width are converted, such as float64 to float32. Integers must be in the range of the
         input's dtype. The dtype of traced integers must have a range within this range. Raises
-        InputError if inputs do not fit, and ShapeError if shapes inside the network do not fit.
-        `edit` and `capture` are explained at `apply`.
+        InputError if inputs do not fit their declarations, and ShapeError if shapes inside the
+        network do not fit each other. `edit` and `capture` are explained at `apply`.
         """
         execution = self._execution
         if edit is None and capture is None:
@@ -114,7 +114,7 @@ class Runnable:
         The function and its derivatives are each compiled as one program, even outside `jax.jit`.
         `params` may include unused parameters. Floating-point parameters are converted to the
         network's dtypes. Raises InputError if labels are missing or unknown, or if arrays do not
-        fit.
+        fit their declarations.
 
         >>> gradient = jax.grad(lambda x: model.apply(model.params, x)[0, 3])(x)
 
@@ -185,7 +185,7 @@ class Runnable:
     def intermediates(
         self, *args: ArrayLike, names: Sequence[str] | None = None, **kwargs: ArrayLike
     ) -> dict[str, Array]:
-        """Run the network, and return arrays of tensors inside it, by name.
+        """Run the network, and return a dict from names to arrays of tensors inside the network.
 
         `names` are names or patterns of tensors; by default the arrays of all tensors are
         returned. Raises InputError for a name that no tensor has.
@@ -206,7 +206,7 @@ class Runnable:
         return jax.jit(self.apply).lower(types_of_params, *input_types)
 
     def init_state(self, *args: Example, **kwargs: Example) -> dict[str, Array]:
-        """Return the state before the first cycle: the initial values of state variables, by label.
+        """Return the state before the first cycle: a dict from labels to initial values of states.
 
         If an initial value is computed from inputs, pass the inputs of the first cycle. An
         input from which no initial value is computed may be a type.

@@ -1,9 +1,9 @@
-"""The steps of flattening that several formats share: operations, known values, loops, padded axes.
+"""The steps of flattening that several formats share: operations, constants, loops, padded axes.
 
 A module belongs in this package if at least two formats need it and its code names no format.
 
-Where are shapes and other known values computed while a network is read? `host_operations`
-Where are numbers and lists converted to known values? `hostvalues`
+Where are shapes and other constants computed while a network is read? `host_operations`
+Where are numbers and lists converted to host values? `hostvalues`
 Where does an error get its place in the document? `emission`
 Where are the bodies of loops built? `repetition`
 Which tensors have as many items as the network counts? `lists`, `list_operations`

@@ -42,7 +42,7 @@ def sliced(
     if isinstance(x, Constant) and x.array.size <= LARGEST and not has_symbols:
         return _sliced_constant(x, slices)
     bounds_by_axis: dict[int, tuple[int, int, int]] = {}  # only of axes that the slice changes
-    lengths: dict[int, int] = {}  # the extents of the result that are known, by axis
+    lengths: dict[int, int] = {}  # maps axes to constant extents of the result
     for axis, (begin, end, step) in sorted(slices.items()):
         if step == 0:
             raise InvalidOperation("a step is 0")
@@ -72,7 +72,7 @@ def sliced(
 
 
 def _sliced_constant(x: Constant, slices: Mapping[int, SliceBounds]) -> Constant:
-    """Slice a known tensor on the host. The arguments are as for `sliced`."""
+    """Slice a constant tensor on the host. The arguments are as for `sliced`."""
     index: list[slice] = [slice(None)] * x.array.ndim
     for axis, bounds in slices.items():
         index[axis] = slice(*bounds)
@@ -119,7 +119,8 @@ def _sliced_list(
     The number of items is at most the extent `limit`.
 
     The number of items is computed by operations of the graph. An expression of jax's symbols, such
-    as n - 1, would be wrong for a list without items, because jax takes each symbol for at least 1.
+    as n - 1, would be wrong for a list without items, because jax assumes that each symbol is at
+    least 1.
     """
     graph = site.graph
     extent = site.known_shape(x)[axis]

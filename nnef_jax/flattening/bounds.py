@@ -40,8 +40,8 @@ class Bounds:
         self._computations = computations
         self._shape_of = shape_of
         self._bound = bound
-        # Results of `_most_of` and `_is_count_of`, by the id of the operation. Without these
-        # caches, the time would double with each operation such as x + x. The graph under
+        # These caches map ids of operations to results of `_most_of` and `_is_count_of`. Without
+        # them, the time would double with each operation such as x + x. The graph under
         # construction holds the operations, so no id is used again.
         self._most_by_operation: dict[int, int | None] = {}
         self._is_count_by_operation: dict[int, bool] = {}
@@ -54,7 +54,7 @@ class Bounds:
         self._is_count_by_input[x] = is_count
 
     def most(self, x: Any) -> int | None:
-        """Return an upper bound of an operand's items, or None if no bound is known."""
+        """Return an upper bound of an operand's items, or None if the graph tells no bound."""
         if not isinstance(x, Value):
             return math.ceil(x)
         if x.type.dtype == "bool":
@@ -99,7 +99,7 @@ class Bounds:
     def _most_of_all(self, kind: str, operands: Sequence[Any]) -> int | None:
         """Return an upper bound of the result of a kind in `_RESULT_BOUNDS`.
 
-        Return None if the bound of an operand is negative or not known.
+        Return None if an operand has a negative bound, or if the graph tells no bound of it.
         """
         bounds: list[int] = []
         for x in operands:
@@ -114,7 +114,11 @@ class Bounds:
         return _RESULT_BOUNDS[kind](bounds)
 
     def is_count(self, x: Any) -> bool:
-        """Tell whether the operations show that no item of an operand is negative."""
+        """Tell whether no item of an operand can be negative.
+
+        The answer follows from the operations that compute the operand. It is False if they do not
+        exclude negative items.
+        """
         if not isinstance(x, Value):
             return x >= 0
         if x.type.dtype == "bool":

@@ -21,7 +21,7 @@ from nnef_jax.flattening.symbolic import SymbolicShapes
 from nnef_jax.formats.base import EXPORT_KNOWN, ExtentNeeded, Options
 from nnef_jax.limits import EXTENT_STEPS, OPERATION_STEPS, Limits, Meter, raising
 
-ByName = Mapping[str, Any]  # operands or attributes, by the name of the kind's parameter
+ByName = Mapping[str, Any]  # maps parameters of a kind to operands or attributes
 _ARRAYS = frozenset({list, tuple})
 _SEQUENCES = _ARRAYS | {str}
 # The largest number of a node's results that are noted as readers of a folded tensor.
@@ -169,7 +169,7 @@ class Emission:
             self.builder.folded[name] = tuple(results)
 
     def hint_to_fix(self, *values: Value) -> str:
-        """Return a hint that says which input of the network to fix so that `values` become known.
+        """Return a hint that tells which input of the network to fix, to make `values` constant.
 
         Return "" in a body. Return "" also if `values` depend on a variable, or on an input that
         has several axes and is not one of `values`.

@@ -49,7 +49,7 @@ class GrowingStates:
     Args:
         site: the place of the loop.
         states: the states before the first iteration.
-        limit: the largest number of iterations; infinite if it is not known.
+        limit: the largest number of iterations; infinite if the document does not limit them.
     """
 
     def __init__(

@@ -106,7 +106,7 @@ def _with_one_extent(
 ) -> Mapping[str, Value]:
     """Return the operands of an elementwise operation, with the same extent along one axis.
 
-    `tensors` has the operands that are tensors, by name.
+    `tensors` maps names of operands to the operands that are tensors.
     """
     extents: dict[str, Any] = {}  # by operand, without extents of 1
     for name, x in tensors.items():

@@ -50,9 +50,11 @@ class Symbols:
     Args:
         dimensions: the dimensions of `jax.export` for the symbols.
         names_of_user: the names of further symbols, which the user of `jax.export` defined.
-        most: the largest value of each symbol, by its name.
-        limits: for each symbol, an extent that its value never exceeds, such as n0 + 1 for n1.
-        count_names: for each symbol, the name of the tensor that has its value in a run.
+        most: maps the name of each symbol to its largest value.
+        limits: maps the name of each symbol to an extent that its value never exceeds, such as
+            n0 + 1 for n1.
+        count_names: maps the name of each symbol to the name of a tensor. In a run, the tensor has
+            the value of the symbol.
     """
 
     dimensions: Dimensions
@@ -106,7 +108,7 @@ class ListEmission(Emission):
         # padding of their dtype.
         self.list_padding: dict[Value, float] = {}
         self.computations: Computations = Computations(self.builder)
-        self._symbol_by_key: dict[Any, Any] = {}  # by the key of the count's computation
+        self._symbol_by_key: dict[Any, Any] = {}  # maps keys of counts to symbols
         self.bounds: Bounds = Bounds(self.computations, self.shape_of, self.bound)
 
     @property

@@ -182,7 +182,7 @@ def flattened_branches(flatteners: Sequence[Callable[[], _Body]], hint_to_fix: s
 
     `flatteners` has a function for each branch, which is called to flatten it. If only one branch
     can be flattened, the error of the other branch has the hint `hint_to_fix`, which says how to
-    make the condition known.
+    make the condition a constant.
 
     Raises InvalidOperation or NnefError if a branch cannot be flattened.
     """

@@ -57,9 +57,9 @@ def suppressed(
 ) -> tuple[Value, Value, Value]:
     """Add a suppression of boxes that overlap a better box of the same class.
 
-    Three inputs of the site must be known or left out: input 2 is the largest number of boxes in a
-    class, by default 0; input 3 is the largest allowed overlap, by default 0; input 4 is the lowest
-    score of a box, by default `score`.
+    Three inputs of the site must be constant or left out: input 2 is the largest number of boxes in
+    a class, by default 0; input 3 is the largest allowed overlap, by default 0; input 4 is the
+    lowest score of a box, by default `score`.
 
     Returns:
         Three tensors: the indices (image, class, box) of the remaining boxes, padded with -1; the

@@ -32,7 +32,7 @@ _FOLDED_KINDS = "iufbO"  # numpy's codes for the kinds of arrays that are folded
 
 
 class Site(OperatorSite[_Graph]):
-    """A layer or a node that is being flattened. Its operands are known or computed tensors.
+    """A layer or a node that is being flattened. Its operands are constant or computed tensors.
 
     `version` is the version of the operator's domain. In a body, names of tensors begin with
     `prefix`.
@@ -61,7 +61,7 @@ class Site(OperatorSite[_Graph]):
         return self.graph.tensor(operand, operand.label or f"{self.name}.constant", self.span)
 
     def known(self, x: int | Tensor) -> NDArray[Any]:
-        """Return the array of an operand that must be known when the network is flattened.
+        """Return the array of an operand that must be constant when the network is flattened.
 
         `x` is the operand or the index of an input. Raises InvalidOperation if the network computes
         the operand.
@@ -69,7 +69,7 @@ class Site(OperatorSite[_Graph]):
         operand = self._operand(x)
         if isinstance(operand, Constant):
             return operand.array
-        # Computed integers are known too if they can be symbolic extents.
+        # Computed integers count as constants too if they can be symbolic extents.
         extents = extents_of(self.graph, operand, self.span)
         if extents is not None:
             return shape_array(extents).reshape(operand.type.shape)
@@ -84,12 +84,12 @@ class Site(OperatorSite[_Graph]):
         return f"input {i}"
 
     def integers(self, x: int | Tensor) -> list[int]:
-        """Return the items of a known operand as integers, which may be symbolic extents."""
+        """Return the items of a constant operand as integers, which may be symbolic extents."""
         items = self.known(x).reshape(-1).tolist()
         return [n if is_symbolic(n) else int(n) for n in items]
 
     def scalar(self, i: int, default: float | None = None) -> float:
-        """Return the first item of input `i`, which must be known.
+        """Return the first item of input `i`, which must be a constant.
 
         Return `default` if the input is left out.
         """
@@ -144,19 +144,19 @@ class Site(OperatorSite[_Graph]):
         return results[0] if len(results) == 1 else results
 
     def _in_graph(self, operand: Any) -> Any:
-        """Add an operand that is a known tensor, or an array with known tensors, to the graph.
+        """Add an operand to the graph: a constant tensor, or an array with constant tensors.
 
-        In the result, each known tensor is replaced by a tensor of the graph.
+        In the result, each constant tensor is replaced by a tensor of the graph.
         """
         if isinstance(operand, list | tuple):
             items = cast("Sequence[Any]", operand)
             return tuple([self._in_graph(item) for item in items])
         return self.tensor(operand) if isinstance(operand, Constant) else operand
 
-    # Folding: operations on known tensors
+    # Folding: operations on constant tensors
 
     def folded(self, kind: str, operands: Operands, attributes: ByName) -> Any:
-        """Compute an operation on known tensors on the host, and return the result.
+        """Compute an operation on constant tensors on the host, and return the result.
 
         If the operation has several results, return a list. Raises NotFolded if the network must
         compute the operation.
@@ -172,7 +172,7 @@ class Site(OperatorSite[_Graph]):
         return self.evaluated(compute, operands)
 
     def evaluated(self, function: Callable[..., Any], operands: Operands) -> Any:
-        """Apply a function of host values to known tensors; return the results as known tensors.
+        """Apply a function of host values to constant tensors. Return its results as such tensors.
 
         If the function returns a list, the result is a list. If the function raises NotFolded, so
         does this method.
@@ -192,7 +192,7 @@ class Site(OperatorSite[_Graph]):
         return results if is_list else results[0]
 
     def converted(self, x: Constant, type: str) -> Constant:
-        """Convert a known tensor to another element type.
+        """Convert a constant tensor to another element type.
 
         Raises NotFolded if the tensor has symbolic extents and the type is no signed integer.
         """
@@ -252,7 +252,7 @@ class Site(OperatorSite[_Graph]):
     def aligned(self, *operands: Operand) -> list[Any]:
         """Bring operands to the same rank. New axes come first, as in numpy's broadcasting.
 
-        A known tensor with a single item becomes a literal if the graph allows it. Numbers and
+        A constant tensor with a single item becomes a literal if the graph allows it. Numbers and
         scalars are returned unchanged.
         """
         tensors = [x for x in operands if isinstance(x, Value | Constant)]
@@ -277,7 +277,7 @@ class Site(OperatorSite[_Graph]):
         return [align(x) for x in operands]
 
     def _is_literal(self, x: Tensor) -> TypeGuard[Constant]:
-        """Tell whether a tensor is known, has a single item, and can be a literal of the graph."""
+        """Tell whether a tensor is a constant of one item that can be a literal of the graph."""
         if not isinstance(x, Constant):
             return False
         return x.array.size == 1 and self.graph.is_literal(x)
@@ -357,9 +357,9 @@ class Site(OperatorSite[_Graph]):
 def is_folded(operands: Operands, reals: int = 1) -> bool:
     """Tell whether an operation on `operands` is computed on the host while the network is read.
 
-    Such an operation is likely part of the computation of a shape. All operands must be known. If
-    no operand is derived from shapes or from other known tensors, each operand must have few items:
-    few integers, or at most `reals` real numbers.
+    Such an operation is likely part of the computation of a shape. All operands must be constant.
+    If no operand is derived from shapes or from other constant tensors, each operand must have few
+    items: few integers, or at most `reals` real numbers.
     """
     flat = [*_flat(operands)]
     constants = [x for x in flat if isinstance(x, Constant)]
@@ -374,14 +374,14 @@ def is_folded(operands: Operands, reals: int = 1) -> bool:
 
 
 def _is_foldable(x: Constant) -> bool:
-    """Tell whether the host can compute with a known tensor, by its size and its dtype."""
+    """Tell whether the size and the dtype of a constant tensor let the host compute with it."""
     return x.array.size <= LARGEST and x.array.dtype.kind in _FOLDED_KINDS
 
 
 def _has_few_items(x: Constant, reals: int) -> bool:
-    """Tell whether a known tensor has few items: at most `_FEW` integers, or `reals` real numbers.
+    """Tell whether a constant tensor has at most `_FEW` integers, or at most `reals` real numbers.
 
-    A matrix of quantised weights counts as few only if it has a single item.
+    For a matrix of quantised weights, the result is true only if it has a single item.
     """
     is_real = x.array.dtype.kind == "f"
     if is_real:
@@ -410,7 +410,7 @@ def _host_value(x: Operand | Sequence[Operand] | None) -> Any:
 
 
 def _as_constant(graph: TensorGraph, x: NDArray[Any], type: str) -> Constant:
-    """Convert a host value to a known tensor of the element type `type`.
+    """Convert a host value to a constant tensor of the element type `type`.
 
     If the host value has items of another kind (bool, integer or real) than the type, the tensor
     has the type that the graph uses for the items' kind.

@@ -48,7 +48,7 @@ class SymbolicShapes:
         while value not in self._structs and self._traced < len(self.builder.operations):
             operation = self.builder.operations[self._traced]
             self._traced += 1
-            # Known extents are in the types of tensors. Only open extents need a trace.
+            # Extents that are numbers are in the types of tensors. Only open extents need a trace.
             tensors = (*operation.reads(), *operation.writes())
             is_open = not all(is_known(x.type.shape) for x in tensors)
             if is_open or self._reads_arrays(operation):

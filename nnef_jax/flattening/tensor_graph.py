@@ -1,4 +1,4 @@
-"""Known tensors (weights, shapes, indices), and a graph whose operations take them as operands.
+"""Constant tensors (weights, shapes, indices), and a graph whose operations take them as operands.
 
 The formats that describe a network by layers or nodes on tensors use this module.
 """
@@ -32,13 +32,13 @@ _INDICES = frozenset({"int32", "int64", "uint32", "uint64", "bool"})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Constant:
-    """A tensor that is known when the network is flattened.
+    """A tensor whose items are known when the network is flattened, before it runs.
 
     Args:
         array: the items. They are Python objects if symbolic extents are among them.
         type: the element type, by its name in the format.
         label: the label of the weights, if the tensor is weights. Otherwise "".
-        derived: whether the tensor is computed from shapes or from other known tensors.
+        derived: whether the tensor is computed from shapes or from other constant tensors.
     """
 
     array: NDArray[Any]
@@ -48,10 +48,10 @@ class Constant:
 
 
 class TensorGraph(ListEmission, ABC):
-    """A graph under construction whose operands may be known tensors.
+    """A graph under construction whose operands may be constant tensors.
 
-    `data` has the weights of the graph's variables, by label. `outer` is None, or the graph around
-    a body. A body reads tensors of the outer graph through inputs. `captured` maps such an input to
+    `data` maps labels of the graph's variables to weights. `outer` is None, or the graph around a
+    body. A body reads tensors of the outer graph through inputs. `captured` maps such an input to
     the tensor of the outer graph.
     """
 
@@ -105,7 +105,7 @@ class TensorGraph(ListEmission, ABC):
         )
 
     def array_dtype(self, type: str) -> np.dtype[Any]:
-        """Return the dtype of the arrays that hold known tensors of an element type."""
+        """Return the dtype of the arrays that hold constant tensors of an element type."""
         return np.dtype(type)
 
     def element(self, dtype: str) -> str:
@@ -117,7 +117,7 @@ class TensorGraph(ListEmission, ABC):
         return self.computation_dtype_with(self.options, type)
 
     def is_literal(self, constant: Constant) -> bool:
-        """Tell whether a known tensor with a single item can be a literal of operations.
+        """Tell whether a constant tensor with a single item can be a literal of operations.
 
         The tensor must have one of the dtypes that literals have.
         """
@@ -134,7 +134,7 @@ class TensorGraph(ListEmission, ABC):
     ) -> Value | Constant:  # fmt: skip
         """Add an input of the network to the graph and return its tensor.
 
-        If the user fixes the input's value, the tensor is known.
+        If the user fixes the input's value, the tensor is constant.
 
         Args:
             name: the input's name.
@@ -143,8 +143,8 @@ class TensorGraph(ListEmission, ABC):
             dtype: the dtype of a value that the user fixes.
             span: the input's place in the source.
 
-        Raises InvalidOperation if the shape is not valid or the fixed value does not fit, and
-        NnefError if the input exceeds a limit.
+        Raises InvalidOperation if the shape is not valid or the fixed value does not fit the
+        declared shape, and NnefError if the input exceeds a limit.
         """
         options = self.options
         if name in options.values:
@@ -164,7 +164,7 @@ class TensorGraph(ListEmission, ABC):
         return value
 
     def hint_to_fix(self, *values: Value) -> str:
-        """Return a hint that says which input of the network to fix so that `values` become known.
+        """Return a hint that tells which input of the network to fix, to make `values` constant.
 
         In a body, return "" unless `values` are computed only from tensors of the outer graph.
         """
@@ -201,7 +201,7 @@ class TensorGraph(ListEmission, ABC):
             self.begin_symbolic().declare(inner, self.outer.shape_of(value))
 
     def tensor(self, constant: Constant, name: str, span: Span) -> Value:
-        """Return a known tensor as a tensor of the graph. Weights become a variable."""
+        """Return a constant tensor as a tensor of the graph. Weights become a variable."""
         value = self.tensors.get(constant)
         if value is None:
             value = self._new_tensor(constant, name, span)
@@ -209,7 +209,7 @@ class TensorGraph(ListEmission, ABC):
         return value
 
     def _new_tensor(self, constant: Constant, name: str, span: Span) -> Value:
-        """Add a known tensor to the graph, as a constant or as a variable."""
+        """Add a constant tensor to the graph, as an operation `constant` or as a variable."""
         array = constant.array
         dtype = self.computation_dtype(constant.type)
         labels = self.options.labels  # None stands for all labels

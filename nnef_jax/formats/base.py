@@ -29,9 +29,9 @@ from nnef_jax.storage.writer import Member
 Expand = Literal["auto", "all"]
 # A function that is called with the number of variables read so far, and the number of variables.
 Progress = Callable[[int, int], None]
-# Shapes by the name of the input. An open extent is None.
+# Maps names of inputs to shapes. An open extent is None.
 Shapes = Mapping[str, Sequence[int | None]]
-# The data of variables, by the label of the variable.
+# Maps labels of variables to the arrays of their data.
 Arrays = Mapping[str, NDArray[Any]]
 # A function that cuts a part out of a graph. It returns the part, and a mapping from values of the
 # entire graph to the inputs of the part that replace these values.
@@ -78,7 +78,7 @@ class Options:
     expand: Expand = "auto"
     real: str = "float32"
     input_shapes: Shapes = field(default_factory=dict[str, Sequence[int | None]])
-    # The extents that the user chose, by the names that extents have in the document.
+    # Maps names that extents have in the document to extents that the user chose.
     extents: Mapping[str, int] = field(default_factory=dict[str, int])
     # The values of inputs that the user fixes. Such inputs are not inputs of the graph.
     values: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
@@ -175,8 +175,9 @@ class Format(Protocol):
     # Patterns of the name of the member that holds the graph. An archive has one such member, which
     # is not in a folder.
     GRAPHS: Sequence[str]
-    # For networks in a single file. The key is the name of the member that the file becomes, and
-    # the value is a regular expression that matches the first bytes of the file.
+    # For networks in a single file. The file is read like an archive with one member. The key is
+    # the name of this member, and the value is a regular expression that matches the first bytes
+    # of the file.
     ALONE: Mapping[str, bytes]
     # Whether all weights are in one file beside the graph. Then `load(weights=)` may name that
     # file.
@@ -248,18 +249,18 @@ class Frontend(ABC):
         return {}
 
     def state_shapes(self) -> Shapes:
-        """Return the shapes of states by label. States whose shape never changes are left out."""
+        """Return a dict from labels to shapes of states. States of constant shape are left out."""
         return {}
 
     def output_shapes(self) -> Shapes:
-        """Return the shapes that the document declares for its outputs, by name.
+        """Return a dict from names of outputs to the shapes that the document declares for them.
 
         Outputs without a declared shape are left out. A graph may have less precise shapes.
         """
         return {}
 
     def symbolic_shapes(self, symbol: Callable[[str], Any]) -> Mapping[str, Sequence[Any]]:
-        """Return the shapes of inputs by name. Each extent with a name is a symbolic extent.
+        """Return a dict from names of inputs to shapes, with symbolic extents for named extents.
 
         `symbol` makes the symbolic extent for a name of the document. An extent without a name is
         an integer, or UNKNOWN if it is open.
@@ -267,7 +268,7 @@ class Frontend(ABC):
         return {}
 
     def extent_names(self) -> Mapping[str, Sequence[str]]:
-        """Return the names of extents by the name of the input or output.
+        """Return a dict from names of inputs and outputs to the names of their extents.
 
         An extent without a name has the name "".
         """
@@ -355,7 +356,7 @@ class Frontend(ABC):
 class Written:
     """An archive to be written.
 
-    `members` are the members by name. The first member is the graph.
+    `members` maps names to members. The first member is the graph.
     """
 
     members: Mapping[str, Member]
@@ -366,10 +367,10 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The data of a network's variables by label, and the front end that flattens the network.
+    """The data of a network's variables, and the front end that flattens the network.
 
-    Usually the front end is the one that read the data. If the data decide which tensors are
-    rounded in a run, it is a changed copy of that front end.
+    `data` maps labels of variables to arrays. Usually the front end is the one that read the data.
+    If the data decide which tensors are rounded in a run, it is a changed copy of that front end.
     """
 
     data: dict[str, NDArray[Any]]

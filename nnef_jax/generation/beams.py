@@ -134,7 +134,7 @@ class BeamSearch:
 
 
 def _extended(read: _Read, ranking: Ranking, i: Array, beams: _Beams) -> _Beams:
-    """Extend each continuation by its token number `i`."""
+    """Extend each continuation by one token, the token number `i` after the prompt."""
     batch, count, _ = beams.tokens.shape  # (batch, beams, steps)
     words = beams.logits.shape[-1]
     log_probabilities = jax.nn.log_softmax(beams.logits.astype(jnp.float32), axis=-1)

@@ -47,7 +47,7 @@ from nnef_jax.options import require, shown
 CHUNKS = (256, 16, 1)
 _LONGEST_IN_LOOP = CHUNKS[1] - 1  # tokens of a prompt that the compiled loop reads
 _BLOCK = 64  # the most tokens that one run of the compiled loop generates
-_Context = Mapping[str, ArrayLike]  # inputs that are the same for all tokens, by name
+_Context = Mapping[str, ArrayLike]  # maps names to the inputs that all tokens share
 
 
 class Generated(NamedTuple):
@@ -121,9 +121,9 @@ class Decoder:
         return with_tokens(self.model, self.roles.tokens, tokens)
 
     def init_state(self, batch: int = 1) -> dict[str, Array]:
-        """Return the state before the first token, by label: empty caches, and lengths of 0.
+        """Return the state before the first token: a dict from labels to caches and lengths.
 
-        `batch` is the number of rows.
+        The caches are empty, and the lengths are 0. `batch` is the number of rows.
         """
         require("batch", batch, int, "a number of rows")
         state: dict[str, Array] = {}
@@ -147,7 +147,7 @@ class Decoder:
             params: arrays by label, or None for the model's parameters.
             state: the state before the token.
             tokens: token numbers (batch,).
-            context: the network's further inputs, by name.
+            context: maps names to the network's further inputs.
 
         If the cache of a row is full, the step overwrites the last tokens of the row. `generate`
         does not let this happen.
@@ -184,7 +184,7 @@ class Decoder:
             tokens: token numbers (batch, tokens).
             lengths: the number of tokens in each prompt (batch,); by default all tokens of a
                 row belong to its prompt. The numbers must be known when the function is traced.
-            context: the network's further inputs, by name.
+            context: maps names to the network's further inputs.
 
         Raises InputError for an empty prompt, or a prompt that is longer than the caches.
         """
@@ -258,7 +258,7 @@ class Decoder:
         """
         array = jnp.asarray(tokens)
         rows, width = array.shape
-        self._lengths(None, rows, width)  # raises InputError if the rows do not fit
+        self._lengths(None, rows, width)  # checks the length of the rows
         state = self.init_state(rows)
         # The logits after each token score the next token, so the last token is not read.
         read_tokens, scored_tokens = array[:, :-1], array[:, 1:]
@@ -298,7 +298,7 @@ class Decoder:
             key: a key of `jax.random`, or the seed of a key.
             stop: one token or several; a row ends after one of these tokens.
             params: arrays by label; by default the model's parameters.
-            context: the network's further inputs, by name.
+            context: maps names to the network's further inputs.
 
         Raises InputError if the prompts and `steps` tokens do not fit into the caches.
 
@@ -356,7 +356,7 @@ class Decoder:
                 row belong to its prompt.
             stop: one token or several; a continuation ends after one of them.
             length_penalty: log-probabilities are divided by length ** `length_penalty`.
-            context: the network's further inputs, by name.
+            context: maps names to the network's further inputs.
 
         Raises InputError if the prompts and `steps` tokens do not fit into the caches.
         """
@@ -444,7 +444,7 @@ class Decoder:
     def _bound_context(self, context: _Context, rows: int) -> list[Any]:
         """Return the network's inputs after the tokens, for `rows` rows.
 
-        Raises InputError if an input is missing or does not fit.
+        Raises InputError if an input is missing or does not fit its declaration.
         """
         tokens = np.zeros((rows, 1), np.int32)
         inputs: dict[str, Any] = {self.roles.tokens: tokens, **context}

@@ -281,7 +281,10 @@ class DecoderStep:
         return [results[roles.logits], *(results[cache.after] for cache in roles.caches)]
 
     def _positions(self, length: Array, count: int) -> dict[str, Array]:
-        """Return the inputs for positions and lengths, if `count` tokens follow `length` tokens."""
+        """Return a dict from names to arrays, for those inputs that hold positions or lengths.
+
+        The network reads `count` new tokens, and has read `length` tokens before.
+        """
         roles = self.roles
         arrays: dict[str, Array] = {}
         if roles.positions:
@@ -366,7 +369,7 @@ class DecoderFrontend(Frontend):
         raise UnsupportedError("the network of a decoder cannot be saved", hint=hint)
 
     def state_shapes(self) -> Mapping[str, Sequence[int | None]]:
-        """Return the shapes of the caches and of the length, with an open batch, by label."""
+        """Return a dict from labels to the shapes of caches and length, with an open batch."""
         shapes: dict[str, Sequence[int | None]] = {LENGTH: (None,)}
         for cache, type in zip(self.step.roles.caches, self.step.cache_types, strict=True):
             shapes[cache.before] = [None, *type.shape[1:]]

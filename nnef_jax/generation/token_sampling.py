@@ -25,7 +25,7 @@ def require_normal(name: str, value: object) -> None:
     require(name, value, int | float | np.integer | np.floating, "a number")
     number: Any = value
     magnitude = abs(float(number))
-    # XLA takes smaller numbers for 0. A comparison with NaN is false.
+    # XLA treats smaller numbers as 0. A comparison with NaN is false.
     if magnitude != 0 and not _TINY <= magnitude <= _LARGE:
         raise InputError(f"{name} must be a normal number of 32 bits, it is {value}")
 

@@ -83,7 +83,7 @@ def calibrate(
     if percentile is not None and not 50 < percentile <= 100:
         raise ValueError(f"percentile must be above 50 and at most 100, it is {percentile}")
     network = network_of(model)
-    # `identifiers` has the identifiers in a graph.quant by the names of the tensors.
+    # `identifiers` maps names of tensors to the identifiers that a graph.quant has for them.
     identifiers: dict[str, str] = {}
     for identifier, name in network.frontend.identifiers(network.graph).items():
         identifiers[name] = identifier
@@ -113,7 +113,9 @@ def calibrate(
 def _tensors_to_quantise(
     network: Network, quantisable: Sequence[str], names: Sequence[str] | None
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the names of the activations to quantise, and the labels of the weights by name.
+    """Return a list of names of the activations to quantise, and a dict for the weights.
+
+    The dict maps names of weights to their labels.
 
     `quantisable` are the names of all tensors that a graph.quant may contain. `names` are the
     names that the user chose, or None for the default.

@@ -178,8 +178,8 @@ def cost(
             mesh has this axis.
         named: inputs by name.
 
-    Returns a `Cost`, or a `DeviceCost` for a topology. A program that is too large for the devices
-    is not an error; the result tells that it does not fit.
+    Returns a `Cost`, or a `DeviceCost` for a topology. A program that is too large for the memory
+    of the devices is not an error; `fits` of the result is then False.
 
     Raises InputError in the same cases as a call; if shapes are open and no inputs are passed; if
     the compiler for a topology is not installed; or if the mesh has more devices than the topology.

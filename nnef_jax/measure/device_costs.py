@@ -392,7 +392,7 @@ def _shared_module(operations: Sequence[Operation], modules: ModuleNames) -> str
 def estimated_seconds(analysis: Mapping[str, float], parsed: HloText) -> float | None:
     """Return the compiler's estimate of the time of a call, or None if there is no estimate.
 
-    `analysis` has the compiler's figures by name, and `parsed` is the program.
+    `analysis` maps names to the compiler's figures, and `parsed` is the program.
     """
     seconds = analysis.get("optimal_seconds")
     if seconds is None or not parsed.cycles:

@@ -160,8 +160,8 @@ def _outputs(graph: Graph) -> dict[str, str]:
 def _values(part: str, a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[Change]:
     """Yield the differences of inputs (`part` is "input") or of outputs (`part` is "output").
 
-    `a` and `b` have the types by name. Tensors are paired by name. If the names differ, but `a` and
-    `b` have equally many tensors, the tensors are paired in order.
+    `a` and `b` map names of tensors to types. Tensors are paired by name. If the names differ, but
+    `a` and `b` have equally many tensors, the tensors are paired in order.
     """
     names_differ = set(a) != set(b)
     if len(a) == len(b) and names_differ:
@@ -260,7 +260,7 @@ def _states(a: Graph, b: Graph, pairs: Pairs) -> Iterator[Change]:
 
 
 def _weights(a: Mapping[str, Any], b: Mapping[str, Any], pairs: Pairs) -> Iterator[Change]:
-    """Yield the differences of the arrays of two networks. `a` and `b` have the arrays by label.
+    """Yield the differences of the arrays of two networks. `a` and `b` map labels to arrays.
 
     Arrays of different types are not compared further.
     """

@@ -54,9 +54,9 @@ def onnx_tensors(
 ) -> Callable[..., Any]:
     """Return a function that runs an ONNX file in onnxruntime without optimisations.
 
-    `values` has fixed values of some inputs by name. The function takes the remaining inputs, all
-    by position or all by name. If `inside` is false, the function returns a tuple of the outputs.
-    If `inside` is true, the function returns a dict of the outputs and the inner tensors, by name.
+    `values` maps names of inputs to fixed values. The function takes the remaining inputs, all by
+    position or all by name. If `inside` is false, the function returns a tuple of the outputs. If
+    `inside` is true, the function returns a dict from names to the outputs and the inner tensors.
     Without the package onnx, the dict has only the outputs.
     """
     # This call checks that onnxruntime is installed and can read the file, and raises an error if

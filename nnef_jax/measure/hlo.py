@@ -184,7 +184,7 @@ class HloText:
 
     @cached_property
     def cycles(self) -> dict[str, int]:
-        """Return the estimated cycles of each instruction in a call, by the instruction's name.
+        """Return a dict from names of instructions to their estimated cycles in a call.
 
         The cycles of all runs of an instruction are summed.
         """

@@ -195,7 +195,7 @@ def recorded(data: Any, module: str, call: str) -> tuple[list[Run], list[Run]]:
 
 
 def times(runs: Iterable[Run], call: Run, control: Collection[str]) -> dict[str, float]:
-    """Return the seconds that each instruction took during a call, by the instruction's name.
+    """Return a dict from names of instructions to the seconds that they took during a call.
 
     The seconds sum to the time in which at least one instruction ran. If several instructions run
     at the same time, each gets an equal share of the time. An instruction in `control` gets only

@@ -82,7 +82,7 @@ def paired(a: Graph, b: Graph) -> Pairs:
 
 
 def named_operations(graph: Graph) -> dict[str, Operation]:
-    """Return the operations of a graph by name.
+    """Return a dict from names to the operations of a graph.
 
     If two operations have the same name, the second one is listed as 'name (2)'.
     """
@@ -160,7 +160,7 @@ def _matched(a: Mapping[str, TensorKind], b: Mapping[str, TensorKind]) -> dict[s
 
 
 def _variables(graph: Graph) -> dict[str, TensorKind]:
-    """Return the dtype and the shape of each variable, by the variable's label."""
+    """Return a dict from labels of variables to their dtypes and shapes."""
     kinds: dict[str, TensorKind] = {}
     for variable in (*graph.parameters, *graph.states):
         tensor_type = variable.value.type
@@ -169,7 +169,7 @@ def _variables(graph: Graph) -> dict[str, TensorKind]:
 
 
 def _kinds(operations: Mapping[str, Operation]) -> dict[str, TensorKind]:
-    """Return the kind and the shape of each operation, by the operation's name."""
+    """Return a dict from names of operations to their kinds and shapes."""
     kinds: dict[str, TensorKind] = {}
     for name, operation in operations.items():
         kinds[name] = TensorKind(operation.kind, _shape(operation))
@@ -177,7 +177,7 @@ def _kinds(operations: Mapping[str, Operation]) -> dict[str, TensorKind]:
 
 
 def _structures(operations: Mapping[str, Operation]) -> dict[str, TensorKind]:
-    """Return the structure of each operation, by the operation's name.
+    """Return a dict from names of operations to their structures.
 
     A structure consists of the kind, the attributes, the number of operands, and the shape.
     """

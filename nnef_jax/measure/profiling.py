@@ -78,7 +78,7 @@ class Profile(Result):
         rows: rows from slowest to fastest. The seconds of all rows and `other_seconds` sum to
             `recorded_seconds`.
         other_seconds: the time of calling and returning, and of kernels without an operation.
-        operations: a dict for each operation, by its name, with the keys "kind", "line", "bytes"
+        operations: maps the name of each operation to a dict with the keys "kind", "line", "bytes"
             (of the results) and "multiply_adds".
     """
 
@@ -92,7 +92,7 @@ class Profile(Result):
     operations: Mapping[str, Mapping[str, Any]]
 
     def by_operation(self) -> dict[str, float]:
-        """Return the time in seconds of each operation in a call, by the operation's name.
+        """Return a dict from names of operations to the seconds that they take in a call.
 
         The time of a fusion is assigned to its operation with the most multiply-adds. If several
         operations have the most, the first one gets the time.
@@ -296,7 +296,7 @@ def _rows(
 ) -> list[Row]:
     """Return the rows of a profile from slowest to fastest. Times are means over the calls.
 
-    `runs` are the runs of kernels. `operations` has figures of the operations by name.
+    `runs` are the runs of kernels. `operations` maps names of operations to their figures.
     """
     positions = {name: index for index, name in enumerate(operations)}
     # The keys of both dicts are the names of the operations that kernels compute together.
@@ -330,7 +330,7 @@ def _faster(calls: Sequence[Run]) -> Sequence[Run]:
 
 
 def _operations(graph: Graph) -> dict[str, dict[str, Any]]:
-    """Return a dict for each operation, by its name, with kind, line, bytes and multiply-adds.
+    """Return a dict from names of operations to their kind, line, bytes and multiply-adds.
 
     Bytes and multiply-adds of operations with the same name are summed.
     """

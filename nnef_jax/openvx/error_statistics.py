@@ -55,9 +55,9 @@ class Stats(Result):
     """The result of `Lowered.stats`: a `TensorStats` for each tensor that both networks have.
 
     Args:
-        tensors: the figures of tensors by name, in the order of computation.
+        tensors: maps names of tensors to their figures, in the order of computation.
         comparison: the result of `analysis.compare` on the same tensors.
-        clipped: the number of weights that were cut off, by the name of the operand.
+        clipped: maps names of operands to the numbers of weights that were cut off.
         samples: the number of inputs that were run.
         isolated: whether each layer was also run on the tensors of the floating-point network.
     """
@@ -186,7 +186,7 @@ def statistics(
 def _fixed_tensors(
     lowered: Any, instead: Mapping[str, Array], *arrays: Array
 ) -> tuple[dict[str, Tensor | Array], dict[str, Array]]:
-    """Return the inputs and results in a lowered network by name, and masks of overflow.
+    """Return a dict from names to the tensors in a lowered network, and masks of overflow.
 
     `arrays` are the inputs of a call. Operations that read a tensor in `instead` get the array
     instead.

@@ -86,7 +86,7 @@ class Lowered:
 
     @cached_property
     def clipped(self) -> dict[str, int]:
-        """Return, by operand, the number of weights that were cut off to fit the type.
+        """Return a dict from operands to numbers of weights that were cut off to the type's range.
 
         A key consists of the names of a layer and an operand, such as "conv1.filter". Operands
         without such weights are left out.
@@ -130,8 +130,8 @@ class Lowered:
         """Run the network as a pure function of parameters and inputs in floating point.
 
         The values are those of `float`, with one exception: folded weights, tables, softmax, and
-        operations that do not fit are computed in floating point and then rounded. These values may
-        differ by one unit, since the two functions are compiled separately.
+        operations without a layer of OpenVX are computed in floating point and then rounded. These
+        values may differ by one unit, since the two functions are compiled separately.
 
         Derivatives pass straight through rounding: they are derivatives of the floating-point
         network at the values in fixed point, and 0 where a number is cut off (straight-through
@@ -149,9 +149,10 @@ class Lowered:
         return self._applied(params, [jnp.asarray(x) for x in inputs])
 
     def intermediates(self, *args: ArrayLike, **kwargs: ArrayLike) -> dict[str, Tensor | Array]:
-        """Return all tensors inside the network by name, for inputs in floating point.
+        """Return a dict from names to all tensors inside the network, for floating-point inputs.
 
-        The result of an operation that does not fit is an array instead of a `Tensor`.
+        A `Tensor` is in fixed point. If no layer of OpenVX computes an operation, the result of the
+        operation is a floating-point array instead.
         """
         inputs = bind(self.model, args, kwargs)
         tensors, _ = self.inside(*inputs)
@@ -160,16 +161,20 @@ class Lowered:
     def inside(
         self, *inputs: Array, instead: Mapping[str, Array] | None = None
     ) -> tuple[dict[str, Tensor | Array], dict[str, Array]]:
-        """Return the tensors inside the network by name, and masks of items that overflow.
+        """Return a dict from names to tensors inside the network, and a dict from names to masks.
 
-        Only tensors that can overflow have a mask. `instead` maps names of tensors to
-        floating-point arrays. Operations that read such a tensor get the array instead.
+        A mask tells which items of a tensor overflow. Only tensors that can overflow have a mask.
+        `instead` maps names of tensors to floating-point arrays. Operations that read such a tensor
+        get the array instead.
         """
         weights = self._prepared_weights([x.shape for x in inputs])
         return self._inside(weights, list(inputs), dict(instead or {}))
 
     def entering(self, *inputs: Array) -> tuple[dict[str, Tensor | Array], dict[str, Array]]:
-        """Return the inputs in fixed point by name, and masks of the items that overflow."""
+        """Return a dict from names to inputs in fixed point, and a dict from names to masks.
+
+        A mask tells which items of an input overflow.
+        """
         evaluation = self.evaluation([x.shape for x in inputs])
         names = [value.name for value in evaluation.plan.graph.inputs]
         reals = dict(zip(names, inputs, strict=True))
@@ -283,9 +288,10 @@ class Lowered:
         return self._weights[key]
 
     def real_weights(self, evaluation: Evaluation) -> dict[str, dict[str, Array]]:
-        """Return the weights in floating point: by the name of the step, then of the operand.
+        """Return a dict from names of steps to dicts from names of operands to weights.
 
-        Weights are the operands that depend only on parameters and constants.
+        Weights are the operands that depend only on parameters and constants. They are in floating
+        point.
         """
         return evaluation.real_weights(self.model.params)
 
@@ -349,17 +355,17 @@ def lower(
         rounding_policy: "to_zero" or "nearest_even", for results of layers with products and `mul`.
         semantics: "spec" follows the equations of the text. "khronos" follows the published C code
             with its quirks (see docs/openvx.md).
-        on_unfit: "float" computes operations that do not fit in floating point; "error" raises an
-            error for them.
+        on_unfit: what happens to operations that no layer of the profile computes. "float" computes
+            them in floating point, and "error" raises an error for them.
         dtype: "uint8" for the 8-bit profile without signs.
         positions: fixed-point positions by tensor, and by weight (the names of layer and operand,
             as in "conv1.filter"). The default is the position of the profile. `search_positions`
             computes such positions.
         strict: False allows positions other than the profile's, which OpenVX does not allow.
 
-    Raises an UnsupportedError that lists all operations that do not fit. Also raises
-    UnsupportedError for a network with state, InputError for open shapes and unknown names, and
-    TypeError or ValueError for wrong arguments.
+    Raises an UnsupportedError that lists all operations that no layer of the profile computes. Also
+    raises UnsupportedError for a network with state, InputError for open shapes and unknown names,
+    and TypeError or ValueError for wrong arguments.
 
     >>> fixed = nnef_jax.openvx.lower(model, "openvx-16bit", overflow_policy="wrap")
     >>> integers = fixed(nnef_jax.openvx.Tensor.quantize(image))

@@ -84,7 +84,7 @@ class Kernel:
         return tuple(parameters)
 
     def __call__(self, *inputs: ArrayLike) -> Any:
-        """Run the network. The first call with new shapes or types checks whether they fit."""
+        """Run the network. The first call with new shapes or types checks them."""
         return self.model(*inputs)
 
 

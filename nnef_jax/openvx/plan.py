@@ -238,7 +238,9 @@ def _product_before(
 
 
 def weights_of(step: PlanStep, values: Mapping[Value, ArrayLike]) -> dict[str, Any]:
-    """Return the fixed operands of a step by name, as arrays and numbers in NNEF's layouts.
+    """Return a dict from names to fixed operands of a step, in the layouts of NNEF.
+
+    An operand is an array or a number.
 
     Operations that are folded into a product change the weights and the bias of the product. A bias
     of 0 is left out.
@@ -272,7 +274,7 @@ def weights_of(step: PlanStep, values: Mapping[Value, ArrayLike]) -> dict[str, A
 
 
 def _fixed_operands(operation: Operation, values: Mapping[Value, ArrayLike]) -> dict[str, Any]:
-    """Return the operands of an operation that are numbers, or have an array in `values`, by name.
+    """Return a dict from names to operands that are numbers, or have an array in `values`.
 
     If an operand is a list, each of its tensors has a name of its own, such as "x[0]".
     """

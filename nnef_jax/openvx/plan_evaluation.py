@@ -24,8 +24,8 @@ from nnef_jax.openvx.tensor import StaticWeights, Tensor, static_weights
 # The results of operations. A result in fixed point is a `Tensor`. A result in floating point, or
 # of integers, is an array.
 Values = Mapping[Value, Tensor | Array]
-# The fixed operands: by the name of the step, then by the name of the operand. `Weights` are in
-# floating point, and `Prepared` are in the form in which the layers read them.
+# Both types map the name of a step to a dict from names of operands to fixed operands. `Weights`
+# are in floating point, and `Prepared` are in the form in which the layers read them.
 Weights = Mapping[str, Mapping[str, ArrayLike]]
 Prepared = Mapping[str, Mapping[str, Tensor | StaticWeights | ArrayLike]]
 
@@ -104,7 +104,7 @@ class Evaluation:
     def _arranged(self, weights: Weights) -> dict[str, dict[str, Tensor]]:
         """Convert weights to fixed point, in the layouts that the layers read.
 
-        Return the tensors by the name of the step, then by the name of the operand.
+        Return a dict from names of steps to dicts from names of operands to tensors.
         """
         tensors: dict[str, dict[str, Tensor]] = {}
         for step, layer in self.tensor_steps:
@@ -193,7 +193,7 @@ class Evaluation:
         operation = step.operation
         layer = step.layer
         if layer is None:
-            # The operation does not fit, and is computed in floating point.
+            # No layer of OpenVX computes the operation, so it is computed in floating point.
             return self.computed(step, _reals(values), weights), None
         position = self.positions[step.results[0]]
 
@@ -345,7 +345,8 @@ def overflow_mask(x: ArrayLike, tensor: Tensor) -> Array:
     """Return a mask of the numbers in `x` that, after rounding, do not fit the type of `tensor`.
 
     For int8 at position 0, these are the numbers below -128.5 and those from 127.5 on. Both numbers
-    are rounded to the nearest even integer: -128.5 becomes -128, which fits, and 127.5 becomes 128.
+    are rounded to the nearest even integer: -128.5 becomes -128, which is in the range of int8, and
+    127.5 becomes 128.
     """
     low, high = bounds(tensor)
     half_step = 2.0 ** -(tensor.fixed_point_position + 1)

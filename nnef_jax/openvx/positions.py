@@ -46,8 +46,8 @@ def search_positions(
         inputs: a batch of samples: inputs in order, or one dict by name.
         profile, dtype: arguments of `lower`, which determine the number of bits.
 
-    Raises InputError for wrong inputs, and the errors of `lower`. Operations that do not fit are
-    computed in floating point.
+    Raises InputError for wrong inputs, and the errors of `lower`. Operations that no layer of
+    OpenVX computes are computed in floating point.
 
     >>> positions = nnef_jax.openvx.search_positions(model, images, profile="openvx-8bit")
     >>> fixed = nnef_jax.openvx.lower(model, "openvx-8bit", positions=positions, strict=False)
@@ -81,8 +81,8 @@ def _limit_positions_of_biases(
     """Lower the positions of biases that have more fractional bits than the products.
 
     A bias is added to sums of products, and a product has the fractional bits of both factors.
-    `positions` are the positions by name, and `choices` has the same positions. `weights` has the
-    weights by the name of the step, then by the name of the operand.
+    `positions` maps names of tensors to positions, and `choices` has the same positions. `weights`
+    maps names of steps to dicts from names of operands to weights.
     """
     position_by_value = plan.positions(choices)
     for step in plan.needed:

@@ -48,7 +48,7 @@ class ProfileReport(Result):
 
     @property
     def fits(self) -> bool:
-        """Tell whether all operations fit."""
+        """Tell whether layers of OpenVX compute all operations."""
         return all(node.fits for node in self.nodes)
 
     def to_dict(self) -> dict[str, object]:

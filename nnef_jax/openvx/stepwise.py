@@ -75,12 +75,12 @@ class Steps:
     def add(self, sums: Sums, product: Array) -> Sums:
         """Add a product to sums, after dividing it by 2^shift, rounding it, and limiting its range.
 
-        To round to the nearest, a half is added, and the number is truncated.
+        To round to the nearest, 0.5 is added to the quotient, and the result is truncated.
         """
         totals, overflowed = sums
         _, rounding_policy = self.policies
-        # `factors` has divided a product in float32 by 2^shift already. A product of int32 is
-        # divided below, so a half of the result is 2^(shift - 1) before the division.
+        # `factors` has divided a product in float32 by 2^shift already. A product in int32 is
+        # divided below. To add 0.5 to the quotient, 2^(shift - 1) is added before the division.
         half = 0.5 if self.saturates else (1 << self.shift) >> 1
         if self.shift and rounding_policy == "nearest_even":
             product = product + np.asarray(half, product.dtype)

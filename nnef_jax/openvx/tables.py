@@ -61,7 +61,8 @@ def table_layer(
 
     The table has an item for each number of the inputs' type, starting with the least number, like
     the result of the function `table`. By default the output has the position of the inputs. Raises
-    TypeError if an argument has a wrong type, and VxError if the table does not fit.
+    TypeError if an argument has a wrong type, and VxError if the table does not fit the type of the
+    inputs.
     """
     x = checks.tensor("inputs", inputs)
     if not hasattr(table, "dtype") or not hasattr(table, "shape"):

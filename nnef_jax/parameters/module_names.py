@@ -94,9 +94,9 @@ class ModuleNames:
         # the name of an output to the name of another tensor.
         self._outputs = tuple(graph.output_names)
         self._labels = {parameter.value: parameter.label for parameter in graph.parameters}
-        # The paths of folded weights of linear layers, by label.
+        # Maps labels of folded weights of linear layers to their paths.
         self._folded: dict[str, Path] = {}
-        # The numbers of groups of deconvolutions, by the label of the filter.
+        # Maps labels of filters of deconvolutions to numbers of groups.
         self._groups: dict[str, int] = {}
         # Maps the root of an operation's name, such as "_0", to the paths for which it may stand.
         paths_by_root: dict[str, set[Path | None]] = {}

@@ -97,7 +97,7 @@ def _partitions(specs: Mapping[str, _Spec]) -> tuple[tuple[str, PartitionSpec], 
 def _specs_of(
     graph: Graph, divisions: Mapping[str, Division], along: Sequence[str]
 ) -> dict[str, _Spec]:
-    """Return the specs of parameters and then of states by label, for tensor parallelism.
+    """Return a dict from labels of parameters, then of states, to specs for tensor parallelism.
 
     A parameter or state in `divisions` is divided along the mesh axes `along`. All others are
     replicated.
@@ -189,10 +189,11 @@ def _least_gathered(shape: Sequence[int]) -> int:
 
 
 def _by_pattern(params: Mapping[Any, object], shapes: Shapes, mesh: AnyMesh) -> dict[str, _Spec]:
-    """Return the specs of parameters by label. `params` has specs by labels and patterns.
+    """Return a dict from labels of parameters to specs.
 
-    `params` is an argument of `Model.shard`. If several keys match a label, the key that equals the
-    label takes precedence over patterns, and an earlier pattern over a later one.
+    `params` is the argument of `Model.shard`, a dict from labels and patterns to specs. If several
+    keys match a label, the key that equals the label takes precedence over patterns, and an earlier
+    pattern over a later one.
     """
 
     def is_no_label(key: object) -> bool:
@@ -249,7 +250,9 @@ def _checked(label: str, spec: PartitionSpec, shape: Sequence[int], mesh: AnyMes
 def chosen_divisions(
     definition: Definition, count: int, platform: str, least: int = 0
 ) -> dict[str, Division]:
-    """Return how tensor parallelism divides parameters and states into `count` parts, by label.
+    """Return a dict from labels to divisions of parameters and states, for tensor parallelism.
+
+    A division tells how an array is divided into `count` parts.
 
     Parameters of fewer than `least` items are not divided. States that are computed from divided
     parameters are divided too: for instance, a cache of keys is divided along its heads. Open

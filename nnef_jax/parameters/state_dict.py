@@ -45,7 +45,7 @@ class _Matches(NamedTuple):
     """The parameters of a network, matched with the arrays of a state dict.
 
     Args:
-        params: the array of each parameter by label, as the network stores it.
+        params: maps labels to the arrays of parameters, as the network stores them.
         used: the names of the arrays that parameters use.
         missing: the names of parameters for which there is no array.
         other_shapes: texts about arrays that do not fit the parameter's shape.
@@ -62,7 +62,7 @@ class _Matches(NamedTuple):
 def stored_params(
     graph: Graph, state_dict: Mapping[str, object], *, strict: bool
 ) -> dict[str, Any]:
-    """Return the arrays of a state dict by label, as the network stores them.
+    """Return a dict from labels to arrays of a state dict, as the network stores them.
 
     Raises one InputError for all names if a name fits several parameters, or if an array has
     another shape than the parameter that its name fits. If `strict` is true, missing and unknown
@@ -93,7 +93,7 @@ class _Matching:
             self.by_last_part.setdefault(_last_part(name), []).append(name)
 
     def stored(self, strict: bool) -> dict[str, Any]:
-        """Return the array of each parameter by label, as the network stores it.
+        """Return a dict from labels to arrays of the parameters, as the network stores them.
 
         Raises InputError with all faults of the state dict. If `strict` is false, missing and
         unknown names are no faults.

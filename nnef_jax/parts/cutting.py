@@ -146,7 +146,7 @@ def _wrong_part(graph: Graph, inputs: _Named, outputs: _Named) -> Iterator[Input
     """Yield an error for each fault of a part.
 
     There are three faults: an input is missing, an output depends on no input, or an input is not
-    needed. `inputs` and `outputs` are the part's tensors by name.
+    needed. `inputs` and `outputs` map names to tensors of the part.
     """
     part_inputs = frozenset(inputs.values())
     needed = dependencies_down_to(graph, outputs.values(), part_inputs)

@@ -89,7 +89,7 @@ class Solver:
         )
 
     def _first_guess(self, target: Sequence[int]) -> dict[str, int]:
-        """Return a guess of the network's open extents, by name.
+        """Return a dict from names of the network's open extents to guesses.
 
         Each open extent is guessed to be the largest extent in `target`.
         """
@@ -155,7 +155,7 @@ class Solver:
             return None
 
     def _part(self, sizes: Sizes, meter: Meter) -> Graph:
-        """Return the part for the open extents `sizes`. Raises NnefError if they do not fit."""
+        """Return the part for the open extents `sizes`. Raises NnefError for impossible extents."""
         network = self.network
         shapes = self._shapes(sizes.__getitem__)
         options: Options = replace(
@@ -167,7 +167,7 @@ class Solver:
         return self.cut(network.frontend.flatten(options))
 
     def _shapes(self, size: Callable[[str], int]) -> dict[str, list[int]]:
-        """Return the shapes of the network's inputs by name, for values of the open extents.
+        """Return a dict from names of the network's inputs to shapes, for values of open extents.
 
         `size` is a function from the name of an open extent to its value.
         """

@@ -50,7 +50,7 @@ def dependencies_down_to(
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a network, defined by the names of the tensors that are its inputs and outputs."""
+    """A part of a network. It is defined by the names of its input tensors and output tensors."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -186,7 +186,7 @@ class PartFrontend(Frontend):
         return [*self.network.frontend.content(), definition]
 
     def spans(self) -> Mapping[str, Span]:
-        """Return the places in the document where names are assigned, by name.
+        """Return a dict from names to the places in the document where they are assigned.
 
         Only names in the part are included.
         """

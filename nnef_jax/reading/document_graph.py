@@ -187,8 +187,8 @@ def _constant_extent(original: Operation, changed: Operation) -> ShapeError | No
 def _with_open_extents(graph: Graph, shapes: Shapes, states: Shapes) -> Graph:
     """Return a graph in which all extents are open, except the extents of inputs and states.
 
-    `shapes` has shapes of inputs by name, and `states` has shapes of states by label. In a shape,
-    None is an open extent. All extents of an input without a shape are open too.
+    `shapes` maps names of inputs to shapes, and `states` maps labels of states to shapes. In a
+    shape, None is an open extent. All extents of an input without a shape are open too.
     """
     state_shapes: dict[Value, Sequence[int | None]] = {}
     for state in graph.states:

@@ -28,7 +28,8 @@ from nnef_jax.reading.document_graph import (
 from nnef_jax.tensor_spec import TensorSpec, spec_of
 from nnef_jax.wording.similar import did_you_mean
 
-# The value of an open extent in an example. It is larger than 1, since axes of 1 are ambiguous.
+# The value of an open extent in an example. It is larger than 1, since an axis of extent 1 may be
+# broadcast.
 _EXAMPLE = 8
 
 # Unpickled networks, which may be of any format, need the rules of all formats.
@@ -84,7 +85,8 @@ class Network:
         try:
             flattened = flatten_and_check(frontend, options)
         except ExtentImplied as implied:
-            # The document allows only one value of an open extent. Each call closes one extent.
+            # The document allows only one number for one of the open extents. `with_implied` puts
+            # this number into the options. Another open extent may be next, so `build` starts anew.
             options = with_implied(frontend, options, implied)
             return cls.build(frontend, options, pairs, data=data)
         stored: Mapping[str, NDArray[Any]] = {}
@@ -164,7 +166,11 @@ class Network:
         return graph
 
     def _options_for(self, shapes: Sequence[Shape], state_shapes: Mapping[str, Shape]) -> Options:
-        """Return options with shapes of inputs, in order, and of states, by label."""
+        """Return options with the shapes of inputs and states.
+
+        `shapes` has the shapes of the inputs in order, and `state_shapes` maps labels of states to
+        shapes.
+        """
         input_shapes = dict(self.options.input_shapes)
         for value, shape in zip(self.graph.inputs, shapes, strict=True):
             input_shapes[value.name] = shape
@@ -365,7 +371,7 @@ def with_pairs(graph: Graph, pairs: Mapping[str, str]) -> Graph:
 
 
 def _zeros(graph: Graph, pairs: Mapping[str, str], frontend: Frontend) -> dict[str, NDArray[Any]]:
-    """Return an array of zeros, by label, for each state that replaces an input and an output.
+    """Return a dict from labels to zeros, for the states that replace an input and an output.
 
     `graph` has the states, whose labels are the names of the inputs in `pairs`. Raises InputError
     for a state of unknown shape.

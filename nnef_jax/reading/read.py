@@ -222,7 +222,9 @@ def _resolved(frontend: Frontend, name: str) -> str:
 
 
 def _resolved_options(frontend: Frontend, options: Options) -> Options:
-    """Return options whose shapes, values and extents are by the names of inputs and symbols.
+    """Return options in which synonyms of inputs are replaced by the names of the inputs.
+
+    If `input_shapes` has an extent for a symbol, the extent is moved to `extents`.
 
     Raises TypeError if an integer is the shape of an input.
     """

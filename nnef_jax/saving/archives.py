@@ -167,7 +167,8 @@ def written(network: Network, arrays: Mapping[str, Any], quantization: str | Non
     """Return the members of an archive for a network, with `arrays` as its variables.
 
     `quantization` is the text of graph.quant. If it is None, the text that was read is kept. Raises
-    a DataError that lists each variable whose array is missing or does not fit.
+    a DataError that lists each variable whose array is missing or does not fit the type of the
+    variable.
     """
     # An archive may not have arrays for paired and open states: `load` would refuse them.
     refused = {*network.pairs, *network.open_states}

@@ -237,7 +237,7 @@ def _name_and_title(kind: str, item: object) -> tuple[str, str]:
 def _requested(
     request: _Object, parameters: _Object, outputs: Sequence[TensorSpec]
 ) -> dict[str, bool]:
-    """Return whether each requested output is sent as a binary tensor, by the output's name.
+    """Return a dict from names of requested outputs to whether they are sent as binary tensors.
 
     `outputs` are all outputs of the model. A request that names no outputs requests all of them.
     """

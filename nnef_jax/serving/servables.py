@@ -51,7 +51,7 @@ class Servable(Protocol):
     def bind(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Arrays:
         """Return the arrays of a call in the order of the inputs.
 
-        Raises InputError if the arrays do not fit.
+        Raises InputError if the arrays do not fit the inputs.
         """
         ...
 

@@ -30,7 +30,7 @@ _MOST_SEARCHED_NAMES = 1000
 
 
 class _Texts:
-    """A container of texts in memory, by the names of its members."""
+    """A container of texts in memory. It maps names of members to texts."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         self._texts = texts
@@ -137,7 +137,7 @@ class Archive:
 
     @property
     def texts(self) -> Mapping[str, str]:
-        """Return the texts of all members that `read_text` has read, by the name of the member."""
+        """Return a dict from names of members to texts, for members that `read_text` has read."""
         return {name: source.text for name, source in self._texts.items()}
 
     def names(self) -> list[str]:
@@ -305,7 +305,7 @@ def _graph_in(container: _Container, graphs: Sequence[str], name: str) -> str:
 
 
 def archive_of_texts(texts: Mapping[str, str], meter: Meter) -> Archive:
-    """Return an archive in memory. `texts` has the text of each member, by the member's name."""
+    """Return an archive in memory. `texts` maps names of members to texts."""
     return Archive(_Texts(texts), "the document", meter)
 
 

@@ -38,7 +38,7 @@ def write_jointly(
     Args:
         path: the file to write. Its name must end in .tar.
         members: the members by name.
-        spread: the arrays whose shards are on several hosts, by the names of their members.
+        spread: maps names of members to the arrays whose shards are on several hosts.
         overwrite: whether an existing file is replaced.
     """
     target = os.path.abspath(os.fsdecode(path))

@@ -40,7 +40,7 @@ _MOST_ARRAY_BYTES = 2_000_000  # All arrays in the page together have at most th
 _LARGEST_ITEM_BYTES = 16  # An item of an array has at most this many bytes.
 
 _T = TypeVar("_T")
-ArrayOf = Callable[[str], ArrayLike | None]  # The function returns the array with a label.
+ArrayOf = Callable[[str], ArrayLike | None]  # The function maps a label to an array.
 _Node = dict[str, Any]  # This is an object in the page's JSON.
 
 # The keys are colours. The values are the families of operations whose boxes have the colour. Only
@@ -73,7 +73,7 @@ def page_data(
         network: the network.
         arrays: a function from the label of a parameter to its array, or to None if the array
             cannot be read. The page has statistics of the arrays.
-        fields: further fields of operations, by the name of a tensor that the operation writes.
+        fields: maps the name of a tensor to further fields of the operation that writes it.
     """
     with uncollected():
         return _Page(network, arrays, fields or {}).data
@@ -280,7 +280,7 @@ class _Page:
         return node
 
     def _operands(self, name: str, operand: Operand) -> Iterator[tuple[str, int | str]]:
-        """Yield a pair for an operand: its name, and the index of a tensor or a literal's text.
+        """Yield a pair for an operand: the name, and the index of a tensor or a literal's text.
 
         A tuple of operands gives one pair for each item, with names such as "values[0]".
         """
@@ -293,7 +293,7 @@ class _Page:
             yield name, _shown(operand)
 
     def _describe(self, node: _Node, operation: Operation) -> None:
-        """Add an operation's attributes, and its place in the document, to its node.
+        """Add an operation's attributes, and its place in the document, to the operation's node.
 
         Both are left out if the page has become too large.
         """

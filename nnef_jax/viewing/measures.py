@@ -16,7 +16,7 @@ _Result = Mapping[str, Any]  # This is the dict that a result's `to_dict()` retu
 
 
 def fields_by_name(profile: object, comparison: object) -> dict[str, dict[str, Any]]:
-    """Return fields of nodes, by the name of a tensor that the node writes.
+    """Return a dict from names of tensors to fields of the nodes that write the tensors.
 
     A profile gives the field "seconds". A comparison gives the fields "error" and "reason".
     `profile` and `comparison` are results, dicts from a result's `to_dict()`, or None. Raises

@@ -1,4 +1,4 @@
-"""Finds which kinds of operations, and which attributes, the code of an operator's meaning uses."""
+"""Finds which kinds of operations, and which attributes, the function of an operator uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lowering.ops import rules
 from nnef_jax.flattening.operators.attributes import Attribute
 from nnef_jax.flattening.operators.registry import Operator, OperatorRow
 
-# Types of attributes, by the name of the site's method that reads them.
+# Maps methods of a site to the types of the attributes that they read.
 TYPES = {
     "flag": "truth value", "number": "number", "int": "integer", "numbers": "numbers",
     "ints": "integers", "axis_of": "axis", "dtype": "element type", "text": "text", "word": "word",
@@ -45,13 +45,13 @@ _FAMILIES = re.compile(r"nnef_jax\.formats\.\w+\.\w+\.")
 
 @dataclass(slots=True)
 class Inspection:
-    """The kinds and attributes that the code of an operator's meaning uses.
+    """The kinds and attributes that the function of an operator uses.
 
     Args:
         kinds: all kinds of operations that the operator may become. Constants that become operands,
             and operations that align operands, are left out.
-        attributes: attributes that the meaning may read, besides the attributes of its
-            registration.
+        attributes: attributes that the function may read, besides those that were passed when it
+            was registered.
     """
 
     kinds: set[str] = field(default_factory=set[str])
@@ -59,10 +59,10 @@ class Inspection:
 
 
 def inspected(operator: Operator, site: type) -> Inspection:
-    """Return the kinds and attributes that the code of an operator's meaning uses.
+    """Return the kinds and attributes that the function of an operator uses.
 
-    The code of all functions of this package that the meaning calls is inspected too. `site` is the
-    class of the format's sites.
+    The code of all functions of this package that the function calls is inspected too. `site` is
+    the class of the format's sites.
     """
     inspection = Inspection()
     seen: set[object] = set()

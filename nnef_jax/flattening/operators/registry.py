@@ -1,4 +1,4 @@
-"""A registry that maps the operators of a format, by name and version, to their meanings.
+"""A registry that maps the operators of a format, by name and version, to functions.
 
 A format has one `Operators`, in a module that only makes this registry. Other modules, which are
 called families, add operators to the registry:
@@ -7,17 +7,18 @@ called families, add operators to the registry:
     def swish(site, x, *, alpha=number("alpha", 1.0)):
         return site.last.mul(x, site.step.sigmoid(site.step.mul(x, alpha)))
 
-A meaning is a function. Its arguments are the site, the first inputs, and attributes by name:
+The function of an operator adds the operator's operations to the graph. It is called the meaning of
+the operator. Its arguments are the site, the first inputs, and attributes as keywords:
 
 - Positional parameters are inputs. An input with the default None may be left out. `*` takes all
   further inputs.
 - Keyword parameters are attributes. The default of such a parameter is a value or a function of the
   site; `flattening.operators.attributes` has functions for this. If several operators share a
-  meaning but differ in an attribute, an argument of the decorator replaces the default. `**` takes
+  function but differ in an attribute, an argument of the decorator replaces the default. `**` takes
   the arguments of the decorator that have no parameter of their name.
 
-After the inputs are read, the functions of the site are called in order. A meaning returns the
-tensor of the first output, or a tuple of outputs.
+After the inputs are read, the functions of the site are called in order. The function of an
+operator returns the tensor of the first output, or a tuple of outputs.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Registration(Protocol):
         until: int = NEWEST,
         **attributes: object,
     ) -> Callable[[_Function], _Function]:
-        """Return a decorator that registers a function as the meaning of operators.
+        """Return a decorator that registers a function for operators.
 
         See `Operators.operator`.
         """
@@ -72,10 +73,11 @@ class Operator:
         domain: the domain of the name, "" in formats without domains.
         since: the first version.
         until: the last version.
-        run: a function that is called with a site, reads its inputs and attributes, and calls the
-            meaning.
-        meaning: the function or row that adds the operator's operations.
-        attributes: values, or functions of the site, by the name of the meaning's parameter.
+        run: a function that takes a site, reads the site's inputs and attributes, and calls
+            `meaning`.
+        meaning: the function, or the `OperatorRow`, that adds the operator's operations.
+        attributes: maps names of keyword parameters of `meaning` to values. A value may also be a
+            function, which takes the site and returns the argument.
     """
 
     name: str
@@ -109,10 +111,11 @@ class Operators:
         until: int = NEWEST,
         **attributes: object,
     ) -> Callable[[_Function], _Function]:
-        """Return a decorator that registers a function as the meaning of the operators `names`.
+        """Return a decorator that registers a function for the operators `names`.
 
-        The function is the meaning of the operators from version `since` to version `until`.
-        `attributes` are values, or functions of the site, for keyword parameters of the function.
+        The function adds the operations of these operators, from version `since` to version
+        `until`. `attributes` are arguments for its keyword parameters. An argument is a value, or a
+        function that takes the site and returns the value.
         """
 
         def register(meaning: _Function) -> _Function:
@@ -134,9 +137,9 @@ class Operators:
         since: int = 1,
         until: int = NEWEST,
     ) -> None:
-        """Register the meaning of each operator in `rows`, by the operator's name.
+        """Register several operators. `rows` maps the names of the operators to their functions.
 
-        A meaning is an `OperatorRow`, a `Refusal` or a function.
+        An `OperatorRow` or a `Refusal` may take the place of a function.
         """
         for name, meaning in rows.items():
             register = self.operator(name, domain=domain, since=since, until=until)
@@ -175,21 +178,22 @@ class Operators:
 
 
 def inputs_of(meaning: Meaning) -> tuple[str, ...]:
-    """Return the names of the inputs of a meaning, which is a function or an `OperatorRow`.
+    """Return the names of the inputs that the function of an operator takes.
 
-    The inputs of an `OperatorRow` have no names, so the result is ().
+    If `meaning` is an `OperatorRow`, its inputs have no names, and the result is ().
     """
     code = getattr(meaning, "__code__", None)
     return code.co_varnames[1 : code.co_argcount] if code else ()
 
 
 def _reading_inputs(meaning: Meaning, attributes: Mapping[str, Any]) -> Callable[[_Site], Any]:
-    """Make a function that takes a site, reads its inputs and attributes, and calls `meaning`.
+    """Make a function that takes a site, and calls `meaning` with the site's inputs and attributes.
 
-    `attributes` are values, or functions of the site, by the name of the meaning's parameter.
+    `attributes` maps names of keyword parameters of `meaning` to values. A value may also be a
+    function, which takes the site and returns the argument.
     """
     code = getattr(meaning, "__code__", None)
-    # A meaning without code is an `OperatorRow`, which holds its attributes itself.
+    # If `meaning` has no code, it is an `OperatorRow`, which holds its attributes itself.
     if code is None:
         if attributes:
             raise TypeError(f"a row takes no attributes of a registration, here {[*attributes]}")
@@ -221,7 +225,7 @@ def _reading_inputs(meaning: Meaning, attributes: Mapping[str, Any]) -> Callable
 
 
 def _evaluated(attributes: Mapping[str, Any], site: _Site) -> dict[str, Any]:
-    """Return attributes by name. A function of the site is replaced by its result for `site`."""
+    """Return attributes, with functions of the site replaced by their results for `site`."""
     values = dict(attributes)
     for name, value_or_function in attributes.items():
         if callable(value_or_function):
@@ -231,14 +235,14 @@ def _evaluated(attributes: Mapping[str, Any], site: _Site) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class OperatorRow:
-    """The meaning of an operator that becomes a single operation.
+    """Flattens an operator that becomes a single operation.
 
     Args:
         kind: the operation's kind.
         inputs: the operation's operands. An operand is the index of an input, or a function of the
             site.
-        attributes: the operation's attributes by name. An attribute is a value, or a function of
-            the site.
+        attributes: maps names of attributes of the operation to values. A value may also be a
+            function, which takes the site and returns the value.
     """
 
     kind: str
@@ -258,7 +262,7 @@ class OperatorRow:
 
 
 def operation(kind: str, *inputs: int | Callable[..., object], **attributes: object) -> OperatorRow:
-    """Return the meaning of an operator that becomes one operation of a kind.
+    """Return the row of an operator that becomes one operation of a kind.
 
     `inputs` and `attributes` are described at `OperatorRow`. If there are no `inputs`, the only
     operand of the operation is input 0.
@@ -268,7 +272,7 @@ def operation(kind: str, *inputs: int | Callable[..., object], **attributes: obj
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The meaning of an operator that is not supported.
+    """Refuses an operator that is not supported.
 
     `reason` says why the operator is refused, and `hint` says what the user can do instead.
     """

@@ -1,7 +1,8 @@
-"""The site of an operator: where its meaning reads operands and attributes and adds operations.
+"""The site of an operator: the place where the operator occurs in a document.
 
-A site is a node, a layer or a call of a document while it is flattened. This module is for the
-sites of all formats.
+A site is a node, a layer or a call of a document while it is flattened. The function of the
+operator reads operands and attributes from the site, and adds operations at the site. This module
+is for the sites of all formats.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ _Graph = TypeVar("_Graph", bound=Emission, covariant=True)
 class OperatorSite(ABC, Generic[_Graph]):
     """A place in a document where an operator occurs, while the operator is flattened.
 
-    A meaning reads operands and attributes from the site, and adds operations to the site's graph.
-    `operands` has an item for each input. The item of an input that is left out is None.
+    The function of the operator reads operands and attributes from the site, and adds operations to
+    the site's graph. `operands` has an item for each input. The item of an input that is left out
+    is None.
     """
 
     __slots__ = ()
@@ -131,7 +133,7 @@ class OperatorSite(ABC, Generic[_Graph]):
         return i < len(self.operands) and self.operands[i] is not None
 
     def operand(self, i: int) -> Any:
-        """Return input `i`, which is a known tensor or a tensor of the graph."""
+        """Return input `i`, which is a constant or a tensor of the graph."""
         if not self.has(i):
             raise InvalidOperation(f"input {i} is not connected")
         return self.operands[i]
@@ -144,7 +146,7 @@ class OperatorSite(ABC, Generic[_Graph]):
         return self.operand(i)
 
     def optional(self, i: int) -> Any:
-        """Return input `i` in the form in which meanings take it, or None if it is left out."""
+        """Return input `i` as the function of the operator takes it, or None if it is left out."""
         return self.input(i) if self.has(i) else None
 
     @abstractmethod

@@ -68,7 +68,7 @@ def entries_of(operators: Operators, site: type) -> Iterator[OperatorEntry]:
     """
     for _, group in groupby(operators, lambda x: (x.domain, operators.key(x.name))):
         meanings = list(group)
-        # A meaning ends before the version in which the next meaning of the same operator begins.
+        # A row of an operator ends with the version before the next row of the operator begins.
         last_versions = [next_meaning.since - 1 for next_meaning in meanings[1:]]
         last_versions.append(NEWEST)
         for operator, last_version in zip(meanings, last_versions, strict=True):

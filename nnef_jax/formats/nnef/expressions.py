@@ -23,7 +23,7 @@ _LOGIC = frozenset({"&&", "||"})
 _LARGEST_TUPLE = 1000  # the largest number of items of a tuple, with the items of inner tuples
 _INTEGER_AND_SCALAR = {t.INTEGER, t.SCALAR}
 
-# Invocations, by the name of the operation.
+# Maps names of operations to their invocations.
 Calls = Mapping[str, Sequence[tree.Invocation]]
 
 
@@ -327,7 +327,7 @@ class ExpressionTypes:
             for argument in node.arguments:
                 self.type_of(argument.value)
             return self._report_error(error.message, error.node, error.hint)
-        types: dict[str, t.Type] = {}  # the types of arguments by the name of the parameter
+        types: dict[str, t.Type] = {}  # maps parameters to types of arguments
         for name, position in form.positions.items():
             types[name] = self.type_of(node.arguments[position].value)
         key = (node.operation, node.generic, *types.items())

@@ -92,7 +92,7 @@ class _Flattener(Evaluator):
         # Maps quantised tensors to the same tensors before quantisation.
         self.unquantized: dict[Value, Value] = {}
         self.bodies: Set[str] = set()  # the names of the fragments that enclose this graph
-        self._atomic: dict[int, bool] = {}  # the results of `_is_atomic` by the id of the fragment
+        self._atomic: dict[int, bool] = {}  # maps ids of fragments to results of `_is_atomic`
 
     def run(self, expression: tree.Expression, frame: Frame, names: Sequence[str] = ()) -> Any:
         """Evaluate an expression to its end, and return its value.

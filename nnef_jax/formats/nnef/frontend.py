@@ -56,7 +56,7 @@ class StandardFrontend(TextFrontend):
         self._labels = frozenset[str]()  # the labels of the variables whose data were read
 
     def quantizers(self, source: Source) -> Mapping[str, Quantizer]:
-        """Read a graph.quant; return its entries by the name of the tensor."""
+        """Read a graph.quant, and return a dict from names of tensors to entries."""
         return self.reader.entries(source)
 
     def declared_shapes(self, options: Options) -> Shapes:

@@ -88,7 +88,7 @@ def parse_quantization(
 
 
 def _check_extensions(document: tree.Document, features: Sequence[tuple[str, int]]) -> None:
-    """Raise NnefSyntaxError if a document uses compositional syntax without its extension.
+    """Raise NnefSyntaxError if a document has compositional syntax, but does not enable it.
 
     `features` has the name and the offset of each use of a feature. Only documents of 1.0 final
     declare extensions. In a document of 1.0 provisional, the statements of the graph must be

@@ -16,7 +16,7 @@ from nnef_jax.wording.similar import did_you_mean
 
 @cache
 def provisional() -> Mapping[str, Fragment]:
-    """Return the declarations of NNEF 1.0 provisional, by name."""
+    """Return a dict from names to the declarations of NNEF 1.0 provisional."""
     return dict(standard()) | read_package("nnef_jax.formats.nnef", "provisional.nnef")
 
 

@@ -301,7 +301,7 @@ def _repeated(declared: Sequence[_Named]) -> list[_Named]:
 
 
 def calls_of(expressions: Iterable[tree.Expression]) -> Calls:
-    """Return the invocations in expressions, by the name of the operation."""
+    """Return a dict from names of operations to their invocations in expressions."""
     calls: defaultdict[str, list[tree.Invocation]] = defaultdict(list)
     for node in tree.invocations(expressions):
         calls[node.operation].append(node)

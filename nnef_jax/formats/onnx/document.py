@@ -23,8 +23,8 @@ class Node:
         inputs: the names of the input tensors. The name "" stands for an input that is left out.
         outputs: the names of the output tensors. The name "" stands for an output that is left out.
         attributes: the values of attributes by name.
-        references: the attributes that take their values from the function around the node. The
-            name of the node's attribute is mapped to the name of the function's attribute.
+        references: for attributes that take their values from the function around the node. Maps
+            the name of the node's attribute to the name of the function's attribute.
         span: the node's line in the listing.
         reads: the names of the tensors that the node and the graphs in its attributes read. Tensors
             that these graphs compute are left out.
@@ -70,7 +70,7 @@ class ModelPort:
 class ModelGraph:
     """The graph of a model, or a graph in an attribute of a node.
 
-    `tensors` are the initialisers by name. `reads` are the names of the tensors that this graph
+    `tensors` maps names to the initialisers. `reads` are the names of the tensors that this graph
     reads from the graph around it.
     """
 

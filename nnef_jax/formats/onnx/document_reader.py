@@ -156,7 +156,7 @@ class Reader:
         )
 
     def _initializers(self, proto: GraphProto, span: Span) -> tuple[list[str], dict[str, Constant]]:
-        """Read the initialisers of a graph; return their labels, and the tensors by label.
+        """Return the labels of a graph's initialisers, and a dict from labels to tensors.
 
         If a tensor cannot be read, it is left out, and an error at `span` is added to `errors`.
         """
@@ -363,7 +363,8 @@ class Reader:
         indices = self.tensor(proto.indices).array
         shape = _shape(proto)
         count = values.array.size
-        # An index is one number, a position in the flat tensor, or has a number for each axis.
+        # An index is either one number or a number for each axis. One number is a position in the
+        # flat tensor.
         has_allowed_shape = indices.shape in {(count,), (count, len(shape))}
         has_integers = indices.dtype.kind in "iu"
         if not has_integers or not has_allowed_shape or np.any(indices < 0):

@@ -108,7 +108,7 @@ class NodeFlattener:
     def output(self, port: ModelPort, tensors: Mapping[str, NodeOperand], top: ModelGraph) -> Value:
         """Return the output of the model that `port` describes, as a tensor of the graph.
 
-        `tensors` are all tensors of `top`, the model's graph, by name.
+        `tensors` maps names to all tensors of `top`, the model's graph.
         """
         value = tensors.get(port.name)
         if isinstance(value, list):
@@ -126,8 +126,8 @@ class NodeFlattener:
     ) -> None:
         """Flatten the nodes on which `outputs` depend.
 
-        At first, `tensors` has the inputs and initialisers by name. The method adds the results of
-        the nodes.
+        At first, `tensors` maps names to the inputs and initialisers. The method adds the results
+        of the nodes.
         """
         name_count = sum(len(node.reads) + len(node.outputs) for node in nodes)
         self.graph.meter.spend(name_count, "the network")
@@ -252,7 +252,7 @@ class NodeFlattener:
     ) -> Sequence[NodeOperand]:
         """Flatten a node, and return the node's results.
 
-        `tensors` has the tensors that graphs in the node may read, by name.
+        `tensors` maps names to the tensors that graphs in the node may read.
         """
         operator = self._operator(node)
         with locating_errors(node.title, node.span):
@@ -317,8 +317,8 @@ class NodeFlattener:
     ) -> list[NodeOperand]:
         """Flatten a graph in an attribute of a node into `inner`, and return the graph's outputs.
 
-        `outer_tensors` has the tensors of the graph around the node, and `inputs` has the inputs of
-        `graph`, by name. The outer tensors that `graph` reads become inputs of `inner`.
+        `outer_tensors` maps names to tensors of the graph around the node. `inputs` maps names to
+        inputs of `graph`. The outer tensors that `graph` reads become inputs of `inner`.
         """
         tensors: dict[str, NodeOperand] = {}
         for name in sorted(graph.reads):
@@ -336,7 +336,7 @@ class NodeFlattener:
 
 
 def _operands(node: Node, tensors: Mapping[str, NodeOperand]) -> list[NodeOperand]:
-    """Return the operands of a node. `tensors` has all tensors that the node may read, by name.
+    """Return the operands of a node. `tensors` maps names to all tensors that the node may read.
 
     Raises SemanticError if a tensor is missing.
     """

@@ -78,7 +78,7 @@ class OnnxFrontend(GraphFrontend):
         return shapes
 
     def symbolic_shapes(self, symbol: Callable[[str], Any]) -> Mapping[str, Sequence[Any]]:
-        """Return the shapes of inputs by name. Each extent with a name is a symbolic extent.
+        """Return a dict from names of inputs to shapes, with symbolic extents for named extents.
 
         `symbol` makes the symbolic extent for a name. An input is left out if its rank is open, or
         if it has an open extent without a name.
@@ -94,7 +94,7 @@ class OnnxFrontend(GraphFrontend):
         return shapes
 
     def extent_names(self) -> Mapping[str, Sequence[str]]:
-        """Return the names of extents by the name of the input or output.
+        """Return a dict from names of inputs and outputs to the names of their extents.
 
         An extent without a name has the name "".
         """

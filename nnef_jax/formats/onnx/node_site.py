@@ -59,9 +59,9 @@ class NodeGraph(TensorGraph):
         return computation_dtype(type, options.real)
 
     def is_literal(self, constant: Constant) -> bool:
-        """Tell whether a known tensor becomes a literal of operations, not a tensor of the graph.
+        """Tell whether a constant becomes a literal of operations, not a tensor of the graph.
 
-        Such a tensor has a single item and is not an initialiser.
+        Such a constant has a single item and is not an initialiser.
         """
         is_initializer = constant.label != ""
         return not is_initializer and super().is_literal(constant)
@@ -95,7 +95,8 @@ class NodeSite(Site[NodeGraph]):
         operands: an item for each input. A tensor is an operand itself, a sequence is a list of
             tensors. An input that is left out is None.
         flatten_subgraph: a function that flattens a graph in the node and returns its outputs. Its
-            arguments are that graph, the graph to add operations to, and the inputs by name.
+            arguments are that graph, the graph to add operations to, and a dict from names to
+            inputs.
         prefix: the text before the names of tensors. It is "" outside functions and graphs of
             nodes.
     """
@@ -127,7 +128,7 @@ class NodeSite(Site[NodeGraph]):
         return self.operands[i]
 
     def integer(self, i: int, default: int | None = None) -> int:
-        """Return the single integer in input `i`, which must be known.
+        """Return the single integer in input `i`, which must be a constant.
 
         If the input is left out, return `default`.
         """
@@ -289,9 +290,9 @@ class NodeSite(Site[NodeGraph]):
     def _emit(self, kind: str, operands: ByName, attributes: ByName, inserted: bool) -> Any:
         """Add an operation of a kind to the graph, or compute it on the host; return its result.
 
-        The host computes an operation if its operands are known and its result may decide shapes.
-        Operands of elementwise kinds broadcast as in numpy. Numbers take the dtype of the tensors.
-        `inserted` tells whether further operations of the node follow.
+        The host computes an operation if its operands are constant and its result may decide
+        shapes. Operands of elementwise kinds broadcast as in numpy. Numbers take the dtype of the
+        tensors. `inserted` tells whether further operations of the node follow.
         """
         # Operands have the name "y" only in kinds on two tensors, which are elementwise.
         is_elementwise = kind in ON_ITEMS or "y" in operands

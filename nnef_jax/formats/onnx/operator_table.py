@@ -1,4 +1,4 @@
-"""The table of the ONNX operators that have a meaning.
+"""The table of the ONNX operators for which `operators` has a function.
 
 The standard defines further operators by functions, which are not in the table.
 """

@@ -67,7 +67,7 @@ _NUMERIC = frozenset({_NUMBER, _NUMBERS, _FLOATS, _WHOLES})
 
 _STEPS_OF_FIELD = 1  # steps of the meter for each field
 _STEPS_OF_MESSAGE = 2  # steps of the meter for a message of a kind that is not in the next table
-# Steps of the meter for a message that becomes an object, by the kind of the message.
+# Maps kinds of messages to steps of the meter. Messages of these kinds become objects.
 _STEPS_OF_OBJECT = {
     "graph": 60, "function": 60, "node": 30, "tensor": 40, "sparse tensor": 60, "port": 20,
     "attribute": 20,

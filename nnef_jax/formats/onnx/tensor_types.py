@@ -70,7 +70,7 @@ def converted(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
 
     The bits of a float of up to 16 bits may be stored as an integer. So may the bits of several
     items of fewer than 8 bits. The result then has unsigned integers of the size of the dtype.
-    Raises InvalidOperation if an integer does not fit.
+    Raises InvalidOperation if an integer is outside of the range of the dtype.
     """
     tensor_dtype = np.dtype(dtype)
     has_integers = stored.dtype.kind in "iu"

@@ -294,9 +294,9 @@ class _NetReader:
     def _edge(
         self, edge: Element, layers: Mapping[int, NetLayer], sources: dict[PortRef, PortRef]
     ) -> None:
-        """Add an edge to `sources`, a map from each input port to the output port that it reads.
+        """Add an edge to `sources`, which maps input ports to the output ports that they read.
 
-        `layers` are the layers by id. An error is noted if a port of the edge does not exist, or if
+        `layers` maps ids to layers. An error is noted if a port of the edge does not exist, or if
         another edge leads to the same input port.
         """
         try:
@@ -382,7 +382,7 @@ def _data(layer: Element, type: str) -> Element:
 
 
 def _blobs(layer: Element) -> dict[str, Blob]:
-    """Return the places of a layer's weights in the .bin file, by tag.
+    """Return a dict from tags to the places of a layer's weights in the .bin file.
 
     A tag is the name of the element that declares the place, such as "weights" or "biases".
     """

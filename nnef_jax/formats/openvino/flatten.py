@@ -38,7 +38,7 @@ _STATEFUL = ("assign", "memory", "readvalue")  # layers that run even if no outp
 def flatten(
     net: Net, ends: Ends, options: Options, weights: Weights, data: dict[str, NDArray[Any]]
 ) -> Graph:
-    """Flatten a network into a graph, and add the network's weights to `data` by their labels.
+    """Flatten a network into a graph, and add the network's weights to `data`, with their labels.
 
     Raises NnefError.
     """
@@ -53,7 +53,7 @@ def flatten(
                 names += port.names
         graph.builder.reserve(names)
         flattener = Flattener(graph, weights)
-        feeds: dict[PortRef, Tensor] = {}  # the tensors of the inputs, by port
+        feeds: dict[PortRef, Tensor] = {}  # maps ports to tensors of inputs
         for name, (layer, port) in ends.inputs.items():
             feeds[layer.id, port.id] = flattener.input(name, layer, port, net)
         feeds = pre_processed(net, feeds, flattener.site)
@@ -110,8 +110,8 @@ class Flattener:
     ) -> dict[PortRef, Tensor]:
         """Flatten the layers that `outputs` and the states of the network depend on.
 
-        `feeds` has the tensors of the inputs of the network or body, by port. Return all tensors by
-        port, including `feeds`.
+        `feeds` maps ports to the tensors of the inputs of the network or body. Return a dict from
+        ports to all tensors, including those of `feeds`.
         """
         tensors: dict[PortRef, Tensor] = dict(feeds)
         layers = _needed(net, feeds, outputs)
@@ -175,8 +175,8 @@ class Flattener:
             values: Sequence[Any] = results if isinstance(results, list | tuple) else [results]
             if len(values) < len(layer.outputs) and layer.kind not in _SINKS:
                 raise InvalidOperation(f"it has {len(layer.outputs)} outputs, not {len(values)}")
-        # The two lists may differ in length: a meaning may return more results than the layer has
-        # outputs.
+        # The two lists may differ in length: the function that computes the layer may return more
+        # results than the layer has outputs.
         for (output_name, port), value in zip(layer.named(layer.outputs), values, strict=False):
             if isinstance(value, Value):
                 self._note_names(value, output_name, port)
@@ -206,7 +206,7 @@ class Flattener:
     ) -> Value:
         """Return the tensor of an output port as the output `name` of the graph.
 
-        `tensors` are all tensors of the network, by port.
+        `tensors` maps ports to all tensors of the network.
         """
         layer_id, port_id = port
         layer = net.by_id[layer_id]
@@ -220,7 +220,7 @@ class Flattener:
     def note_folded(self, net: Net, tensors: Mapping[PortRef, Tensor]) -> None:
         """Note the names of all constants among `tensors`, and the layers that read the constants.
 
-        `tensors` are all tensors of the network, by port.
+        `tensors` maps ports to all tensors of the network.
         """
         names_by_port: dict[PortRef, list[str]] = {}
         for layer in net.layers:
@@ -250,9 +250,9 @@ class Flattener:
         outputs: Sequence[PortRef],
         name: str,
     ) -> dict[PortRef, Tensor]:
-        """Flatten a body into `graph`. Return the body's tensors by port.
+        """Flatten a body into `graph`. Return a dict from ports to the body's tensors.
 
-        `feeds` are the inputs of the body, by port. `outputs` are the ports whose tensors the body
+        `feeds` maps ports to the inputs of the body. `outputs` are the ports whose tensors the body
         must compute, and `name` is the name of the layer that has the body.
         """
         inner = Flattener(graph, self.weights, f"{self.prefix}{name}.")
@@ -267,8 +267,8 @@ def _operands_of(
 ) -> list[Tensor | None]:
     """Return the tensor at each input port of a layer, or None for a port that is not connected.
 
-    `feeds` has the tensors of the inputs of the network, by input port or output port. `tensors`
-    has the tensors that were computed so far, by output port.
+    `feeds` maps input ports and output ports to the tensors of the network's inputs. `tensors` maps
+    output ports to the tensors that were computed so far.
     """
     operands: list[Tensor | None] = []
     for port in layer.inputs:

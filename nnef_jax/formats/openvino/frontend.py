@@ -57,10 +57,10 @@ class OpenvinoFrontend(GraphFrontend):
         return shapes
 
     def state_shapes(self) -> Shapes:
-        """Return the shape of each variable whose start depends on a call, by the variable's label.
+        """Return a dict from labels to shapes, for the variables that only a call can initialise.
 
-        The start depends on a call if the shape has open extents, or if the initial value is
-        computed from inputs.
+        These are the variables whose shape has open extents, or whose initial value is computed
+        from inputs.
         """
         shapes: dict[str, Any] = {}
         for label, variable in self._ends.variables.items():
@@ -77,7 +77,7 @@ class OpenvinoFrontend(GraphFrontend):
         return self.dialect, self._text, constants
 
     def spans(self) -> Mapping[str, Span]:
-        """Return the place of each layer in the document, by the layer's name."""
+        """Return a dict from names of layers to their places in the document."""
         return {layer.name: layer.span for layer in self._net.layers}
 
     def titles(self) -> Titles:

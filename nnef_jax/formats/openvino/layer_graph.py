@@ -34,10 +34,10 @@ class LayerGraph(TensorGraph):
         return computation_dtype(type, options.real)
 
     def array_dtype(self, type: str) -> np.dtype[Any]:
-        """Return the dtype of the arrays that hold known tensors of an element type.
+        """Return the dtype of the arrays that hold constant tensors of an element type.
 
         Integers are held in int64 and real numbers in float32 even if the element type is narrower,
-        since known tensors may be computed from tensors of wider types.
+        since constant tensors may be computed from tensors of wider types.
         """
         if type == "boolean":
             return np.dtype(np.bool_)
@@ -45,7 +45,7 @@ class LayerGraph(TensorGraph):
         return np.dtype(np.int64) if is_integer else np.dtype(np.float32)
 
     def is_literal(self, constant: Constant) -> bool:
-        """Tell whether operations contain a known tensor as a literal instead of reading it.
+        """Tell whether operations contain a constant tensor as a literal instead of reading it.
 
         A literal has a single item, of the type f32, i32, i64 or boolean.
         """
@@ -57,7 +57,7 @@ class LayerGraph(TensorGraph):
         return BY_DTYPE[dtype]
 
     def variable(self, constant: Constant, name: str, span: Span) -> Value:
-        """Add weights to the graph as a variable, and cast it to its dtype of computation.
+        """Add weights to the graph as a variable, and cast it to the dtype in which it is computed.
 
         `constant` holds the weights, and `name` is the variable's name. Codes of the type nf4 are
         replaced by the numbers that they stand for. Return the tensor that operations read.

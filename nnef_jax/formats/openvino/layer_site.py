@@ -29,7 +29,7 @@ from nnef_jax.formats.openvino.layer_graph import LayerGraph
 from nnef_jax.storage.bitstream import CODES_PER_STEP
 
 # Types of layers that may be folded, that is, computed while the network is read. A layer is folded
-# only if its operands are known and may decide shapes. Before version 10, only the types in
+# only if its operands are constant and may decide shapes. Before version 10, only the types in
 # `_FOLDED_OLD` are folded. A conversion is folded only if an operand was computed from shapes. The
 # network computes all other conversions, which are conversions of stored numbers.
 _CONVERSIONS = ("convert", "convertlike")
@@ -49,10 +49,10 @@ _FALSE = ("0", "false", "no", "")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _FoldedTensor(Value):
-    """A known tensor that the meaning of a layer can use like a tensor of the graph.
+    """A constant tensor that the function of a layer can use like a tensor of the graph.
 
-    The meaning of a layer is the function that adds the layer's operations. Objects of this class
-    exist only while a layer is folded, that is, computed when the network is loaded.
+    The function of a layer adds the layer's operations. Objects of this class exist only while a
+    layer is folded, that is, computed when the network is loaded.
     """
 
     constant: Constant = field(kw_only=True)
@@ -195,8 +195,8 @@ class LayerSite(Site[LayerGraph]):
     def results(self, run: Callable[[Any], Any]) -> Any:
         """Run `run`, the function that adds the layer's operations, and return the layer's results.
 
-        If all operands are known and the layer's type allows it, the layer is folded: the results
-        are computed now, as known tensors.
+        If all operands are constant and the layer's type allows it, the layer is folded: the
+        results are computed now, as constant tensors.
         """
         kind = self.layer.kind
         folded_kinds = _FOLDED_OLD if self.net.is_legacy else _FOLDED
@@ -222,7 +222,10 @@ class LayerSite(Site[LayerGraph]):
         return Site._emit(self, kind, operands, attributes, inserted)
 
     def evaluate(self, function: Callable[..., Any], *operands: Tensor | float) -> Value:
-        """Apply a numpy function to known tensors. May be called only while the layer is folded."""
+        """Apply a numpy function to constant tensors.
+
+        This method may be called only while the layer is folded.
+        """
         return self._wrapped(self.evaluated(function, _unwrapped(operands)))
 
     def _wrapped(self, x: Any) -> Any:
@@ -344,7 +347,10 @@ class LayerSite(Site[LayerGraph]):
         return tensor
 
     def axes(self, i: int) -> list[int]:
-        """Return the axes of input 0 that the known input `i` lists."""
+        """Return the axes of input 0 whose numbers are in input `i`.
+
+        Input `i` must be a constant. A negative number counts from the last axis of input 0.
+        """
         return [self.axis(axis) for axis in self.integers(i)]
 
     def required_weights(self, tag: str, shape: Sequence[int], type: str = "") -> Constant:

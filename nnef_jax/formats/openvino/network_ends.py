@@ -51,7 +51,10 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """The inputs and outputs of a network by name, with their ports, and the variables by label."""
+    """The inputs, the outputs and the variables of a network.
+
+    Names of inputs and outputs are mapped to their ports, and labels are mapped to variables.
+    """
 
     inputs: Mapping[str, tuple[NetLayer, Port]]
     outputs: Mapping[str, PortRef]
@@ -191,7 +194,7 @@ def label_of(layer: NetLayer) -> str:
 
 
 def variables_of(net: Net) -> Mapping[str, Variable]:
-    """Return the variables of a network by label.
+    """Return a dict from labels to the variables of a network.
 
     If no layer writes a variable, and its initial value depends on inputs, the variable is left
     out: reading it returns the initial value.

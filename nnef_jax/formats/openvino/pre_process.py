@@ -23,7 +23,7 @@ from nnef_jax.formats.openvino.xml import Element
 def pre_processed(
     net: Net, feeds: Mapping[PortRef, Tensor], site: Callable[..., LayerSite]
 ) -> dict[PortRef, Tensor]:
-    """Return `feeds`, the inputs of a network by port, after normalisation.
+    """Return `feeds`, a dict from ports to inputs of a network, with normalised inputs.
 
     An input x that a `<pre-process>` element names is replaced by (x - mean) / scale. `site` is a
     function that makes the site of a layer, at which operations are added.

@@ -106,7 +106,7 @@ def padding_of(
 def window_of(
     site: LayerSite, shape: Sequence[int], kernel: Sequence[int], *, dilated: bool = True
 ) -> dict[str, Any]:
-    """Return the strides, dilations and padding of windows, by the names "stride" and so on.
+    """Return a dict with the keys "stride", "dilation" and "padding", for windows of a layer.
 
     `shape` has the spatial extents of the input, and `kernel` has the extents of a window. If
     `dilated` is false, the attribute `dilations` is not read.

@@ -108,7 +108,8 @@ class KeepingWriter(FlatWriter):
             graph = _with_casts(graph, real)
         super().__init__(graph, meter)
         self._real = real
-        # The fragments: custom operations by kind and types, and bodies by name.
+        # Maps keys to fragments. The key of a custom operation is its kind and types, and the key
+        # of a body is its name.
         self._custom: dict[object, tree.Fragment] = outer._custom if outer else {}
         # The number of fragments for each name, where `name_2` counts as `name`.
         self._uses: dict[str, int] = outer._uses if outer else {}
@@ -141,10 +142,10 @@ class KeepingWriter(FlatWriter):
         return self._custom_invocation(operation)
 
     def _custom_invocation(self, operation: Operation) -> Invoked:
-        """Return the invocation of a custom operation for an operation of the graph.
+        """Express an operation of the graph as an invocation of a custom fragment.
 
-        Operations share a fragment if their kinds, and the types of their arguments and results,
-        are equal.
+        Two operations share a fragment if they have the same kind, and if their arguments and
+        results have the same types.
         """
         kind = operation.kind
         operands = dict(operation.operands)

@@ -22,9 +22,9 @@ GRAPH, QUANTIZATION = "graph.nnef", "graph.quant"
 
 
 def tensor_members(arrays: Arrays) -> dict[str, NDArray[Any]]:
-    """Return the arrays of variables by file name.
+    """Return a dict from names of files to the arrays of variables.
 
-    A file stores one variable. `arrays` has the arrays by label. Raises DataError if two arrays
+    A file stores one variable. `arrays` maps labels to the arrays. Raises DataError if two arrays
     would be stored in the same file.
     """
     members: dict[str, NDArray[Any]] = {}
@@ -73,7 +73,7 @@ class TextFrontend(Frontend):
 
     @abstractmethod
     def quantizers(self, source: Source) -> Mapping[str, Quantizer]:
-        """Read a graph.quant; return its entries by the name of the tensor.
+        """Read a graph.quant, and return a dict from names of tensors to entries.
 
         Raises NnefError, which contains all errors of the entries.
         """
@@ -110,7 +110,7 @@ class TextFrontend(Frontend):
         return self._archive(self.flat_text(graph, options, cut), arrays, quantization)
 
     def _archive(self, text: str, arrays: Arrays, quantization: str | None) -> Written:
-        """Return an archive with the text of a graph, data by label, and the text of a graph.quant.
+        """Return an archive with the text of a graph, the arrays of its data, and a graph.quant.
 
         Raises NnefError if the graph.quant is not valid.
         """

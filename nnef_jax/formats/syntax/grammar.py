@@ -24,7 +24,7 @@ _WORD = re.compile(r"[A-Za-z_0-9.]+|[=<>!]=|->|&&|\|\||[^A-Za-z_0-9]")
 _STRING = re.compile(STRING)
 _STATEMENT_START = re.compile(r"[A-Za-z_([}]")
 _UNCLOSED_BODY = re.compile(r"\b(graph|fragment)\s+$")
-# How messages show terminals of the grammar, by the name of the terminal.
+# Maps names of terminals of the grammar to the texts that messages show for them.
 _SHOWN_TERMINALS = {
     "NAME": "an identifier", "NUMBER": "a number", "STRING": "a string", "END": "';'",
     "BRACKET": "'['", "PARENTHESIS": "'('", "GENERIC": "'<type>'", "GENERIC_DECLARATION": "'<?>'",

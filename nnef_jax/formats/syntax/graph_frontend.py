@@ -53,7 +53,7 @@ class GraphFrontend(Frontend):
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        # The arrays of variables by label. `flatten` adds them.
+        # Maps labels to the arrays of variables. `flatten` adds them.
         self._data: dict[str, NDArray[Any]] = {}
 
     def __getstate__(self) -> dict[str, Any]:

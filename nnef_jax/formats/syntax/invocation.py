@@ -37,7 +37,7 @@ class Form:
         names: the names of the parameters.
         operands: the names of the parameters that take tensors.
         attributes: the names of all other parameters.
-        positions: the positions of the arguments, by the name of the parameter.
+        positions: maps names of parameters to the positions of their arguments.
         sources: for each parameter, the position of its argument, or its default if there is no
             argument.
     """

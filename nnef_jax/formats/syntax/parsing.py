@@ -88,7 +88,7 @@ STANDARD = Parser("nnef_jax.formats.syntax", ("document", "library", "quantizati
 
 
 def read_package(package: str, name: str) -> dict[str, Fragment]:
-    """Return the declarations in the file `name` of a Python package, by the declared name."""
+    """Return a dict from declared names to declarations, from the file `name` of a package."""
     text = files(package).joinpath(name).read_text(encoding="utf-8")
     meter = Meter(Limits.unbounded())
     return STANDARD.parse(Source(name, text), meter, "library")

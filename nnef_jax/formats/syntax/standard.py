@@ -13,12 +13,13 @@ from nnef_jax.formats.syntax.tree import Fragment
 
 @cache
 def standard() -> Mapping[str, Fragment]:
-    """Return the declarations of NNEF 1.0 final by name. They are read from stdlib.nnef."""
+    """Return a dict from names to the declarations of NNEF 1.0 final, read from stdlib.nnef."""
     return read_package("nnef_jax.formats.syntax", "stdlib.nnef")
 
 
-# Operations whose generic argument decides the items of the result. In the rules of these
-# operations, the generic argument is the attribute `dtype`.
+# Operations of these names have a generic type argument, such as `real` in `cast<real>(x)`. This
+# argument is the type of the result's items. In the rules of the operations, it is the attribute
+# `dtype`.
 GENERIC_RESULT = ("constant", "cast")
 
 # The operation on tensors for each binary operator (spec 3.3.3, table 1).

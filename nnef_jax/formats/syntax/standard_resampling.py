@@ -10,7 +10,7 @@ from lowering import resampling
 from lowering.extents import UNKNOWN, is_known
 from lowering.graph import Operation, Value
 
-# The kind of an operation, and its arguments by the name of the parameter.
+# The kind of an operation, and a dict from names of parameters to arguments.
 Resampling = tuple[str, dict[str, Any]]
 
 # For each pair (`coordinate_transformation_mode`, `nearest_mode`) of a resize that makes tensors

@@ -10,7 +10,10 @@ PRIMITIVES = ("scalar", "integer", "logical", "string")
 
 @dataclass(frozen=True, slots=True)
 class Primitive:
-    """The type of a value that is no tensor: scalar, integer, logical, string or generic `?`."""
+    """The type of a value that is no tensor.
+
+    `name` is "scalar" for real numbers, "integer", "logical", "string", or "?" for a generic type.
+    """
 
     name: str
 
@@ -20,9 +23,10 @@ class Primitive:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """The type of a tensor whose items are scalar, integer, logical or generic `?`.
+    """The type of a tensor.
 
-    `item` is None if the items may be of any type.
+    `item` is the name of the type of the tensor's items: "scalar" for real numbers, "integer",
+    "logical", or "?" for a generic type. It is None if the items may be of any type.
     """
 
     item: str | None

@@ -33,7 +33,8 @@ _KEEPS_SCALE = frozenset(
         "tract_core_cast",
     }
 )  # fmt: skip
-# The steps of the meter for an operation. Each item of a known result takes one more step.
+# The steps of the meter for an operation. Each item of a result that the host computes takes one
+# more step.
 _APPLICATION_STEPS = 40
 _LEFT_OUT = s.Literal(0, False)  # the default that the declaration has for optional operands
 
@@ -50,8 +51,8 @@ class Results(tuple[Any, ...]):
 def apply(site: CallSite, kind: str, /, *names: str, **arguments: object) -> Any:
     """Apply the declared operation `kind` to arguments, and return its result.
 
-    If all operands are known, the host computes the operation. Otherwise the operation is added to
-    the graph. `names` are the names of the results.
+    If all operands are constant, the host computes the operation. Otherwise the operation is added
+    to the graph. `names` are the names of the results.
     """
     return applied(site, kind, arguments, names)
 
@@ -61,13 +62,13 @@ def applied(
 ) -> Any:
     """Apply the declared operation `kind` to arguments, and return its result.
 
-    If all operands are known, the host computes the operation. Otherwise the operation is added to
-    the graph. `names` are the names of the results. `rule` is the user's rule for the operation, if
-    there is one.
+    If all operands are constant, the host computes the operation. Otherwise the operation is added
+    to the graph. `names` are the names of the results. `rule` is the user's rule for the operation,
+    if there is one.
     """
     site.graph.meter.spend(_APPLICATION_STEPS)
     declared = declarations.declarations()[kind]
-    item_types = declarations.operands(kind)  # the item type of each operand by name
+    item_types = declarations.operands(kind)  # maps operands to their item types
     operands: dict[str, Any] = {}
     attributes: dict[str, Any] = {}
     for parameter in declared.parameters:
@@ -76,7 +77,7 @@ def applied(
             operands[name] = _operand(site, arguments[name], parameter)
         else:
             attributes[name] = _attribute(site, arguments[name], parameter)
-    # If an operand is not known, this call raises NotFolded, and the operation is added below.
+    # If an operand is not constant, this call raises NotFolded, and the operation is added below.
     try:
         return _folded(site, kind, operands, attributes)
     except h.NotFolded:
@@ -170,9 +171,10 @@ def _one_operand(site: CallSite, value: object, name: str) -> Value | h.Host:
 def _folded(site: CallSite, kind: str, operands: ByName, attributes: ByName) -> Any:
     """Compute an operation on the host, and return its result.
 
-    Raises NotFolded if an operand is not known.
+    Raises NotFolded if an operand is not a constant.
     """
-    # Beside a known operand, a small parameter of the graph may be a shape. Its array is read then.
+    # Beside a constant operand, a small parameter of the graph may be a shape. Its array is read
+    # then.
     if any(map(_is_known, operands.values())):
         operands = {name: site.graph.known(x, only_shapes=True) for name, x in operands.items()}
     if not all(map(_is_known, operands.values())):
@@ -223,7 +225,7 @@ def _bias(
     if not isinstance(bias, Value) or not bias.type.dtype.startswith("int"):
         return bias
     if not isinstance(input, Value) or not isinstance(filter, Value):
-        return bias  # known operands are not quantised
+        return bias  # constant operands are not quantised
     if input not in scales or filter not in scales:
         return bias
     scale = scales[input] * scales[filter]
@@ -237,7 +239,7 @@ def _bias(
 def _unified(
     site: CallSite, kind: str, item_types: Mapping[str, str | None], operands: ByName
 ) -> dict[str, Any]:
-    """Cast operands to their common dtypes, and return them by name.
+    """Return a dict from names to operands that are cast to their common dtypes.
 
     `item_types` maps the name of an operand to its declared item type. All operands with the same
     item type get the same dtype.
@@ -257,7 +259,7 @@ def _unified(
             x = h.integer_array(h.integers(x), x.shape)
             graph.require_known(x.ravel().tolist())
         dtype = dtype or default_dtype(x, graph.defaults, item_type)
-        if x.ndim == 0 and h.is_plain(x.ravel()):  # a single number that is known
+        if x.ndim == 0 and h.is_plain(x.ravel()):  # a single constant number
             return graph.literal(x, dtype)
         return site.constant(x, dtype)
 

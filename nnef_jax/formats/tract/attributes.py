@@ -1,4 +1,4 @@
-"""Converts arguments with known values to attributes of the declared types."""
+"""Converts arguments that are constant to attributes of the declared types."""
 
 from __future__ import annotations
 
@@ -98,7 +98,10 @@ def _signed(integer: int) -> int:
 
 
 def _number(value: object) -> np.ndarray[Any, Any]:
-    """Return a known value as an array. Raises InvalidOperation for tensors, strings and tuples."""
+    """Return a constant value as an array.
+
+    Raises InvalidOperation for tensors, strings and tuples.
+    """
     if isinstance(value, Value):
         raise InvalidOperation(
             f"'{value.name}' must be known when the network is compiled, "

@@ -1,4 +1,4 @@
-"""The site of a call in a document: its arguments, and the operations that its meaning adds."""
+"""The site of a call in a document: the arguments of the call, and the operations it becomes."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from nnef_jax.formats.tract.tensor_file import LARGEST_ATTRIBUTE
 from nnef_jax.formats.tract.unit import Unit
 
 _NO_OPERANDS: ByName = {}
-# The type of the operands of a meaning. At a site that folds, each operand is a host value. An
-# operand that the document leaves out is False.
+# The type of the operands that the function of an operator takes. At a site that folds, each
+# operand is a host value. An operand that the document leaves out is False.
 TractOperand = Operand | Host
 # The exceptions that `CallSite.located` converts to errors with a span.
 REFUSALS = (NnefError, InvalidOperation, InconclusiveDimensionOperation, ExtentNeeded)
@@ -80,10 +80,11 @@ class CallSite(OperatorSite[FlatGraph]):
     Args:
         names: the names of the results.
         operation: the name of the operation.
-        arguments: the arguments of the operation, by name.
+        arguments: maps names of arguments of the operation to their values.
         operands: the tensors among the arguments.
-        words: maps parameters of the operation's meaning to the document's names of arguments. For
-            example, `depth` of a one-hot is the argument `dim` in the document.
+        words: maps names of parameters of the function that flattens the operation to names of
+            arguments in the document. For example, `depth` of a one-hot is the argument `dim` in
+            the document.
         folds: whether operands are host values. Operations are then computed on the host, and are
             not added to the graph.
     """

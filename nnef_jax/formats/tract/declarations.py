@@ -47,13 +47,13 @@ REFUSED = {
 
 @cache
 def registry(name: str) -> Mapping[str, s.Fragment]:
-    """Return the declarations of all operations in a registry, by the name of the operation."""
+    """Return a dict from names of operations in a registry to their declarations."""
     return read_package("nnef_jax.formats.tract", f"{name}.nnef")
 
 
 @cache
 def declarations() -> Mapping[str, s.Fragment]:
-    """Return the declarations of all operations that a document may call, by name.
+    """Return a dict from names of operations that a document may call to their declarations.
 
     The operations of NNEF 1.0 are among them.
     """
@@ -80,7 +80,7 @@ def registry_of(name: str) -> str:
 
 @cache
 def operands(name: str) -> Mapping[str, str | None]:
-    """Return the item type of each operand of the operation `name`, by the name of the operand.
+    """Return a dict from names of operands of the operation `name` to their item types.
 
     An item type is a name such as "scalar", or "?" for a generic type, or None if any type is
     allowed.

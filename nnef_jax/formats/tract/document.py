@@ -35,7 +35,7 @@ class Assertion:
 class TractDocument:
     """A parsed document: its extension lines, fragments and graph.
 
-    `properties` are the entries of `tract_core_properties`, by name.
+    `properties` maps names to the entries of `tract_core_properties`.
     """
 
     source: Source
@@ -73,7 +73,7 @@ class TractDocument:
 
     @cached_property
     def inputs(self) -> Mapping[str, s.Invocation]:
-        """Return the declarations of inputs in the graph's body, by the name of the input."""
+        """Return a dict from names of inputs to their declarations in the graph's body."""
         declarations: dict[str, s.Invocation] = {}
         for assignment in self.graph.body:
             target = assignment.target
@@ -86,7 +86,7 @@ class TractDocument:
 
     @cached_property
     def input_shapes(self) -> Mapping[str, tuple[s.Expression, ...]]:
-        """Return the declared shape of each input, by name.
+        """Return a dict from names of inputs to their declared shapes.
 
         An extent is an expression of symbols.
         """

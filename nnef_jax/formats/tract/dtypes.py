@@ -4,10 +4,10 @@ If jax's x64 mode is off, 64-bit integers become int32, and 64-bit real numbers 
 `real` is the dtype that replaces float32. An integer beyond the range of its dtype is an error. It
 never wraps.
 
-A constant is a literal, a known value or a parameter. As in tract, it takes the dtype of the
-tensors that are operands of the same operation, unless this would change its value. For example, a
-tensor of integers times 0.5 is computed in real numbers, as torch computes it. Tensors of different
-dtypes are promoted as jax.numpy promotes them.
+A constant is a literal, a parameter, or a value that is computed while the document is flattened.
+As in tract, it takes the dtype of the tensors that are operands of the same operation, unless this
+would change its value. For example, a tensor of integers times 0.5 is computed in real numbers, as
+torch computes it. Tensors of different dtypes are promoted as jax.numpy promotes them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The flat graph of a document while it is built, with its stored data and known values."""
+"""The flat graph of a document while it is built, with its stored data and constant values."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FlatCalls = dict[Value, tuple[str, Mapping[str, Any], Mapping[str, Any]]]
 class FlatGraph(Emitter):
     """The graph under construction, to which the operations of a document are added.
 
-    `data` collects the arrays of variables and states by label. `variable_count` is the number of
+    `data` maps labels to the arrays of variables and states. `variable_count` is the number of
     variables in the document. `is_open` tells whether an extent may be UNKNOWN. The body of a scan
     is a separate graph. `outer` is the graph around a body, whose variables the body may read.
     """
@@ -141,7 +141,7 @@ class FlatGraph(Emitter):
             return shape
         return self.symbolic.shape_of(value)
 
-    # Known values
+    # Constant values
 
     def known(self, value: Any, *, only_shapes: bool = False) -> Any:
         """Replace each small parameter by its stored array, also within lists and tuples.

@@ -302,10 +302,10 @@ class _UnitFlattener:
         raise self.graph.error(f"'{name}' is not defined here", node, frame)
 
     def _item(self, values: Any, index: object, site: CallSite) -> Any:
-        """Return the item of a list, of a tuple or of a known array at an index."""
+        """Return the item at an index of a list, a tuple or a constant array."""
         graph = self.graph
-        # A small parameter is replaced by its known value. Of a list of parameters, only the chosen
-        # item is replaced, in the last line of this function.
+        # A small parameter is replaced by its value, which is stored in the archive. Of a list of
+        # parameters, only the chosen item is replaced, in the last line of this function.
         if isinstance(values, Value):
             values = graph.known(values)
         is_array = isinstance(values, np.ndarray)
@@ -372,7 +372,7 @@ class _UnitFlattener:
     def _arguments(
         self, fragment: s.Fragment, node: s.Invocation, site: CallSite, *, is_strict: bool
     ) -> dict[str, Any]:
-        """Return the values of a fragment's parameters by name, for an invocation of the fragment.
+        """Return a dict from parameters of a fragment to values, for an invocation of the fragment.
 
         If `is_strict`, an argument for which there is no parameter is an error. Fragments of the
         document are strict. The operations that tract declares are not.

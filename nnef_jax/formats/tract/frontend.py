@@ -110,7 +110,7 @@ class TractFrontend(TextFrontend):
         return shapes
 
     def extent_names(self) -> Mapping[str, Sequence[str]]:
-        """Return a text for each extent of each input, by the name of the input.
+        """Return a dict from names of inputs to lists of texts, one text for each extent.
 
         The text is the expression of symbols that the document declares for the extent, or "" for
         an extent without symbols. For example, an input of shape (N, 3) has ["N", ""].
@@ -137,7 +137,7 @@ class TractFrontend(TextFrontend):
         return shapes
 
     def quantizers(self, source: Source) -> Mapping[str, Quantizer]:
-        """Read a graph.quant. Return its entries by the name of the tensor."""
+        """Read a graph.quant, and return a dict from names of tensors to entries."""
         return read_quantization(source, self.document.names, self.options.meter)
 
     def members(self, arrays: Arrays, quantization: str | None) -> Written:
@@ -255,7 +255,7 @@ class _DialectWriter(FlatWriter):
         """Return the invocation that declares an input in a flat document.
 
         An input of the document keeps its declaration. Numbers replace the symbols in the
-        declaration if all extents are known. Any other input of a part gets a new symbol for each
+        declaration if all extents are numbers. Any other input of a part gets a new symbol for each
         open extent.
         """
         if value in self.replaced:
@@ -274,7 +274,7 @@ class _DialectWriter(FlatWriter):
         return invocation("tract_core_external", shape=shape, datum_type=datum_type)
 
     def _with_known_shape(self, declared: s.Invocation, value: Value) -> s.Invocation:
-        """Replace the shape in an input's declaration by numbers, if all extents are known.
+        """Replace the shape in an input's declaration by numbers, if all extents are numbers.
 
         `declared` is the declaration, and `value` is the input.
         """

@@ -1,8 +1,8 @@
 """Reads members of an archive that are JSON, or that have a JSON header, as safetensors files have.
 
 A graph reads single values of a JSON document. A safetensors file begins with the length of its
-header, which is a little-endian integer of 8 bytes. The header is JSON. For each tensor, it has the
-dtype, the shape and the byte range, by the label of the variable. The data follow without gaps. The
+header, which is a little-endian integer of 8 bytes. The header is JSON. It maps the label of each
+variable to the dtype, the shape and the byte range of the tensor. The data follow without gaps. The
 package `safetensors` is not used, since it would copy all tensors. This description follows the
 README of the format.
 """

@@ -1,4 +1,4 @@
-"""Says how an operation of the dialect runs: by a meaning, as a kind, or by its definition."""
+"""Says how an operation of the dialect is flattened: by a function, as a kind, or by definition."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _UNEXPANDED = frozenset(
 
 
 def has_meaning(name: str) -> bool:
-    """Tell whether an operation has a meaning in the registry, or is a kind of the standard."""
+    """Tell whether an operation has a function in the registry, or is a kind of the standard."""
     return OPERATORS.get(name) is not None or (name in standard() and name in rules)
 
 
 @cache
 def words(name: str) -> Mapping[str, str]:
-    """Map the parameters of an operation's meaning to the names of its arguments in documents.
+    """Return a dict from parameters of an operation's function to names of arguments in documents.
 
     For example, the parameter "depth" of "tract_core_one_hot" is the argument "dim" in documents.
     """
@@ -48,8 +48,8 @@ def words(name: str) -> Mapping[str, str]:
     for parameter, reader in attributes.items():
         if isinstance(reader, Attribute):
             names[parameter] = reader.name
-    # The two lists may differ in length: a meaning may take only the first operands, and a kind may
-    # have further parameters.
+    # The two lists may differ in length: the function of an operation may take only the first
+    # operands, and a kind may have further parameters.
     operand_names = dict(zip(parameters, inputs, strict=False))
     return {**operand_names, **names}
 
@@ -58,8 +58,9 @@ def words(name: str) -> Mapping[str, str]:
 def defined(expand: Expand) -> frozenset[str]:
     """Return the names of the operations that are replaced by their definitions in the standard.
 
-    If `expand` is "auto", the names are those of the operations without a meaning. If `expand` is
-    "all", the operations that mean the same in tract and in the standard are included.
+    If `expand` is "auto", the names are those of the operations for which `has_meaning` returns
+    False. If `expand` is "all", the operations that mean the same in tract and in the standard are
+    included.
     """
     names: set[str] = set()
     for name, fragment in declarations().items():

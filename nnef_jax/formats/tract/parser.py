@@ -104,7 +104,7 @@ def _refuse_frequent_faults(source: Source, text: str) -> None:
 
 
 def without_properties(text: str) -> tuple[str, dict[str, str]]:
-    """Replace the properties in a text by blanks; return the text, and the properties by name.
+    """Replace the properties in a text by blanks. Return the text, and a dict of the properties.
 
     The grammar cannot read the properties, because tract does not escape quotes in them.
     """

@@ -44,7 +44,7 @@ _TOKEN_STEPS = 5  # steps of the meter for a token
 _LONGEST_INTEGER = 18  # an integer with at most this many characters fits 64 bits
 _MOST_SHOWN = 40  # the largest number of characters of a token in errors
 
-# Maps the name of an algorithm to the types of its arguments, by the name of the argument.
+# Maps the name of an algorithm to a dict from names of arguments to their types.
 _ARGUMENTS: Mapping[str, Mapping[str, type]] = {
     "zero_point_linear_quantize": {
         "zero_point": int, "scale": float, "bits": int, "signed": bool, "symmetric": bool,
@@ -84,7 +84,7 @@ class _Token:
 
 
 def read_quantization(source: Source, names: Collection[str], meter: Meter) -> dict[str, Quantizer]:
-    """Read a graph.quant; return the quantisers by the name of the tensor.
+    """Read a graph.quant, and return a dict from names of tensors to quantisers.
 
     `names` are the names of the graph's tensors. Raises NnefSyntaxError or SemanticError, which
     contains all errors of the file.

@@ -18,7 +18,7 @@ def _average_type(
     """Return the type of a running average, which is the type of the input.
 
     If `complex`, the input has pairs [re, im] along its last axis. Raises InvalidOperation or
-    InvalidShape if the arguments do not fit.
+    InvalidShape if the arguments do not fit each other.
     """
     if complex:
         axis = signal_axis(input, axis)

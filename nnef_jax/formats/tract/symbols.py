@@ -84,7 +84,7 @@ def solve(
 
 
 def _equations(document: TractDocument, shapes: Shapes, meter: Meter) -> list[_Equation]:
-    """Return an equation for each known extent whose declaration contains symbols.
+    """Return an equation for each extent that is a number, and whose declaration contains symbols.
 
     In an equation, the extent equals the declared expression. Equations with a quotient come last,
     since several values of a symbol have the same quotient.

@@ -143,7 +143,7 @@ class StoredTensor:
 
         The declared shape and the array's shape may differ in trailing extents of 1. A tensor in
         blocks is a matrix in the file, so only the numbers of items must agree. Raises DataError if
-        the shapes do not fit.
+        the two shapes do not agree.
         """
         if not self.in_blocks:
             check_shape(self.array.shape, shape, label, self.member)

@@ -34,8 +34,8 @@ class Unit:
 
     Members of the archive are read when they are first used, and are kept after the archive is
     closed. As in tract, the name of a member is a label without leading slashes, followed by a
-    suffix, such as LABEL.dat. For a network within another network, `labels` is the prefix of its
-    labels.
+    suffix, such as LABEL.dat. `labels` is a prefix of all labels of this network. It is "" unless
+    the network is within another network.
     """
 
     def __init__(self, archive: Archive, meter: Meter, labels: str = "", depth: int = 0) -> None:
@@ -62,7 +62,7 @@ class Unit:
             yield from (label, *unit.content())
 
     def texts(self) -> dict[str, bytes]:
-        """Return all texts that were read, by the name of the archive's member.
+        """Return a dict from names of members of the archive to the texts that were read.
 
         For a network within this network, the names begin with the name of the inner network's
         folder, such as "encoder/graph.nnef".
@@ -80,7 +80,7 @@ class Unit:
 
     @cached_property
     def quantizers(self) -> Mapping[str, Quantizer]:
-        """Return the entries of the network's graph.quant, by the name of the tensor."""
+        """Return a dict from names of tensors to their entries in the network's graph.quant."""
         if not self._archive.exists(QUANTIZATION):
             return {}
         source = self._archive.read_text(QUANTIZATION)

@@ -107,11 +107,12 @@ def _activation(function: str, a: float, b: float, x: Floats) -> Floats:
 def softmax_layer(
     inputs: Tensor, *, strict: bool = True, output_position: int | None = None
 ) -> Tensor:
-    """Return exp(x) / (sum of exp(x)) over the channels, truncated (vxSoftmaxLayer).
+    """Return exp(x) / (sum of exp(x) over the channels) in fixed point (vxSoftmaxLayer).
 
     The channels are the last axis if there are 1 or 2 axes, and the third last axis if there are 3
-    or 4. The result is computed in float32 after the maximum is subtracted. It is therefore finite,
-    and differs from exact arithmetic by at most one unit.
+    or 4. The quotient is computed in float32 after the maximum is subtracted. It is therefore
+    finite. The quotient is then truncated to the fixed-point format. The result differs from exact
+    arithmetic by at most one unit.
     """
     x = checks.tensor("inputs", inputs, 1, 2, 3, 4)
     checks.same_format(strict, inputs=x)

@@ -272,9 +272,9 @@ def fully_connected_layer(
     weights are (outputs, products) or (outputs, channels, height, width).
 
     Weights (outputs, products) multiply the last axis of the inputs, or the last three axes: those
-    that have as many items as a row of weights. If both fit, `output_shape` decides. Without
-    `output_shape`, the weights multiply the last axis. The other parameters, and the errors, are
-    those of `convolution_layer`.
+    that have as many items as a row of weights. If both have as many items, `output_shape` decides.
+    Without `output_shape`, the weights multiply the last axis. The other parameters, and the
+    errors, are those of `convolution_layer`.
     """
     arithmetic = Arithmetic(overflow_policy, rounding_policy, semantics, strict, output_position)
     x = checks.tensor("inputs", inputs)

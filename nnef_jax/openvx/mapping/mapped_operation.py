@@ -23,7 +23,7 @@ class NodeInputs:
     """The inputs of a layer.
 
     Args:
-        tensors: the operands by name. An operand is a tensor, a list of tensors, an array or a
+        tensors: maps names to operands. An operand is a tensor, a list of tensors, an array or a
             number.
         choices: the arguments of `lower`.
         position: the fixed-point position of the results.
@@ -72,8 +72,7 @@ class VxLayer:
     Args:
         name: the name of the node in OpenVX, preceded by a count if there are several nodes.
         run: the computation on raw integers.
-        arrange: functions that convert fixed operands to OpenVX's layout, by the name of the
-            operand.
+        arrange: maps names of fixed operands to functions that convert them to OpenVX's layout.
         static: the names of operands that are weights of products. They are prepared once.
         scale: the name of the weights, and a function that multiplies the weights by a factor for
             each channel. `scale` is None if no operation can be folded into the weights.

@@ -368,7 +368,7 @@ def xy_pair(values: Sequence[int], single: int) -> tuple[int, int]:
 
 
 def _window_attributes(operation: MappedOperation) -> dict[str, Any]:
-    """Return the attributes of an operation that describe its windows, by name."""
+    """Return a dict from names to those attributes of an operation that describe its windows."""
     names = ("border", "padding", "stride", "dilation")
     return {name: operation.attributes[name] for name in names}
 

@@ -1,8 +1,8 @@
-"""Meanings of ONNX's operators, with a module for each family of operators.
+"""The functions that flatten ONNX's operators, with a module for each family of operators.
 
-The module `rows` has the operators that become a single operation. The operands of a meaning are
-known or computed tensors, and lists of tensors for sequences. An operator without a meaning is
-replaced by the function with which the standard defines it; see the module `schemas`.
+The module `rows` has the operators that become a single operation. The operands of a function are
+constant or computed tensors, and lists of tensors for sequences. An operator without a function
+here is replaced by the function with which the standard defines it; see the module `schemas`.
 
 Where is `auto_pad` converted to padding? `filters`
 """

@@ -1,4 +1,4 @@
-"""Meanings of elementwise operators: arithmetic, bounds and activations."""
+"""Functions for elementwise operators: arithmetic, bounds and activations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _identity(site: NodeSite) -> Any:
 
 
 def _pair_meaning(kind: str) -> Meaning:
-    """Return the meaning of an operator on two tensors that becomes one operation.
+    """Return the function that flattens an operator on two tensors to one operation.
 
     `kind` is the kind of the operation, such as "mul".
     """
@@ -43,10 +43,11 @@ def _pair_meaning(kind: str) -> Meaning:
 
 
 def _meaning_with_axis(meaning: Meaning) -> Meaning:
-    """Return the meaning before version 7 of an operator on two tensors.
+    """Return the function that flattens the versions before 7 of an operator on two tensors.
 
-    `meaning` is the meaning since version 7. Before version 7, the attribute `axis` is the axis of
-    x at which the axes of y begin. It counts only if the attribute `broadcast` is set.
+    `meaning` is the function for the versions since 7. Before version 7, the attribute `axis` is
+    the axis of x at which the axes of y begin. It has an effect only if the attribute `broadcast`
+    is set.
     """
 
     def meaning_along_axis(site: NodeSite, x: Tensor, y: Tensor, *, broadcasts: bool) -> Any:
@@ -133,7 +134,7 @@ def _combined(site: NodeSite, kind: str, values: Sequence[Tensor], last: ByKind)
 
 
 def _variadic_meaning(kind: str) -> Meaning:
-    """Return the meaning of an operator that combines any number of tensors.
+    """Return the function that flattens an operator that combines any number of tensors.
 
     `kind` is the kind of the operations that combine two tensors, such as "add".
     """

@@ -1,4 +1,4 @@
-"""Meanings of the recurrent layers RNN, LSTM and GRU, which become scans over time steps."""
+"""Functions for the recurrent layers RNN, LSTM and GRU, which become scans over time steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Meanings of operators that run a graph by a condition: If and Loop."""
+"""Functions for operators that run a graph by a condition: If and Loop."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def _if(
     lengths = [_length(x) for x in then_outputs]
     else_lengths = [_length(x) for x in else_outputs]
     if lengths != else_lengths:
-        # Sequences of different lengths need a known condition. This condition is computed, so
-        # `known` raises InvalidOperation, with a hint how to make the condition a constant.
+        # Sequences of different lengths need a constant condition. This condition is computed in a
+        # run, so `known` raises InvalidOperation, with a hint how to make the condition a constant.
         site.known(0)
     then_tensors = _tensors_of(replace(site, graph=then_body), then_outputs)
     else_tensors = _tensors_of(replace(site, graph=else_body), else_outputs)
@@ -141,7 +141,7 @@ def _loop(
     has_known_limit = limit == 0 or not isinstance(count, Value)
     if always_continues is False and has_known_limit:
         # The condition is false after the first iteration. Therefore the loop has at most one
-        # iteration. The condition need not be read to end the loop, so it is taken for true.
+        # iteration. The condition need not be read to end the loop, so it is assumed to be true.
         limit = min(limit, 1)
         always_continues = True
     ends_by_count = begins is None and always_continues
@@ -298,7 +298,7 @@ def _loop_body(
 def _inputs(
     site: NodeSite, body: ModelGraph, iteration: Tensor, states: Sequence[_State]
 ) -> dict[str, Any]:
-    """Return the inputs of the body of a loop, by their names in the body.
+    """Return a dict from names in the body of a loop to the inputs of the body.
 
     The inputs are the number of the iteration, the condition (always True), and the states.
     """

@@ -1,4 +1,4 @@
-"""Meanings of operators of ai.onnx.ml, which scikit-learn's models use.
+"""Functions for operators of ai.onnx.ml, which scikit-learn's models use.
 
 This module has scaling, encoding and linear models.
 """

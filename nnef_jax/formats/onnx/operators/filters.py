@@ -1,4 +1,4 @@
-"""Meanings of convolutions and their transposes: Conv, ConvTranspose, DeformConv and Col2Im."""
+"""Functions for convolutions and their transposes: Conv, ConvTranspose, DeformConv and Col2Im."""
 
 from __future__ import annotations
 

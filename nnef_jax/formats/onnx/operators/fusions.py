@@ -1,4 +1,4 @@
-"""Meanings of fused and quantised operators of com.microsoft, composed of standard operators."""
+"""Functions for fused and quantised operators of com.microsoft, composed of standard operators."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ def _as_quantized(site: NodeSite, x: Tensor, i: int, dtype: str) -> Any:
 def _meaning_on_levels(
     name: str, real_count: int, level_inputs: Sequence[int], output: int
 ) -> Meaning:
-    """Return the meaning of an operator on levels, such as QLinearAdd.
+    """Return the function that flattens an operator on levels, such as QLinearAdd.
 
-    The meaning converts the levels to real numbers, applies an operator of the standard to them,
+    The operator converts the levels to real numbers, applies an operator of the standard to them,
     and quantises the result.
 
     Args:
@@ -307,7 +307,7 @@ def _fused_matmul(
 
 
 def _fused_meaning(standard: str) -> Meaning:
-    """Return the meaning of an operator that is fused with an activation.
+    """Return the function that flattens an operator that is fused with an activation.
 
     The operator computes activation(standard(inputs 0 to 2) + input 3). `standard` is the name of
     the standard's operator, such as "Conv".
@@ -348,7 +348,7 @@ for _name in ("Conv", "Gemm"):
 
 
 def _gelu_meaning(approximate: str) -> Meaning:
-    """Return the meaning of an operator that computes gelu(x + bias).
+    """Return the function that flattens an operator that computes gelu(x + bias).
 
     `approximate` is an attribute of the standard's operator Gelu: "none" or "tanh".
     """

@@ -1,4 +1,4 @@
-"""Meanings of attention and of rotary embedding.
+"""Functions for attention and for rotary embedding.
 
 Heads are tensors of shape (batch, heads, time, items).
 """

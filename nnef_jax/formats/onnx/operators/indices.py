@@ -1,4 +1,4 @@
-"""Meanings of operators that select or move items: slices, pads, scatters, one-hot, top-k."""
+"""Functions for operators that select or move items: slices, pads, scatters, one-hot, top-k."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Meanings of operators that change the shape or the order of items, such as Reshape and Concat."""
+"""Functions for operators that change shapes or the order of items, such as Reshape and Concat."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _tile_along_axis(site: NodeSite, x: Tensor) -> Any:
 
 
 def _block_meaning(move: Callable[..., object]) -> Meaning:
-    """Return the meaning of an operator that moves items between channels and blocks of an image.
+    """Return the function for an operator that moves items between channels and blocks of an image.
 
     `move` is the function that adds the operations, such as `depth_to_space`.
     """

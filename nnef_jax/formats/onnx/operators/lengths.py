@@ -1,4 +1,4 @@
-"""Meanings of NonZero, Compress and Unique, whose results have a computed number of items.
+"""Functions for NonZero, Compress and Unique, whose results have a computed number of items.
 
 The results are padded to the largest possible number of items.
 """

@@ -1,7 +1,7 @@
-"""Meanings of operators on sequences and optional values.
+"""Functions for operators on sequences and optional values.
 
 While the model is flattened, a sequence is a list of tensors. The length of a sequence must
-therefore be known. An empty optional value is None.
+therefore be known before the model runs. An empty optional value is None.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The meaning of TfIdfVectorizer, which counts sequences of tokens in rows of tokens."""
+"""The function for TfIdfVectorizer, which counts sequences of tokens in rows of tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _counted(site: NodeSite, x: Tensor, grams: NDArray[np.int64], skips: int) ->
     # The distance between neighbours of a sequence is the gap plus 1. A single token has no gaps.
     largest_distance = skips + 1 if length > 1 else 1
     for distance in range(1, largest_distance + 1):
-        start_count = row_length - (length - 1) * distance  # positions at which a sequence fits
+        start_count = row_length - (length - 1) * distance  # positions where a sequence can start
         if start_count < 1:
             break
         # `is_gram` has shape (rows, start_count, count).

@@ -1,4 +1,4 @@
-"""Meanings of normalisations over batches, channels, layers and groups."""
+"""Functions for normalisations over batches, channels, layers and groups."""
 
 from __future__ import annotations
 

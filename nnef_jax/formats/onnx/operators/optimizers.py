@@ -1,4 +1,4 @@
-"""Meanings of training steps: Adagrad, Adam and Momentum.
+"""Functions for training steps: Adagrad, Adam and Momentum.
 
 A training step updates tensors by the gradients of the tensors and by states.
 """
@@ -45,8 +45,8 @@ def _updated(site: NodeSite, update: Callable[..., tuple[Tensor, ...]], shrink: 
         time = site.cast(site.operand(1), dtype)
         regularised_gradient = site.step.add(site.step.mul(x, shrink), gradient)
         updates.append(update(rate, time, x, regularised_gradient, *states))
-    # Each update is (tensor, *states). The results are all tensors, then the first state of each
-    # tensor, then the second state of each tensor, and so on.
+    # Each update is (tensor, *states). The list of results begins with the new tensors. Then come
+    # the first states of all tensors, then the second states of all tensors, and so on.
     results: list[Any] = []
     for results_of_kind in zip(*updates, strict=True):
         results += results_of_kind

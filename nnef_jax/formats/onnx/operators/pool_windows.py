@@ -1,4 +1,4 @@
-"""Meanings of pools, over windows or over all spatial axes, and of MaxUnpool."""
+"""Functions for pools, over windows or over all spatial axes, and for MaxUnpool."""
 
 from __future__ import annotations
 

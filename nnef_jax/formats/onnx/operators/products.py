@@ -1,4 +1,4 @@
-"""Meanings of products of matrices and tensors, which are real numbers or quantised levels."""
+"""Functions for products of matrices and tensors, which are real numbers or quantised levels."""
 
 from __future__ import annotations
 

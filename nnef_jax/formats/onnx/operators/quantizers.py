@@ -1,4 +1,4 @@
-"""Meanings of quantisation, QuantizeLinear, and of its inverse, DequantizeLinear."""
+"""Functions for quantisation, QuantizeLinear, and for its inverse, DequantizeLinear."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LONG_LEVELS = ("int16", "uint16", "int32")
 
 
 def is_zero(x: object) -> bool:
-    """Tell whether an operand is left out, or is a known tensor of zeros."""
+    """Tell whether an operand is left out, or is a constant tensor of zeros."""
     if isinstance(x, Constant):
         return not np.any(x.array.astype(np.float32))
     return x is None

@@ -1,4 +1,4 @@
-"""Meanings of reductions along axes: sums, extremes and the indices of extremes."""
+"""Functions for reductions along axes: sums, extremes and the indices of extremes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _axes(site: NodeSite) -> tuple[int, ...]:
 
 
 def _reduction_meaning(steps: tuple[str, str, str]) -> Meaning:
-    """Return the meaning of a reduction.
+    """Return the function that flattens a reduction.
 
     `steps` is a value of `REDUCTIONS`: the kinds of the operation before the reduction, of the
     reduction, and of the operation after the reduction. A kind "" stands for no operation.
@@ -81,7 +81,7 @@ def _extreme_of_empty(
 
 
 def _extreme_index_meaning(kind: str) -> Meaning:
-    """Return the meaning of an operator that returns the index of the extreme item along an axis.
+    """Return the function for an operator that returns the index of the extreme along an axis.
 
     `kind` is the kind of the operation, such as "argmax_reduce".
     """

@@ -1,4 +1,4 @@
-"""Meanings of operators that become a single operation: its kind, inputs and attributes."""
+"""Functions for operators that become a single operation: its kind, inputs and attributes."""
 
 from __future__ import annotations
 

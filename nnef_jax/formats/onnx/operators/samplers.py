@@ -1,4 +1,4 @@
-"""Meanings of operators that sample tensors at positions between items, such as Resize.
+"""Functions for operators that sample tensors at positions between items, such as Resize.
 
 The module also has pools of regions and the suppression of boxes.
 """
@@ -118,10 +118,10 @@ def _region(site: NodeSite, axes: Sequence[int], rank: int) -> Any:
     has_all_axes = list(axes) == list(range(rank))
     if has_all_axes:
         return region
-    # The bounds of the region are gathered from a table, which has the bounds of input 1, then the
-    # numbers 0 and 1 for all other axes. For axes 2 and 3 of 4, the table is start 2, start 3,
-    # end 2, end 3, 0, 1. The indices of the starts are 4, 4, 0, 1, and those of the ends are
-    # 5, 5, 2, 3.
+    # The bounds of the region are gathered from a table. The table has the items of input 1, and
+    # then the numbers 0 and 1. For example, `axes` may be 2 and 3, and `rank` 4. Then the table is
+    # (start of axis 2, start of axis 3, end of axis 2, end of axis 3, 0, 1). The starts of the four
+    # axes are at the indices 4, 4, 0 and 1 of the table, and their ends are at 5, 5, 2 and 3.
     zero_one = site.constant([0, 1], site.dtype_of(region))
     table = site.step.concat([site.tensor(region), site.tensor(zero_one)], axis=0)
     index_of_0 = 2 * count

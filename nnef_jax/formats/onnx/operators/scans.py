@@ -1,4 +1,4 @@
-"""Meanings of the operator Scan, which runs a graph for each slice of tensors."""
+"""Functions for the operator Scan, which runs a graph for each slice of tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Meanings of constants, casts and shapes, and of tensors that a few numbers define."""
+"""Functions for constants, casts and shapes, and for tensors that a few numbers define."""
 
 from __future__ import annotations
 

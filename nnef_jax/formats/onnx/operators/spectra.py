@@ -1,4 +1,4 @@
-"""Meanings of Fourier transforms: along an axis (DFT), and of windowed frames (STFT)."""
+"""Functions for Fourier transforms: along an axis (DFT), or of windowed frames (STFT)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Meanings of support vector machines, which sum kernels of rows and support vectors."""
+"""Functions for support vector machines, which sum kernels of rows and support vectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Meanings of attention operators of com.microsoft.
+"""Functions for attention operators of com.microsoft.
 
 The optimiser of onnxruntime and some exporters write these operators.
 """
@@ -284,9 +284,11 @@ def _group_query_attention(
     If `rotates`, queries and keys are rotated by their positions. If `window` is positive, a query
     attends only to its own key and to the `window` - 1 keys before it.
 
-    If the total length is known, the resulting buffer is at least this long. If the total length is
-    computed, the buffer keeps its length, and the result is NaN for a sequence that does not fit. A
-    runtime makes a longer buffer instead.
+    The results include buffers of all keys and values. If the total length is a constant, these
+    buffers are at least this long. If the total length is computed in a run, the resulting buffers
+    are as long as the buffers of past keys and values. A sequence may have more keys than such a
+    buffer can hold. Then the result for this sequence is NaN, where onnxruntime would make a longer
+    buffer.
     """
     require_supported(
         site, inputs=12, outputs=3, sliding_window_cache=0, k_quant_type="NONE",

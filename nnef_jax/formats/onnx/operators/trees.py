@@ -1,4 +1,4 @@
-"""Meanings of ensembles of decision trees, which become operations of the kind `tree_ensemble`.
+"""Functions for ensembles of decision trees, which become operations of the kind `tree_ensemble`.
 
 The operands of this kind are tables of nodes and leaves.
 """
@@ -276,7 +276,7 @@ def _classifier(
     """Return the label with the highest score, and the scores.
 
     If there are two classes, all votes may be for one class. Like ONNX Runtime, this function then
-    takes all votes for votes for the second class. The second class wins if its score is above a
+    counts all votes as votes for the second class. The second class wins if its score is above a
     threshold. The threshold is 0 if a weight is negative, otherwise 0.5.
     """
     labels = classes(site, names)
@@ -301,8 +301,8 @@ def _classifier(
     label = labelled(site, labels, is_above(site, score, threshold))
     if voted_class == 1:
         return label, transformed(site, scores, transform)
-    # The votes are for the first class, but their sum is taken for the score of the second class.
-    # The score of the first class is computed from the score of the second class.
+    # The votes are for the first class, but their sum is used as the score of the second class. The
+    # score of the first class is computed from the score of the second class.
     if transform == "PROBIT":
         raise InvalidOperation("'PROBIT' needs votes for each of its classes")
     if transform == "LOGISTIC":

@@ -1,7 +1,7 @@
-"""The meanings of OpenVINO's layers, with a module for each family of layers.
+"""The functions that flatten OpenVINO's layers, with a module for each family of layers.
 
 The module `rows` has a table of the layers that need a single operation or line of code. All other
-meanings are functions. A function takes the first inputs as tensors of the graph, and returns the
+layers have functions. A function takes the first inputs as tensors of the graph, and returns the
 tensors of the output ports. A type of layer has one function for all versions, or one for versions
 2 to 9 and another for the operation sets of versions 10 and 11.
 """

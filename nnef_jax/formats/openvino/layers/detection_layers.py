@@ -1,4 +1,4 @@
-"""Meanings of layers for object detection: prior boxes, detections and proposals."""
+"""Functions for layers of object detection: prior boxes, detections and proposals."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _sizes_from_shapes(site: LayerSite) -> _Sizes:
 def _sizes_from_numbers(site: LayerSite) -> _Sizes:
     """Return the extents (height, width) of the features and of the image, as two pairs.
 
-    Inputs 0 and 1 contain the two pairs as known numbers.
+    Inputs 0 and 1 are constants that contain the two pairs.
     """
     return _positive_sizes(site.integers(0), site.integers(1))
 
@@ -276,7 +276,7 @@ def _legacy_priors(site: LayerSite) -> Value:
 
 
 def _scale_and_classes(normalized_default: bool) -> dict[str, Any]:
-    """Return readers of the attributes `normalized` and `num_classes`, by the attribute's name.
+    """Return a dict of functions that read the attributes `normalized` and `num_classes`.
 
     If `normalized` is set, coordinates are fractions of the image's extents, otherwise pixels. If
     `num_classes` is missing or 0, the number of classes follows from the shapes of the inputs:
@@ -427,7 +427,7 @@ def _prior_grid_generator(
 
 
 def _limits(site: LayerSite) -> dict[str, Any]:
-    """Return the limits of a layer that proposes regions, as attributes by name.
+    """Return a dict from names of attributes to the limits of a layer that proposes regions.
 
     The layer leaves out boxes beyond the limits.
     """

@@ -1,4 +1,4 @@
-"""Meanings of elementwise layers: activations, conversions, rounding and functions of tensors."""
+"""Functions for elementwise layers: activations, conversions, rounding and functions of tensors."""
 
 from __future__ import annotations
 
@@ -176,7 +176,10 @@ def _type_of_input_1(site: LayerSite) -> str:
 @opsets("Convert", type=element("destination_type"))
 @opsets("ConvertLike", type=_type_of_input_1)
 def _convert(site: LayerSite, *, type: str) -> Value | Constant:
-    """Cast input 0 to the element type `type`. If input 0 is known, the result may be known too."""
+    """Cast input 0 to the element type `type`.
+
+    If input 0 is a constant, the result may be a constant too.
+    """
     x = site.operand(0)
     dtype = site.graph.computation_dtype(type)
     if isinstance(x, Constant):
@@ -230,7 +233,7 @@ def _fake_quantize(site: LayerSite, x: Value, *, levels: int = integer("levels")
 
     The levels are at equal distances, and `levels` is their number. Inputs 1 and 2 are the ends of
     the input range, and inputs 3 and 4 are the ends of the output range. Halves round to even. If
-    the two ranges are known and equal, and `levels` is a power of 2, the layer becomes NNEF's
+    the two ranges are constant and equal, and `levels` is a power of 2, the layer becomes NNEF's
     `min_max_linear_quantize`.
     """
     if levels < 2:
@@ -247,13 +250,13 @@ def _fake_quantize(site: LayerSite, x: Value, *, levels: int = integer("levels")
 
 
 def _has_equal_ranges(ends: Sequence[Tensor]) -> bool:
-    """Tell whether two ranges of numbers are known and equal, and not empty.
+    """Tell whether two ranges of numbers are constant, equal, and not empty.
 
     `ends` has the low and the high end of the first range, then of the second range.
     """
     arrays = [end.array for end in ends if isinstance(end, Constant)]
     if len(arrays) != 4:
-        return False  # an end of a range is not known, since the network computes it
+        return False  # the network computes an end of a range
     low, high, second_low, second_high = arrays
     if not np.array_equal(low, second_low) or not np.array_equal(high, second_high):
         return False
@@ -263,8 +266,8 @@ def _has_equal_ranges(ends: Sequence[Tensor]) -> bool:
 
 # Functions of several tensors
 
-# Functions of known operands. The first function is for integers, which may be symbolic, and the
-# second function is for real numbers.
+# Functions for constant operands. The first function is for integers, which may be symbolic, and
+# the second function is for real numbers.
 _FLOORED = binary(floordiv, np.divide)
 _REMAINDER = binary(mod, np.mod)
 
@@ -273,7 +276,7 @@ _REMAINDER = binary(mod, np.mod)
 def _divide(site: LayerSite) -> Value:
     """Divide input 0 by input 1.
 
-    If both inputs are known, and the attribute `m_pythondiv` is set, quotients of integers are
+    If both inputs are constant, and the attribute `m_pythondiv` is set, quotients of integers are
     rounded down.
     """
     x, y = site.broadcast()

@@ -1,4 +1,4 @@
-"""Meanings of image layers: resizes, and conversions from brightness and colour planes to RGB."""
+"""Functions for image layers: resizes, and conversions from brightness and colour planes to RGB."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Meanings of layers with indices: gather, scatter, one-hot, range, search, and nonzero items.
+"""Functions for layers with indices: gather, scatter, one-hot, range, search, and nonzero items.
 
 If the number of items of a result depends on values, the result is padded to the largest length.
 """
@@ -166,7 +166,8 @@ def _one_hot(site: LayerSite, *, depth: int = integer_at(1), axis: int, negative
     if is_on_known and is_off_known:
         off_and_on = site.scalar(3), site.scalar(2)
         return _one_hot_result(site, indices, off_and_on, site.dtype_of(2), axis=axis, depth=depth)
-    # The values of a one-hot must be known, so computed values are selected afterwards.
+    # The operation `one_hot` takes only constant values. If the network computes the values, they
+    # are selected afterwards.
     one_hot = step.one_hot(indices, axis=axis, depth=depth, on_value=1.0, off_value=0.0)
     on = site.reshaped(site.tensor(2), [1] * rank)
     off = site.reshaped(site.tensor(3), [1] * rank)
@@ -177,7 +178,7 @@ def _one_hot(site: LayerSite, *, depth: int = integer_at(1), axis: int, negative
 def _range(site: LayerSite) -> Constant | Value:
     """Return the numbers from input 0 to input 1 in steps of input 2, without input 1 itself.
 
-    The numbers are known, unless an input is a symbolic extent.
+    The numbers are constants, unless an input is a symbolic extent.
     """
     start, stop, step = (site.known(i).reshape(-1).tolist()[0] for i in range(3))
     if site.has_attribute("output_type"):

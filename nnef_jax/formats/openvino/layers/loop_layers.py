@@ -1,4 +1,4 @@
-"""Meanings of layers with bodies.
+"""Functions for layers with bodies.
 
 TensorIterator and Loop repeat a body, and If runs one of two bodies.
 """
@@ -390,7 +390,7 @@ def _results(
 ) -> list[Tensor]:
     """Flatten a body into `graph`. Return the tensors of the layer's output ports.
 
-    `feeds` are the inputs of the body, by port.
+    `feeds` maps ports to the inputs of the body.
     """
     outputs = links(body, inputs=False)
     sources = [source_of(body, link.end) for link in outputs]

@@ -1,4 +1,4 @@
-"""Meanings of layers with matrix products: MatMul, FullyConnected, GEMM, Einsum and attention."""
+"""Functions for layers with matrix products: MatMul, FullyConnected, GEMM, Einsum and attention."""
 
 from __future__ import annotations
 
@@ -158,9 +158,9 @@ def _attention(
 def _scaled_query(site: LayerSite, query: Value) -> tuple[Value, float]:
     """Return the query, and the factor of its products with the keys.
 
-    The factor is input 4, the scale, if the scale is known. A computed scale multiplies the query,
-    and the factor is 1. Without input 4, the factor is 0, which stands for 1 / sqrt(items), where
-    `items` is the last extent of the query.
+    If input 4, the scale, is a constant, the factor is the scale. If the network computes the
+    scale, it multiplies the query, and the factor is 1. Without input 4, the factor is 0, which
+    stands for 1 / sqrt(items), where `items` is the last extent of the query.
     """
     if not site.has(4):
         return query, 0.0

@@ -1,4 +1,4 @@
-"""Meanings of recurrent cells, and of sequences, which are scans of a cell over time steps."""
+"""Functions for recurrent cells, and for sequences, which are scans of a cell over time steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Meanings of layers that reduce along axes, find the largest items, or normalise."""
+"""Functions for layers that reduce along axes, find the largest items, or normalise."""
 
 from __future__ import annotations
 

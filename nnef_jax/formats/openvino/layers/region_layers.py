@@ -1,4 +1,4 @@
-"""Meanings of layers with regions: suppression of overlapping boxes, pools, and regions of YOLO.
+"""Functions for layers with regions: suppression of overlapping boxes, pools, and regions of YOLO.
 
 Suppression returns the indices of the boxes that remain, padded with -1.
 """
@@ -77,7 +77,8 @@ def _suppression(
             indices = site.cut_or_padded(indices, axis=0, size=declared_count, value=-1.0)
     indices, count = _in_output_type(site, indices, count)
     if has_count:
-        # Without a count, later layers would take the padding for boxes.
+        # The count says which rows are boxes. Without it, later layers would also process the
+        # padding rows as if they were boxes.
         indices, selected_scores = box_lists(site, count, indices, selected_scores)
     results = [indices, selected_scores, count]
     output_count = max(len(site.layer.outputs), 1)
@@ -226,7 +227,7 @@ def _scaled(
 
 
 def _samples(site: LayerSite) -> dict[str, Any]:
-    """Return the extents of a pooled region and the number of samples, as attributes by name."""
+    """Return a dict of attributes: extents of a pooled region, and the number of samples."""
     height = site.int("pooled_h")
     width = site.int("pooled_w")
     return {"output_size": (height, width), "sampling_ratio": site.int("sampling_ratio")}

@@ -1,8 +1,9 @@
-"""The registry of OpenVINO's layers, and functions that read known inputs.
+"""The registry of OpenVINO's layers, and functions that read constant inputs.
 
 Layers are looked up by their type, in upper or lower case. Versions are versions of the document.
-Where layers of older versions have an attribute, layers of operation sets have a known input. Such
-an input becomes an attribute of the meaning, by one of the readers in this module.
+Where layers of older versions have an attribute, layers of operation sets have a constant input.
+One of the readers in this module reads such an input, and passes it to the function of the layer as
+an attribute.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from nnef_jax.formats.openvino.layer_site import LayerSite
 
 OPERATORS = Operators(key=str.lower)
 LEGACY = FIRST_OF_OPSETS - 1  # the last version in which layers hold their weights
-# Decorators that register a meaning for all versions, for the versions before operation sets, and
-# for the versions with operation sets.
+# Decorators that register the function of a layer for all versions, for the versions before
+# operation sets, and for the versions with operation sets.
 operator: Registration = OPERATORS.operator
 legacy: Registration = partial(operator, until=LEGACY)
 opsets: Registration = partial(operator, since=FIRST_OF_OPSETS)
@@ -30,8 +31,8 @@ Reader = Callable[[LayerSite], Any]  # a function that reads an attribute or inp
 
 # Each of these functions takes the index of an input and returns a reader of the input. `tensor`
 # reads a tensor of the graph, and `integer_tensor` a tensor in the dtype in which i64 is computed.
-# `axes_at` reads known axes of input 0. `number_at` reads a known number, and its second argument
-# is the default.
+# `axes_at` reads a constant list of axes of input 0. `number_at` reads a constant number, and its
+# second argument is the default.
 tensor: Callable[[int], Any] = partial(methodcaller, "tensor")
 integer_tensor: Callable[[int], Any] = partial(methodcaller, "integer_tensor")
 axes_at: Callable[[int], Any] = partial(methodcaller, "axes")
@@ -44,12 +45,12 @@ def axis_at(i: int) -> Any:
 
 
 def integer_at(i: int) -> Any:
-    """Return a function that reads a known integer from input `i` of a layer."""
+    """Return a function that reads a constant integer from input `i` of a layer."""
     return lambda site: site.integers(i)[0]
 
 
 def integers_at(i: int, default: tuple[int, ...] | None = None) -> Any:
-    """Return a function that reads a list of known integers from input `i` of a layer.
+    """Return a function that reads a constant list of integers from input `i` of a layer.
 
     If the input is missing, the function returns `default`. If `default` is None, the input is
     required.

@@ -1,4 +1,4 @@
-"""Meanings of layers that become one operation or need one line of code."""
+"""Functions for layers that become one operation or need one line of code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ indices: Callable[[int], Any] = partial(methodcaller, "indices")
 
 
 def on_two(kind: str) -> Meaning:
-    """Make the meaning of a layer that is a single operation on inputs 0 and 1.
+    """Make the function that flattens a layer to a single operation on inputs 0 and 1.
 
     `kind` is the kind of the operation, such as "add". The inputs are broadcast to each other.
     """

@@ -1,4 +1,4 @@
-"""Meanings of layers with sequences and segments: CTC decoding, beams, bags of embeddings."""
+"""Functions for layers with sequences and segments: CTC decoding, beams, bags of embeddings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Meanings of layers for shapes and the order of items, such as reshape, transpose and concat."""
+"""Functions for layers that change shapes or the order of items, such as reshape and concat."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Meanings of signal layers: Fourier transforms, frames, patches, and some matrices.
+"""Functions for signal layers: Fourier transforms, frames, patches, and some matrices.
 
 The matrices are identity matrices and inverses of matrices.
 """

@@ -1,4 +1,4 @@
-"""Meanings of layers that slice, crop or pad."""
+"""Functions for layers that slice, crop or pad."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Meanings of layers with states, which last from call to call: Memory, ReadValue and Assign."""
+"""Functions for layers with states, which last from call to call: Memory, ReadValue and Assign."""
 
 from __future__ import annotations
 

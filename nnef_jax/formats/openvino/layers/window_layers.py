@@ -1,4 +1,4 @@
-"""Meanings of layers with windows: pools and convolutions.
+"""Functions for layers with windows: pools and convolutions.
 
 Convolutions may be transposed, binary or deformable. Operands have shape (batch, channels, ...).
 """
@@ -34,7 +34,7 @@ from nnef_jax.formats.openvino.window_attributes import (
 
 
 class _Filter(NamedTuple):
-    """A filter of a convolution, with its bias, its groups and its extents.
+    """A filter of a convolution, with the bias, the groups and the filter's extents.
 
     `items` has shape (groups * channels, ...). `kernel` has the extents of the window along the
     spatial axes.

@@ -1,4 +1,4 @@
-"""Intrinsics, which are operations whose meanings need the site of the call.
+"""Intrinsics, which are operations whose functions need the site of the call.
 
 Examples are inputs, variables, shapes and scans.
 """

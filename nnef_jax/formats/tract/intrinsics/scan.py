@@ -210,7 +210,7 @@ class _Body:
         full_tensors: list[tuple[Value, Any]] = []
         for name, outer in self.full:
             body_input = bindings.bind(name, outer)
-            if isinstance(body_input, Value):  # the body has no input for a known value
+            if isinstance(body_input, Value):  # the body has no input for a constant value
                 full_tensors.append((body_input, outer))
         state_inputs = [bindings.bind(state.parameter, state.first) for state in states]
         bindings.refuse_missing()
@@ -306,7 +306,7 @@ class _Bindings:
         """Bind the parameter `name` to a value from outside the body, or to slices of it.
 
         If `axis` is not None, the parameter is a slice of |chunk| items along this axis. Return the
-        body's input for the parameter, or None if the value is known.
+        body's input for the parameter, or None if the value is a constant.
         """
         parameter = self._free(name)
         if not isinstance(value, Value):

@@ -160,7 +160,7 @@ def submodel(site: CallSite, input: object, *, label: str) -> Any:
     return Results.of(site.evaluator.submodel(unit, extents, inputs, frame))
 
 
-# Operations whose results are known if their arguments are known
+# Operations whose results are constant if their arguments are constant
 
 
 @intrinsic("cast", "tract_core_cast")
@@ -172,7 +172,7 @@ def cast(site: CallSite, value: object) -> Any:
         return apply(site, "copy", *site.names, x=value)
     dtype = dtype_of(datum_type, graph.builder.real)
     is_known = not isinstance(value, Value)
-    # Maps the dtypes in which host values are computed to the types of host values. A known value
+    # Maps the dtypes in which host values are computed to the types of host values. A host value
     # remains a host value if it is cast to one of these dtypes.
     host_types = {
         graph.builder.integer: "integer", graph.builder.real: "scalar", "bool": "logical",
@@ -185,7 +185,7 @@ def cast(site: CallSite, value: object) -> Any:
         operand = codes_of(site, operand, graph.entries[operand])
     result = site.cast(operand, dtype, *site.names)
     if is_known and h.is_plain(h.host(value).ravel()):
-        # Attributes of later operations may read the known numbers.
+        # Attributes of later operations may read the numbers.
         graph.constants[result] = converted(h.host(value), dtype)
     return result
 
@@ -213,7 +213,7 @@ def constant(site: CallSite, *, shape: Sequence[int], value: object) -> Any:
 
 @intrinsic("tract_core_shape_of")
 def shape_of(site: CallSite, value: object) -> h.Host:
-    """Return the shape of a tensor or of a known value, as a host value."""
+    """Return the shape of a tensor or of a host value, as a host value."""
     is_tensor = isinstance(value, Value)
     shape = site.graph.shape_of(value) if is_tensor else h.host(value).shape
     return h.integer_array(shape)
@@ -223,7 +223,7 @@ def shape_of(site: CallSite, value: object) -> h.Host:
 def range_of(site: CallSite) -> Any:
     """Return the numbers start, start + step, start + 2 step, ... that are before `end`.
 
-    A short range of known integers is a host value. The network computes all other ranges.
+    A short range of constant integers is a host value. The network computes all other ranges.
     """
     graph = site.graph
     bounds = [_number(site, name) for name in ("start", "end", "step")]

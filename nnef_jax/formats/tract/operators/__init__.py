@@ -1,8 +1,9 @@
-"""The meanings of the dialect's operations, with a module for each family of operations.
+"""The functions that flatten the dialect's operations, with a module for each family.
 
-The module `rows` has a table of meanings that are a single operation. All other meanings are
-functions. A function takes the site and the first operands, whose names are those of the kind's
-parameters. An operation without a meaning is the kind of the same name.
+The module `rows` has a table of the operations of the dialect that become a single operation of the
+graph. All others have functions. A function takes the site and the first operands, whose names are
+those of the kind's parameters. An operation that is in no module here becomes an operation of the
+kind with the same name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Meanings of several operations each: attention, recurrence, indices and resampling."""
+"""Functions for operations that become several: attention, recurrence, indices and resampling."""
 
 from __future__ import annotations
 

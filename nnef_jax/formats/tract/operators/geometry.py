@@ -1,4 +1,4 @@
-"""Meanings of slices and padding.
+"""Functions for slices and padding.
 
 Bounds of slices are clamped, and negative padding cuts items off.
 """
@@ -95,7 +95,7 @@ def _bounds(shape: Shape, axis: int, begin: int, end: int, step: int) -> tuple[i
 
 
 def _known_bounds(shape: Shape, axis: int, begin: int, end: int, step: int) -> tuple[int, int]:
-    """Return the bounds as `_bounds` does, for known numbers. Bounds are clamped to the axis."""
+    """Return the bounds as `_bounds` does, for constant numbers. Bounds are clamped to the axis."""
     extent = shape[axis]
     stop = None if end == 0 else end  # an end of 0 stands for the end of the axis
     first, last, _ = slice(begin, stop).indices(extent)

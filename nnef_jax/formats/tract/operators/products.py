@@ -1,4 +1,4 @@
-"""Meanings of products: matrices of any rank, Einstein sums, and their quantised forms."""
+"""Functions for products: matrices of any rank, Einstein sums, and their quantised forms."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def linear(site: CallSite, input: TractOperand, filter: TractOperand) -> TractOp
 def _of_one_rank(site: CallSite, factors: dict[str, TractOperand]) -> list[TractOperand]:
     """Add axes of extent 1 to the operand of lower rank. Return the two operands.
 
-    `factors` has the two operands by name. A vector becomes a column first. Then axes are added
+    `factors` maps names to the two operands. A vector becomes a column first. Then axes are added
     before the other axes.
     """
     shapes = {name: site.shape(x) for name, x in factors.items()}

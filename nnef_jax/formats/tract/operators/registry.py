@@ -7,9 +7,9 @@ from typing import Any
 from nnef_jax.flattening.operators.attributes import attribute
 from nnef_jax.flattening.operators.registry import Operators, Registration
 
-# The registry of operators on tensors. Operands are converted to the declared types. If a meaning
-# does not give an argument to its last operation, the operation gets the call's argument of the
-# same name.
+# The registry of operators on tensors. Operands are converted to the declared types. If the
+# function of an operator does not give an argument to its last operation, the operation gets the
+# call's argument of the same name.
 OPERATORS = Operators()
 operator: Registration = OPERATORS.operator
 
@@ -21,12 +21,12 @@ AXES: Any = attribute("axes", "axes_of")  # axes of input 0; negative axes count
 
 
 def argument(name: str) -> Any:
-    """Declare an attribute of a meaning: the argument `name`, without any conversion."""
+    """Declare an attribute that is the argument `name` of the call, without any conversion."""
     return attribute(name, "argument")
 
 
 def fixed(name: str) -> Any:
-    """Declare an attribute of a meaning that is the integer argument `name`.
+    """Declare an attribute that is the integer argument `name` of the call.
 
     The integer must not be symbolic or depend on an open extent.
     """

@@ -1,4 +1,4 @@
-"""Meanings of operations of the dialect that become a single operation of the graph."""
+"""Functions for operations of the dialect that become a single operation of the graph."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PREFIXED = {
     "tract_onnx_ml": ("direct_lookup", "reverse_lookup"),
     "tract_transformers": ("causal_conv1d_update",),
 }  # fmt: skip
-# Maps operations to kinds of other names.
+# Maps the name of an operation of tract to its kind, where the two names differ.
 _RENAMED = {
     "recip": "rcp", "square": "sqr", "tract_shl": "shift_left", "tract_shr": "shift_right",
     "tract_core_bitand": "bitwise_and", "tract_core_bitor": "bitwise_or",

@@ -1,4 +1,4 @@
-"""Meanings of pooling and convolutions.
+"""Functions for pooling and convolutions.
 
 Maxima ignore the border. A bias may lie along any axis. The filter of `deconv` has the same layout
 as that of `conv`.
@@ -178,7 +178,7 @@ def _checked_windows(site: CallSite, groups: int) -> tuple[int, Sequence[tuple[i
     """Check the operands of a convolution. Return the number of groups and the spatial padding.
 
     The padding is a pair (before, after) for each spatial axis. Raises InvalidShape or
-    InvalidOperation if the operands or attributes do not fit.
+    InvalidOperation if the operands or attributes do not fit each other.
     """
     input = site.shape(0)
     filter = site.shape(1)
