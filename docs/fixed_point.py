@@ -22,9 +22,10 @@ PAGE = ROOT / "docs" / "openvx_reports.md"
 _HEAD = """\
 # OpenVX reports
 
-This page has the reports of `nnef_jax.openvx.check_profile` and `Lowered.stats` for three networks
-in Q7.8, saturated and rounded to nearest even. `python docs/fixed_point.py` writes it.
-[OpenVX](openvx.md) explains the columns.
+This page has the reports of `nnef_jax.openvx.check_profile` and `Lowered.stats` for three networks.
+The networks are computed in Q7.8 (16-bit integers with 8 fractional bits). Results are rounded to
+nearest even, and results out of the range of Q7.8 are saturated. `python docs/fixed_point.py`
+writes this page. [OpenVX](openvx.md) explains the columns.
 """
 _ALEXNET = """version 1.0;
 graph alexnet_like(image) -> (probabilities)
@@ -116,7 +117,7 @@ def report(title: str, about: str, model: Any, images: Any) -> str:
         if layer.startswith("vx") and layer != "vx_tensor"
     ]
     unfit = [f"`{node.name}`: {node.reason}" for node in checked.nodes if not node.fits]
-    said = "; ".join(unfit) or "all operations fit"
+    said = "; ".join(unfit) or "all operations fit the profile"
     found = openvx.lower(model, on_unfit="float").stats(images, isolate=True)
     text = "\n".join(line.rstrip() for line in str(found).splitlines()).strip()
     return (
@@ -128,10 +129,12 @@ def report(title: str, about: str, model: Any, images: Any) -> str:
 def main() -> None:
     """Write the page."""
     small = "A small network with random weights (He et al. 2015) runs on four random images."
+    part = (
+        "The network of `examples/digits`, without the operations that compute the tensor `ink`, "
+        "runs on ten scans."
+    )
     sections = (
-        report(
-            "Digits", "The network of `examples/digits` from `ink` on runs on ten scans.", *digits()
-        ),
+        report("Digits", part, *digits()),
         report("AlexNet-like", small, *alexnet_like()),
         report("MobileNet-like", small, *mobilenet_like()),
     )
