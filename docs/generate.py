@@ -107,14 +107,16 @@ Operations that are structure are tested by the documents of `tests/formats/test
 _ERRORS = """\
 # Error messages
 
-This page shows twenty wrong documents, and the messages of `nnef_jax.load`. A message has the
-place, the wrong content and the expected one, the calls of fragments that lead there, and a hint
-for the correction. Errors that do not depend on each other are reported together, also by
+This page shows twenty wrong documents, and the messages of `nnef_jax.load` for them. A message has
+the place of the error, what the document has there, what is expected there, and a hint for the
+correction. If the place is in a fragment, the message also has the calls of fragments that lead to
+this place. Errors that do not depend on each other are reported together, by `load` and by
 `nnef-jax check`.
 
 The documents are in `tests/wrong_documents.py`. A test checks that each message has the right
-place, and the words that are needed to correct the document. Tensor files are left out if nothing
-depends on them. `python docs/generate.py` loads the documents and writes this page.
+place, and the words that are needed to correct the document. A document has tensor files only if
+the error depends on these files. `python docs/generate.py` loads the documents and writes this
+page.
 """
 
 

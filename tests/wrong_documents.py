@@ -113,7 +113,7 @@ A name is used above the line that assigns it.
 = 'h' is not defined here
 = must be assigned before it is used
 # assigned_twice
-A name is assigned a second time, as a variable of a program would be.
+A name is assigned a second time, as is possible in a program.
     x = external(shape = [1,3,32,32]);
     h = relu(x);
     h = max_pool(h, size = [1,1,2,2]);
@@ -123,14 +123,14 @@ A name is assigned a second time, as a variable of a program would be.
 = use another name
 ## Arguments
 # attribute_by_position
-An attribute is given by position; only tensors may be.
+An attribute is given by position; only tensors may be given by position.
     x = external(shape = [1,3,32,32]);
     y = avg_pool(x, [1,1,2,2]);
 = net/graph.nnef:6:21
 = 'size' of 'avg_pool' is an attribute: it must be named
 = write size = ...
 # integer_for_scalar
-Integers stand where scalars are due; all such places are reported at once.
+Integers are passed for parameters that need scalars; all such integers are reported at once.
     x = external(shape = [1,3,32,32]);
     y = clamp(x, 0, 6);
 = net/graph.nnef:6:18
@@ -153,7 +153,7 @@ An axis is counted from the end, as in numpy.
 = the last one is 3
 ## Shapes, inside fragments
 # bias_of_rank_1
-A bias has the shape [C], as in numpy; NNEF matches shapes from the left, so it is [1,C].
+A bias has the shape [C], as in numpy; NNEF aligns shapes at the left, so [1,C] is needed.
 fragment conv_relu( x: tensor<scalar>, scope: string ) -> ( y: tensor<scalar> )
 {
     filter = variable(shape = [8,3,3,3], label = scope + '/filter');
@@ -180,7 +180,7 @@ fragment block( x: tensor<scalar>, scope: string ) -> ( y: tensor<scalar> )
 = in fragment 'block', called at net/graph.nnef:13:9
 = [output channels, input channels / groups, ...]
 # transposed_matrix
-The filter of `linear` is transposed, two fragments deep.
+The filter of `linear` is transposed, in a fragment that another fragment calls.
 fragment dense( x: tensor<scalar>, n: integer, m: integer ) -> ( y: tensor<scalar> )
 {
     filter = variable(shape = [n,m], label = 'dense/filter');
@@ -216,7 +216,7 @@ fragment residual( x: tensor<scalar>, stride: integer, scope: string )
 = in fragment 'residual', called at net/graph.nnef:15:9
 = extents must be equal, or 1
 # window_without_batch_and_channel
-The window of a pool has its height and width only, as that of a convolution.
+The window of a pool has only a height and a width, as the window of a convolution has.
 fragment halved( x: tensor<scalar> ) -> ( y: tensor<scalar> )
 {
     y = max_pool(x, size = [2,2], stride = [2,2], padding = [(0,0),(0,0)]);
@@ -248,7 +248,7 @@ The file of a variable holds a transposed tensor.
 = is declared with [10,256]
 = store a tensor of the declared shape
 # channels_last
-The network loads; it is called with an image whose channels come last.
+The network loads, but it is called with an image whose channels come last.
     image = external(shape = [1,3,224,224]);
     y = area_downsample(image, factor = [2,2]);
 ! model(np.zeros([1, 224, 224, 3], np.float32))
