@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import jax.numpy as jnp
@@ -142,44 +142,77 @@ def bounds_by_symbol(extent: Any, symbol: str, limits: Mapping[str, Any]) -> Upp
     1 for n1. Then the bounds of n1 + 2 by n0 are infinity and 3, and the bounds of the smaller one
     of n1 and 4 are 4 and 1.
     """
-    if not is_symbolic(extent) and not isinstance(extent, Extent):
-        return UpperBounds(extent, extent)
-    return _bounds_by_symbol(_parsed(str(extent)), symbol, limits)
+    # The bounds of a symbol are computed once: several expressions may contain the symbol.
+    bounds_by_name = {symbol: UpperBounds(math.inf, 0)}
+
+    def bounds_of_extent(extent: Any) -> UpperBounds:
+        if not is_symbolic(extent) and not isinstance(extent, Extent):
+            return UpperBounds(extent, extent)
+        return _bounds_by_name(_parsed(str(extent)), bounds_of_name)
+
+    def bounds_of_name(name: str) -> UpperBounds:
+        if name not in bounds_by_name:
+            bounds = bounds_of_extent(limits.get(name, math.inf))
+            # A list has at least 0 items, even if its limit is negative.
+            bounds_by_name[name] = UpperBounds(max(bounds.number, 0), max(bounds.excess, 0))
+        return bounds_by_name[name]
+
+    return bounds_of_extent(extent)
 
 
-def _bounds_by_symbol(node: ast.expr, symbol: str, limits: Mapping[str, Any]) -> UpperBounds:
-    """Return the bounds that `bounds_by_symbol` returns, for an expression of symbols."""
-    bounds_of = partial(_bounds_by_symbol, symbol=symbol, limits=limits)
+def _bounds_by_name(node: ast.expr, bounds_of_name: Callable[[str], UpperBounds]) -> UpperBounds:
+    """Return the bounds of an expression. `bounds_of_name` returns the bounds of a symbol."""
     match node:
-        case ast.Name(id=name) if name == symbol:
-            return UpperBounds(math.inf, 0)
-        case ast.Name(id=name) if name in limits:
-            bounds = bounds_by_symbol(limits[name], symbol, limits)
-            return UpperBounds(max(bounds.number, 0), max(bounds.excess, 0))
         case ast.Constant(value=int(number)):
             return UpperBounds(number, number)
+        case ast.Name(id=name):
+            return bounds_of_name(name)
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(number))):
             return UpperBounds(-number, -number)
+        case ast.UnaryOp(op=ast.USub(), operand=operand) if _is_never_negative(operand):
+            return UpperBounds(0, 0)
+        case ast.BinOp(
+            left=ast.UnaryOp(op=ast.USub(), operand=left), op=ast.Mult(), right=right
+        ) if _is_never_negative(left) and _is_never_negative(right):
+            return UpperBounds(0, 0)  # the text -3*n0 means (-3)*n0
         case ast.BinOp(left=left, op=ast.Add(), right=right):
-            x, y = bounds_of(left), bounds_of(right)
+            x = _bounds_by_name(left, bounds_of_name)
+            y = _bounds_by_name(right, bounds_of_name)
             return UpperBounds(x.number + y.number, min(x.excess + y.number, x.number + y.excess))
         case ast.BinOp(left=left, op=ast.Sub(), right=ast.Constant(value=int(number))):
-            x = bounds_of(left)
+            x = _bounds_by_name(left, bounds_of_name)
             return UpperBounds(x.number - number, x.excess - number)
-        case ast.BinOp(left=ast.Constant(value=int(factor)), op=ast.Mult(), right=right):
-            product = factor * bounds_of(right).number if factor > 0 else math.inf
+        case ast.BinOp(left=left, op=ast.Sub(), right=right) if _is_never_negative(right):
+            return _bounds_by_name(left, bounds_of_name)
+        case ast.BinOp(left=left, op=ast.Mult(), right=right) if _is_never_negative(node):
+            x = _bounds_by_name(left, bounds_of_name)
+            y = _bounds_by_name(right, bounds_of_name)
+            # 0 times infinity is NaN.
+            product = x.number * y.number if x.number and y.number else 0
             return UpperBounds(product, product)
-        case ast.Call(
-            func=ast.Name(id="floordiv"), args=[left, ast.Constant(value=int(divisor))]
-        ) if divisor > 0:  # fmt: skip
-            x = bounds_of(left)
+        case ast.Call(func=ast.Name(id="floordiv"), args=[left, ast.Constant(value=int(divisor))]):
+            x = _bounds_by_name(left, bounds_of_name)
             return UpperBounds(x.number / divisor, max(x.excess, 0))
         case ast.Call(func=ast.Name(id="max" | "min" as name), args=[left, right]):
             choose = max if name == "max" else min
-            x, y = bounds_of(left), bounds_of(right)
+            x = _bounds_by_name(left, bounds_of_name)
+            y = _bounds_by_name(right, bounds_of_name)
             return UpperBounds(choose(x.number, y.number), choose(x.excess, y.excess))
         case _:
             return UpperBounds(math.inf, math.inf)
+
+
+def _is_never_negative(node: ast.expr) -> bool:
+    """Tell whether an expression is a sum or product of symbols and of numbers from 0 on."""
+    match node:
+        case ast.Constant(value=int(number)):
+            return number >= 0
+        case ast.Name():
+            return True
+        case ast.BinOp(left=left, op=ast.Add() | ast.Mult(), right=right):
+            return _is_never_negative(left) and _is_never_negative(right)
+        case _:
+            return False
 
 
 def _open(extent: Any, symbols: Mapping[str, object], scope: Any = None) -> dict[str, Any]:
