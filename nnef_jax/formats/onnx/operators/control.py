@@ -170,12 +170,12 @@ def _uncounted(
     if isinstance(count, Value):
         largest_count = site.graph.bounds.most(count)
         most = min(limit, math.inf if largest_count is None else max(largest_count, 0))
-    failure: NnefError | None = None
+    failure: NnefError | InvalidOperation | None = None
     can_stack = not stacks_outputs or most <= _MOST_STACKED
     if can_stack and not has_sequences:
         try:
             return _as_loop(site, body, states, count, begins, limit, most)
-        except (SemanticError, ShapeError) as error:
+        except (SemanticError, ShapeError, InvalidOperation) as error:
             if not stacks_outputs:
                 raise
             failure = error
