@@ -1,11 +1,12 @@
 """Collectives and memory of networks on meshes of devices that are not attached.
 
-    python -m benchmarks.sharding [--only bert,llama] [--topology v5e:2x2] [--out sharding.json]
+    python -m benchmarks.sharding [--only bert,llama] [--topology v5e:2x2] [--dtype float32]
+        [--out sharding.json] [--table]
 
 Nothing runs. Networks of two layers are compiled for each mesh, as a call and as a training step.
 The batch is sharded ("data"), or the parameters ("tensor"), or both, or parameters are sharded over
 all devices and gathered before they are read ("full"). `--out` keeps the figures of what is
-compiled, and does not compile it again. `--table` prints the table of docs/devices.md from them.
+compiled, and does not compile it again. `--table` prints the tables of docs/devices.md from them.
 """
 
 from __future__ import annotations
@@ -137,10 +138,10 @@ def figures(name: str, topology: str, way: str, dtype: str, *, training: bool) -
 
 
 def cases(
-    only: Sequence[str], topologies: Sequence[str]
+    only: Sequence[str], topologies: Sequence[str], dtypes: Sequence[str]
 ) -> Iterator[tuple[str, str, str, str, bool]]:
     """Yield name, topology, way, dtype, and whether it is a training step."""
-    for dtype, name in itertools.product(DTYPES, only):
+    for dtype, name in itertools.product(dtypes, only):
         places = [*topologies, *(LLAMA_TOPOLOGIES if name == "llama" else ())]
         for topology, way in itertools.product(places, WAYS):
             if name == GPT and way in ("data", "full"):  # one sequence
@@ -154,6 +155,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default=",".join(NETWORKS))
     parser.add_argument("--topology", default=",".join(TOPOLOGIES))
+    parser.add_argument("--dtype", default=",".join(DTYPES))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--processes", type=int, default=2, help="programs compiled at a time")
     parser.add_argument("--table", action="store_true", help="print a table of Markdown")
@@ -162,7 +164,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.out and options.out.exists():
         results = json.loads(options.out.read_text())
     if options.table:
-        print("\n".join(table(results)))
+        for dtype in options.dtype.split(","):
+            print("\n".join(table(results, dtype)))
         return
 
     def compile_case(case: tuple[str, str, str, str, bool]) -> None:
@@ -177,8 +180,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{key}: {_shown(results[key])}", flush=True)
 
     lock = threading.Lock()
+    choices = (options.only, options.topology, options.dtype)
     with ThreadPoolExecutor(options.processes) as pool:  # a thread waits for its compiler
-        list(pool.map(compile_case, cases(options.only.split(","), options.topology.split(","))))
+        list(pool.map(compile_case, cases(*(choice.split(",") for choice in choices))))
 
 
 def _shown(values: Figures) -> str:
@@ -190,13 +194,13 @@ def _shown(values: Figures) -> str:
     return f"{mesh}: {values['MB']:.1f} MB, {', '.join(collectives) or 'none'} ({moved:.2f} MB)"
 
 
-def table(results: Mapping[str, Figures]) -> Iterator[str]:
+def table(results: Mapping[str, Figures], dtype: str) -> Iterator[str]:
     """Yield the lines of a table: collectives and memory of a call and of a training step."""
     yield "| network | devices | mesh | collectives of a call | MB | of a training step | MB |"
     yield "|---|---|---|---|---|---|---|"
     for key, call in results.items():
-        name, topology, way, dtype, kind = key.split()
-        if dtype != "float32" or kind != "call":
+        name, topology, way, program_dtype, kind = key.split()
+        if program_dtype != dtype or kind != "call":
             continue
         training = results.get(f"{key.removesuffix(kind)}training")
         mesh = ", ".join(f"{axis}={extent}" for axis, extent in call["mesh"].items())
