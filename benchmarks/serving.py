@@ -26,21 +26,18 @@ from typing import Any
 import numpy as np
 
 from benchmarks.engines import example, onnx_session, write_nnef, write_onnx
+from nnef_jax import TensorSpec
+from nnef_jax.serving import Servable
 
 _ITEMS = 16  # different items that clients send
 _TOLERANCE = 1e-4  # relative to the largest entry of a row
 _ENGINES = ("nnef_jax", "onnxruntime")
 
 
-class OnnxBatches:
-    """Runs batches of a network in onnxruntime, with a session for each size.
-
-    It has the attributes that `serving.app` needs.
-    """
+class OnnxBatches(Servable):
+    """Runs batches of a network in onnxruntime, with a session for each size."""
 
     def __init__(self, network: str, sizes: Sequence[int], folder: Path) -> None:
-        from nnef_jax import TensorSpec
-
         self.sizes = tuple(sizes)
         self._sessions = {n: onnx_session(write_onnx(network, n, folder)) for n in sizes}
         session = next(iter(self._sessions.values()))

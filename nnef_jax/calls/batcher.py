@@ -273,17 +273,6 @@ def require_sizes(sizes: Sequence[int]) -> None:
         raise InputError(f"sizes must be numbers of items, at least one; they are {[*sizes]}")
 
 
-def zeros(inputs: Sequence[TensorSpec]) -> list[NDArray[Any]]:
-    """Return an array of zeros for each input. Raises InputError for an input of unknown shape."""
-    arrays: list[NDArray[Any]] = []
-    for spec in inputs:
-        if None in spec.shape:
-            hint = "give its other extents by load(..., input_shapes=...)"
-            raise InputError(f"the shape of input '{spec}' is not known", hint=hint)
-        arrays.append(np.zeros(spec.shape, spec.dtype))  # pyright: ignore
-    return arrays
-
-
 def _require_equal(counts: Mapping[str, int]) -> None:
     """Raise InputError unless all inputs have equally many items. `counts` is by input name."""
     if len({*counts.values()}) > 1:

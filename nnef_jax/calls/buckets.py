@@ -123,7 +123,9 @@ class Buckets:
         The other axes have their lengths in `shortest`. A network may refuse some lengths, so the
         first length that it takes is returned.
         """
-        candidates = [*lengths[1:], lengths[0] + 1, max(lengths[0] - 1, 1)]
+        candidates = [*lengths[1:], lengths[0] + 1]
+        if lengths[0] > 1:
+            candidates.append(lengths[0] - 1)
         errors: list[NnefError] = []
         for length in candidates:
             try:

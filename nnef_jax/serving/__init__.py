@@ -23,7 +23,7 @@ from nnef_jax.serving.servables import Servable
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-__all__ = ["ServingLimits", "app"]
+__all__ = ["Servable", "ServingLimits", "app"]
 
 
 def require_packages(*names: str) -> None:

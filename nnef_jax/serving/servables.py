@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nnef_jax.calls.batcher import zeros
 from nnef_jax.errors import InputError
 from nnef_jax.formats.base import Progress
 from nnef_jax.model import Model
 from nnef_jax.tensor_spec import TensorSpec
-from nnef_jax.workings import bind
+from nnef_jax.workings import bind, types_of
 
 Arrays = Sequence[NDArray[Any]]
 # The id of a sequence has at most this many characters, because it is stored with the state.
@@ -27,40 +27,69 @@ class Full(Exception):
 
 
 class Servable(Protocol):
-    """The interface of a network to a service. A `Batcher` implements this interface."""
+    """The interface of a network to a service. A `Batcher` implements this interface.
 
-    @property
-    def inputs(self) -> Sequence[TensorSpec]:
-        """Return the inputs of a call, in order."""
-        ...
+    A subclass needs the attributes, `compile`, `bind` and `compute`.
 
-    @property
-    def outputs(self) -> Sequence[TensorSpec]:
-        """Return the outputs of a call, in order."""
-        ...
+    Attributes:
+        inputs: the inputs of a call, in order.
+        outputs: the outputs of a call, in order.
+        sizes: the batch sizes. There are none if calls cannot be batched.
+    """
 
-    @property
-    def sizes(self) -> Sequence[int]:
-        """Return the batch sizes. The result is empty if calls cannot be batched."""
-        ...
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    sizes: tuple[int, ...]
 
+    @abstractmethod
     def compile(self, progress: Progress | None = None) -> None:
         """Compile the network for all calls whose shapes are known."""
-        ...
 
+    @abstractmethod
     def bind(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Arrays:
         """Return the arrays of a call in the order of the inputs.
 
         Raises InputError if the arrays do not fit the inputs.
         """
-        ...
 
+    @abstractmethod
     def compute(self, arrays: Arrays) -> Arrays:
         """Return the outputs for arrays that `bind` returned.
 
         Arrays of several calls may be concatenated along the batch.
         """
-        ...
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether extents other than the batch are open.
+
+        Then programs are compiled at the first call for a shape, and `compile` is not called.
+        """
+        return any(None in spec.shape[1:] for spec in self.inputs)
+
+    def padded_shapes(self, arrays: Arrays) -> tuple[tuple[int, ...], ...]:
+        """Return the shapes of a request's inputs after padding, without the batch axis.
+
+        `arrays` is the result of `bind`. Requests with equal shapes can be computed together.
+        """
+        has_batch = bool(self.sizes)
+        return tuple(x.shape[1:] if has_batch else x.shape for x in arrays)
+
+    def compute_each(self, requests: Sequence[Arrays]) -> Sequence[Arrays]:
+        """Return the outputs of each request. A request is a result of `bind`.
+
+        The requests have equal `padded_shapes`. There is only one if there are no `sizes`.
+        """
+        if len(requests) == 1:
+            return [self.compute(requests[0])]
+        outputs = self.compute([np.concatenate(arrays) for arrays in zip(*requests, strict=True)])
+        outputs_by_request: list[Arrays] = []
+        start = 0
+        for arrays in requests:
+            end = start + len(arrays[0])
+            outputs_by_request.append([output[start:end] for output in outputs])
+            start = end
+        return outputs_by_request
 
 
 class FewShapes:
@@ -85,22 +114,23 @@ class FewShapes:
         self._served.add(shapes)
 
 
-class SingleCalls:
+class SingleCalls(Servable):
     """A network whose requests are computed singly, since items of a batch are not independent."""
 
-    sizes: tuple[int, ...] = ()
+    sizes = ()
 
     def __init__(self, model: Model) -> None:
         self.model: Model = model
-        self.inputs: tuple[TensorSpec, ...] = model.inputs
-        self.outputs: tuple[TensorSpec, ...] = model.outputs
+        self.inputs = model.inputs
+        self.outputs = model.outputs
 
     def compile(self, progress: Progress | None = None) -> None:
         """Compile the network for the declared shapes. If an extent is open, do nothing."""
         try:
-            example = zeros(self.inputs)
+            types = types_of(self.model, (), {})
         except InputError:
             return
+        example = [np.zeros(type.shape, type.dtype) for type in types]
         self.compute(example)
         if self.model.graph.states:
             self.model.step(self.model.init_state(*example), *example)

@@ -12,9 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
-
-from nnef_jax.calls.batcher import Batcher
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 from nnef_jax.serving.bounds import ServingLimits
@@ -99,7 +96,7 @@ class Service:
     async def run(self, is_ready: Callable[[], None]) -> None:
         """Compile the network, call `is_ready`, and answer requests until cancelled."""
         try:
-            if not _is_open(self.servable):
+            if not self.servable.is_open:
                 await self._in_thread(self.servable.compile)
             self.state = "ready"
             is_ready()
@@ -130,7 +127,7 @@ class Service:
         count = len(arrays[0]) if sizes else 1
         if sizes and count > max(sizes):
             raise InputError(f"a request has at most {max(sizes)} items, this has {count}")
-        shapes = _shapes_of(self.servable, arrays)
+        shapes = self.servable.padded_shapes(arrays)
         self._shape_limit.require(shapes)
         if len(self._waiting) >= self._limits.queue:
             raise Full(f"{self._limits.queue} requests wait for the network, which is the limit")
@@ -239,21 +236,6 @@ def _servable(name: str, model: Model, sizes: Sequence[int], limits: ServingLimi
         return SingleCalls(model)
 
 
-def _is_open(servable: Servable) -> bool:
-    """Tell whether extents other than the batch are open. A request may then compile a program."""
-    if isinstance(servable, Batcher):
-        return servable.is_open
-    return any(None in spec.shape[1:] for spec in servable.inputs)
-
-
-def _shapes_of(servable: Servable, arrays: Arrays) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes of a request. Requests with equal shapes are computed in one batch."""
-    if isinstance(servable, Batcher):
-        return servable.padded_shapes(arrays)
-    has_batch = bool(servable.sizes)
-    return tuple(x.shape[1:] if has_batch else x.shape for x in arrays)
-
-
 def batch_size(sizes: Sequence[int], waiting: int) -> int:
     """Return the size of the next batch if `waiting` items wait.
 
@@ -264,23 +246,9 @@ def batch_size(sizes: Sequence[int], waiting: int) -> int:
     return max(filled_sizes, default=min(sizes))
 
 
-def _compute(servable: Servable, requests: Sequence[_Waiting]) -> list[Arrays]:
+def _compute(servable: Servable, requests: Sequence[_Waiting]) -> Sequence[Arrays]:
     """Compute requests in one batch, and return the outputs of each request."""
     first = requests[0]
     if first.step and isinstance(servable, Sequences):
         return [servable.step(first.step, first.arrays)]
-    if len(requests) == 1:
-        return [servable.compute(first.arrays)]
-    if isinstance(servable, Batcher):
-        return list(servable.compute_each([request.arrays for request in requests]))
-    inputs: list[Any] = []
-    for index in range(len(first.arrays)):
-        inputs.append(np.concatenate([request.arrays[index] for request in requests]))
-    outputs = servable.compute(inputs)
-    outputs_by_request: list[Arrays] = []
-    start = 0
-    for request in requests:
-        end = start + request.count
-        outputs_by_request.append([output[start:end] for output in outputs])
-        start = end
-    return outputs_by_request
+    return servable.compute_each([request.arrays for request in requests])

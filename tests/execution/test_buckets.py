@@ -165,6 +165,29 @@ def test_items_that_meet_need_a_mask(body: str, named: str) -> None:
         model_of(_BY_ITEM % body).batcher(buckets={"S": (3, 8)})
 
 
+@pytest.mark.parametrize("length", [1, 8])
+def test_a_network_that_takes_no_second_length(length: int) -> None:
+    """One length does not tell which axes of the outputs have the bucket."""
+    offsets = [[float(i) for i in range(8)]]
+    text = f"""version 1.0;
+extension KHR_enable_operator_expressions;
+extension tract_registry tract_core;
+extension tract_symbol N;
+extension tract_symbol S;
+graph g(x, mask) -> (y, total)
+{{
+    x = tract_core_external(shape = [N, S], datum_type = 'f32');
+    mask = tract_core_external(shape = [N, S], datum_type = 'f32');
+    y = x * mask + {offsets};
+    total = sum_reduce(x * mask, axes = [1]);
+}}"""
+    model = model_of(text)
+    with pytest.raises(nnef_jax.ShapeError, match=f"extents {length + 1} and 8 at axis 1"):
+        model.batcher((2,), buckets={"S": (length,)}, masks="mask")
+    totals = model.batcher((2,), buckets={"S": (1, 8)}, masks="mask")([[1.0], [2.0, 3.0]]).total
+    np.testing.assert_array_equal(totals, [[1], [5]])
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [

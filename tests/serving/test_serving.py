@@ -43,7 +43,7 @@ _STATE = """
 """
 
 
-class Slow:
+class Slow(serving.Servable):
     """Rows times two, by a function that waits until it is let go: no network at all."""
 
     inputs = outputs = (TensorSpec("x", (None, 2), "float32"),)
