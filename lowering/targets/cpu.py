@@ -11,6 +11,7 @@ from lowering.cpu import (
     integers,
     layouts,
     rates,
+    shared_updates,
     widening,
     xla_options,
 )
@@ -30,6 +31,7 @@ CPU = Target(
         chunks.run,
         attention.run,
         layouts.run,
+        shared_updates.run,
     ),
     options=xla_options.of_program,
     candidates=xla_options.candidates,
