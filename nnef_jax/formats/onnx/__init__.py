@@ -12,8 +12,8 @@ from __future__ import annotations
 from nnef_jax.formats.base import Frontend, Options
 from nnef_jax.storage.archive import Archive
 
-# The pattern matches the first bytes of a ModelProto. These are field 1, a varint with the version
-# of the format, and the tag of the next field, which is one of the fields 2 to 8.
+# The pattern matches the first bytes of a ModelProto. A ModelProto begins with field 1, the version
+# of the format as a varint. The tag of one of the fields 2 to 8 follows.
 ALONE = {"model.onnx": rb"\x08[\x80-\xff]{0,9}[\x00-\x7f][\x12\x1a\x22\x28\x32\x3a\x42]"}
 GRAPHS = ("*.onnx",)
 HAS_WEIGHTS_BESIDE = False

@@ -23,11 +23,11 @@ class Node:
         inputs: the names of the input tensors. The name "" stands for an input that is left out.
         outputs: the names of the output tensors. The name "" stands for an output that is left out.
         attributes: the values of attributes by name.
-        references: for attributes that take their values from the function around the node. Maps
-            the name of the node's attribute to the name of the function's attribute.
+        references: the attributes whose values come from attributes of the function around the
+            node. Maps the name of the node's attribute to the name of the function's attribute.
         span: the node's line in the listing.
-        reads: the names of the tensors that the node and the graphs in its attributes read. Tensors
-            that these graphs compute are left out.
+        reads: the names of the tensors that are read by the node or by graphs in the node's
+            attributes. Tensors that these graphs compute are left out.
         overload: the overload of the function that the node calls.
     """
 
@@ -55,8 +55,8 @@ class ModelPort:
     Args:
         name: the name of the input or output.
         dtype: the dtype, or "" if the file does not say it.
-        shape: the extents. An open extent is its name, or None if it has no name. The shape is None
-            if the rank is open.
+        shape: the extents. An open extent is given by its name, or by None if it has no name. The
+            shape is None if the rank is open.
         is_tensor: whether the value is a tensor. It is False for a sequence or an optional value.
     """
 

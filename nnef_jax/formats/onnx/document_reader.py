@@ -84,7 +84,7 @@ class Reader:
     errors: list[NnefError] = field(default_factory=list[NnefError])
     # The names of files that could not be read. `errors` has one error for each of these files.
     _unreadable: set[str] = field(default_factory=set[str])
-    _spans: list[Span] = field(default_factory=list[Span])  # an item for each line of the listing
+    _spans: list[Span] = field(default_factory=list[Span])  # the span of each line of the listing
     _count: int = 0  # the number of nodes read so far
 
     def document(self, model: ModelProto) -> ModelDocument:
@@ -108,7 +108,7 @@ class Reader:
         return ModelDocument(graph, versions, functions, model.ir_version)
 
     def list_nodes(self, *groups: Iterable[NodeProto]) -> None:
-        """Make the listing: a text with one line for each node, to which errors refer.
+        """Make the listing, a text with one line for each node. Errors refer to these lines.
 
         `groups` are the nodes of the model's graph and the nodes of each of its functions. In the
         listing, a node is followed by the nodes of the graphs in its attributes.
@@ -117,15 +117,18 @@ class Reader:
         for nodes in groups:
             lines += _lines(nodes)
         source = Source(self.name, "\n".join(lines) or "(no nodes)")
-        lines.append("")  # an empty line after the text, the place of a graph without further nodes
+        lines.append("")  # an empty line at the end, for errors of a graph after the last node
         start = 0
         for line in lines:
-            length = max(len(line), 1)  # A place has at least one letter.
+            length = max(len(line), 1)  # A span has at least one letter.
             self._spans.append(Span(source, start, length))
             start += len(line) + 1  # The next line follows a line break.
 
     def _place(self) -> Span:
-        """Return the place of the next node. After the last node, return the place of the graph."""
+        """Return the span of the next node's line in the listing.
+
+        After the last node, return the span of the empty line at the end of the listing.
+        """
         last_line = len(self._spans) - 1
         return self._spans[min(self._count, last_line)]
 
@@ -309,7 +312,7 @@ class Reader:
     def _external(self, proto: TensorProto, size: int) -> memoryview:
         """Return the bytes of a tensor that is stored in another file.
 
-        If the message does not have the number of bytes, this number is `size`. Raises
+        `size` is the number of bytes if the message does not give this number. Raises
         `_AlreadyReported` if the file is one of `_unreadable`.
         """
         entries = {_decoded(x.key): _decoded(x.value) for x in proto.external_data}
@@ -342,7 +345,7 @@ class Reader:
     ) -> NDArray[Any]:
         """Return the array of a tensor whose items are stored as numbers in the message.
 
-        `items` is the number of items of a tensor of the shape.
+        `items` is the number of items that the shape implies, such as 6 for (2, 3).
         """
         field_name = _ITEM_FIELDS.get(dtype, "int32")
         stored_dtype = "float32" if field_name == "float" else field_name
@@ -382,13 +385,13 @@ class Reader:
 
     @contextmanager
     def located(self, title: str, span: Span) -> Generator[None]:
-        """Append an error that is raised in the `with` block to `errors`.
+        """Catch an error that the `with` block raises, and append the error to `errors`.
 
-        `title` begins the message of the error, and `span` is its place.
+        `title` is the beginning of the error's message, and `span` is the place of the error.
         """
         try:
             yield
-        except NnefError:  # A LimitError is a ValueError too, but ends the reading.
+        except NnefError:  # such as a LimitError, which is a ValueError too
             raise
         except _AlreadyReported:
             pass
@@ -404,7 +407,7 @@ class Reader:
 
 
 class _AlreadyReported(ValueError):
-    """The data of a tensor are in a file that cannot be read. `errors` already has its error."""
+    """The data of a tensor are in an unreadable file, for which `errors` already has an error."""
 
 
 def _lines(nodes: Iterable[NodeProto]) -> list[str]:

@@ -34,7 +34,7 @@ _DEEPEST = 100  # the deepest nesting of functions and graphs
 # An operand of a node. None stands for an input that is left out, or for an empty optional value. A
 # list stands for a sequence of tensors.
 NodeOperand = Tensor | list[Any] | None
-# Hints for operators that are not supported, by the domain of the operator.
+# Hints for operators that are not supported. The keys are domains of operators.
 _HINTS = {
     "com.microsoft.nchwc": "onnxruntime made it for one processor: load the model that it read, or "
     "have it write one with graph_optimization_level ORT_ENABLE_EXTENDED",
@@ -42,9 +42,10 @@ _HINTS = {
 
 
 def flatten(document: ModelDocument, options: Options, data: dict[str, NDArray[Any]]) -> FlatGraph:
-    """Flatten a model into a graph. The data of parameters are added to `data` by label.
+    """Flatten a model into a graph, and add the data of parameters to `data`.
 
-    Raises NnefError if the model cannot be flattened.
+    `data` maps the label of a parameter to an array. Raises NnefError if the model cannot be
+    flattened.
     """
     with within_memory("the flat graph"):
         graph = NodeGraph(options, data)
@@ -78,7 +79,8 @@ class NodeFlattener:
         prefix: the text before the names of tensors. It is "" outside functions and graphs of
             nodes.
         depth: the number of functions and graphs around the nodes.
-        attributes: the attributes of the function that the nodes are in. None outside functions.
+        attributes: the attributes of the function that the nodes are in, or None if they are in
+            no function.
     """
 
     document: ModelDocument
@@ -92,7 +94,7 @@ class NodeFlattener:
         """Add an input of the model to the graph, and return the input's tensor.
 
         `port` describes the input, and `top` is the model's graph. If the file does not say the
-        dtype, the input has the dtype of its fixed value, or float32.
+        dtype, the dtype is that of the input's fixed value, or float32 without a fixed value.
         """
         with locating_errors(f"input '{port.name}'", top.span):
             has_strings = port.dtype == "string"
@@ -108,7 +110,7 @@ class NodeFlattener:
     def output(self, port: ModelPort, tensors: Mapping[str, NodeOperand], top: ModelGraph) -> Value:
         """Return the output of the model that `port` describes, as a tensor of the graph.
 
-        `tensors` maps names to all tensors of `top`, the model's graph.
+        `top` is the model's graph, and `tensors` maps names to all tensors of this graph.
         """
         value = tensors.get(port.name)
         if isinstance(value, list):
@@ -162,7 +164,7 @@ class NodeFlattener:
     def _flattened_for_show(
         self, node: Node, operands: list[NodeOperand], tensors: Mapping[str, NodeOperand]
     ) -> Sequence[NodeOperand]:
-        """Flatten a node of a model that is only shown, never run, and return the node's results.
+        """Flatten a node and return the node's results, for a model that is shown but never run.
 
         The results are tensors without a type if the operator is not supported, or if the node
         reads a tensor without a type.
@@ -193,7 +195,8 @@ class NodeFlattener:
     def _operator(self, node: Node) -> Operator | None:
         """Return the registered operator of a node.
 
-        Return None if a function of the model defines the operator, or if it is not registered.
+        Return None if a function of the model defines the operator, or if the operator is not
+        registered.
         """
         if self._calls_function_of_model(node):
             return None
@@ -222,8 +225,8 @@ class NodeFlattener:
     def _with_references_resolved(self, node: Node) -> Node:
         """Return a copy of a node in which the references of attributes are replaced by values.
 
-        An attribute may refer to an attribute of the function around the node. Its value is the
-        value of the function's attribute.
+        A node's attribute may refer to an attribute of the function around the node. The node's
+        attribute then gets the value of the function's attribute.
         """
         if not node.references:
             return node
@@ -272,10 +275,11 @@ class NodeFlattener:
             return results if isinstance(results, tuple) else (results,)
 
     def _inside(self, node: Node, nesting: str, **changes: Any) -> Self:
-        """Return a flattener for a function that a node calls, or for a graph in its attributes.
+        """Return a flattener for a function that a node calls, or for a graph in a node.
 
-        `changes` are the new values of further fields. Raises InvalidOperation if the nesting is
-        too deep. The message of the error begins with `nesting`, such as "graphs are nested".
+        `changes` are new values for fields other than `prefix` and `depth`. Raises InvalidOperation
+        if the nesting is too deep. The message of the error begins with `nesting`, such as "graphs
+        are nested".
         """
         if self.depth >= _DEEPEST:
             raise InvalidOperation(f"{nesting} without end")
@@ -318,7 +322,8 @@ class NodeFlattener:
         """Flatten a graph in an attribute of a node into `inner`, and return the graph's outputs.
 
         `outer_tensors` maps names to tensors of the graph around the node. `inputs` maps names to
-        inputs of `graph`. The outer tensors that `graph` reads become inputs of `inner`.
+        inputs of `graph`. Computed outer tensors that `graph` reads become inputs of `inner`,
+        unless `inner` is the outer graph itself.
         """
         tensors: dict[str, NodeOperand] = {}
         for name in sorted(graph.reads):
@@ -365,8 +370,8 @@ def _function_key(node: Node) -> tuple[str, str, str]:
 def _operand_inside(inner: NodeGraph, outer: NodeGraph, operand: NodeOperand) -> Any:
     """Return an operand of the graph `outer` as an operand in the graph `inner`.
 
-    If `inner` is the graph of a body, a computed tensor becomes an input of the body. Constants are
-    returned unchanged. If `inner` is `outer`, all operands are returned unchanged.
+    If `inner` is the body of a loop or branch, a computed tensor becomes an input of the body.
+    Constants are returned unchanged. If `inner` is `outer`, all operands are returned unchanged.
     """
     if isinstance(operand, list):
         return [_operand_inside(inner, outer, item) for item in operand]
@@ -376,7 +381,7 @@ def _operand_inside(inner: NodeGraph, outer: NodeGraph, operand: NodeOperand) ->
 
 
 def _needed(nodes: Sequence[Node], outputs: Sequence[str]) -> Iterable[Node]:
-    """Return the nodes on which `outputs` depend. Each node comes after the nodes that it reads.
+    """Return the nodes on which `outputs` depend, each node after the nodes whose results it reads.
 
     If possible, the nodes are in the order of the file. In a file of onnxruntime's converters, a
     node may come before a node whose result it reads.

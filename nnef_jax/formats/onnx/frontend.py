@@ -34,7 +34,8 @@ class OnnxFrontend(GraphFrontend):
 
         model, raw = parse(archive.open_tensor(archive.graph), name, options.meter)
         self._document = Reader(name, raw, options.meter, open_beside).document(model)
-        # The message without the bytes of large tensors, which are not in `model`.
+        # The message does not include the bytes of large tensors, since `model` has only marks for
+        # these bytes.
         self._text = raw.unsalted(model.SerializeToString(deterministic=True))
         graph = self._document.graph
         self.inputs: Sequence[str] = [port.name for port in graph.inputs]
@@ -53,7 +54,8 @@ class OnnxFrontend(GraphFrontend):
     def declared_shapes(self, options: Options) -> Shapes:
         """Return the declared shapes of the inputs by name. Inputs with an open rank are left out.
 
-        An open extent is the number that `options.extents` has for its name, or None.
+        `options.extents` maps names of open extents to numbers. An open extent without such a
+        number is None.
         """
 
         def extent_of(declared: int | str | None) -> int | None:
@@ -106,11 +108,14 @@ class OnnxFrontend(GraphFrontend):
         return names
 
     def content(self) -> Iterable[object]:
-        """Return the dialect, and the message of the model without large tensors."""
+        """Return the dialect and the message, which determine the graphs of the network.
+
+        The message does not include the bytes of large tensors.
+        """
         return self.dialect, self._text
 
     def spans(self) -> Mapping[str, Span]:
-        """Map the name of each output of a node to the place of the node."""
+        """Map the name of each output of a node to the node's line in the listing."""
         span_by_output: dict[str, Span] = {}
         for node in self._document.graph.nodes:
             for name in node.outputs:

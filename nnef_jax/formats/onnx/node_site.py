@@ -1,6 +1,6 @@
-"""The site of a node, and the graph under construction that its operations are added to.
+"""The site of a node, and the graph to which the node's operations are added.
 
-A graph in a node is flattened into a graph under construction of its own.
+A graph in an attribute of a node is flattened into a separate graph.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from nnef_jax.formats.base import ExtentImplied, Options
 from nnef_jax.formats.onnx.document import ModelGraph, Node
 from nnef_jax.formats.onnx.tensor_types import dtype_of
 
-# The largest number of real numbers whose cast the host computes. Converters store the scales of a
-# resize in 16 bits, one scale for each axis, and cast the scales to 32 bits by a node.
+# The host computes the cast of a real constant of at most this many items. Converters store the
+# scales of a resize in 16 bits, one scale for each axis, and cast the scales to 32 bits by a node.
 _MOST_CAST_REALS = 8
 
 # Descriptions of the values that an attribute may have, for errors. The keys are Python types.
@@ -47,8 +47,8 @@ class NodeGraph(TensorGraph):
         self, options: Options, data: dict[str, NDArray[Any]], outer: TensorGraph | None = None
     ) -> None:
         super().__init__(options, data, outer)
-        # Maps a label, such as "w", to the number at the end of the last label made of it, such as
-        # 2 for "w_2".
+        # Maps a label to the last number that was appended to it. For example, "w" is mapped to 2
+        # after the label "w_2" was made.
         self._last_numbers: dict[str, int] = {}
         # Maps tensors to the indices of their nonzero items.
         self.nonzero_indices: dict[Value, Value] = {}
@@ -92,8 +92,8 @@ class NodeSite(Site[NodeGraph]):
         node: the node.
         version: the version of the operator set.
         graph: the graph that operations are added to.
-        operands: an item for each input. A tensor is an operand itself, a sequence is a list of
-            tensors. An input that is left out is None.
+        operands: the operand for each input: a tensor, a list of tensors for a sequence, or None
+            for an input that is left out.
         flatten_subgraph: a function that flattens a graph in the node and returns its outputs. Its
             arguments are that graph, the graph to add operations to, and a dict from names to
             inputs.
@@ -150,10 +150,10 @@ class NodeSite(Site[NodeGraph]):
         return extent
 
     def imply(self, i: int, axis: int, extent: int) -> None:
-        """Refuse a guess for the extent of input `i` along `axis`, unless the guess is `extent`.
+        """Raise ExtentImplied if the extent of input `i` along `axis` is a wrong guess.
 
-        A guess is the number `options.open_extent`, which stands for each open extent. Raises
-        ExtentImplied if the extent is equal to the guess, and the guess is not `extent`.
+        `extent` is the right extent. Each open extent is replaced by the guess
+        `options.open_extent`, so an extent that is equal to this number counts as a guess.
         """
         operand = self.operand(i)
         guess = self.graph.options.open_extent
@@ -203,7 +203,7 @@ class NodeSite(Site[NodeGraph]):
         return self.attribute(name, int, default)
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """Return an attribute that is 0 or 1."""
+        """Return an attribute that is 0 or 1, as a bool."""
         return bool(self.attribute(name, int, int(default)))
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -288,13 +288,14 @@ class NodeSite(Site[NodeGraph]):
     # Operations
 
     def _emit(self, kind: str, operands: ByName, attributes: ByName, inserted: bool) -> Any:
-        """Add an operation of a kind to the graph, or compute it on the host; return its result.
+        """Add an operation to the graph, or compute the operation on the host; return the result.
 
-        The host computes an operation if its operands are constant and its result may decide
-        shapes. Operands of elementwise kinds broadcast as in numpy. Numbers take the dtype of the
-        tensors. `inserted` tells whether further operations of the node follow.
+        `kind` is the kind of the operation, such as "add". The host computes an operation if the
+        operands are constant and the result may decide shapes. Operands of elementwise operations
+        broadcast as in numpy, and Python numbers take the dtype of the tensors among the operands.
+        `inserted` tells whether another operation of the node follows.
         """
-        # Operands have the name "y" only in kinds on two tensors, which are elementwise.
+        # Only operations on two tensors have an operand "y", and these operations are elementwise.
         is_elementwise = kind in ON_ITEMS or "y" in operands
         if is_elementwise:
             aligned_operands = self.aligned(*self._typed(operands.values()))
@@ -314,7 +315,7 @@ class NodeSite(Site[NodeGraph]):
         return [self.item(x, like=tensors[-1]) for x in operands]
 
     def is_folded(self, kind: str, operands: Operands) -> bool:
-        """Tell whether the host computes an operation of a kind, so that it is not in the graph."""
+        """Tell whether the host computes an operation, which is then not added to the graph."""
         most_reals = _MOST_CAST_REALS if kind == "cast" else 1
         return is_folded(operands, most_reals)
 
@@ -418,8 +419,8 @@ class NodeSite(Site[NodeGraph]):
         return is_float(self.dtype_of(x))
 
     def volume(self, shape: Sequence[int]) -> int:
-        """Return the number of items of a tensor by its shape, or UNKNOWN if an extent is UNKNOWN.
+        """Return the product of the extents in a shape, or UNKNOWN if an extent is UNKNOWN.
 
-        The number may be symbolic.
+        The product may be symbolic.
         """
         return UNKNOWN if UNKNOWN in shape else math.prod(shape)

@@ -1,6 +1,7 @@
-"""The table of the ONNX operators for which `operators` has a function.
+"""The table of the ONNX operators for which the package `operators` has a function.
 
-The standard defines further operators by functions, which are not in the table.
+The standard defines further operators by functions, which consist of nodes. These operators are
+supported too, but are not in the table.
 """
 
 from __future__ import annotations

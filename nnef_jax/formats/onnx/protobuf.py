@@ -1,9 +1,9 @@
 """Reads the protobuf message of a model within the limits of a load.
 
-A walk over the wire format removes the fields that the module `document` does not read. The bytes
+A walk over the wire format removes the fields that `document_reader` does not read. The bytes
 of large tensors (`raw_data`) are replaced by marks, so that the arrays of these tensors are views
-of the file. The walk also counts messages and numbers, because these may take a hundred times their
-size in memory. Then the `onnx` package parses the message.
+of the file. The walk also counts messages and numbers, because these may take a hundred times more
+memory than bytes of the file. Then the `onnx` package parses the message.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nnef_jax.limits import Meter, raising
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-# Kinds of fields (https://protobuf.dev/programming-guides/encoding).
+# The wire types of fields (https://protobuf.dev/programming-guides/encoding).
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FIXED_SIZES = {_FIXED64: 8, _FIXED32: 4}
 _LEAST_RAW_BYTES = 1024  # `raw_data` of this size or more is taken out of the message
@@ -66,7 +66,7 @@ _READ_FIELDS: Mapping[str, Mapping[int, str]] = {
 _NUMERIC = frozenset({_NUMBER, _NUMBERS, _FLOATS, _WHOLES})
 
 _STEPS_OF_FIELD = 1  # steps of the meter for each field
-_STEPS_OF_MESSAGE = 2  # steps of the meter for a message of a kind that is not in the next table
+_STEPS_OF_MESSAGE = 2  # steps of the meter for a message that becomes no object
 # Maps kinds of messages to steps of the meter. Messages of these kinds become objects.
 _STEPS_OF_OBJECT = {
     "graph": 60, "function": 60, "node": 30, "tensor": 40, "sparse tensor": 60, "port": 20,
@@ -75,7 +75,7 @@ _STEPS_OF_OBJECT = {
 # The bytes of memory that the meter counts for each byte of the message. Memory holds copies of the
 # message, since it is parsed and written again.
 _MEMORY_OF_BYTE = 3
-_MEMORY_OF_TEXT_BYTE = 2  # further bytes of memory for each byte of a text
+_MEMORY_OF_TEXT_BYTE = 2  # additional bytes of memory for each byte of a text
 # Bytes of memory for each packed integer. Protobuf's arrays of integers grow by doubling.
 _MEMORY_OF_WHOLE = 40
 _NUMBERS_PER_STEP = 16  # packed numbers that count as one step of the meter
@@ -220,7 +220,7 @@ class _Walk:
 
 
 class _Field(NamedTuple):
-    """A field of a message: a tag, which has the field's number and kind, and the content."""
+    """A field of a message: a tag and a content. The tag has the field's number and wire type."""
 
     number: int
     kind: int

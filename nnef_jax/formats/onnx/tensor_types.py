@@ -1,4 +1,7 @@
-"""Element types of ONNX, with their codes, dtypes and sizes, and arrays from bytes of tensors."""
+"""The element types of ONNX: codes, dtypes and sizes.
+
+The module also makes arrays from the bytes of tensors.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from lowering.errors import InvalidOperation
 from lowering.extents import volume
 from nnef_jax.storage.bitstream import BITS, codes_of, packed_size
 
-# The dtypes of element types, by their codes in TensorProto.DataType (onnx.proto).
+# Maps the codes of element types in TensorProto.DataType (onnx.proto) to dtypes.
 _DTYPES: dict[int, Any] = {
     1: np.float32, 2: np.uint8, 3: np.int8, 4: np.uint16, 5: np.int16, 6: np.int32, 7: np.int64,
     9: np.bool_, 10: np.float16, 11: np.float64, 12: np.uint32, 13: np.uint64, 14: np.complex64,
@@ -68,8 +71,8 @@ def unpacked(data: memoryview, dtype: str, shape: tuple[int, ...]) -> NDArray[An
 def converted(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
     """Convert numbers that a message stores to items of a dtype.
 
-    The bits of a float of up to 16 bits may be stored as an integer. So may the bits of several
-    items of fewer than 8 bits. The result then has unsigned integers of the size of the dtype.
+    A stored integer may have the bits of a float of up to 16 bits, or the bits of several items of
+    fewer than 8 bits. The result then has unsigned integers of the size of the dtype.
     Raises InvalidOperation if an integer is outside of the range of the dtype.
     """
     tensor_dtype = np.dtype(dtype)

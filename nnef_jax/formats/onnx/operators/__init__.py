@@ -2,7 +2,7 @@
 
 The module `rows` has the operators that become a single operation. The operands of a function are
 constant or computed tensors, and lists of tensors for sequences. An operator without a function
-here is replaced by the function with which the standard defines it; see the module `schemas`.
+here is replaced by the nodes by which the standard defines the operator; see the module `schemas`.
 
 Where is `auto_pad` converted to padding? `filters`
 """

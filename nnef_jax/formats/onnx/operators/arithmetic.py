@@ -14,8 +14,8 @@ from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 from nnef_jax.formats.onnx.operators.rows import RANDOM
 
-# The kinds of operators on two tensors. Since version 7 of an operator, its tensors broadcast as in
-# numpy.
+# Maps each operator on two tensors to the kind of its operation. Since version 7 of the operators,
+# the tensors broadcast as in numpy.
 _PAIRS = {
     "Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Equal": "eq", "Less": "lt",
     "Greater": "gt", "And": "and", "Or": "or", "Xor": "bitwise_xor",
@@ -134,9 +134,9 @@ def _combined(site: NodeSite, kind: str, values: Sequence[Tensor], last: ByKind)
 
 
 def _variadic_meaning(kind: str) -> Meaning:
-    """Return the function that flattens an operator that combines any number of tensors.
+    """Return the function that flattens an operator on any number of tensors.
 
-    `kind` is the kind of the operations that combine two tensors, such as "add".
+    `kind` is the kind of the operations that combine the tensors from left to right, such as "add".
     """
 
     def meaning(site: NodeSite, *values: Tensor) -> Any:
@@ -161,7 +161,7 @@ def _clip(
     site: NodeSite, x: Tensor, low: Operand | None = None, high: Operand | None = None
 ) -> Any:
     """Compute min(max(x, low), high). A bound that is None is left out."""
-    # A step is the kind of an operation, its operands after x, and its attributes.
+    # A step is a tuple: the kind of an operation, the operands after x, and the attributes.
     steps: list[Any] = []
     if low is not None:
         steps.append(("max", [low], {}))
@@ -269,7 +269,7 @@ def _dropout(
     is_training = mode is not None and bool(site.known(2).any())
     if not is_training:
         return _with_mask_of_ones(site, x)
-    drops_items = ratio is None or bool(site.known(1).any())  # without a ratio, it is 0.5
+    drops_items = ratio is None or bool(site.known(1).any())  # The default ratio is 0.5.
     if drops_items:
         return RANDOM(site)  # raises InvalidOperation
     return _with_mask_of_ones(site, x)
@@ -277,7 +277,11 @@ def _dropout(
 
 @operator("Dropout")
 def _dropout_by_attributes(site: NodeSite, x: Tensor, *, is_test: bool = flag("is_test")) -> Any:
-    """Return the input and a mask of ones, as `_dropout` does, before version 7."""
+    """Return the input unchanged, and a mask of ones, for versions before 7.
+
+    Raises InvalidOperation if the node drops items at random: if `is_test` is not set and the
+    attribute `ratio` is not 0.
+    """
     drops_items = not is_test and site.number("ratio", 0.5) != 0
     if drops_items:
         return RANDOM(site)  # raises InvalidOperation

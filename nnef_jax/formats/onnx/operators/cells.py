@@ -24,12 +24,12 @@ from nnef_jax.formats.onnx.operators.products import dynamic_product
 from nnef_jax.formats.onnx.operators.quantizers import is_zero
 from nnef_jax.formats.onnx.operators.registry import operator
 
-# The weights of a layer: a tensor of shape (gates * hidden, items). Quantised weights are a tuple
-# of the levels (items, gates * hidden), the scale and the zero point.
+# The weights of a layer: a tensor of shape (gates * hidden, items). Quantised weights are a tuple:
+# the levels of shape (items, gates * hidden), the scale and the zero point.
 _Weights = Tensor | tuple[Tensor, Tensor, Tensor | None]
 _FIRST_STATE = 5  # the index of the input with the first state of a layer
-# For each value of the attribute `direction`: whether each direction reads the sequence from its
-# end.
+# Maps each value of the attribute `direction` to a list with an item for each direction of the
+# layer. The item is True if the direction reads the sequence backward.
 _DIRECTIONS = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
 _ATTRIBUTES: dict[str, Any] = {
     "direction": word("direction", *_DIRECTIONS),
@@ -45,8 +45,8 @@ def _activations(
     """Return the activations of all directions, one direction after the other.
 
     `kind` is "rnn", "lstm" or "gru". `alphas` has a number for each activation with a parameter
-    alpha, and `betas` for each activation with a parameter beta. If there are fewer numbers, the
-    last activations get their defaults.
+    alpha, and `betas` for each activation with a parameter beta. The last numbers of both may be
+    missing. The last activations then get default parameters.
     """
     default_names = DEFAULTS[kind] * direction_count
     names = site.attribute("activations", tuple, default_names)
@@ -137,7 +137,7 @@ def _layer(
 def _hidden_size(site: NodeSite, *, is_quantized: bool) -> int:
     """Return the number of items of a state.
 
-    Raises InvalidOperation if the attribute `hidden_size` has another value.
+    Raises InvalidOperation if the attribute `hidden_size` differs from this number.
     """
     # The weights of the state have shape (directions, gates * hidden, hidden), and quantised
     # weights have shape (directions, hidden, gates * hidden).
@@ -151,11 +151,11 @@ def _hidden_size(site: NodeSite, *, is_quantized: bool) -> int:
 def _first_states(
     site: NodeSite, cell: Cell, x: Value, hidden: int, direction: int, *, batch_first: bool
 ) -> list[Tensor]:
-    """Return the states of a direction before the first time step, of shape (batch, hidden).
+    """Return the states of a direction before the first time step.
 
-    x has shape (time, batch, items), and `direction` is the index of the direction. The input of a
-    state has shape (directions, batch, hidden), or (batch, directions, hidden) if `batch_first`. If
-    the input is left out, the state is 0.
+    Each state has shape (batch, hidden). x has shape (time, batch, items), and `direction` is the
+    index of the direction. The node's input for a state has shape (directions, batch, hidden), or
+    (batch, directions, hidden) if `batch_first`. If the input is left out, the state is 0.
     """
     axis_of_directions = 1 if batch_first else 0
     states: list[Tensor] = []

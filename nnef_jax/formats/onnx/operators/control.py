@@ -24,12 +24,13 @@ from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 
 _State = Tensor | list[Any]  # a state of a loop; a list is a sequence of tensors
-_ENDLESS = 1 << 31  # a loop of as many iterations counts as one without a limit
+_ENDLESS = 1 << 31  # a loop with this limit, or a larger one, counts as a loop without a limit
 _MOST_UNROLLED = 1024  # the largest number of iterations that are unrolled
-# The largest number of iterations of a loop that is unrolled after it failed as a scan.
+# A loop that failed as a scan is unrolled if it has at most this many iterations.
 _MOST_RETRIED = 64
-# The number of times that the body of a loop is flattened to find the room for its states. The
-# number of states is added, since a state may become another state in the next iteration.
+# The body of a loop is flattened repeatedly to find out which states grow. The limit of repetitions
+# is this number plus the number of states, since a growing state may become another state in the
+# next iteration.
 _MOST_PASSES = 4
 _MOST_STACKED = 65_536  # the largest number of iterations whose outputs are stacked
 _BODY = attribute("body", "subgraph")
@@ -92,7 +93,7 @@ def _length(output: _State) -> int | None:
 
 
 def _tensors_of(body_site: NodeSite, outputs: Sequence[_State]) -> list[Value]:
-    """Return the tensors of the outputs of a body, one after the other.
+    """Return the tensors in the outputs of a body as a flat list.
 
     An output that is a sequence has several tensors. `body_site` is a site in the body's graph.
     """
@@ -113,21 +114,22 @@ def _loop(
 ) -> tuple[Any, ...]:
     """Repeat a body while a condition that the body computes is true, but at most `count` times.
 
-    `begins` is the condition before the first iteration. The further inputs are the states.
+    `begins` is the condition before the first iteration. The node's inputs after the first two are
+    the states.
     """
     states = list(site.operands[2:])
-    # The inputs of the body are the number of the iteration, the condition and the states. Its
-    # outputs are the condition, the states, and outputs that are stacked.
+    # The inputs of the body are the number of the iteration, the condition and the states. The
+    # outputs of the body are the condition, the states, and outputs that are stacked.
     if len(body.inputs) != 2 + len(states) or len(body.outputs) < 1 + len(states):
         raise InvalidOperation(
             f"its body has {len(body.inputs)} inputs and {len(body.outputs)} outputs for "
             f"{len(states)} states"
         )
-    limit = math.inf  # the largest number of iterations that is known in advance
+    limit = math.inf  # an upper bound of the number of iterations, known before a run
     if isinstance(count, Constant):
         count_item = count.array.reshape(-1)[0]
         if is_symbolic(count_item):
-            # The number of items of a list is known only when the network runs.
+            # A symbolic count, such as the number of items of a list, is known only in a run.
             count = site.tensor(count)
         else:
             # Exporters of `while` write the largest integer for a loop without a limit.
@@ -207,7 +209,7 @@ def _as_loop(
         count: the largest number of iterations, or None.
         begins: the condition before the first iteration. None stands for true.
         limit: the largest number of iterations that the document states, or infinity.
-        most: the largest number of iterations that `count` can have, or infinity.
+        most: the largest value that `count` can have in a run, or infinity.
     """
     grown, repetition, condition, values = _loop_body(site, body, states, most)
     start = _start_of_loop(site, count, begins, limit)
@@ -308,10 +310,10 @@ def _inputs(
 
 
 def _continues(site: NodeSite, body: ModelGraph, states: Sequence[_State]) -> bool | None:
-    """Return the condition that the body of a loop computes, if it is a constant.
+    """Return the condition that the body of a loop computes, or None if it is not a constant.
 
-    If the condition depends on inputs of the network, return None. `states` are the states before
-    the first iteration.
+    The condition may depend on inputs of the network, and is then no constant. `states` are the
+    states before the first iteration.
     """
     # The graph of `trial` is not added to the outer graph. It only serves to find the condition.
     trial = RepeatedBody(site)
@@ -401,8 +403,8 @@ def _unrolled(
 ) -> tuple[Any, ...] | None:
     """Add the nodes of a body `count` times; return the last states, then the stacked outputs.
 
-    The nodes are added fewer times if the condition is false after an iteration. Return None if the
-    condition is computed. It may be a constant, such as a comparison of the shapes of states.
+    The unrolling ends earlier if the condition is false after an iteration. Return None if the
+    condition is a computed tensor. A condition may be a constant, such as a comparison of shapes.
     """
     state_count = len(states)
     # The body's outputs are the condition, the states, and the outputs that are stacked.

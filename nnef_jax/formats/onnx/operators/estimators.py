@@ -48,9 +48,9 @@ def feature_rows(site: NodeSite) -> Any:
 
 
 def transformed(site: NodeSite, scores: Tensor, transform: str) -> Any:
-    """Apply the function that `transform` names to scores of shape (samples, classes).
+    """Apply a function to scores of shape (samples, classes).
 
-    `transform` is one of `TRANSFORMS`, such as "SOFTMAX".
+    `transform` is the function's name, which is one of `TRANSFORMS`, such as "SOFTMAX".
     """
     match transform:
         case "NONE":
@@ -113,7 +113,7 @@ def classes(site: NodeSite, labels: Sequence[int]) -> NDArray[np.int64]:
 
 
 def labelled(site: NodeSite, labels: NDArray[np.int64], index: Tensor) -> Any:
-    """Return the label of the class with the index `index`, for each item of `index`.
+    """Map each item of `index`, which is the index of a class, to the label of the class.
 
     If there are no labels, return the indices.
     """
@@ -183,7 +183,7 @@ def _normalizer(site: NodeSite, x: Tensor, *, norm: str = word("norm", "MAX", "L
 
 @operator("Imputer", domain=DOMAIN)
 def _imputer(site: NodeSite, x: Tensor) -> Any:
-    """Replace missing items of x by the value of their column.
+    """Replace each missing item of x by a value, which is the same for all items of a column.
 
     The attributes `imputed_value_floats` and `imputed_value_int64s` have a value for each column.
     An item is missing if it is equal to the attribute `replaced_value_float` or
@@ -212,7 +212,7 @@ def _array_feature_extractor(site: NodeSite, x: Tensor, indices: Tensor) -> Any:
 
 @operator("FeatureVectorizer", domain=DOMAIN)
 def _feature_vectorizer(site: NodeSite, *inputs: Tensor) -> Any:
-    """Join the features of several inputs, which lie along the last axis, in one tensor."""
+    """Concatenate several inputs along the last axis, which is the axis of features."""
     parts = [site.cast(site.tensor(x), site.computation_dtype("float32")) for x in inputs]
     for i, part in enumerate(parts):
         if site.rank(part) == 1:  # to (1, features)
@@ -266,8 +266,9 @@ def _label_encoder(
         default = default_float if dtype.startswith("float") else default_int
     last_indices, nan_index = _last_indices(keys)
     x = site.cast(x, site.computation_dtype(key_dtype))
-    # `row` has, for each item of x, the row of its key in the table, or -1. The table must not be
-    # empty. If all keys are NaN, its first row is for the first NaN, which is equal to no item.
+    # For each item of x, `row` has the table's row for the key that is equal to the item, or -1.
+    # The table must not be empty. If all keys are NaN, the table has a row for the first key, which
+    # is equal to no item.
     indices_of_rows = last_indices or [0]
     distinct_keys = parameter(site, "keys", keys[indices_of_rows], key_dtype)
     row = site.step.reverse_lookup(x, distinct_keys, fallback=-1)
@@ -358,8 +359,8 @@ def _linear_regressor(
 ) -> Any:
     """Compute `count` linear functions of the features in each row.
 
-    `transform` names the function that is applied to the results. `linear` has the coefficients and
-    the intercepts.
+    `transform` is the name of the function that is applied to the results. `linear` has the
+    coefficients and the intercepts.
     """
     scores = _linear(site, count, **linear)
     return transformed(site, scores, transform)
@@ -376,8 +377,8 @@ def _linear_classifier(
     """Return the label with the highest score for each row, and the scores.
 
     If a row has a single score, this is the score of the second of two classes. `names` are the
-    labels, `transform` names the function that is applied to the scores, and `linear` has the
-    coefficients and the intercepts.
+    labels, `transform` is the name of the function that is applied to the scores, and `linear` has
+    the coefficients and the intercepts.
     """
     labels = classes(site, names)
     scores = _linear(site, count=None, **linear)
@@ -386,7 +387,8 @@ def _linear_classifier(
         return label, transformed(site, scores, transform)
     index = is_above(site, scores, threshold=0.0)
     if len(labels) != 2:
-        # A single score needs two labels. Otherwise the results are the index and the score.
+        # A single score needs two labels. Without two labels, the results are the index and the
+        # score.
         label = site.cast(index, site.computation_dtype("int64"))
         return label, transformed(site, scores, transform)
     label = labelled(site, labels, index)

@@ -123,8 +123,8 @@ def _conv_transpose(
     dilations = site.spatial("dilations", rank)
     spans = windows.spans(kernel, dilations)
     padding: Pairs = []
-    # Pairs (before, after) of the numbers of items that no window reaches, for each axis. All
-    # windows reach the entire batch and all channels.
+    # A pair (before, after) for each axis: the numbers of items that no window reaches, at the
+    # start and at the end of the axis. Windows reach the entire batch and all channels.
     unreached: Pairs = [(0, 0), (0, 0)]
     for before, after in _transposed_padding(site, mode, spans, strides):
         padding.append((before, max(after, 0)))
@@ -159,8 +159,8 @@ def _transposed_padding(
         for (before, after), added in zip(stored_padding, added_items, strict=True):
             padding.append((before, after - added))
         return padding
-    # The number of items by which the windows reach beyond the output, for each axis. The windows
-    # reach (extent - 1) * stride + span items.
+    # For each axis, the number of items by which the windows reach beyond the output. All windows
+    # together cover (extent - 1) * stride + span items.
     surplus: list[int] = []
     if has_output_shape:
         output_extents = site.ints("output_shape")[-rank:]

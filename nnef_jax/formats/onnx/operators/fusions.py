@@ -26,14 +26,14 @@ from nnef_jax.formats.onnx.operators.registry import OPERATORS, operator
 from nnef_jax.formats.onnx.operators.transformers import require_supported
 from nnef_jax.formats.onnx.tensor_types import unpacked
 
-# This module composes its operators of operators of the ONNX standard, in this version.
+# The version of the operators of the ONNX standard that this module applies.
 _STANDARD_VERSION = 21
 
 
 def _applied(site: NodeSite, name: str, operands: Sequence[Any], **attributes: Any) -> Any:
-    """Apply an operator of the standard to operands, and return its first output.
+    """Apply an operator of the standard to operands, and return the operator's first output.
 
-    `name` is the name of the operator, and `attributes` are its attributes in ONNX.
+    `name` is the name of the operator, and `attributes` are the operator's attributes in ONNX.
     """
     standard_operator = OPERATORS.get(name, _STANDARD_VERSION)
     assert standard_operator is not None, name
@@ -74,8 +74,8 @@ def _meaning_on_levels(
 ) -> Meaning:
     """Return the function that flattens an operator on levels, such as QLinearAdd.
 
-    The operator converts the levels to real numbers, applies an operator of the standard to them,
-    and quantises the result.
+    Levels are quantised items. The operator converts the levels to real numbers, applies an
+    operator of the standard to these numbers, and quantises the result.
 
     Args:
         name: the name of the standard's operator, such as "Add".
@@ -106,7 +106,7 @@ def _meaning_on_levels(
     return meaning
 
 
-# For each operator: its name without the prefix, and the arguments of `_meaning_on_levels`.
+# The name of each operator without the prefix "QLinear", and the arguments of `_meaning_on_levels`.
 for _name, _real_count, _level_inputs, _output in (
     ("Add", 0, (0, 3), 6), ("Mul", 0, (0, 3), 6), ("Sigmoid", 0, (0,), 3),
     ("LeakyRelu", 0, (0,), 3), ("AveragePool", 0, (0,), 3), ("Softmax", 0, (0,), 3),
@@ -121,8 +121,8 @@ for _name, _real_count, _level_inputs, _output in (
 def _qlinear_concat(site: NodeSite, *, axis: int = integer("axis")) -> Any:
     """Join tensors of levels along an axis, and quantise the result.
 
-    Inputs 0 and 1 are the scale and the zero point of the result. The further inputs are the
-    levels, the scale and the zero point of each tensor.
+    Inputs 0 and 1 are the scale and the zero point of the result. Three inputs
+    follow for each tensor: the levels, the scale and the zero point.
     """
     level_inputs = range(2, len(site.operands), 3)
     parts = [_dequantized_input(site, i) for i in level_inputs]
@@ -144,7 +144,7 @@ def _qgemm(
     Inputs 0 to 2 are the levels, the scale and the zero point of a. Inputs 3 to 5 are the levels,
     the scale and the zero point of b. Input 6 is added to the product of the levels. Inputs 7 and 8
     are the scale and the zero point of the result. `flips_a` and `flips_b` tell whether a and b are
-    transposed, and `alpha` is a further factor of the product.
+    transposed. The product is multiplied by `alpha`.
     """
     step = site.step
     zero_points = (site.optional(2), site.optional(5))
@@ -260,8 +260,8 @@ def _zero_of_blocks(site: NodeSite, bits: int, outputs: int, blocks: int) -> Any
         return site.constant(middle_level, "uint8")
     if site.dtype_of(3) != "uint8":
         return site.reshaped(site.operand(3), (outputs, blocks))
-    # A row of levels fills entire bytes. For example, 3 zero points of 4 bits fill 2 bytes, which
-    # have 4 zero points. The last one is padding.
+    # A row of levels fills entire bytes. For example, 3 zero points of 4 bits are stored in 2
+    # bytes. The 2 bytes have room for 4 zero points, and the last one is padding.
     row_bytes = math.ceil(blocks * bits / 8)
     stored_count = row_bytes * 8 // bits
     stored = _levels(site, 3, bits, (outputs, stored_count))

@@ -44,7 +44,7 @@ class Mask:
     """A mask of attention scores of shape (batch, heads, time, keys).
 
     `allowed` is a tensor of bool. A score does not count where `allowed` is False. `bias` is added
-    to the scores. Both broadcast to the shape of the scores, and each may be None.
+    to the scores. `allowed` and `bias` broadcast to the shape of the scores. Either may be None.
     """
 
     site: NodeSite
@@ -58,7 +58,7 @@ class Mask:
         self.allowed = condition
 
     def add_bias(self, bias: Tensor) -> None:
-        """Add a bias to scores. It is added to the sum of earlier biases."""
+        """Add a bias of scores to the sum of the earlier biases."""
         if self.bias is not None:
             bias = self.site.step.add(self.bias, bias)
         self.bias = bias
@@ -115,7 +115,7 @@ class Mask:
 
 
 def _repeated(site: NodeSite, x: Tensor, count: int) -> Any:
-    """Repeat each head `count` times in succession: the heads a, b become a, a, b, b for 2."""
+    """Repeat each head `count` times: if `count` is 2, the heads a, b become a, a, b, b."""
     if count == 1:
         return site.tensor(x)
     with_axis = site.unsqueezed(x, (2,))  # (batch, heads, 1, time, items)
@@ -140,7 +140,7 @@ def _scores(
         )
     key = _repeated(site, key, repetitions)
     value = _repeated(site, value, repetitions)
-    # As in ONNX's definition, each factor is multiplied by the root of the scale.
+    # As in ONNX's definition, query and key are each multiplied by the root of the scale.
     query = site.step.mul(query, math.sqrt(scale))
     key = site.step.mul(key, math.sqrt(scale))
     return site.product(query, key, flips=True), value
@@ -197,7 +197,7 @@ def attended(
 def _masked(site: NodeSite, scores: Tensor, mask: Tensor | None) -> Any:
     """Apply a mask to scores.
 
-    A mask of bool replaces scores by -inf where it is False. A mask of numbers is added.
+    A mask of bool replaces scores by -inf where the mask is False. A mask of numbers is added.
     """
     if mask is None:
         return scores

@@ -71,7 +71,8 @@ def _pad_by_attributes(
 ) -> Any:
     """Pad a tensor, as before version 11.
 
-    `pads` has the numbers before all axes, then the numbers after all axes.
+    `pads` has the numbers before all axes, then the numbers after all axes. For example, 1, 2, 3, 4
+    pads axis 0 by (1, 3) and axis 1 by (2, 4).
     """
     padding = _padding_of_axes(site, pads, range(site.rank()))
     return _padded(site, x, padding, mode, value)

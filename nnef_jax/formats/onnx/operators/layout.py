@@ -21,7 +21,7 @@ from nnef_jax.formats.onnx.operators.registry import operator
 def _reshape(site: NodeSite, x: Tensor, *, allows_zero: bool = flag("allowzero")) -> Any:
     """Reshape a tensor to the shape in input 1.
 
-    An extent of 0 in the shape stands for the extent that x has along this axis. If `allows_zero`,
+    An extent of 0 in the shape stands for the extent of x along the same axis. If `allows_zero`,
     an extent of 0 stands for 0 items, so that both x and the result are empty.
     """
     shape = site.integers(1)
@@ -49,7 +49,7 @@ def _flatten(site: NodeSite, x: Tensor, *, axis: int = integer("axis", 1)) -> An
 
     The axes before `axis` become the rows. `axis` and all later axes become the columns.
     """
-    if axis != site.rank():  # The rank is allowed: it makes a single column.
+    if axis != site.rank():  # If `axis` is the rank, the result has one column.
         axis = site.axis(axis)
     with_columns = site.reshaped(x, (-1,), first=axis)
     return site.last.reshape(with_columns, shape=(-1,), axis_start=0, axis_count=axis)
@@ -68,7 +68,7 @@ def _transpose(site: NodeSite, x: Tensor) -> Any:
 
 @operator("Squeeze")
 def _squeeze(site: NodeSite, x: Tensor) -> Any:
-    """Remove the axes that the node names. By default, remove all axes of extent 1."""
+    """Remove the axes in input 1 or in the attribute `axes`, by default all axes of extent 1."""
     axes = site.axes("axes", 1)
     if axes is None:
         axes = tuple(axis for axis, extent in enumerate(site.known_shape()) if extent == 1)

@@ -19,10 +19,10 @@ from nnef_jax.formats.onnx.operators.registry import operator
 
 
 def _nonzero_indices(site: NodeSite, x: Value) -> Value:
-    """Return the indices of nonzero items of `x`, a list of shape (axes, items).
+    """Return the indices of nonzero items of `x`, as a padded tensor of shape (axes, items).
 
-    The indices are computed only once for each tensor. Therefore all tensors that are gathered at
-    these indices share one number of items.
+    The indices are computed only once for each `x`. Therefore all tensors that are gathered at
+    these indices have the same number of items.
     """
     if x in site.graph.nonzero_indices:
         return site.graph.nonzero_indices[x]
@@ -57,10 +57,10 @@ def _with_axis(site: NodeSite, x: Tensor) -> tuple[Any, int]:
 
 @operator("Compress")
 def _compress(site: NodeSite, x: Tensor, condition: Tensor) -> Any:
-    """Select the slices of `x` along an axis for which `condition` is true.
+    """Select slices of `x` along an axis.
 
-    `condition` is a vector with an item for each slice. If the node does not have the attribute
-    `axis`, the slices are the items of `x`.
+    `condition` is a vector with an item for each slice. The item is true if the slice is selected.
+    If the node does not have the attribute `axis`, the slices are the items of `x`.
     """
     x, axis = _with_axis(site, x)
     if isinstance(condition, Constant):

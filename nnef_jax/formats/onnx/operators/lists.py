@@ -56,7 +56,7 @@ def _at(site: NodeSite) -> Any:
 
 @operator("SequenceInsert")
 def _insert(site: NodeSite) -> Any:
-    """Insert a tensor into a sequence before item i. Input 2 is i. By default, append it."""
+    """Insert a tensor into a sequence before item i. Input 2 is i, by default the length."""
     items = _sequence(site)
     index = len(items)
     if site.has(2):

@@ -76,9 +76,9 @@ def _tf_idf_vectorizer(
     """Count sequences of tokens in each row of x; return the counts or weights of the sequences.
 
     The attribute `pool_int64s` has all sequences of one token, then all sequences of two tokens,
-    and so on. `starts` has the start of each of these parts. `columns` has a column of the result
-    for each sequence. Only sequences of `shortest` to `longest` tokens are counted. Tokens between
-    the tokens of a sequence may be skipped; see `_counted`.
+    and so on. `starts` has the start of each of these parts. `columns` has the index of a column of
+    the result for each sequence. Only sequences of `shortest` to `longest` tokens are counted.
+    Tokens between the tokens of a sequence may be skipped; see `_counted`.
 
     In the mode "TF", the result is the count of each sequence. In the mode "IDF", it is the weight
     of each sequence that occurs in the row, and 0 for all other sequences. In the mode "TFIDF", it
@@ -118,14 +118,14 @@ def _counts(
     """Count sequences of tokens in the rows of x; return the counts, of shape (rows, columns).
 
     `grams_by_length` has the sequences of 1 token, the sequences of 2 tokens, and so on. `columns`
-    has a column of the result for each sequence. Only sequences whose length is in `lengths` are
-    counted. All other columns are 0. `skips` is as for `_counted`.
+    has the index of a column of the result for each sequence. Only sequences whose length is in
+    `lengths` are counted. All other columns are 0. `skips` is as for `_counted`.
     """
     counts_by_length: list[Any] = []
-    # For each column of the result, the index of its sequence among the counted ones, or -1.
+    # For each column of the result, the index of its sequence among the counted sequences, or -1.
     order = np.full(max(columns) + 1, -1)
-    shorter_count = 0  # the number of shorter sequences
-    counted_count = 0  # the number of shorter sequences that are counted
+    shorter_count = 0  # the number of sequences shorter than `length`
+    counted_count = 0  # the number of counted sequences shorter than `length`
     for length, grams in enumerate(grams_by_length, start=1):
         count = len(grams)
         if length in lengths and count > 0:

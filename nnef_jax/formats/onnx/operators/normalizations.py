@@ -19,7 +19,7 @@ _STASH = dtype("stash_type", 1)  # the dtype in which a tensor is standardised
 
 
 def _with_last_axes(site: NodeSite, i: int, count: int) -> Any:
-    """Return input `i` with `count` further axes of extent 1 at the end."""
+    """Append `count` new axes of extent 1 to the axes of input `i`."""
     rank = site.rank(i)
     return site.unsqueezed(site.operand(i), tuple(range(rank, rank + count)))
 
@@ -77,7 +77,7 @@ def _batch_normalization(
     are normalised by the mean and variance of the batch. Then the new running mean and variance,
     and the mean and variance of the batch, are returned too.
     """
-    # In training and since version 14, x is normalised in the dtype of the running statistics.
+    # In training, or since version 14, x is normalised in the dtype of the running statistics.
     # Otherwise x is normalised in its own dtype.
     dtype_input = 3 if trains or site.version >= 14 else 0
     dtype = site.dtype_of(dtype_input)
@@ -101,10 +101,10 @@ def _batch_normalization(
 
 
 def _moments_of_batch(site: NodeSite, x: Tensor, dtype: str) -> list[Any]:
-    """Return the mean and the variance of each channel over a batch, of shape (1, channels).
+    """Return the mean and the variance of each channel over a batch.
 
-    Before version 9, the attribute `spatial` may be 0. The moments are then taken only over the
-    batch: there is a mean for each channel and position.
+    Each result has shape (1, channels). Before version 9, the attribute `spatial` may be 0. The
+    moments are then taken only over the batch: there is a mean for each channel and position.
     """
     spatial_axes = range(2, site.rank()) if site.flag("spatial", True) else ()
     moments = site.step.moments(site.widened(x), axes=(0, *spatial_axes))

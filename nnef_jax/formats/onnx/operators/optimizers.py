@@ -27,7 +27,8 @@ def _updated(site: NodeSite, update: Callable[..., tuple[Tensor, ...]], shrink: 
     training step, the tensor, its gradient and its states. It returns the new tensor and the new
     states. `shrink` is the factor of L2 regularisation.
     """
-    # The arguments of `update` without the first two, the learning rate and the number of the step.
+    # The first two arguments of `update` are the same for all tensors: the learning rate and the
+    # number of the training step.
     inputs_per_tensor = update.__code__.co_argcount - 2
     tensor_count, remainder = divmod(len(site.operands) - 2, inputs_per_tensor)
     if tensor_count < 1 or remainder != 0:

@@ -25,7 +25,7 @@ def _pooled(
     """Add a pool over windows with the function `add`, such as `site.last.max_pool`.
 
     If `rounds_up`, the number of windows along an axis is rounded up. No window begins in the
-    padding at the end of an axis. `options` are further arguments of `pooled`.
+    padding at the end of an axis. `options` are other arguments of `pooled`.
     """
     spatial_rank = site.rank() - 2
     kernel = site.spatial("kernel_shape", spatial_rank, default=None)

@@ -115,7 +115,7 @@ def product(
     *,
     transposes: tuple[bool, bool] = (False, False),
 ) -> Any:
-    """Multiply matrices of levels. Batch axes broadcast as in numpy.
+    """Multiply matrices of levels (quantised items). Batch axes broadcast as in numpy.
 
     Args:
         site: the node.

@@ -1,4 +1,4 @@
-"""Functions for quantisation, QuantizeLinear, and for its inverse, DequantizeLinear."""
+"""Functions for QuantizeLinear, which quantises tensors, and for the inverse DequantizeLinear."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def _quantize_linear(
     site: NodeSite, x: Tensor, scale: Tensor, zero_point: Tensor | None = None, *,
     axis: int, block: int, code: int, precision: int, saturates: bool,
 ) -> Any:  # fmt: skip
-    """Quantise x to levels.
+    """Quantise x to levels, which are integers or small floats.
 
     `code` stands for the dtype of the levels. `precision` stands for the dtype in which x is
     divided by the scale. Both are codes of dtypes, or 0 for the default. For `axis` and `block` see

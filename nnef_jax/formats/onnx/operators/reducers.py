@@ -19,8 +19,8 @@ from nnef_jax.formats.onnx.operators.registry import operator
 def _axes(site: NodeSite) -> tuple[int, ...]:
     """Return the axes that a node reduces.
 
-    A node that names no axes reduces all axes. If its attribute `noop_with_empty_axes` is set, it
-    reduces none.
+    If the node gives no axes, all axes are reduced, or none if the node sets the attribute
+    `noop_with_empty_axes`.
     """
     axes = site.axes("axes", 1)
     if axes:
@@ -87,8 +87,11 @@ def _extreme_index_meaning(kind: str) -> Meaning:
     """
 
     def meaning(site: NodeSite, x: Tensor, *, axis: int, last: bool, keeps_axes: bool) -> Any:
-        """Return the index. If several items are equal, `last` chooses the last one of them."""
-        # A step is the kind of an operation, its operands after x, and its attributes.
+        """Return the index of the extreme along `axis`.
+
+        If several items are extreme, return the last index if `last`, otherwise the first index.
+        """
+        # A step is a tuple: the kind of an operation, the operands after x, and the attributes.
         steps: list[Any] = [
             (kind, [], {"axes": (axis,), "last": last}),
             ("cast", [], {"dtype": site.graph.builder.integer}),

@@ -1,4 +1,7 @@
-"""Functions for operators that become a single operation: its kind, inputs and attributes."""
+"""The table of operators that become a single operation.
+
+A row has the kind of the operation, the indices of inputs, and the attributes.
+"""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def _resize(
 
 
 def _scales_or_sizes(site: NodeSite, axes: Sequence[int]) -> dict[str, Any]:
-    """Return the attributes of the operation that say how much `axes` are resized.
+    """Return the scales or the sizes of `axes`, as attributes of the resizing operation.
 
     Input 2 has the scales of the axes, or input 3 has the new extents. An empty input counts as
     left out.

@@ -65,7 +65,7 @@ def _scanned(
 
     Args:
         site: the node of the scan.
-        graph: the graph in the node.
+        graph: the graph that is run in each iteration.
         states: the states before the first iteration.
         scanned: the tensors that are cut into one slice for each iteration.
         cuts: a pair (axis, direction) for each scanned tensor.

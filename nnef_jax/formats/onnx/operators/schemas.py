@@ -128,7 +128,7 @@ def _type_message(operand: object) -> bytes:
 
 
 def _read(proto: FunctionProto, schema: Any) -> Function:
-    """Read the function that defines an operator. `schema` has the defaults of its attributes."""
+    """Read the function that defines an operator. `schema` has the defaults of attributes."""
     title = f"the definition of {proto.name}"
     reader = Reader(title, Raw(), Meter(Limits.unbounded()), _refused)
     reader.list_nodes(proto.node)

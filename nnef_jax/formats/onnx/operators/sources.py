@@ -90,7 +90,8 @@ def _shape(
 ) -> Any:
     """Return the shape of a tensor, or its part from the axis `start` up to the axis `end`.
 
-    The extent of a list is the number of its items without padding, which the network computes.
+    If x is a padded list, its extent is the number of items without padding, which the network
+    computes.
     """
     shape: list[Any] = list(site.known_shape())
     return site.numbers_of(shape[start:end])
@@ -109,8 +110,8 @@ def _cast(
 ) -> Any:
     """Cast the input to a dtype. If `saturates`, numbers beyond the range of float8 are clipped."""
     source_dtype = site.dtype_of(0)
-    # A cast that the host computes has a dtype of the file. The graph later converts the result to
-    # a dtype in which the network computes.
+    # The result of a cast on the host has a dtype of the file. The graph later converts this result
+    # to a dtype in which the network computes.
     result_dtype = dtype if site.is_folded("cast", [x]) else site.computation_dtype(dtype)
     if dtype == "float8_e8m0fnu":
         return _power_of_two(site, x, saturates=saturates)
@@ -133,7 +134,7 @@ def _clipped(site: NodeSite, x: Tensor, largest: float) -> Any:
 
 @operator("Cast")
 def _cast_1(site: NodeSite, x: Tensor) -> Any:
-    """Cast the input to the dtype that the attribute `to` names, as before version 6."""
+    """Cast the input to a dtype, as before version 6. The attribute `to` is the dtype's name."""
     from onnx import TensorProto
 
     names = TensorProto.DataType
@@ -250,7 +251,7 @@ def _mel_weights(site: NodeSite, *, dtype: str = dtype("output_datatype", 1)) ->
     distance = (highest_mel - lowest_mel) / (bands + 2)
     mels = lowest_mel + np.arange(bands + 2) * distance
     hertz = _CORNER * np.expm1(mels / _MELS * math.log(10))
-    corners = np.floor((length + 1) * hertz / rate).astype(np.int64)  # bins
+    corners = np.floor((length + 1) * hertz / rate).astype(np.int64)  # indices of bins
     return site.constant(_triangles(corners, count), dtype)
 
 

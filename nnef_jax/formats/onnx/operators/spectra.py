@@ -51,8 +51,8 @@ def _along_axis(
     """Compute the Fourier transform along `axis`, or its inverse.
 
     Input 1 is the number of items that are transformed. If `onesided`, the transform of a real
-    signal has only the first half of the frequencies. If `inverse` too, x is the first half of a
-    spectrum, and the result is a real signal.
+    signal has only the first half of the frequencies. If `onesided` and `inverse`, x is the first
+    half of a spectrum, and the result is a real signal.
     """
     rank = site.rank()
     parts_axis = rank - 1  # the axis of [re] or [re,im]
@@ -87,7 +87,7 @@ def _along_axis(
 
 
 def _weighted_half(site: NodeSite, x: Tensor, axis: int, count: int) -> Any:
-    """Multiply the lower half of the spectrum of a real signal, so that it stands for both halves.
+    """Multiply the lower half of a real signal's spectrum, so that the half stands for both halves.
 
     `count` is the number of frequencies in both halves. The upper half has the conjugates of the
     lower half. Therefore most frequencies of the lower half are multiplied by 2.
@@ -107,10 +107,10 @@ def _weighted_half(site: NodeSite, x: Tensor, axis: int, count: int) -> Any:
 
 
 def _of_real(site: NodeSite, x: Tensor, axis: int, count: int, *, onesided: bool) -> Any:
-    """Compute the spectrum of a real signal along an axis. It has `count` frequencies.
+    """Compute the spectrum of a real signal along an axis.
 
-    The upper half of the spectrum has the conjugates of the lower half. If `onesided`, the upper
-    half is left out.
+    The spectrum has `count` frequencies. The upper half of the spectrum has the conjugates of the
+    lower half. If `onesided`, the upper half is left out.
     """
     lower_half = site.step_or_last(onesided).rfft(x, axis=axis)
     upper_count = (count - 1) // 2  # the number of frequencies in the upper half

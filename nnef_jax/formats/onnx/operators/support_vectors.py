@@ -46,7 +46,7 @@ def _linear_function(
     """Multiply x by each row of `filter`, and add `bias`, which has an item for each row.
 
     The filter and the bias become weights. If the name of the node is "svm" and `name` is "votes",
-    their labels are "svm.votes" and "svm.votes.bias".
+    the labels of the weights are "svm.votes" and "svm.votes.bias".
     """
     biases = parameter(site, f"{name}.bias", [bias])
     return site.step.linear(x, parameter(site, name, filter), biases)

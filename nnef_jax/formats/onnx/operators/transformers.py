@@ -37,7 +37,7 @@ _ATTENTION: dict[str, Any] = {
 
 
 def require_supported(site: NodeSite, inputs: int, outputs: int = 99, **attributes: object) -> None:
-    """Raise InvalidOperation for inputs, outputs and attributes of a node that are not supported.
+    """Raise InvalidOperation for unsupported inputs, outputs or attributes of a node.
 
     Only the first `inputs` inputs and the first `outputs` outputs are supported. `attributes` maps
     the name of an attribute to the only value that is supported.
@@ -174,8 +174,8 @@ def _multi_head_attention(
 ) -> tuple[Any, ...]:
     """Compute attention; return the result, the keys and the values.
 
-    Inputs 0 to 2 are queries, keys and values. Input 3 is their bias, and inputs 6 and 7 are past
-    keys and values. `count` is the number of heads.
+    Inputs 0 to 2 are queries, keys and values. Input 3 is the bias of all three, and inputs 6 and 7
+    are past keys and values. `count` is the number of heads.
 
     If inputs 1 and 2 are left out, input 0 has queries, keys and values packed along axis 3. If
     only input 2 is left out, input 1 has keys and values packed along axis 3.
@@ -189,8 +189,8 @@ def _multi_head_attention(
     flat_count = 1 if are_heads else 3  # the number of parts that are not heads yet
     for i, part in enumerate(parts[:flat_count]):
         if site.rank(part) == 4:
-            # An unpacked part has shape (batch, time, heads, items). Now it gets the shape of all
-            # other parts that are no heads, (batch, time, heads * items).
+            # A part of a packed input has shape (batch, time, heads, items). It is reshaped to
+            # (batch, time, heads * items), like the inputs that are not packed.
             parts[i] = site.reshaped(part, (0, 0, -1))
     if site.has(3):
         # The bias has `width` items for queries, `width` for keys, and `value_width` for values.
@@ -210,7 +210,7 @@ def _multi_head_attention(
 
 
 def _queries_keys_and_values(site: NodeSite, x: Tensor) -> list[Any]:
-    """Return the queries, keys and values of a MultiHeadAttention with input 0 `x`.
+    """Return the queries, keys and values of a MultiHeadAttention. `x` is input 0.
 
     Packed parts lie along axis 3 of an input of 5 axes.
     """

@@ -33,7 +33,7 @@ from nnef_jax.formats.onnx.operators.estimators import (
 )  # fmt: skip
 from nnef_jax.formats.onnx.operators.registry import operator
 
-# The codes of comparisons in the table of nodes, by the mode of the node.
+# Maps the mode of a node to the code of the node's comparison in the table of nodes.
 _COMPARISONS = {
     "BRANCH_EQ": 1, "BRANCH_NEQ": 2, "BRANCH_LT": 3, "BRANCH_GT": 4, "BRANCH_LEQ": 5,
     "BRANCH_GTE": 6, "LEAF": 0,
@@ -126,7 +126,7 @@ def _check_tables(
 
 @dataclass(frozen=True, slots=True)
 class _Trees:
-    """Trees in which a node has two numbers: the number of its tree, and its number in the tree."""
+    """Trees whose nodes have two numbers: the tree's number, and the node's number in the tree."""
 
     # These sequences have an item for each node. The items of `true` and `false` are the numbers of
     # the children, which are nodes of the same tree. `tracks` tells whether NaN leads to `true`.
@@ -196,7 +196,7 @@ def _ensemble(
 
 
 def _index_by_node(ensemble: _Trees) -> dict[tuple[int, int], int]:
-    """Return the index of each node, by the numbers (tree, node) that identify the node.
+    """Return a dict from the numbers (tree, node) of each node to the node's index.
 
     Raises InvalidOperation if two nodes of a tree have the same number.
     """
@@ -209,7 +209,7 @@ def _index_by_node(ensemble: _Trees) -> dict[tuple[int, int], int]:
 
 
 def _roots(trees: Sequence[int]) -> list[int]:
-    """Return the index of the root of each tree, which is the first of its nodes.
+    """Return the index of the root of each tree. The root is the tree's first node.
 
     `trees` has the number of the tree of each node.
     """
@@ -224,11 +224,11 @@ def _roots(trees: Sequence[int]) -> list[int]:
 def _leaf_table(
     ensemble: _Trees, index_by_node: Mapping[tuple[int, int], int], weights: NDArray[Any]
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Return the table of votes that `_scores` takes, and the start of each node in the table.
+    """Return the table of votes that `_scores` takes, and the start of each node's votes.
 
     The votes are sorted by their nodes. Node i has the votes `starts[i] : starts[i + 1]`, where
-    `starts` is the second result. `index_by_node` maps the tree and number of a node to its index.
-    `weights` has an item for each vote.
+    `starts` is the second result. `index_by_node` maps the numbers (tree, node) of a node to the
+    node's index. `weights` has an item for each vote.
     """
     voters = zip(ensemble.vote_trees, ensemble.vote_nodes, strict=True)
     voter_indices = np.array([index_by_node[node] for node in voters], np.int64)
@@ -313,7 +313,7 @@ def _classifier(
 
 
 def _tensor(name: str, default: Constant | None = None) -> Any:
-    """Declare an attribute that is a tensor. It is required if the default is None."""
+    """Declare an attribute that is a tensor, and that is required if the default is None."""
     return attribute(name, "attribute", Constant, default)
 
 
@@ -435,7 +435,7 @@ def _node_table(ensemble: _Tables) -> NDArray[np.int32]:
 
 
 def _named(attribute_name: str, number: int, names: Sequence[str]) -> str:
-    """Return the name with the index `number`, which is the value of an attribute."""
+    """Return `names[number]`, where `number` is the value of the attribute `attribute_name`."""
     if number < 0 or number >= len(names):
         raise InvalidOperation(f"'{attribute_name}' must be below {len(names)}, it is {number}")
     return names[number]
