@@ -1,8 +1,9 @@
 """The process that runs for the command `nnef-jax`, or for `python -m nnef_jax`.
 
 By default Python turns SIGINT (Ctrl-C) into an exception. Callbacks of the garbage collector
-swallow that exception, and an extension module whose import it interrupts is broken. Here a signal
-ends the process instead. No file is left half-written, because files are replaced by renaming.
+swallow that exception. If the exception interrupts the import of an extension module, the module is
+left broken. Here a signal ends the process instead. No file is left half-written, because files are
+replaced by renaming.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ def main() -> int:
     """Run the command line on `sys.argv` and return its exit code, as `cli.main` does.
 
     The process ends without a message on SIGINT, on SIGTERM, and when the reader of its output
-    closes the pipe. A shell sees the exit codes 130, 143 and 141 in these cases. A standard output
-    that is closed from the start, or full, is an error. The command `serve` continues when nobody
-    reads its output or its responses.
+    closes the pipe. A shell sees the exit codes 130, 143 and 141 in these cases. If the standard
+    output is closed from the start, or goes to a full disk, the command fails. The command `serve`
+    continues when nobody reads its output or its responses.
     """
     _default_signals()
     _fill_closed_streams()
@@ -40,7 +41,7 @@ def _default_signals() -> None:
 
 
 def _fill_closed_streams() -> None:
-    """Open standard streams that are closed, so that no other file gets a number from 0 to 2."""
+    """Open the null device for closed standard streams: no other file gets descriptor 0, 1 or 2."""
     standard_input, standard_output, standard_error = 0, 1, 2
     for descriptor, flags in (
         (standard_input, os.O_RDONLY),

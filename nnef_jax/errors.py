@@ -22,8 +22,8 @@ from lowering.graph import Call
 from lowering.location import Span
 
 _SHOWN_CALLS = 8
-# The largest number of characters of a message, a hint or a line. A name in a document may have
-# megabytes.
+# An error shows at most this number of characters of a message, a hint or a line. A name in a
+# document may have megabytes.
 _LONGEST = 1_000
 _SHOWN_ERRORS = 20
 

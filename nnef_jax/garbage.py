@@ -1,4 +1,4 @@
-"""Pauses Python's search for garbage cycles, which slows down code that makes many objects.
+"""Pauses Python's search for garbage cycles. The search slows down code that makes many objects.
 
 This module imports nothing from the package, because the package itself is imported while the
 search is paused.

@@ -1,4 +1,4 @@
-"""Bounds the cost of one load: `Limits` holds the bounds, and a `Meter` counts the cost."""
+"""Keeps the cost of one load within bounds. `Limits` has the bounds, a `Meter` counts the cost."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Limits:
     # Bytes for expanded archives and converted tensors. Memory-mapped files do not count.
     expanded_bytes: int = 2_000_000_000
     # Counted work: characters read, expressions evaluated, items computed on the host, and more.
-    # OpenVINO's converter cannot be counted; it is stopped after a time instead, which is one
-    # second for each 170,000 steps.
+    # The work of OpenVINO's converter cannot be counted. Instead, the converter is stopped after
+    # one second for each 170,000 steps.
     steps: int = 10_000_000
     nesting: int = 200  # depth of expressions in the text
     call_depth: int = 2_000  # depth of fragment calls within one another
@@ -105,7 +105,7 @@ class Meter:
         return True
 
     def fold(self, items: int) -> None:
-        """Count the items of constants that the host folds while a network is traced."""
+        """Count `items`: elements of constants that the host computes while a network is traced."""
         self.spend(items // FOLDED_PER_STEP, "folding constants")
 
     def expand(self, size: int, name: str) -> None:
@@ -121,7 +121,7 @@ class Meter:
 
 
 def raising(limit: str) -> str:
-    """Return the hint of a LimitError: how a call of `load` can raise the limit `limit`."""
+    """Return the hint of a LimitError: how a call of `load` can set a higher limit `limit`."""
     return f"load(..., limits=nnef_jax.Limits({limit}=...)) allows more, if the file is trusted"
 
 

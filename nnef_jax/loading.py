@@ -61,19 +61,19 @@ def load(
             decide how the network is compiled.
         dtype: the dtype of scalar tensors, as a name or a numpy or jax dtype: float32,
             bfloat16, float16, float64 (needs jax's x64 mode). Integer tensors are int32.
-        quantization: "apply" rounds each tensor that graph.quant names after it is computed.
-            "ignore" rounds no tensor. "ste" rounds as "apply" does, but the derivative of rounding
-            is 1 inside the range of the levels and 0 outside (straight-through), so that a
-            quantised network can be trained. Variables that are stored quantised are always
-            converted to floating-point numbers.
+        quantization: "apply" rounds each tensor that is listed in graph.quant. "ignore" rounds no
+            tensor. "ste" rounds as "apply" does, but the derivative of rounding is 1 inside the
+            range of the levels and 0 outside (straight-through), so that a quantised network can be
+            trained. Variables that are stored quantised are always converted to floating-point
+            numbers.
         expand: "auto" keeps a compound operation of the standard if there is a rule for it. "all"
             expands all compound operations to primitives by their definitions, even if the user has
-            a rule for them. In tract's dialect "all" expands only those operations that tract
-            computes as the standard defines them and that tract can write.
+            a rule for them. In tract's dialect "all" expands an operation only if tract can write
+            it and computes it as the standard defines it.
         dialect: "nnef" reads the document strictly by NNEF 1.0, and "tract" reads it as tract does.
-            With "tract" a document need not name the registries of tract whose operations it uses,
-            since tract's command line can enable them by flags. "auto" chooses the dialect by the
-            content of the document.
+            With "tract" a document may use operations of tract's registries without naming the
+            registries, since tract's command line can enable registries by flags. "auto" chooses
+            the dialect by the content of the document.
         state: a dict from input names to output names. In the next call each of these inputs takes
             the value that its output has in this call. The inputs become the network's state, which
             starts with zeros: `model.step` and `model.scan` pass it on.
@@ -105,7 +105,7 @@ def load(
             or exported; a function with open extents is not optimised. An optimisation pass that
             fails is left out with a warning. "strict" checks the result of each pass, and raises
             RuntimeError if a pass fails.
-        autotune: True tries several options of the compiler at the first call of each kind and
+        autotune: True tries several options of the compiler at the first call, step or scan of each
             shape, and uses the fastest. That call takes a second or two longer, and later calls may
             be faster. Only CPUs have options to try.
         donate_state: True makes `step` write the new state into the memory of the previous state.
@@ -119,13 +119,13 @@ def load(
             changes of rules cannot be detected.
         measure: True chooses kernels for a CPU by the speed that was measured on this host. The
             measurement takes a second when the first large network is compiled, and makes calls
-            faster on unusual hosts. The measured rates are stored in `cache_dir`, or otherwise in
-            the user's cache folder: see docs/performance.md. False chooses kernels by rates that
+            faster on unusual hosts. The measured speeds are stored in `cache_dir`, or otherwise in
+            the user's cache folder: see docs/performance.md. False chooses kernels by speeds that
             are shipped with the package.
-        max_executables: the number of compiled functions in memory, one for each kind of call,
-            shape and device. Beyond this number the least recently used function is dropped, with
-            the parameters that were prepared only for it. A small number saves memory, but a shape
-            that occurs again may have to be compiled again.
+        max_executables: the number of compiled functions in memory, one for each method (call, step
+            or scan), shape and device. Beyond this number the least recently used function is
+            dropped, with the parameters that were prepared only for this function. A small number
+            saves memory, but a shape that occurs again may have to be compiled again.
 
     A network in a folder or a plain tar archive is memory-mapped, and a CPU computes from the map.
     While the model is in use, the files of the network may be deleted, or replaced by renaming

@@ -44,7 +44,7 @@ class Model(Writable):
     A call runs the jitted network on the model's parameters. Inputs are numpy or jax arrays, by
     name or in the order of the graph. A single output is an array. Several outputs are a
     NamedTuple, whose fields have the names of the outputs. For such a result `y`, `y["name"]` is
-    the output of this name, also if a field cannot have the name.
+    the output of this name, even if Python does not allow the name for a field.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -210,8 +210,8 @@ class Model(Writable):
                 gathered before it is used (fully sharded). Along a mesh axis that is not in
                 `batch`, the parameters of products and convolutions are sharded in such a way that
                 the devices divide the work (tensor parallel). A parameter is replicated if it has
-                fewer than 1024 items, or if the mesh axis does not divide its extent. A dict has a
-                PartitionSpec by label or by a pattern of `fnmatch`: `{"blocks.*.weight": P("model",
+                fewer than 1024 items, or if the mesh axis does not divide its extent. A dict maps
+                labels, or patterns of `fnmatch`, to PartitionSpecs: `{"blocks.*.weight": P("model",
                 None)}`.
             batch_axis: the batch axis of inputs, outputs and states. An array has a batch if its
                 extent along this axis equals the extent of the first input that has this axis.
@@ -240,15 +240,16 @@ class Model(Writable):
 
         Args:
             sizes: the sizes of a batch.
-            buckets: lengths of further open axes, by the name that the document gives to the axis.
-                An item is padded with zeros to the next larger length, and the results are trimmed.
-            masks: the inputs that tell the network which items along the axes of `buckets` are
-                padding: they are 1 for items and 0 for padding. The network must ignore items
-                where a mask is 0. A mask that is not passed in a call is 1 for all items.
+            buckets: maps the name of an open axis other than the batch axis, as in the document, to
+                lengths. An item of a batch is padded with zeros to the next larger length, and the
+                results are trimmed.
+            masks: the inputs that tell the network which positions along the axes of `buckets` are
+                padding: they are 0 at padding, and 1 elsewhere. The network must ignore positions
+                where a mask is 0. A mask that is not passed in a call is 0 only at padding.
 
         Raises InputError if items of a batch may depend on one another, as in a softmax along the
         batch; if the network has a state; or if an input or output has no batch axis. Without
-        `masks`, items along the axes of `buckets` must not depend on one another either.
+        `masks`, positions along the axes of `buckets` must not depend on one another either.
 
         >>> classify = model.batcher((1, 8, 32))
         >>> classify.compile()
@@ -332,7 +333,7 @@ def _children(model: Model) -> tuple[Any, Any]:
 
 
 def _unflattened(static: tuple[Executables, bool], children: Any) -> Model:
-    """Return the model with a static part and `children`, its parameters and its state."""
+    """Return the model with a static part. `children` are the model's parameters and its state."""
     executables, state_from_user = static
     arrays = Arrays(executables.definition, tuple(children), state_from_user=state_from_user)
     return Model(Execution(executables, arrays))

@@ -141,7 +141,7 @@ def word_pairs(name: str, value: Any, hint: str) -> dict[str, str]:
 
 
 def shapes_by_name(name: str, value: Any) -> dict[str, tuple[int | None, ...]]:
-    """Require an argument to be a dict of shapes by input name. Return the shapes as tuples.
+    """Require an argument to be a dict from input names to shapes. Return the shapes as tuples.
 
     `name` is the argument's name. None in a shape is an open extent. Raises TypeError for a value
     of another form, and InputError for a negative extent.
@@ -168,7 +168,7 @@ def shapes_by_name(name: str, value: Any) -> dict[str, tuple[int | None, ...]]:
 
 
 def extents_by_name(name: str, value: Any) -> tuple[dict[str, Any], dict[str, int]]:
-    """Split an argument into a dict of shapes by input name, and a dict of extents by symbol.
+    """Split an argument into a dict from input names to shapes and one from symbols to extents.
 
     For example, {"x": [1, 3], "batch": 8} becomes {"x": [1, 3]} and {"batch": 8}. An argument that
     is not a dict is returned as the first dict, because `shapes_by_name` will refuse it. `name` is
@@ -196,7 +196,7 @@ def _is_integer(value: object) -> bool:
 
 
 def arrays_by_name(name: str, value: Any) -> dict[str, NDArray[Any]]:
-    """Require an argument to be a dict of arrays by input name. Return numpy arrays.
+    """Require an argument to be a dict from input names to arrays. Return it with numpy arrays.
 
     `name` is the argument's name. Raises TypeError if the argument is not a dict with names as
     keys, and InputError for a value in the dict that is not an array.

@@ -66,8 +66,8 @@ class Result:
     - `plot(ax=None)`, in classes with a picture, draws on axes of matplotlib and returns them.
     - Results can be pickled and copied.
     - The result of a pure function of arrays is a pytree: the function can be jitted and mapped.
-      `jax.vmap` adds a first axis to all arrays. A table cannot show this axis. It shows the result
-      at one index: `print(jax.tree.map(lambda x: x[0], results))`.
+      `jax.vmap` adds a first axis to all arrays. A table cannot show this axis. Take the result at
+      one index before printing: `print(jax.tree.map(lambda x: x[0], results))`.
     """
 
     def to_dict(self) -> dict[str, object]:

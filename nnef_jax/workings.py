@@ -100,7 +100,7 @@ def rounds_straight_through(model: Runnable) -> bool:
 
 
 def layout_of(model: Runnable) -> Layout | None:
-    """Return the model's mesh and how arrays are sharded over it, or None without a mesh."""
+    """Return the model's mesh and the shardings of arrays over the mesh; None without a mesh."""
     return execution_of(model).definition.layout
 
 
@@ -119,12 +119,12 @@ def without_mesh(model: _Model) -> _Model:
 
 
 def for_one_call(model: _Model, inputs: Inputs) -> _Model:
-    """Return a variant of a model for a single call: compilation and call take the least time."""
+    """Return a variant of a model for which compilation and one call together take least time."""
     return type(model)(execution_of(model).for_one_call(inputs))
 
 
 def compiled(model: Runnable, entry: str, state: _ByLabel, inputs: Inputs) -> jax.stages.Compiled:
-    """Return the compiled program of a kind of call, for a state and inputs.
+    """Return the compiled program of a call, a step or a scan, for a state and inputs.
 
     `entry` is "outputs" for a call of the model, or the name of the method, "step" or "scan".
     """
@@ -144,7 +144,7 @@ def program_on(model: Runnable, inputs: Inputs, platform: str) -> tuple[Any, tup
 def call_with_probe(
     model: Runnable, args: Sequence[object], kwargs: Mapping[str, object], probe: Probe
 ) -> Any:
-    """Call the model with a probe, and return the result."""
+    """Call the model with a probe, which edits or captures tensors, and return the result."""
     return execution_of(model).call(tuple(args), kwargs, probe=probe)
 
 
@@ -158,9 +158,9 @@ def evaluation(model: Runnable) -> Evaluation:
 
 
 def cycle_of(model: Runnable) -> Callable[..., Any]:
-    """Return a function, not compiled, that runs one cycle.
+    """Return a function that runs the network once (one cycle). The function is not compiled.
 
-    Its arguments are the parameters, the state, the inputs and a probe.
+    The function's arguments are the parameters, the state, the inputs and a probe.
     """
     return execution_of(model).definition.cycle
 
@@ -168,9 +168,9 @@ def cycle_of(model: Runnable) -> Callable[..., Any]:
 def arrays_read(
     model: Runnable, inputs: Inputs, probe: Probe
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the parameters that a cycle reads, and its state, as dicts from labels to arrays.
+    """Return two dicts from labels to arrays: the parameters that a run reads, and the state.
 
-    The cycle starts from the initial state, and also reads the parameters that the probe needs.
+    The run is one cycle from the initial state. It also reads the parameters that the probe needs.
     """
     execution = execution_of(model)
     state = execution.arrays.initial_state()

@@ -40,8 +40,10 @@ class Adversarial(Result):
             class than the original; a targeted attack succeeds if `x` has the target class.
         distance: the norm of `x - original`, [batch]; infinite if `smallest_perturbation` did not
             succeed.
-        margin: the score of the class minus the highest other score, [batch]. A targeted attack
-            reverses the sign. The margin is below 0 where the attack succeeded.
+        margin: the score of the target class minus the highest other score, [batch]; the class of
+            the original is the default target. If the target is a function, the margin is the
+            function's score. A targeted attack reverses the sign. The margin is below 0 where the
+            attack succeeded.
         before: the class of the original, int32 [batch]; None if the target is a function.
         after: the class of `x`, int32 [batch]; None if the target is a function.
         method: the name of the attack.
@@ -241,8 +243,8 @@ def smallest_perturbation(
     Args:
         norm: the norm of distances: "l2" or "linf".
         steps: the number of steps.
-        classes: the number of planes that a step compares. There is a plane for each other class,
-            in the order of falling scores.
+        classes: the number of other classes whose planes a step compares, from the highest score
+            downwards. There is one plane for each class.
         options: `target`, `targeted`, `bounds`, `output`, `wrt` and `params`, as in `fgsm`.
 
     Raises the errors of `fgsm`.

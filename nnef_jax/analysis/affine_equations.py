@@ -55,7 +55,7 @@ def is_affine(equation: Equation, operands: Sequence[Bounded]) -> bool:
 
 
 def varying_operands(operands: Sequence[Bounded]) -> dict[int, Interval]:
-    """Return the operands that are intervals, by their positions among all operands."""
+    """Return a dict from positions to operands. It has only the operands that are intervals."""
     return {position: x for position, x in enumerate(operands) if varies(x)}
 
 
@@ -88,10 +88,9 @@ def has_varying_index(equation: Equation, varying: Iterable[int]) -> bool:
 def term_counts(equation: Equation) -> tuple[int, int]:
     """Return the largest number of terms in a sum, for an affine equation and for its transpose.
 
-    Each item of the result is a sum, whose terms the first number counts. Each item of the
-    transpose is also a sum, whose terms the second number counts. For a product of [2, 3] and
-    [3, 5] the numbers are 3 and 5. The rounding error of a sum is proportional to its number of
-    terms.
+    For a product of [2, 3] and [3, 5] the numbers are 3 and 5. The first number counts the terms of
+    an element of the result. The second number counts the terms of an element of the transpose. The
+    rounding error of a sum is proportional to its number of terms.
     """
     name = primitive(equation)
     if name == jaxprs.PRODUCT:

@@ -65,7 +65,8 @@ class _Verdict(NamedTuple):
 class Attack:
     """An attack on each item of a batch.
 
-    The attack leads an item away from its class; if `targeted`, it leads the item to its class.
+    Each item has a class: the user's target, or the class with the highest score. The attack leads
+    the item away from this class; if `targeted`, the attack leads the item to this class.
 
     An attack is a pytree. If a method takes or returns a number for each item, the numbers are an
     array [batch, 1, ...]. This array broadcasts to the attacked tensor `wrt`.
@@ -257,10 +258,10 @@ class Attack:
         def nearer(
             x: Array, succeeds: Array, best: Array, best_distance: Array
         ) -> tuple[Array, Array]:
-            """Return the success nearest to the original, of `x` and `best`, and its distance.
+            """Return `x` or `best`: the success nearest to the original, and its distance.
 
-            `succeeds` tells whether the attack succeeds at `x`. The point `best` is a success
-            unless `best_distance` is infinite.
+            A success is a point at which the attack succeeds. `succeeds` tells whether `x` is one.
+            The point `best` is a success unless `best_distance` is infinite.
             """
             distance = self.length(x - original)
             is_nearer = self.broadcast_items(succeeds) & (distance < best_distance)
@@ -288,7 +289,7 @@ class Attack:
         `x` already, the step ends in the middle between two points just beyond the plane: the point
         nearest to `x`, and the point nearest to the original.
         """
-        # The step ends just beyond the plane, where the margin has fallen by `overshoot` more.
+        # The step ends just beyond the plane: at a margin of -overshoot instead of 0.
         overshoot = _OVERSHOOT_SHARE * jnp.abs(plane.margin)
         margin = plane.margin + overshoot
         nearest_to_x = self._nearest_on_plane(x, margin, plane.normal)

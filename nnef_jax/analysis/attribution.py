@@ -29,7 +29,8 @@ class Attribution(Result):
         scores: the explained scores, [batch].
         x: the tensor over which `plot` draws the values.
         classes: the class of each score, int32 [batch]; None if the target is a function.
-        gap: the sum of an item's values minus the change of its score from the baseline, [batch].
+        gap: the sum of an item's values, minus the score at the item, plus the score at the
+            baseline, [batch].
             The gap is None for methods whose values do not add up to this change. With infinitely
             many steps from the baseline to the item, the gap would be 0.
         method: the name of the method.

@@ -91,7 +91,7 @@ def bounds(
     bounds: Ends | None = None,
     **options: Unpack[QuestionOptions],
 ) -> Bounds:
-    """Bound the outputs for all inputs whose entries change by at most epsilon.
+    """Compute bounds of the outputs for all inputs whose entries change by at most epsilon.
 
     The bounds hold for the network as it is written. They hold in exact arithmetic, and also in 32
     bits for any order of summation, because they include the largest rounding errors of all values
@@ -104,8 +104,8 @@ def bounds(
         epsilon: the largest change of an entry: a number, or a number for each item.
         method: "interval" propagates intervals (Gowal et al. 2018, arXiv:1810.12715), and takes
             about as long as two calls. "crown" makes a backward pass to the input for each entry of
-            the outputs, and of the operands of nonlinear operations (Zhang et al. 2018,
-            arXiv:1811.00866). "crown" gives the tightest bounds, and suits small networks.
+            the outputs and for each entry of an operand of a nonlinear operation (Zhang et al.
+            2018, arXiv:1811.00866). "crown" gives the tightest bounds, and suits small networks.
             "crown-ibp" makes backward passes only for the outputs, and propagates intervals inside
             (Zhang et al. 2019, arXiv:1906.06316). "crown-ibp" suits training.
         bounds: the least and the largest value of an entry.
@@ -131,7 +131,7 @@ def bounds(
 
 @partial(jax.jit, static_argnames="method")
 def _bounds(question: Question, epsilon: Array, ends: Ends | None, *, method: Method) -> Bounds:
-    """Bound the outputs, for each item separately in a batch of one item.
+    """Compute bounds of the outputs. Each item is computed separately, in a batch of one item.
 
     If the network does not take a batch of one item, the item is repeated to fill the batch.
     """

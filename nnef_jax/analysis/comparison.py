@@ -24,7 +24,7 @@ from nnef_jax.options import numpy_of, require, require_flags, shown, word_pairs
 from nnef_jax.results import Axes, Result, Table, axes, literally, table_of
 from nnef_jax.workings import arrays_read, cycle_of, graph_for, without_mesh
 
-# A network for `compare`: a model, a dict of recorded tensors by name, or a function of the inputs.
+# A network for `compare`: a model, a dict from names to recorded tensors, or a function of inputs.
 Run = Model | Mapping[str, ArrayLike] | Callable[..., object]
 _UNKNOWN_FIGURE = float("nan")
 _MOST_LABELLED = 40  # A picture of more than 40 tensors does not show their names.
@@ -203,8 +203,8 @@ def compare(
     - "given": the pair is in `names`.
     - "name": the names are equal, or become equal if only letters and digits are kept.
     - "output": both tensors are output i, and the networks have equally many outputs.
-    - "position": the kinds and shapes are equal. Between two matched pairs, these pairs form a
-      longest common sequence.
+    - "position": the kinds of operations, such as "conv", and the shapes are equal. Between two
+      matched pairs, these pairs form a longest common sequence.
 
     A tensor differs if an item is out of tolerance: `|b - a| > atol + rtol * max(|a|, rms of a)`,
     where rms is the root mean square. `reason` is "" for a tensor that does not differ, and
@@ -311,8 +311,8 @@ def _tensors(
     Args:
         side: "a" or "b", the name of the network in errors.
         source: the network.
-        other: the other network. If `source` is a function, its outputs may lack names. If `other`
-            is a model, they get the names of the model's outputs.
+        other: the other network. If it is a model, outputs of a function `source` that lack names
+            get the names of the model's outputs.
         inputs: the inputs of a call.
     """
     if isinstance(source, Model):
@@ -334,7 +334,7 @@ def _tensors(
     positions = {name: position for position, name in enumerate(output_names)}
     kinds: dict[str, TensorKind] = {}
     for name, array in arrays.items():
-        # Recorded tensors and results of functions do not tell the kind of their operation.
+        # Recorded tensors and results of functions do not tell which operation computed them.
         kinds[name] = TensorKind(kind="", shape=array.shape, output=positions.get(name))
     return arrays, kinds
 

@@ -1,4 +1,4 @@
-"""Bounds curves by lines: convex and concave functions, and sigmoids."""
+"""Finds lines below and above curves: convex functions, concave functions, and sigmoids."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _point_of_tangent(curve: Curve, x: Interval) -> Array:
     """
 
     def gap(point: Array, low: Array) -> Array:
-        """Return the height of the curve above its tangent at `point`, measured at `low`."""
+        """Return the curve's height at `low` above the tangent that touches it at `point`."""
         tangent_slope, tangent_constant = _tangent(curve, point)
         return curve(low) - (tangent_slope * low + tangent_constant)
 

@@ -223,14 +223,14 @@ def gradient_statistics(
     model = model if params is None else model.with_params(params)
     if labels is not None:
         labels = names_of("labels", labels, "labels of parameters")
-    # The user may choose no parameter by labels=[]. `chosen_params` would raise an error for it.
+    # labels=[] means that the user chooses no parameters. `chosen_params` would raise an error.
     chosen = {} if labels == () else chosen_params(model.params, labels)
     if targets is not None:
         require_samples("targets", targets)
     remaining_targets = None if targets is None else iter(targets)
 
     def gradients_of_batch(values: list[Any], layers: Mapping[str, LayerTensor]) -> dict[str, Any]:
-        """Return a dict from names of tensors, then labels of parameters, to gradients."""
+        """Return a dict of gradients. The keys are names of tensors, then labels of parameters."""
         loss_arguments: tuple[Sample, ...] = ()
         if remaining_targets is not None:
             loss_arguments = tuple(islice(remaining_targets, 1))

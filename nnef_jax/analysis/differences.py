@@ -61,8 +61,8 @@ def _figures(x: Array, y: Array, rtol: float, atol: float) -> tuple[dict[str, fl
     - relative: the largest quotient error / |item of y|, among items of y other than 0.
     - excess: the largest quotient error / tolerance.
     - snr: the signal-to-noise ratio in dB, infinite without errors.
-    - ulps: the largest error in steps between neighbouring numbers of a dtype, the coarser of the
-      two; NaN unless the arrays are floating-point. `difference` adds this figure.
+    - ulps: the largest error, counted in steps between neighbouring numbers of the coarser dtype;
+      NaN unless the arrays are floating-point. `difference` adds this figure.
     - saturated: the share of saturated items among the wrong items.
     """
     with np.errstate(all="ignore"):
@@ -159,7 +159,7 @@ def _saturated(x: Array, y: Array) -> Array:
 
 
 def _ulps(a: Array, b: Array) -> float:
-    """Return the largest distance between an item of `a` and the item of `b` at its position.
+    """Return the largest distance between items of `a` and `b` at the same position.
 
     The unit is one step between neighbouring numbers of the coarser dtype. Positions at which an
     array is not finite are ignored.

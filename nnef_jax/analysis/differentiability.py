@@ -27,8 +27,8 @@ def require_derivative(
         return
     reason = "is rounded" if stop.kind in rounding_kinds else "is of integers"
     hint = "occlusion and feature_ablation need no derivatives"
-    # With kinds=(), only integers stop derivatives. If this finds no operation, rounding is the
-    # cause, and straight-through gradients help.
+    # With kinds=() the search ignores rounding, and only integers stop derivatives. If no operation
+    # is found, rounding is the cause, and straight-through gradients help.
     stop_by_integers = _stopping_operation(graph, sources, results, kinds=())
     if stop_by_integers is None:
         hint = 'load(..., quantization="ste") passes derivatives straight through rounding'
@@ -41,7 +41,8 @@ def _stopping_operation(
 ) -> Operation | None:
     """Return the first operation that stops all derivatives between `sources` and `results`.
 
-    An operation stops derivatives if its kind is in `kinds`, or if all its results are integers.
+    An operation stops derivatives if its kind, such as "round", is in `kinds`, or if all its
+    results are integers.
     The result is None if some path from `sources` to `results` avoids all such operations.
     """
     with_derivative = set(sources)
@@ -62,7 +63,7 @@ def _stopping_operation(
 def require_derivatives(model: Model, graph: Graph, sources: Iterable[Value]) -> None:
     """Raise InputError if every path from one of `sources` to the outputs passes through rounding.
 
-    All derivatives of the outputs by this source are 0.
+    All derivatives of the outputs with respect to this source would then be 0.
     """
     if rounds_straight_through(model):
         return  # Derivatives pass through rounding.
@@ -77,7 +78,7 @@ def require_derivatives(model: Model, graph: Graph, sources: Iterable[Value]) ->
 def _differentiable(graph: Graph, avoided: Sequence[str]) -> set[Value]:
     """Return the tensors that are connected to an output by a path of floating-point tensors.
 
-    A path must not contain an operation whose kind is in `avoided`.
+    A path must not contain an operation whose kind, such as "round", is in `avoided`.
     """
     connected = {value for value in graph.outputs if is_float(value.type.dtype)}
     for operation in reversed(graph.operations):

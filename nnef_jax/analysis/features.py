@@ -293,8 +293,8 @@ def _exact_shapley_values(features: _Features) -> Attribution:
     coalitions = bits.astype(bool)  # [coalition, feature]
     sizes = coalitions.sum(1)
     factorials = np.cumprod([1.0, *range(1, count + 1)])
-    # The empty coalition has no features inside, and the full coalition has none outside. For these
-    # weights an index below is -1, and `where` does not select them.
+    # The empty coalition has no features inside, and the full coalition has none outside. In these
+    # two cases an index in the next two lines is -1, and `where` does not select the weight.
     weight_inside = factorials[sizes - 1] * factorials[count - sizes] / factorials[count]
     weight_outside = -factorials[sizes] * factorials[count - sizes - 1] / factorials[count]
     weights = np.where(coalitions, weight_inside[:, None], weight_outside[:, None])

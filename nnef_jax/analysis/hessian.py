@@ -1,4 +1,4 @@
-"""Estimates the trace and the eigenvalues of the Hessian of a loss by the parameters."""
+"""Estimates the trace and the eigenvalues of the Hessian of a loss, taken at the parameters."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ class HessianEigenvalues(Result):
     Args:
         values: the k eigenvalues, [k], sorted by magnitude, the largest first.
         residuals: error bounds [k]. An exact eigenvalue is within residuals[i] of values[i].
-        vectors: the eigenvectors, with an array [k, ...] for each label of a parameter. The norm of
-            an eigenvector over all parameters together is 1.
+        vectors: maps the label of each parameter to an array [k, ...]: the entries of the k
+            eigenvectors for this parameter. The norm of an eigenvector over all parameters is 1.
     """
 
     values: Array
@@ -178,12 +178,12 @@ def hessian_eigenvalues(
     steps: int = 16,
     key: Array | None = None,
 ) -> HessianEigenvalues:
-    """Return the eigenvalues of largest magnitude of the Hessian of a loss by the parameters.
+    """Return the eigenvalues of largest magnitude of the Hessian of a loss.
 
-    The Hessian is never formed. Its products with vectors span a block Krylov space with full
-    reorthogonalisation; for k = 1 this is Lanczos's method. Yao et al. 2020, arXiv:1912.07145, use
-    power iteration instead. If the parameters have at most k * steps entries, the values are exact
-    up to rounding.
+    The derivatives are with respect to the parameters. The Hessian is never formed. Its products
+    with vectors span a block Krylov space with full reorthogonalisation; for k = 1 this is
+    Lanczos's method. Yao et al. 2020, arXiv:1912.07145, use power iteration instead. If the
+    parameters have at most k * steps entries, the values are exact up to rounding.
 
     Args:
         k: the number of eigenvalues; at most the number of entries of the parameters.

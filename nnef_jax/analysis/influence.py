@@ -30,8 +30,8 @@ from nnef_jax.options import names_of, require
 from nnef_jax.results import Axes, Result, Table, axes, result, static, table_of
 from nnef_jax.workings import without_mesh
 
-# The penalty of the ridge regression is 0.001 times a mean over examples. The mean is of the
-# squared norms of their activations.
+# The penalty of the ridge regression is 0.001 times the mean squared norm of the activations of an
+# example.
 _RIDGE = 1e-3
 
 

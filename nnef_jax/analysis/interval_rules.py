@@ -1,4 +1,4 @@
-"""Bounds the results of jax's primitives by intervals, with one rule for each primitive."""
+"""Computes intervals that contain the results of jax's primitives. Each primitive has a rule."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def bounded(equation: Equation, operands: Sequence[Bounded]) -> list[Interval]:
 def _between(
     equation: Equation, operands: Sequence[Bounded], signs: Sequence[int]
 ) -> list[Interval]:
-    """Bound the results of an equation that is monotone in each operand.
+    """Return intervals of the results of an equation that is monotone in each operand.
 
     `signs` has a number for each operand: 1 if the results rise with the operand, and -1 if the
     results fall.
@@ -129,7 +129,7 @@ def _between(
 
 
 def _top_k(equation: Equation, x: Bounded) -> list[Interval]:
-    """Bound the values and the indices of the largest items.
+    """Return an interval of the largest items, and an interval of their indices.
 
     The bounds of each index are 0 and the last index of the axis.
     """
@@ -158,9 +158,9 @@ def _hull(values: Sequence[Array]) -> Interval:
 
 
 def _corners(equation: Equation, x: Bounded, y: Bounded) -> Interval:
-    """Bound a function of two operands by its values at the four pairs of ends of x and y.
+    """Return bounds of a function of x and y: its extremes over the four pairs of ends of x and y.
 
-    The function must have its extremes at such pairs.
+    The extremes of the function must be at such pairs.
     """
     ends_x = ends(x) if varies(x) else [x]
     ends_y = ends(y) if varies(y) else [y]
@@ -173,7 +173,7 @@ def _corners(equation: Equation, x: Bounded, y: Bounded) -> Interval:
 
 
 def _mul(equation: Equation, x: Bounded, y: Bounded) -> Interval:
-    """Bound a product. If both factors are the same variable, the product is a square."""
+    """Return bounds of a product, or of a square if both operands are the same variable."""
     is_square = equation.invars[0] is equation.invars[1]
     if is_square and varies(x):
         return _valley(jnp.square, x)
@@ -181,7 +181,7 @@ def _mul(equation: Equation, x: Bounded, y: Bounded) -> Interval:
 
 
 def _div(equation: Equation, x: Bounded, y: Bounded) -> Interval:
-    """Bound a quotient, which is unbounded if the interval of the denominator contains 0."""
+    """Return bounds of a quotient. They are infinite if the denominator's interval contains 0."""
     low_y, high_y = ends(y)
     excludes_zero = low_y * high_y > 0
     return _bounded_where(excludes_zero, _corners(equation, x, y))
@@ -193,7 +193,7 @@ def _bounded_where(condition: Array, x: Interval) -> Interval:
 
 
 def _product(equation: Equation, x: Bounded, y: Bounded) -> Interval:
-    """Bound a matrix product or convolution by centres and radii, as in Gowal et al. (2018).
+    """Return bounds of a matrix product or convolution, as in Gowal et al. (2018).
 
     The product of the intervals a +- p and b +- q is a b +- (|a| q + p (|b| + q)). The radius is
     enlarged by the rounding error, which is proportional to the product (|a| + p) (|b| + q).
@@ -304,7 +304,7 @@ def _waves(shift: float) -> Callable[[Equation, Interval], Interval]:
 
 
 def _tan(equation: Equation, x: Interval) -> Interval:
-    """Bound a tangent, which is unbounded if the interval contains a pole."""
+    """Return bounds of a tangent. They are infinite if the interval contains a pole."""
     margin = _FUNCTION_ULPS * epsilon(x.low) * (1 + x.magnitude)
     outer = Interval(x.low - margin, x.high + margin)
     first_branch = jnp.floor((outer.low + np.pi / 2) / np.pi)
@@ -329,7 +329,7 @@ def _rem(_: Equation, x: Bounded, y: Bounded) -> Interval:
 
 
 def _equal(equation: Equation, x: Bounded, y: Bounded) -> Interval:
-    """Bound the result of x == y or of x != y. As an end of an interval, False is below True."""
+    """Return bounds of x == y, or of x != y. In these intervals False is less than True."""
     low_x, high_x = ends(x)
     low_y, high_y = ends(y)
     is_same_variable = equation.invars[0] is equation.invars[1]
@@ -346,7 +346,7 @@ def _equal(equation: Equation, x: Bounded, y: Bounded) -> Interval:
 
 
 def _position(equation: Equation, x: Interval) -> Interval:
-    """Bound the index of a maximum or minimum by 0 and the last index of the reduced items."""
+    """Return bounds of the index of a maximum or minimum: 0 and the last index that is reduced."""
     result = equation.outvars[0].aval
     count = math.prod(x.low.shape[axis] for axis in equation.params["axes"])
     last_index = max(0, count - 1)

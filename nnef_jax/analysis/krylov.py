@@ -146,16 +146,17 @@ def _krylov(
 
 
 def _orthonormal(basis: Array, block: Array, spare: Array) -> Array:
-    """Return orthonormal columns, also orthogonal to a basis, that extend the basis by a block.
+    """Return orthonormal columns that extend a basis, so that it also spans a block.
 
-    The basis and the result together span the columns of the block. All arrays are [batch, size,
-    columns]. Columns of the basis may be 0. If a column of `block` depends linearly on the basis or
-    on other columns, a random column of `spare` replaces it. The Krylov space can then not grow by
-    this column, and the random column extends the space.
+    The returned columns are also orthogonal to the basis. The basis and the returned columns
+    together span the columns of the block. All arrays are [batch, size, columns]. Columns of the
+    basis may be 0. If a column of `block` depends linearly on the basis or on other columns, a
+    random column of `spare` replaces it. The Krylov space can then not grow by this column, and the
+    random column extends the space.
     """
     # After one round, cancellation can leave columns that are not orthogonal (Giraud et al. 2005),
-    # and spare columns are not orthogonal at all. Each further round makes the columns of the round
-    # before orthogonal.
+    # and spare columns are not orthogonal at all. Rounds 2 and 3 make the columns of the previous
+    # round orthogonal.
     for _round in range(3):
         largest_norm = jnp.max(jnp.linalg.norm(block, axis=1), axis=1)[:, None]
         coordinates = _product(jnp.swapaxes(basis, 1, 2), block)

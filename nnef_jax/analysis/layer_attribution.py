@@ -99,7 +99,7 @@ def layer_conductance(
     minus the score of the baseline, plus `gap`. The gap is the error of the quadrature.
 
     Args:
-        layer: the name of a tensor inside.
+        layer: the name of a tensor inside the network.
         baseline: the start of the line, as in `integrated_gradients`.
         steps: the number of gradients at the layer. Each gradient is computed in the middle of a
             step.
@@ -162,7 +162,7 @@ def internal_influence(
     """Average a layer's gradients along a line from a baseline (Leino 2018, arXiv:1802.03788).
 
     Args:
-        layer: the name of a tensor inside.
+        layer: the name of a tensor inside the network.
         baseline: the start of the line, as in `integrated_gradients`.
         steps: the number of gradients at the layer. Each gradient is computed in the middle of a
             step.
@@ -209,8 +209,8 @@ def neuron_conductance(
     >>> nnef_jax.analysis.neuron_conductance(model, images, neuron=("relu2", 5, 2, 2))
 
     Args:
-        neuron: the name of a tensor inside, followed by the indices of the unit in an item of this
-            tensor.
+        neuron: the name of a tensor inside the network, followed by the indices of the unit in an
+            item of this tensor.
         baseline: the start of the line, as in `integrated_gradients`.
         steps: the number of gradients. Each gradient is computed in the middle of a step.
 

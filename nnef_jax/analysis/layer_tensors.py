@@ -1,4 +1,4 @@
-"""The layers of a network, as tensors with their operations and parameters, and losses."""
+"""Lists the layers of a network: tensors with operations and parameters. Also computes losses."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ Loss = Callable[..., ArrayLike]
 
 @dataclass(frozen=True, slots=True)
 class LayerTensor:
-    """A tensor that a network computes from its inputs or states, and the operation behind it.
+    """A tensor that a network computes from inputs or states, with the operation that computes it.
 
     Args:
         name: the name of the tensor.
-        kind: the kind of the operation.
+        kind: the kind of the operation, such as "conv".
         value: the tensor in the graph.
         operation: the operation that computes the tensor.
         params: labels of the parameters that the operation reads. A parameter may be rearranged
@@ -73,7 +73,7 @@ def on_one_device(
 
 
 def layers_of(graph: Graph, names: Iterable[str] | None = None) -> dict[str, LayerTensor]:
-    """Return layers by tensor name, in order of computation.
+    """Return a dict from tensor names to layers, in order of computation.
 
     If `names` is None, the result has all layers. If `names` is a list of names and patterns, the
     result has the layers that they match. Raises TypeError for any other `names`, and InputError
@@ -135,8 +135,8 @@ def _parameters(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the labels of the parameters, and of the weights, that an operation reads.
 
-    The two tuples are the fields `params` and `weights` of `LayerTensor`. If a value is a parameter
-    or is rearranged from parameters, `labels` has their labels for this value.
+    The two tuples are the fields `params` and `weights` of `LayerTensor`. `labels` maps each value
+    that is a parameter, or is rearranged from parameters, to the labels of these parameters.
     """
     rule = operation.rule or rules[operation.kind]
     has_weights = rule.work is not None

@@ -1,9 +1,9 @@
-"""Bounds the results of a traced function: forwards by intervals, backwards by lines (CROWN).
+"""Computes bounds of a traced function: forwards by intervals, backwards by lines (CROWN).
 
 The backward pass bounds sum(coefficients * tensor) from below, and follows the coefficients back to
-the input (Zhang et al. 2018, arXiv:1811.00866; Xu et al. 2020, arXiv:2002.12920). It passes an
-affine equation by its transpose, and a nonlinear equation by the lines of `relaxations`. At an
-equation without lines, the pass ends with the interval of the result.
+the input (Zhang et al. 2018, arXiv:1811.00866; Xu et al. 2020, arXiv:2002.12920). The pass goes
+through an affine equation by the transpose, and through a nonlinear equation by the lines of
+`relaxations`. At an equation without lines, the pass ends with the interval of the result.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from nnef_jax.analysis.relaxations import BackwardStep, ThresholdSelection, line
 from nnef_jax.analysis.softmax_bounds import reduction_steps, related_bounds
 
 _PASSES = 512  # This many backward passes are computed together.
-# At most 12 equations are between the variable that a `select` compares and a case of the `select`.
+# `Walk.at` follows at most 12 equations from the variable that a `select` compares to a case.
 _MOST_EQUATIONS_OF_CASE = 12
 # A softmax subtracts the maximum of x from x, and divides exponentials by their sum. The keys are
 # these two primitives. The value is the reduction that computes the second operand.
@@ -143,8 +143,8 @@ class Walk:
         """Return the value of `variable` after other variables get the values in `values`.
 
         Elementwise equations between `values` and `variable` are evaluated again, up to `depth`
-        equations in a row. Behind more equations, or behind an equation of another kind, a variable
-        keeps the value that the walk computed.
+        equations in a row. A variable behind more equations, or behind an equation that is not
+        elementwise, keeps the value that the walk computed.
         """
         if is_literal(variable):
             return self.read(variable)
@@ -442,8 +442,8 @@ def _branch_bounds(equation: Equation, operands: Sequence[Bounded]) -> list[Inte
 def _loop_bounds(equation: Equation, operands: Sequence[Bounded]) -> list[Bounded]:
     """Bound the results of a `jax.lax.scan`.
 
-    A carry is either an array in all iterations, or an interval in all iterations. If it becomes an
-    interval after some iteration, its start is converted to an interval.
+    A carry is either an array in all iterations, or an interval in all iterations. If a carry would
+    become an interval after some iteration, the first value of the carry is converted to one.
     """
     closed = equation.params["jaxpr"]
     constants, start, stacks = jaxprs.scan_parts(equation, operands)

@@ -41,7 +41,7 @@ def name_of_logits(graph: Graph, output: str, *, stacklevel: int) -> str:
 
 
 def _before_passes(value: Value, makers: Makers) -> Value:
-    """Follow a value back through operations such as a reshape, and return their operand."""
+    """Follow a value back through operations such as a reshape, to the operand of the first one."""
     maker = makers.get(value)
     while maker is not None and maker.kind in _PASSES:
         value = next(maker.reads())

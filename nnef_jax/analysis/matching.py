@@ -24,7 +24,7 @@ class TensorKind:
     """A tensor without its values.
 
     Args:
-        kind: the kind of the operation that computes the tensor, or "" if the kind is unknown.
+        kind: the kind of the operation that computes the tensor, such as "conv"; "" if unknown.
         shape: the shape of the tensor.
         output: the position of the tensor among the network's outputs, or None if it is not an
             output.
@@ -122,7 +122,7 @@ def _with_same_spelling(
 
 
 def _by_spelling(names: Iterable[str], spelling_of: Callable[[str], str]) -> dict[str, list[str]]:
-    """Return the names with each spelling. `spelling_of` returns the spelling of a name."""
+    """Return a dict from each spelling to names. `spelling_of` returns the spelling of a name."""
     by_spelling: dict[str, list[str]] = {}
     for name in names:
         by_spelling.setdefault(spelling_of(name), []).append(name)
@@ -149,8 +149,8 @@ def _between(
     """Yield pairs of tensors of equal kind and shape, in the gaps between the pairs in `pairs`.
 
     `pairs` maps names of tensors in `a` to the pairs that were found so far. These pairs divide the
-    tensors of `a` and the tensors of `b` into segments. If a pair comes earlier in `b` than the
-    pair before it, the pair divides neither list.
+    tensors of `a` and the tensors of `b` into segments. A pair divides neither list if, in the
+    order of `a`, the previous dividing pair comes later in `b`.
     """
     names_b = list(b)
     index_b = {name: index for index, name in enumerate(names_b)}

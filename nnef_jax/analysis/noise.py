@@ -118,9 +118,9 @@ def noise_tunnel(
             there is a warning.
         samples: the number of copies of the batch.
         kind: "mean" of the attributions, "square" (the mean of their squares) or "variance".
-        options: options of the method, such as `target`. If `wrt` is a tensor inside, noise is
-            added to the first floating-point input. A method with a parameter `key` gets another
-            key of `jax.random`, the same key for all copies.
+        options: options of the method, such as `target`. If `wrt` is no input, noise is added
+            to the first floating-point input. A method with a parameter `key` gets another key of
+            `jax.random`, the same key for all copies.
     """
     if kind not in _KINDS:
         equivalent = NT_TYPES.get(str(kind))

@@ -88,7 +88,7 @@ Rule = Callable[[OperationStep, list[Array]], list[Array]]
 
 
 def tensors_at(question: Question, x: Array) -> dict[Value, Any]:
-    """Return the tensors of a network by value, computed with `x` as the tensor `wrt`."""
+    """Return a dict from values of the graph to tensors, computed with `x` as the tensor `wrt`."""
     graph = question.graph
     model = question.model
     wrt = graph.values[question.wrt]
@@ -117,7 +117,7 @@ def score_of(question: Question, tensors: Tensors) -> Array:
 def propagated(
     question: Question, rule: Rule, tensors: Tensors, *, times_output: bool = False
 ) -> Array:
-    """Propagate relevance from the outputs back to the tensor `wrt`, and return it there.
+    """Propagate relevance from the outputs back to the tensor `wrt`. Return that relevance.
 
     Args:
         question: the question.

@@ -136,7 +136,7 @@ class Question:
     def class_scores(self, outputs: Any) -> Array:
         """Return the scores of all classes, [batch, class].
 
-        A score is the mean over all further axes of the outputs.
+        A score is the mean over all axes of the outputs after the first two.
         """
         array = jnp.asarray(outputs)
         if array.ndim == 1:
@@ -231,7 +231,7 @@ class Question:
 
     @property
     def input_position(self) -> int | None:
-        """Return the position of `wrt` among the inputs, or None for a tensor inside."""
+        """Return the position of `wrt` among the inputs, or None if it is no input."""
         names = [value.name for value in self.model.graph.inputs]
         return names.index(self.wrt) if self.wrt in names else None
 
@@ -334,7 +334,7 @@ def bound(model: Model, inputs: Sequence[Sample]) -> list[Any]:
 
 
 def tensor_named(graph: Graph, argument: str, name: str) -> Value:
-    """Return the tensor with a name, an input or a computed tensor.
+    """Return the input or the computed tensor that has a name.
 
     Raises InputError if there is no tensor of this name, or if the tensor is a parameter or a
     state. `argument` is the argument in which the user wrote the name, for errors.

@@ -1,4 +1,4 @@
-"""Bounds nonlinear functions by affine functions, between the ends of their operands."""
+"""Finds affine bounds of nonlinear functions, which hold between the ends of their operands."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ class _Kink(NamedTuple):
 
 
 def _kink(walk: Values, equation: Equation, operands: Sequence[Bounded]) -> _Kink | None:
-    """Return the two straight parts of an equation such as max(x, 0), or None for any other."""
+    """Return the two straight parts of a function such as max(x, 0); None for other equations."""
     name = primitive(equation)
     out = equation.outvars[0].aval
     if name == "select_n":
@@ -334,7 +334,7 @@ def _planes(x: Interval, y: Interval) -> tuple[Line, Line]:
 
 
 def _maximum(equation: Equation, x: Interval, out: Interval) -> BackwardStep:
-    """Bound a maximum of several items, such as a reduction or a pooling.
+    """Return bounds of a maximum of several items, such as a reduction or a pooling.
 
     The lower bound of a maximum is one of its items: the item whose lower end is highest. The upper
     bound is a constant, the upper end of `out`, which is the interval of the result.

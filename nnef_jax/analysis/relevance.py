@@ -223,10 +223,10 @@ def _rule_for(operation: Operation, rules_by_pattern: RuleNames) -> str:
 
 
 def _weights(step: OperationStep, tensors: Tensors) -> dict[Value, Any]:
-    """Return the weights of a product, by value.
+    """Return the weights of a product, in a dict from values of the graph to arrays.
 
-    Weights are operands that do not depend on `wrt`. A bias is no weight. The result is empty for
-    an operation that is not a product.
+    Weights are operands that do not depend on `wrt`. A bias is no weight. The dict is empty for an
+    operation that is not a product.
     """
     operation = step.operation
     rule = operation.rule or rules[operation.kind]

@@ -1,4 +1,4 @@
-"""Bounds the two steps of a softmax, x - max(x) and x / sum(x), more tightly than intervals do."""
+"""Computes tight bounds of the two steps of a softmax: x - max(x) and x / sum(x)."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def related_bounds(reduction: Equation, x: Interval, y: Interval, result: Interv
     zero_to_one = Interval(jnp.asarray(0.0), jnp.asarray(1.0))
     quotient = widened(quotient, 4 * epsilon(y.low)).within(zero_to_one)
     tighter = result.within(quotient)
-    # No summed item may be negative: x / (x + z) is then at most 1.
+    # These bounds hold only if no summed item is negative. x / (x + z) is then at most 1.
     least = jnp.min(x.low, axis=reduction.params["axes"], keepdims=True)
     is_positive = (least >= 0) & jnp.isfinite(y.high)
     low = jnp.where(is_positive, tighter.low, result.low)

@@ -111,10 +111,10 @@ def jacobian_spectrum(
     Args:
         inputs: the inputs of a call, in order, or one dict by name.
         k: the number of values; at most the number of entries of an item of the input or output.
-        wrt: the name of the input, or of a tensor inside; by default the first floating-point
-            input.
-        output: the name of the output, or of a tensor inside; by default the first floating-point
-            output.
+        wrt: the name of the input, or of a tensor inside the network; by default the first
+            floating-point input.
+        output: the name of the output, or of a tensor inside the network; by default the first
+            floating-point output.
         params: arrays by label, used instead of `model.params`.
         batched: whether the first axis of input and output is the batch, whose items do not depend
             on one another. If False, the complete input is one item.

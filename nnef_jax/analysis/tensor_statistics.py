@@ -61,7 +61,7 @@ class TensorStatistics(Moments):
     def effective_rank(self) -> float | None:
         """Return the effective rank of the activations (Roy and Vetterli 2007).
 
-        It is computed for a matrix with a column for each unit, and a row for each item and
+        The rank is that of a matrix with a column for each unit, and a row for each item and
         position. The shares p are the matrix's singular values, divided by their sum. The effective
         rank is exp(-sum(p * log(p))). It is 1 if all rows are parallel. It is the number of units
         if all singular values are equal.
@@ -104,7 +104,7 @@ class TensorStatistics(Moments):
 
 @partial(jax.jit, static_argnames="axis")
 def measure(x: Array, *, axis: int | None) -> tuple[dict[str, Array], Array | None]:
-    """Return a dict of figures of a tensor, and a mask of those of its units that are alive.
+    """Return a dict of figures of a tensor, and a mask that is True for each unit that is alive.
 
     The dict maps names, such as "mean" and "zeros", to moments and counts.
 

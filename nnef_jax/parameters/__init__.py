@@ -1,4 +1,4 @@
-"""Treats parameters by name: which of them are trained, their names in PyTorch, their sharding.
+"""Decides about parameters: which of them are trained, their names in PyTorch, their sharding.
 
 Where is `Model.trainable` decided? `trainable`
 Where are PyTorch's names matched with labels? `state_dict`, `module_names`

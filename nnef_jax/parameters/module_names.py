@@ -1,4 +1,4 @@
-"""Finds the names of PyTorch's modules in exporters' labels of parameters and names of tensors.
+"""Finds the names of PyTorch's modules in parameter labels and tensor names that exporters wrote.
 
 torch_to_nnef writes `layer1.0.bn1.weight` as `layer1___0__bn1__weight_0_weight`. It also leaves out
 names of module lists: it writes `_0__bn1`, or `_0_3__bn1` for a second such list. torch.onnx writes
@@ -54,11 +54,11 @@ def _without_empty(names: Sequence[str]) -> list[str]:
 
 
 def shared_start(paths: Sequence[Path]) -> Path | None:
-    """Return the longest common start of some paths, or None if there are no paths."""
+    """Return the longest common prefix of some paths, or None if there are no paths."""
     if not paths:
         return None
     # In sorted order, all paths lie between the first and the last one, and therefore begin with
-    # the common start of these two.
+    # the common prefix of these two.
     first = min(paths)
     last = max(paths)
     length = 0

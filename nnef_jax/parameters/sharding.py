@@ -30,8 +30,8 @@ _Spec = list[Any]
 # Parameters of fewer items than this are replicated. The time for moving their parts between
 # devices would outweigh the memory that dividing them saves.
 _LEAST_DIVIDED_ITEMS = 1024
-# A vector of fewer items is replicated, and not gathered from the devices in each call. 16384
-# numbers of 4 bytes take 1.5 us over one link of a v5e. A collective takes about as long to start.
+# A vector of fewer items than this is replicated, so that no call has to gather it. 16384 numbers
+# of 4 bytes take 1.5 us over one link of a v5e. A collective takes about as long to start.
 _LEAST_GATHERED_VECTOR_ITEMS = 16384
 
 
@@ -59,8 +59,8 @@ def layout_of(
     if isinstance(params, Mapping):
         specs = _by_pattern(params, shapes, mesh)
     else:
-        # Mesh axes that are in `batch` too are for full sharding. All other mesh axes, `along`, are
-        # for tensor parallelism.
+        # Mesh axes in both `params` and `batch` are for full sharding. Mesh axes in `params` alone,
+        # `along`, are for tensor parallelism.
         names_for_params = _names("params", params, mesh)
         fully_along = tuple(name for name in names_for_params if name in batch_names)
         along = tuple(name for name in names_for_params if name not in batch_names)
@@ -283,7 +283,7 @@ def chosen_divisions(
             carried[len(parameters) + index] = len(graph.outputs) + index
 
     def divisions_by_index() -> dict[int, Division]:
-        """Return the divisions, by the index of the program's argument that is divided."""
+        """Return a dict from indices of the program's arguments to divisions of the arguments."""
         target_program = differentiable(program, mesh_target(platform))
         return divisions(target_program, count, least, carried)
 
@@ -369,7 +369,7 @@ def plan_of(definition: Definition) -> ShardingPlan | None:
 
 
 def _why_replicated(layout: Layout, shape: Sequence[int]) -> str:
-    """Return the reason why no axis of a parameter is divided, or "" if the user chose so."""
+    """Return why no axis of a parameter is divided; "" for large ones without `layout.along`."""
     are_gathered = any(has_names(spec, layout.batch) for _, spec in layout.specs)
     least_items = _least_gathered(shape) if are_gathered else _LEAST_DIVIDED_ITEMS
     if math.prod(shape) < least_items:

@@ -31,7 +31,7 @@ _Array = Any  # an array of numpy or of jax
 
 
 class _Candidate(NamedTuple):
-    """Arrays of a state dict that may be a parameter: one array, or biases that are added.
+    """Arrays of a state dict that may give a parameter: one array, or biases to be added up.
 
     `names` are the names of the arrays. `stored` is the array that the network stores for the
     parameter, or None if the arrays do not fit the parameter's shape.
@@ -87,7 +87,8 @@ class _Matching:
         self.arrays = {name: _array(name, value) for name, value in values.items()}
         labels = {parameter.label for parameter in graph.parameters}
         self.exact_names = labels & self.arrays.keys()
-        # All other names of arrays by their last part. Exporters may leave out the start of a name.
+        # Maps the last part of a name to all other names of arrays that end in it. Exporters may
+        # leave out the start of a name.
         self.by_last_part: dict[str, list[str]] = {}
         for name in self.arrays.keys() - self.exact_names:
             self.by_last_part.setdefault(_last_part(name), []).append(name)

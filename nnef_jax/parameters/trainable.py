@@ -1,4 +1,4 @@
-"""Chooses the parameters to train: floating-point parameters that are no norm's statistics."""
+"""Chooses the parameters to train: floating-point ones, without statistics of normalisations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lowering.graph import Graph, Operation, Value, is_float, values_of
 
 _NORM = "batch_normalization"
 _STATISTICS = ("mean", "variance")  # These are names of operands of a batch normalisation.
-# The operand of a loop with the first values of the tensors that each iteration changes.
+# The name of a loop's operand: the first values of the tensors that each iteration changes.
 _CARRIED = "initial"
 
 

@@ -1,4 +1,4 @@
-"""Cuts parts out of networks: the tensors that bound a part, the part's graph, and input shapes.
+"""Cuts parts out of networks: finds a part's boundary tensors, its graph and its input shapes.
 
 Where is the request of `Model.cut` checked? `cutting`
 Where is a part cut out of the graph? `part`

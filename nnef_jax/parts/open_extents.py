@@ -107,7 +107,7 @@ class Solver:
         return sizes
 
     def _slopes(self, sizes: Sizes, name: str, part: Graph, meter: Meter) -> Sequence[float]:
-        """Return the slope of each extent of the part's inputs by an open extent.
+        """Return the slope of each extent of the part's inputs with respect to an open extent.
 
         For example, if the open extent 4 leads to the extents (2, 3), and 8 leads to (4, 3), the
         slopes are (0.5, 0). `name` is the name of the open extent. `sizes` are all open extents of

@@ -18,7 +18,7 @@ from nnef_jax.reading.network import Network
 
 
 def tensors(graph: Graph) -> dict[str, Value]:
-    """Return the values of a graph by name.
+    """Return a dict from names to the values of a graph.
 
     An output may have two names: the name of its tensor, and its name as an output. Both are keys.
     """
@@ -195,7 +195,7 @@ class PartFrontend(Frontend):
         return {name: span for name, span in spans.items() if name in names}
 
     def identifiers(self, graph: Graph) -> Mapping[str, str]:
-        """Return names of the part's tensors. The keys are identifiers in a saved graph.quant."""
+        """Return a dict from identifiers in a saved graph.quant to names of the part's tensors."""
         return self.network.frontend.identifiers(graph)
 
     def members(self, arrays: Mapping[str, Any], quantization: str | None) -> Written:

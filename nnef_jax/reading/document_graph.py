@@ -1,4 +1,4 @@
-"""Makes the graph of a document for the shapes of options, and guesses open extents if it must."""
+"""Makes the graph of a document for given input shapes. Open extents are guessed if necessary."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GUESSES = (1, 64)
 
 
 def flatten(frontend: Frontend, options: Options) -> Graph:
-    """Return the graph for some options, without pauses for garbage collection."""
+    """Return a document's graph for some options, without pauses for garbage collection."""
     with uncollected():
         return frontend.flatten(options)
 

@@ -133,7 +133,7 @@ def _by_ending(ending: str) -> _Kind | None:
 
 
 def _refuse(path: str, kind: _Kind | None) -> None:
-    """Raise ArchiveError for a file of a kind. Do nothing if the kind is None."""
+    """Raise ArchiveError for a file of the kind `kind`. Do nothing if `kind` is None."""
     if kind is not None:
         raise ArchiveError(f"{path} is {kind.what}", hint=kind.hint)
 

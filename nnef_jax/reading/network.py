@@ -39,7 +39,7 @@ for _module, _kinds in KINDS.items():
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """A checked document, the options for flattening it, its graph, and its data by label.
+    """A checked document, the options for flattening it, its graph, and the arrays of variables.
 
     `graph` is the graph for the input shapes in `options.input_shapes`. An input without a shape in
     the options has its declared shape. Open extents in the graph are UNKNOWN; `specialise` returns
@@ -134,7 +134,7 @@ class Network:
     ) -> Graph:
         """Return the graph for inputs of the shapes `shapes`, in order, after checking all shapes.
 
-        `state` has the shapes of state variables by label. Without `state`, the result is the graph
+        `state` maps labels of state variables to shapes. Without `state`, the result is the graph
         of the first cycle. If the shapes do not fit an operation, raises a ShapeError or
         SemanticError that names the operation.
         """
@@ -195,7 +195,7 @@ class Network:
         `shapes` are the shapes of the inputs. The text is for example "'batch' is 2 in 'x', 3 in
         'y'".
         """
-        # For the name of an extent: the first input with this extent, and the value in this input.
+        # Maps the name of an extent to the first input with this extent, and to its value there.
         first_uses: dict[str, tuple[str, int]] = {}
         for value, shape in zip(self.graph.inputs, shapes, strict=True):
             names = self.extent_names.get(value.name, ())
@@ -264,7 +264,7 @@ class Network:
 
     @cached_property
     def extent_names(self) -> Mapping[str, Sequence[str]]:
-        """Return the names that the document gives to extents, by input and output."""
+        """Return a dict from names of inputs and outputs to the names of their extents."""
         return self.frontend.extent_names()
 
     @cached_property

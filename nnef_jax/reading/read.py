@@ -137,7 +137,7 @@ def with_network(
     last_error: Exception | None = None
 
     def sniff(start: bytes) -> str:
-        """Return the name of the member in a source that is a single file, by its first bytes."""
+        """Return a member name for a source that is a single file. `start` has its first bytes."""
         return member or sole_member(start)
 
     with within_memory("the network"):

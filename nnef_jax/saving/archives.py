@@ -44,7 +44,7 @@ def write_archive(
         path: a folder to create, or an archive if it ends in .tar, .tgz, .tar.gz or .tar.xz.
         text: the document, which is written as `graph.nnef`. It is checked before anything is
             written.
-        params: arrays by variable label, of the declared shapes. bfloat16 is stored as float32.
+        params: maps variable labels to arrays of the declared shapes. bfloat16 becomes float32.
         quantization: the text of `graph.quant`, if there is one; it is checked too.
         rules: the user's rules for operations of the document, as in `load`.
         overwrite: whether an existing path is replaced; otherwise it raises FileExistsError.

@@ -116,8 +116,8 @@ def _function(execution: Execution, entry: str) -> Callable[..., Any]:
 def _without_paths() -> AbstractContextManager[object]:
     """Return a context in which lowered programs contain no paths of source files.
 
-    The names of operations stay in the programs. The context is for the current thread only, and
-    `jax.config.update` would set it for all threads.
+    The names of operations stay in the programs. The context affects the current thread only.
+    `jax.config.update` would affect all threads.
     """
     # The setting is in a private module of jax, because jax has no public name for it.
     config: Any = importlib.import_module("jax._src.config")

@@ -79,9 +79,9 @@ class Writable(Runnable):
 
         Args:
             path: the file to write.
-            entry: the method to export. The arguments of the function are the parameters by label,
-                for "step" and "scan" the state by label, and then the inputs in the order of the
-                graph. Several outputs are a tuple.
+            entry: the method to export. The first argument of the function is a dict from labels to
+                parameters. For "step" and "scan" the second argument is a dict from labels to
+                states. The inputs follow in the order of the graph. Several outputs are a tuple.
             platforms: the platforms that can run the file: some of cpu, cuda, rocm, tpu.
             batch: the symbol for the first axis of all inputs whose first axis is open. If it is
                 None, each of these axes has its own symbol. Other open extents always have their

@@ -280,7 +280,7 @@ class _Page:
         return node
 
     def _operands(self, name: str, operand: Operand) -> Iterator[tuple[str, int | str]]:
-        """Yield a pair for an operand: the name, and the index of a tensor or a literal's text.
+        """Yield a pair for an operand: its name, and either a tensor's index or a literal's text.
 
         A tuple of operands gives one pair for each item, with names such as "values[0]".
         """
@@ -402,8 +402,8 @@ _COUNTED = ("group", "operation")
 def _initially_open(nodes: list[_Node]) -> list[int]:
     """Return the indices of the groups that are open when the page appears.
 
-    The groups are opened level by level. The last open level is the last one with which the page
-    does not show too many boxes.
+    The groups are opened level by level. A level stays closed if the page would show too many boxes
+    with it.
     """
     members: dict[int, list[int]] = {}
     for index, node in enumerate(nodes[1:], start=1):

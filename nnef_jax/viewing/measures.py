@@ -1,4 +1,4 @@
-"""Extracts measures that colour boxes: times of a profile, errors of a comparison, by tensor."""
+"""Extracts the numbers that colour boxes: times from a profile, errors from a comparison."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ _ENDS_IN_NUMBER = re.compile(r".*\d", re.DOTALL)
 class OperationUnit:
     """An operation, together with the operations that prepare its constant operands.
 
-    The list `operations` ends with the main operation. Before it are operations that prepare
-    parameters and constants, and whose results only the main operation uses.
+    The list `operations` ends with the main operation. The operations before it prepare parameters
+    and constants for the main operation only.
     """
 
     operations: list[Operation]
@@ -123,7 +123,7 @@ def find_modules(units: Sequence[OperationUnit], graph: Graph, live_counts: Sequ
         return
     spans = _spans_of_calls(units)
     # All units of a span are in one call, and so in one module. The path of a span is the common
-    # start of the known paths in the span.
+    # prefix of the known paths in the span.
     known_paths: list[Path | None] = []
     for start, end in spans:
         paths_in_span = [path for path in paths[start:end] if path is not None]
@@ -185,7 +185,7 @@ def _with_paths_by_name(
     """Return the paths `by_labels`, and further paths that come from the names of operations.
 
     If a unit has no path in `by_labels`, the name of its main operation may contain a path. The
-    unit gets this path if it is the start of a neighbouring path: of the nearest path in
+    unit gets this path if it is a prefix of a neighbouring path: of the nearest path in
     `by_labels` before the unit, or after the unit.
     """
     nearest_before = [*accumulate(by_labels, _latest)]
@@ -242,8 +242,8 @@ def _paths_of_spans(
     """Return the path of each span's module. A span is a range of units (start, end).
 
     `known_paths` has the path of each span, or None for a span without a path. A span without a
-    path takes a start of the last path before it or of the first path after it. This start has at
-    least the names that these two paths have in common.
+    path takes a prefix of a known path: of the last one before it, or of the first one after it.
+    The prefix has at least the names with which both of these paths begin.
     """
     span_count = len(spans)
     known_indices = [index for index, path in enumerate(known_paths) if path is not None]
@@ -255,8 +255,8 @@ def _paths_of_spans(
             continue
         path_before = paths[before] if before >= 0 else ()
         path_after = paths[after] if after < span_count else ()
-        # A cut divides the spans without a path. Spans before the cut take a start of
-        # `path_before`, and spans from the cut on take a start of `path_after`.
+        # A cut divides the spans without a path. Spans before the cut take a prefix of
+        # `path_before`, and spans from the cut on take a prefix of `path_after`.
         cuts = range(first_unknown, after + 1)
         narrowest_cut = _narrowest_cut(cuts, spans, live_counts)
         shared_length = len(shared_start([path_before, path_after]) or ())

@@ -192,7 +192,7 @@ class _Folding:
 
     def __init__(self, live_counts: Sequence[int]) -> None:
         self.live_counts = live_counts
-        # The keys are structures of members. Their numbers are compared instead of the structures.
+        # Maps structures of members to numbers. The numbers are compared instead of the structures.
         self.structure_numbers: dict[object, int] = {}
 
     def fold(self, group: Group) -> None:
@@ -299,9 +299,9 @@ class _Folding:
     ) -> tuple[int, int]:
         """Return the range (first, end) of the members that are in complete blocks of a repetition.
 
-        A block has as many members as the period. Blocks may be shifted within the repetition. The
-        first block starts at the member before which the fewest tensors are live, among those with
-        which at least two blocks fit.
+        The number of members of a block is the period. At least two blocks must fit into the
+        repetition, which leaves several possible first members. The first member is the one before
+        which the fewest tensors are live.
         """
         start, period, length = repetition
         # After a shift, two blocks must still fit into the range. With the period 3 and the length

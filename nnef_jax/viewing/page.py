@@ -37,7 +37,7 @@ _SCRIPTS = ("graph", "layout", "draw", "panel", "values", "export", "app", "sear
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page that shows a network. A notebook shows it as the value of a cell."""
+    """A page that shows a network. A notebook shows the page as the value of a cell."""
 
     data: Mapping[str, Any]  # This is an object for JSON, which docs/view.md describes.
 
