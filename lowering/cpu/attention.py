@@ -1,7 +1,7 @@
 """Replace the equations of each attention by one equation.
 
 The equation begins with the product that gives the scores, and ends with the product with the
-values. The queries are the last axis of its scores in memory, so that XLA computes the maxima and
+values. In memory the queries are the last axis of the scores, so that XLA computes the maxima and
 sums of softmax by loops over rows. The division by the sums comes after the second product.
 
 Forward and backward passes of derivatives stay unchanged, since the backward pass reads the scores
@@ -37,10 +37,10 @@ ATTENTION = primitives.call_primitive("attention")
 # do not fill vectors.
 FEW = 32
 
-# If an attention has few queries, it skips the keys that masks hide only under two conditions: all
-# keys together have at least _FEWEST_KEY_BYTES bytes, and an item of a key has at most
-# _MOST_ITEM_BYTES bytes. The table has the milliseconds of a step of GPT-2 with 1024 positions. A
-# step was measured with all keys and with only the visible keys:
+# Masks hide keys. If an attention has few queries, hidden keys are skipped only under two
+# conditions: all keys together have at least _FEWEST_KEY_BYTES bytes, and an item of a key has at
+# most _MOST_ITEM_BYTES bytes. The table has the milliseconds of a step of GPT-2 with 1024
+# positions. A step was measured with all keys and with only the visible keys:
 #   dtype     position  all keys  visible keys
 #   bfloat16       128      21.6          18.2
 #   bfloat16       900      21.6          21.6
@@ -108,7 +108,7 @@ class _Matched(NamedTuple):
     last: Equation  # the product with the values
     end: Equation  # `last`, or a division of the result of `last`
     dependent: Collection[Variable]  # the variables that depend on the scores
-    masks: Sequence[Variable]  # the other variables that equations between the products read
+    masks: Sequence[Variable]  # variables read inside that are independent of the scores
 
 
 def _matched(
@@ -315,7 +315,7 @@ def _product(equation: Equation, left: Array, right: Array, *, right_axis: int) 
 def _division(
     program: Program, last: Equation, dependent: Collection[Atom]
 ) -> tuple[Equation, Equation] | tuple[None, None]:
-    """Return the equation that divides the weights, and the equation that broadcasts its divisor.
+    """Return the equation that divides the weights, and the equation that broadcasts the divisor.
 
     The weights are the first operand of the equation `last`. The divisor must be one of the
     variables `dependent`. (None, None) is returned if no equation divides the weights, or if the

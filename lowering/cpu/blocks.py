@@ -22,10 +22,10 @@ from lowering.extents import ceil_div
 from lowering.jaxpr_types import Variable
 from lowering.program import Program
 
-# A call reads only the first quarters of the keys: one, two, three or four quarters, as few as have
-# all visible keys. Each of these numbers is a branch of the program. A loop over blocks compiles
-# each branch once. With few queries, as in a step of a GPT, there is no loop, and each branch takes
-# 0.1 s to compile in each layer. Therefore there are fewer branches for few queries.
+# A call reads only the first one, two, three or four quarters of the keys: the fewest quarters that
+# have all visible keys. The program has a branch for each of these numbers. A loop over blocks
+# compiles each branch once. With few queries, as in a step of a GPT, there is no loop, and each
+# branch takes 0.1 s to compile in each layer. Therefore there are fewer branches for few queries.
 _QUARTERS = (1, 2, 3, 4)
 _QUARTERS_OF_FEW = (1, 2, 4)
 
@@ -48,9 +48,9 @@ Evaluate = Callable[[Program, Sequence[View]], list[View]]
 
 
 class _Loop(NamedTuple):
-    """A loop over blocks of an axis, which is an axis of heads or of queries."""
+    """A loop over blocks of heads or queries, or the first block of the keys without a loop."""
 
-    axes: Axes  # maps each variable that has the axis to the number of this axis
+    axes: Axes  # maps each variable with heads (or queries, or keys) to the number of this axis
     extent: int  # the number of items along the axis
     size: int  # the number of items in a block
 
@@ -104,7 +104,7 @@ def _in_blocks(block: _Block, views: Sequence[View]) -> View:
     ) -> tuple[Array, None]:
         """Write the result of one block into the array of all results."""
         starts, key_count = starts_and_count
-        corner: list[np.int32 | Array] = [np.int32(0)] * array.ndim  # of the block in the array
+        corner: list[np.int32 | Array] = [np.int32(0)] * array.ndim  # where the block begins
         for position, start in zip(loop_positions, starts, strict=True):
             corner[position] = start
         part = full_array(block.result_of_visible_keys(block_views(starts), key_count))
@@ -129,7 +129,7 @@ def _starts_of_blocks(loops: Sequence[_Loop]) -> NDArray[np.int32]:
 
 
 def _loops(program: Program) -> list[_Loop]:
-    """Return the loops over blocks of an attention, or [] if all its scores fit the caches.
+    """Return the loops over blocks of an attention, or [] if all scores fit the caches.
 
     Blocks divide the queries. If the program runs on one device, blocks divide the heads too.
     """
@@ -227,7 +227,8 @@ class _Block:
             return None
         scores, masked = self.hidden.scores, self.hidden.masked
         key_axis = self.hidden.axes[masked]
-        # The masks are evaluated for scores of 0, since a mask hides a key from any finite score.
+        # The masks are evaluated for scores of 0, since the finite scores of a key do not determine
+        # whether a mask hides the key.
         masks = self.program.part([scores, *self.program.arguments], [masked])
         masks_of_block = resized(masks, *((loop.axes, loop.size) for loop in self.loops))
         shape = masks_of_block.arguments[0].aval.shape

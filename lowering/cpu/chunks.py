@@ -29,8 +29,8 @@ _MOST_BYTES = 24 << 20
 # again in each call. The measured times with batches of 8: ResNet-18 takes 222 ms in one stage, and
 # 196 ms in up to three stages. MobileNetV2 takes 76 ms in one stage, and 61 ms in up to three.
 _MOST_BYTES_OF_LIGHT_STAGE = 5 << 20
-# A stage may have this number of additional equations, so that it ends where it hands on the fewest
-# bytes.
+# The end of a stage may be delayed by this number of equations, so that the stage ends where it
+# hands the fewest bytes to the next stage.
 _ADDITIONAL_EQUATIONS = 16
 
 # A stage without these primitives is joined to the stage before it. As a separate stage it would
@@ -150,8 +150,8 @@ def _stages(
 ) -> list[tuple[int, Sequence[Equation]]]:
     """Divide equations into groups, and choose how many items each group computes at a time.
 
-    Returns pairs of the number of items and the group's equations. A group takes as many items as
-    its equations and all later equations allow.
+    Return a pair for each group: the number of items, and the equations. A group takes as many
+    items as its equations and all later equations allow.
     """
     divisors = [n for n in range(1, batch + 1) if batch % n == 0]
     traffic = [_traffic(equation, axes) for equation in equations]  # in bytes of the full batch

@@ -171,16 +171,16 @@ def product(left: Codes, right: Codes, params: Params) -> Array | None:
     right_rank = right.codes.ndim - len(right_sums)
 
     def along_left(x: Operand) -> Operand:
-        """Return a left operand's step, start or sums, in a shape for the axes of the result."""
+        """Reshape a left operand's step, start or sums, so that they broadcast to the result."""
         if np.ndim(x) == 0:
             return x
-        has_summed_axes = np.ndim(x) > left_rank  # of extent 1: sums of codes do not have them
+        has_summed_axes = np.ndim(x) > left_rank  # sums of codes lack them
         if has_summed_axes:
             x = jnp.squeeze(x, tuple(left_sums))
         return lax.expand_dims(x, range(left_rank, left_rank + right_rank))
 
     def along_right(x: Operand) -> Operand:
-        """Return a right operand's step, start or sums, in a shape for the axes of the result."""
+        """Reshape a right operand's step, start or sums, so that they broadcast to the result."""
         if np.ndim(x) == 0:
             return x
         has_summed_axes = np.ndim(x) > right_rank

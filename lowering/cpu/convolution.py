@@ -41,7 +41,8 @@ def convolution(x: Array, filter: Array, window: Window, *, varies: bool = False
     name = kernel_for(x, filter, window, varies=varies)
     multiplies_bfloat16 = name in _NARROW and profile().multiplies_bfloat16
     if x.dtype == jnp.bfloat16 and not multiplies_bfloat16:
-        # XLA's convolution is no faster in bfloat16, and there are more kernels for float32.
+        # XLA's convolution is no faster in bfloat16 than in float32, and fewer of the other kernels
+        # support bfloat16.
         wide_input = x.astype(jnp.float32)
         wide_filter = filter.astype(jnp.float32)
         result = convolution(wide_input, wide_filter, window, varies=varies)
@@ -62,7 +63,7 @@ def kernel_for(x: Array, filter: Array, window: Window, *, varies: bool = False)
     cell_count = math.prod(filter.shape[:-2])
     input_positions = math.prod(x.shape[1:-1])
     is_bordered = cell_count > input_positions and window.groups == 1
-    xla = "bordered" if is_bordered else None  # the name of the kernel by XLA's convolution
+    xla = "bordered" if is_bordered else None  # the kernel that calls XLA's convolution
     is_strided = any(stride != 1 for stride in window.stride)
     if window.is_spread and is_strided:
         return xla  # only XLA's convolution combines input dilation with a stride
@@ -191,7 +192,7 @@ _MOST_TERMS = 32  # the most terms of the sum that `summed` computes in one loop
 def is_summed(x: Array, filter: Array, window: Window) -> bool:
     """Tell whether the kernel `summed` may compute a convolution.
 
-    A window must cover at most 32 items of the input, and numbers must be float32. The first
+    A window must cover at most 32 items of the input, and the items must be float32. The first
     layer of a network is often such a convolution.
     """
     covered_items = math.prod(filter.shape[:-1])  # the sum has a term for each of them
@@ -317,7 +318,7 @@ def tiled(x: Array, filter: Array, window: Window) -> Array:
     matrix = jnp.moveaxis(reversed_filter, -2, 0).reshape(depth, -1)  # (channels, cells * outputs)
     result = product(x.reshape(-1, depth), matrix, window.kind, x_axis=1, matrix_axis=0)
     result = result.reshape(batch, *extents, *size, count)
-    # Put the axis of cells behind each axis of positions, and join the two axes. For images the
+    # Put each axis of cells behind the matching axis of positions, and join the two. For images the
     # order (batch, rows, columns, cell rows, cell columns, outputs) becomes (batch, rows, cell
     # rows, columns, cell columns, outputs), which is (0, 1, 3, 2, 4, 5).
     order = [0]
@@ -340,8 +341,8 @@ def tiled(x: Array, filter: Array, window: Window) -> Array:
 def has_few_positions(x: Array, filter: Array, window: Window) -> bool:
     """Tell whether a convolution has few positions.
 
-    Few positions are at most as many as the output channels, and at most as many as the items of a
-    window.
+    The positions are few if they are no more than the output channels, and no more than the items
+    of a window.
 
     If there are few positions, a filter that differs from call to call is neither laid out nor
     transformed, since this would cost more than it gains. ResNet-50 with a batch of 1 takes 2.9

@@ -30,7 +30,8 @@ def convolution(program: Program, equation: Equation, input: View, filter: View)
     window = Window(*map(params.__getitem__, WINDOW))
     may_be_gradient = program.role == "backward" or params["batch_group_count"] > 1
     if may_be_gradient:
-        # In the gradient by a filter, the gradient of the result is in the place of the filter.
+        # The gradient by a filter reads the gradient of the result as second operand, in place of
+        # the filter.
         gradient = filter_gradient(equation, input, filter, window, is_alone=program.is_alone)
         if gradient is not None:
             return gradient
@@ -48,12 +49,12 @@ def convolution(program: Program, equation: Equation, input: View, filter: View)
         x = unfused_in_rows(x)
     is_read_by_loops = window.groups > 1 or kernels.is_summed(x, weights, window)
     if is_read_by_loops and not is_early and weights.dtype == jnp.float32:
-        # Without this call, loops would compute the filter again for each item: its scaling, for
-        # example.
+        # Without this call, loops would compute the filter again for each item. For example, they
+        # would scale the filter again.
         weights = materialised(weights)
     has_floating_groups = window.groups > 1 and is_floating(x)
     if has_floating_groups and program.role == "backward":
-        # The gradient by the filter reads x too, so that x is computed once for both.
+        # The gradient by the filter reads x too. This call computes x once for both readers.
         x = materialised(x)
     may_be_by_matrix = window.groups == 1 and not window.is_spread and is_floating(x)
     if may_be_by_matrix and x.size:
@@ -62,7 +63,7 @@ def convolution(program: Program, equation: Equation, input: View, filter: View)
             return view
     array = kernels.convolution(x, weights, window, varies=not is_early)
     if has_floating_groups and program.role == "forward":
-        # The backward pass may read the result too, so that the result is computed once.
+        # The backward pass may read the result too. This call computes the result once.
         array = materialised(array)
     if may_be_in_rows(program, array.shape):
         # Loops over rows may read the array next. Decoders take 0.91 of the time if XLA does not

@@ -106,10 +106,10 @@ def _by_vectors(x: Array, filter: Array, window: Window) -> Array:
 def _spread_out(x: Array, filter: Array, window: Window) -> Array:
     """Convolve a dilated input with a group for each channel.
 
-    For example, the derivative of a strided convolution by its input has a dilated input. The
-    windows of the strided convolution lie over the result of this function, and the items of x
-    are their positions. Each item of x is multiplied by the cells of its window, and the products
-    are added to the items of the result that the cells cover.
+    For example, the derivative of a strided convolution by its input has a dilated input. Then each
+    item of x belongs to a window of the strided convolution, and the windows lie over the result of
+    this function. Each item of x is multiplied by the cells of its window, and the products are
+    added to the items of the result that the cells cover.
     """
     *size, _, count = filter.shape
     sum_dtype = _accumulator(x, window)
@@ -199,8 +199,8 @@ def _boxes(extents: Sequence[int]) -> list[tuple[slice, ...]]:
     def preference(counts: tuple[int, ...]) -> tuple[int, int]:
         """Return the sort key of a division. The best division has the least key.
 
-        The best division has the fewest boxes from 16 on. If no division has 16 boxes, it has the
-        most boxes.
+        The best division has the fewest boxes, but at least 16. If no division has 16 boxes, the
+        division with the most boxes is the best.
 
         For 8, 12, 16 and 24 boxes the keys are (8, 8), (4, 12), (0, 16) and (0, 24).
         """

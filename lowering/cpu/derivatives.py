@@ -1,7 +1,7 @@
-"""Compute the derivatives of convolutions by their filters, which are convolutions themselves.
+"""Compute the derivatives of convolutions by their filters.
 
-Such a derivative slides the gradient of the result over the input. The gradient is a large window
-with few positions: one position for each cell of the filter.
+Such a derivative is a convolution too: it slides the gradient of the result over the input. The
+gradient is a large window with few positions: one position for each cell of the filter.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def filter_gradient(
     convolution's result, over the original `input`. Batch and channels are exchanged, so that the
     batch axis in the equation's layout is the channel axis in the original layout. `is_alone`
     tells whether the program runs on one device. None is returned if the equation is not a
-    gradient by a filter, or if XLA should compute it.
+    gradient by a filter, or if XLA should compute this gradient.
     """
     params = equation.params
     numbers = params["dimension_numbers"]
@@ -80,7 +80,7 @@ def filter_gradient(
 def _by_cells(
     gradient: Array, x: Array, size: Sequence[int], window: Window, *, is_alone: bool
 ) -> Array:
-    """Return the gradient by a filter, by a product for each cell of the filter.
+    """Compute the gradient by a filter, with one product for each cell of the filter.
 
     The product sums over batch and positions. Its operands are the items of x that the cell
     covers, and the gradient of the convolution's result. x is the convolution's input. The result

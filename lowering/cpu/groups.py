@@ -1,4 +1,4 @@
-"""Join narrow groups of a convolution to fewer and wider groups.
+"""Join the narrow groups of a convolution into fewer and wider groups.
 
 The filters of the joined groups have zeros between the items of different groups.
 """
@@ -109,9 +109,10 @@ def joined(filter: Array, groups: int, count: int) -> Array:
 
 
 def fewest_wide(depth: int, groups: int) -> int:
-    """Return the smallest divisor of `groups` that joins groups to at least 16 channels.
+    """Return the smallest number of groups that have at least 16 channels together.
 
-    A group has `depth` channels. If no divisor joins so many channels, the result is `groups`.
+    The number is a divisor of `groups`, the number of all groups. A group has `depth` channels. If
+    all groups have fewer than 16 channels together, the result is `groups`.
     """
     for count in range(1, groups + 1):
         if groups % count == 0 and count * depth >= _WIDE:

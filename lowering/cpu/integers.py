@@ -24,7 +24,7 @@ from lowering.program import Program
 from lowering.rewriting import Matcher, Rules, in_loops, rewritten
 from lowering.targets.target import Target
 
-# Rules of this pass note the `Codes` of a variable, whose fields are variables.
+# Rules of this pass note `Codes` for a variable. The fields of these `Codes` are variables too.
 _RULES = Rules()
 
 
@@ -32,9 +32,9 @@ _RULES = Rules()
 def run(program: Program, target: Target) -> Program:
     """Compute products of tensors with few levels in integers, and remove the notes of levels.
 
-    A note of levels is an equation that marks a tensor as rounded to levels.
-
-    Forward and backward passes of derivatives, and bodies of loops, stay in float32.
+    A note of levels is an equation that marks a tensor as rounded to levels. Forward and backward
+    passes of derivatives, and bodies of loops, stay in float32. So does the whole program if the
+    machine does not multiply bytes faster than float32.
     """
     may_use_codes = program.role == "value" and not program.in_loop
     if may_use_codes and profile().multiplies_bytes:
@@ -59,12 +59,12 @@ def _names_of_products(program: Program) -> list[str]:
 
 
 def _read(has_products_of_codes: bool, matcher: Matcher, equation: Equation) -> Any:
-    """Replace a note of levels by its tensor, or compute the tensor from its codes.
+    """Replace a note of levels by the noted tensor, or by the tensor computed from its codes.
 
-    The tensor is computed from its codes of 8 bits if they are in memory anyway, since a product
-    reads the codes. In a program with products of codes, the tensor is also computed from its codes
-    if several equations read the tensor. Each of them then reads 8 bits for an item instead of 32
-    bits.
+    The tensor is computed from its codes of 8 bits if a product reads the codes, so that they are
+    in memory anyway. In a program with products of codes, the tensor is also computed from its
+    codes if several equations read the tensor. Each equation then reads 8 bits for an item instead
+    of 32 bits.
     """
     x, level, step, start = equation.invars
     (result,) = equation.outvars
@@ -107,7 +107,7 @@ def _coded(matcher: Matcher, equation: Equation) -> Equation | None:
 
 @_RULES("convert_element_type")
 def _converted(matcher: Matcher, equation: Equation) -> None:
-    """Note the integers of 8 bits that are converted to float32 as the codes of the result."""
+    """Note the codes of a result that is converted from integers of 8 bits: these integers."""
     (operand,) = equation.invars
     (result,) = equation.outvars
     if operand.aval.dtype in (BYTE, np.uint8) and result.aval.dtype == FLOAT:

@@ -31,7 +31,7 @@ class Extents(NamedTuple):
     """
 
     positions: int  # the positions of the window, for all items of the batch
-    tiles: int  # for all items of the batch, where a tile has two positions along each axis
+    tiles: int  # the tiles for all items of the batch; a tile has two positions along each axis
     padded: int  # the positions of the padded input, for all items of the batch
     cells: int  # the cells of the window
     depth: int  # the number of input channels
@@ -98,7 +98,7 @@ def stacked(e: Extents) -> float:
 
 
 def winograd(e: Extents) -> float:
-    """Return the estimated seconds of the kernel `winograd`: 16 products, and their transforms.
+    """Return the estimated seconds of the kernel `winograd`: 16 products, and three transforms.
 
     The factors are fitted to measured times plus an eighth, since many operations take long to
     compile. Transforms that leave the caches cost more: 64 channels at 256x256 positions take 26 to
@@ -131,13 +131,14 @@ def summed(e: Extents) -> float:
 def _read(matrix: float, rows: int) -> float:
     """Return the number of a matrix's items that a product of `rows` rows reads and lays out first.
 
-    `matrix` is the number of all items of the matrix. A product of few rows reads only a part.
+    `matrix` is the number of all items of the matrix. A product of few rows reads only a part of
+    the matrix.
     """
     return matrix * min(1.0, rows / _FEWEST_ROWS)
 
 
 def _vectors(channels: int) -> int:
-    """Return the number of channels, rounded up to a multiple of 16, the items of a vector."""
+    """Round a number of channels up to full vectors of 16 items: 17 becomes 32."""
     return ceil_div(channels, _VECTOR_ITEMS) * _VECTOR_ITEMS
 
 

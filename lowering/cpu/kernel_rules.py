@@ -55,8 +55,8 @@ def _sum(program: Program, equation: Equation, view: View) -> View | list[View] 
 
 _FEWEST_ITEMS = 16 << 10  # A tensor with fewer items than this is not summed by products.
 
-# More sums of a tensor than this are not computed by products. The measured microseconds of rows of
-# 64 items:
+# A tensor (sums, rows, 64) is summed over its rows, once for each index of the first axis. If there
+# are more sums than this, they are not computed by products. The measured microseconds:
 #    sums  rows  by reduction  by products
 #     128    16            87           43
 #     128    49            68           55
@@ -175,7 +175,8 @@ def _puts_columns_first(
     """Tell whether a layer computes the transposed product, whose first axis has the columns.
 
     The layer multiplies the axis `axis` of x by the matrix. `is_copied` tells whether the matrix
-    may be copied to another layout. If the matrix may not be copied, its layout decides.
+    may be copied to another layout. If the matrix may not be copied, its layout decides. If the
+    matrix is not prepared either, the number of rows counts too.
 
     A loop computes the transposed product only if nothing but slices reads the result. Otherwise
     XLA would undo the transposition, and an LSTM of 32 rows would take 73 ms instead of 47 ms.
@@ -197,7 +198,7 @@ def _puts_columns_first(
 
 
 def _row(equation: Equation, left: View, right: View) -> View | None:
-    """Multiply a single row by a matrix with `row_product`, or return None if it is not faster.
+    """Multiply a single row by a matrix with `row_product`, or return None if this is not faster.
 
     A matrix that depends only on parameters is left to `_layer`.
     """
@@ -308,7 +309,7 @@ def _maximum_gradient(
 
 @RULES(CONVOLUTION)
 def _convolution(program: Program, equation: Equation, input: View, filter: View) -> View | None:
-    """Compute a convolution by a kernel, unless it is computed only once, before all calls."""
+    """Compute a convolution by a kernel, unless its result is computed once before all calls."""
     if input.is_early and filter.is_early:
         return None
     return convolution(program, equation, input, filter)

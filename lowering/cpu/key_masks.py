@@ -32,7 +32,7 @@ class Hidden:
 
 
 def hidden_keys(program: Program) -> Hidden | None:
-    """Return the masks of an attention if it may skip the keys that they hide.
+    """Return the masks of an attention, if the attention may skip hidden keys.
 
     None is returned if there are no masks, or if keys that the masks hide may change the
     result.

@@ -106,7 +106,7 @@ def _orders_of_images(convolution: Equation) -> list[tuple[Atom, Order]]:
 
     The order has the channels last. The images are the input and the result. In the gradient by a
     filter, the images are the input and the gradient of the result. The gradient of the result is
-    then in the place of the filter.
+    then the second operand, in place of a filter.
     """
     input, filter = convolution.invars
     (result,) = convolution.outvars
@@ -164,11 +164,11 @@ def _attention(program: Program, equation: Equation, *views: View) -> View:
 
 @RULES(SCAN)
 def _scan(program: Program, equation: Equation, *views: View) -> list[View] | None:
-    """Lay out the body of a scan, and compute values that all iterations share before the scan.
+    """Lay out the body of a scan, and compute shared values once before the scan.
 
-    If an iteration hands a state to the next one, the states, stacked arguments and stacked
-    results have their axes in order. If each iteration computes a part of a batch, views keep
-    their layouts.
+    Shared values are equal in all iterations. If an iteration hands a state to the next one, the
+    states, stacked arguments and stacked results have their axes in order. If each iteration
+    computes a part of a batch, views keep their layouts.
     """
     constant_views, start_views, stack_views = jaxprs.scan_parts(equation, views)
     carried_count = len(start_views)
@@ -253,21 +253,21 @@ def _body_parts(
 
 
 def _are_sliced(body: Program, count: int) -> list[bool]:
-    """Tell, for each of the last `count` arguments, whether the body slices it.
+    """Tell, for each of the last `count` arguments, whether the body slices the argument.
 
     The answer is also true if the body slices a value that is computed item by item from the
     argument, such as the sum of the argument and a constant.
 
     XLA computes a sliced value by a function that looks up the number of the iteration for each
     item, and LLVM does not vectorise this function. In a loop of 128 iterations of an LSTM of 256
-    units, with 8 rows and one stack for all gates, an iteration takes 79 us. If it first reads the
-    item of the stack into memory, it takes 36 us.
+    units, with 8 rows and one stack for all gates, an iteration takes 79 us. If the iteration first
+    reads the item of the stack into memory, it takes 36 us.
     """
     if not is_enabled("items"):
         return [False] * count
     first = len(body.arguments) - count
     arguments = body.arguments[first:]
-    # This map has, for each variable, the arguments from which it is computed item by item.
+    # Maps each variable to the arguments from which the variable is computed item by item.
     origins_of = {variable: {variable} for variable in arguments}
     sliced: set[Variable] = set()
     for equation in body.equations:

@@ -39,7 +39,7 @@ def materialised(x: Array) -> Array:
 
 
 def uninlined(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a function with the results of `function` that XLA does not inline.
+    """Return a function that calls `function`, and that XLA does not inline.
 
     XLA does not fuse the function with kernels that read its results. The arguments and results
     of the function are in memory, in the order of their axes. XLA therefore reorders the loops

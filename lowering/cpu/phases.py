@@ -99,7 +99,7 @@ def _sums_of_phase(
     lengths: Sequence[int],
     term: Callable[..., Array],
 ) -> Array | None:
-    """Return the sums of one phase of the input, or None if no cell covers its items.
+    """Return the sums of one phase of the input, or None if no cell covers items of the phase.
 
     Args:
         offsets: the index of the phase's first item, along each axis.
@@ -143,8 +143,8 @@ def _interleaved(phases: list[Array], stride: Sequence[int]) -> Array:
             continue
         joined: list[Array] = []
         for start in range(0, len(arrays), count):
-            # The offsets of these arrays differ only along `axis`, so that their items alternate
-            # there.
+            # The offsets of these arrays differ only along `axis`, so that the items of the arrays
+            # alternate along this axis.
             neighbours = arrays[start : start + count]
             shape = list(neighbours[0].shape)
             shape[axis] *= count

@@ -19,15 +19,16 @@ from lowering.kernels.windows import Windows, extend, lowest, window_max_and_ind
 
 T = TypeVar("T")
 
-# A window has at most this number of cells along an axis. For wider windows XLA's running maxima
-# and sums are faster.
+# This module computes windows of at most this number of cells along each axis. For wider windows
+# XLA's running maxima and sums are faster.
 _MOST_CELLS = 8
 
 
 def window_reduction(equation: Equation, view: View) -> View | None:
     """Return the maxima or sums over windows as a view, or None if the windows are too large.
 
-    Operations on shifted tensors compute the maxima or sums axis by axis.
+    None is also returned if the input is dilated. Operations on shifted tensors compute the maxima
+    or sums axis by axis.
     """
     params = equation.params
     is_wide = max(params["window_dimensions"]) > _MOST_CELLS
@@ -53,7 +54,7 @@ def window_reduction(equation: Equation, view: View) -> View | None:
 
 
 def _in_order(items: Sequence[T], order: Order) -> tuple[T, ...]:
-    """Return one item for each axis in `order`. Item i of `items` belongs to axis i."""
+    """Return the items in the order of the axes `order`. Item i of `items` belongs to axis i."""
     return tuple(items[axis] for axis in order)
 
 
@@ -61,8 +62,8 @@ def maximum_gradient(equation: Equation, source: View, operand: View) -> View | 
     """Compute the derivative of maxima over windows, the equation `select_and_scatter_add`.
 
     `source` is the gradient of the maxima, and `operand` is the input of the windows. None is
-    returned if the windows are large. XLA's own operation searches for the maxima again, position
-    by position, which takes 190 of the 850 ms of ResNet-18.
+    returned if the windows are large, or if the equation is of minima. XLA's own operation searches
+    for the maxima again, position by position, which takes 190 of the 850 ms of ResNet-18.
     """
     params = equation.params
     order = operand.order

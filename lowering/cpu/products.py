@@ -43,7 +43,8 @@ from lowering.machine import profile
 #   GRU of 256     32        27          25.5
 _FEWEST, _MOST = 32, 160
 
-# A matrix with fewer items than this is neither multiplied as a transpose nor in parts of columns.
+# A matrix with fewer items than this is not multiplied in parts of columns. A product of several
+# rows with such a matrix is not computed as its transpose.
 _FEWEST_ITEMS = 128 << 10
 
 # A product of one row runs on one thread. A batch of this number of products, each with a part of

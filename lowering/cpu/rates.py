@@ -24,18 +24,19 @@ from lowering.kernels.precision import left_operand
 from lowering.machine import Costs, MachineProfile
 
 # Rates are rounded to powers of this number. If two rates are compared, their ratio is rounded to
-# such a power, so that rates that differ by less than a twelfth are equal.
+# such a power. Rates that differ by less than a twelfth are then equal.
 _STEP = 2**0.25
 
-# The products ask for this precision, since the user's settings of jax may have another one.
+# The products ask for this precision, since the user's settings of jax may ask for another
+# precision.
 _PLAIN = lax.Precision.DEFAULT
 
 _WIDTH = "xla_cpu_prefer_vector_width"  # the compiler option for the bits of a vector
 
 _SECONDS_FOR_CALLS = 0.01  # the seconds in which one program is called repeatedly
 _FEWEST_CALLS = 3  # A program is called at least this number of times.
-# A measured loop has this number of iterations. With so many iterations, the time to call the loop
-# is small in comparison.
+# A measured loop has this number of iterations, so that the time to start the loop is small in
+# comparison to the iterations.
 _STEPS = 32
 
 

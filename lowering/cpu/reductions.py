@@ -56,8 +56,8 @@ def sums_of_rows(x: Array) -> Array:
 def _lanes(length: int) -> int:
     """Return the number of items in a part of a row of `length` items.
 
-    The number is the first of 32, 64, 128 and so on that gives at most 24 parts. If it does not
-    divide the row, 0 is returned.
+    The number is the first of 32, 64, 128 and so on that gives at most 24 parts. If this number
+    does not divide `length`, 0 is returned.
     """
     lanes = _FEWEST_LANES
     while length > lanes * _MOST_PARTS:

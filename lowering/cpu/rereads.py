@@ -35,9 +35,9 @@ def reread(program: Program) -> set[Variable]:
     - In all programs products and sums count.
     - In a forward pass convolutions count as products, and the backward pass counts as a reader of
       each result. With this rule a training step of DenseNet-121 takes 0.96 of the time.
-    - In a program of values elementwise operations count. For example, an addition to a layer norm
-      that a product reads would compute the norm again. With this rule an encoder takes 0.96 (batch
-      1) and 0.88 (batch 8) of the time, and Swin-T takes 0.97.
+    - In a program of values elementwise operations count. For example, if a product and an addition
+      read a layer norm, the addition would compute the norm again. With this rule an encoder takes
+      0.96 (batch 1) and 0.88 (batch 8) of the time, and Swin-T takes 0.97.
     """
     if not is_enabled("in_memory"):
         return set()

@@ -24,14 +24,14 @@ from lowering.program import Program
 # channels, whose number is a multiple of _VECTOR_CHANNELS.
 _FEWEST_WIDE_CHANNELS, _VECTOR_CHANNELS = 32, 16
 
-# These are the fewest and the most items of a row. LLVM unrolls loops over fewer items too. If
-# there are more items, the factors of a window leave the first cache.
+# These are the fewest and the most items of a row. If a row has fewer items, LLVM unrolls the loop
+# over the row. If a row has more items, the factors of a window leave the first cache.
 _FEWEST_ROW_ITEMS, _MOST_ROW_ITEMS = 128, 8 << 10
 
 # An array with fewer items than this is not computed by a separate loop, which would gain nothing.
 _FEWEST_ITEMS = 16 << 10
 
-_MOST_FACTOR_BYTES = 1 << 20  # the most bytes that a window's factors have, repeated to rows
+_MOST_FACTOR_BYTES = 1 << 20  # the most bytes of a window's factors, repeated to rows
 
 
 def positions_in_row(shape: tuple[int, ...]) -> int:
@@ -43,11 +43,11 @@ def positions_in_row(shape: tuple[int, ...]) -> int:
         return 0
     *_, positions, channels = shape
     if math.prod(shape) < _FEWEST_ITEMS:
-        return 0  # this is also the case if there are no channels
+        return 0  # an array without channels has no items
     fills_vectors = channels >= _FEWEST_WIDE_CHANNELS and channels % _VECTOR_CHANNELS == 0
     if fills_vectors:
         return 0
-    # The largest divisor of the positions is taken whose row is not too long.
+    # Take the largest divisor of the positions for which a row is not too long.
     divisors = [count for count in range(1, positions + 1) if positions % count == 0]
     count = max([n for n in divisors if n * channels <= _MOST_ROW_ITEMS], default=0)
     has_enough_items = count * channels >= _FEWEST_ROW_ITEMS
@@ -55,7 +55,7 @@ def positions_in_row(shape: tuple[int, ...]) -> int:
 
 
 def may_be_in_rows(program: Program, shape: tuple[int, ...]) -> bool:
-    """Tell whether loops over rows may compute an array, and are faster.
+    """Tell whether loops over rows may compute an array, and are faster than other loops.
 
     The array has the shape (batch, *positions, channels). A row has the channels of several
     positions.
@@ -64,7 +64,7 @@ def may_be_in_rows(program: Program, shape: tuple[int, ...]) -> bool:
 
 
 def in_rows(x: Array, count: int) -> Array:
-    """Join the channels of each `count` positions to one axis.
+    """Join the channels of `count` neighbouring positions to one axis.
 
     For a count of 4, the shape (batch, rows, 8, 24) of x becomes (batch, rows, 2, 96).
     """

@@ -36,7 +36,7 @@ class Window:
     dilation: Sequence[int]  # of the filter
     groups: int
     precision: lax.PrecisionLike
-    accumulator: np.dtype[np.generic] | None  # the dtype of sums, or None for that of operands
+    accumulator: np.dtype[np.generic] | None  # the dtype of sums; None: the operands' dtype
 
     @property
     def is_spread(self) -> bool:
@@ -127,7 +127,7 @@ def padded(x: Array, window: Window) -> Array:
 def cells(
     x: Array, size: Sequence[int], window: Window, counts: Sequence[int] | None = None
 ) -> Iterator[tuple[tuple[int, ...], Array]]:
-    """Yield each cell of the window, and the items that it covers at all positions.
+    """Yield each cell of the window, and the items that the cell covers at all positions.
 
     The items have the shape (batch, *positions, channels). `counts` has the number of positions
     along each axis, by default as many as the window has on the input.

@@ -39,7 +39,7 @@ def fits(x: Array, filter: Array, window: Window) -> bool:
 
 
 def stacked(x: Array, filter: Array, window: Window) -> Array:
-    """Convolve by one product for all cells, and add up its parts at shifted positions.
+    """Convolve by one product for all cells: add up parts of the product at shifted positions.
 
     The result has the shape (batch, *positions, outputs).
     """

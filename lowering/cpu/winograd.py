@@ -24,8 +24,8 @@ from lowering.cpu.sliding_filter import Window, padded
 from lowering.extents import ceil_div
 from lowering.kernels.windows import extend
 
-# A block is a few rows of tiles. Its transformed inputs and its products have at most this number
-# of bytes. A larger block would not fit into the caches of the processor. A 3x3 convolution with 64
+# A block is a few rows of tiles. The inputs (after the transform) and the products of a block have
+# at most this number of bytes together, so that they fit the caches. A 3x3 convolution with 64
 # input channels, 64 output channels and 128x128 positions takes 24 ms in one block, 6.0 ms in four
 # blocks, and 8.0 ms by the kernel `direct`.
 _MOST_BYTES_OF_BLOCK = 8 << 20
@@ -133,7 +133,7 @@ def _input_transform(x: Array, height: int, width: int) -> list[Array]:
         return lax.slice_in_dim(x, i, i + 2 * height - 1, stride=2, axis=1)
 
     def column_of_tiles(rows: Array, j: int) -> Array:
-        """Return column j of each tile, which begins two columns after its left neighbour.
+        """Return column j of each tile. Each tile begins two columns after the tile to its left.
 
         `rows` has one row of each tile.
         """

@@ -120,7 +120,7 @@ def of_program(program: Program, call: ClosedJaxpr, is_alone: bool) -> dict[str,
         if jnp.bfloat16 in operand_dtypes or is_of_bfloat16(equation):
             narrow_work += multiply_adds
     is_mostly_narrow = 2 * narrow_work > total_work
-    # The following facts are those of the call, since passes have changed dtypes.
+    # The following facts are read from the call, since passes have changed dtypes.
     in_bytes = False
     writes_bfloat16 = False
     for equation in jaxprs.innermost(call.jaxpr):

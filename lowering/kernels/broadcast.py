@@ -1,6 +1,7 @@
 """Broadcasts from the left: a shorter shape is continued by trailing 1s (spec 4.2.2).
 
-The derivative of a maximum or minimum with a number reads one array instead of two.
+`maximum` and `minimum` broadcast too. If one operand is a number, the derivative reads one array
+instead of two.
 """
 
 from __future__ import annotations

@@ -94,8 +94,8 @@ def _extents(shapes: Sequence[Shape], terms: Sequence[str]) -> dict[str, int]:
 def multiply_adds(shapes: Sequence[Shape], terms: Sequence[str], output: str) -> int:
     """Return the number of multiply-adds of `contract`, in the order of its products.
 
-    If a letter is in one operand only, and not in the result, this axis is summed before the
-    product. Such sums are not counted.
+    If a letter is in one operand only, and not in the result, the axis of this letter is summed
+    before the product. Such sums are not counted.
     """
     extents = _extents(shapes, terms)
     # This list has a set for each remaining operand: the letters of the axes along which the
@@ -231,10 +231,11 @@ def _product(
 
 
 def _is_product(terms: Sequence[str], output: str) -> bool:
-    """Tell whether two operands can be multiplied without other sums and without a diagonal.
+    """Tell whether operands can be multiplied without separate sums and without a diagonal.
 
     There must be two terms, and no term may repeat a letter. A letter that is in only one of the
-    `terms` must be in `output`. Otherwise its axis would be summed before the product.
+    `terms` must be in `output`. Otherwise the axis of this letter would be summed before the
+    product.
     """
     has_diagonal = any(len(set(term)) != len(term) for term in terms)
     if len(terms) != 2 or has_diagonal:

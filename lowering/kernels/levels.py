@@ -1,4 +1,4 @@
-"""Notes in a trace the few levels to which a tensor is rounded.
+"""Adds a note to a tensor in a trace: the few levels to which the tensor is rounded.
 
 The note is a primitive that returns its operand unchanged, on every platform and in derivatives.
 `lowering.cpu.integers` reads the note to compute products in integers.
@@ -60,13 +60,13 @@ def noted(
     return result
 
 
-# A level stands for 0 if its number is at most this number of steps away from 0. The standard's
+# A level q stands for 0 if q * step + start is at most this many steps away from 0. The standard's
 # formula in float32 has an error of this size.
 _LARGEST_ERROR = 3e-5
 
 
 def _level_of_zero(step: ArrayLike, start: ArrayLike, lowest: int, highest: int) -> int | None:
-    """Return the level q with q * step + start = 0 in all channels, or None if there is none.
+    """Return the level q with q * step + start = 0 in all channels, or None if no level fits.
 
     The result is None too if `step` or `start` is a tracer.
     """
@@ -103,7 +103,7 @@ def _jvp(
 def _batched(
     operands: Sequence[Array], axes: Sequence[int | None], **params: object
 ) -> tuple[Any, list[int]]:
-    """Note the levels of a batch of tensors. The batch axis comes first in the results.
+    """Add the note to a batch of tensors. The batch axis comes first in the results.
 
     `axes` has the batch axis of each operand, or None for an operand that all tensors share. A
     shared scalar stays a scalar.

@@ -1,4 +1,4 @@
-"""Resizes along one axis, by the places of the result's items and the weights of input items.
+"""Resizes arrays along one axis: an item of the result is a weighted sum of items of the input.
 
 The place of an item is a real number: the index in the input at which the item lies. An axis of e
 items is resized to a length, which need not be an integer, and gets n = floor(length) items. With
@@ -14,9 +14,9 @@ Resize:
     'tf_crop_and_resize'     start (e - 1) + x (end - start) (e - 1) / (length - 1),
                              or (start + end) (e - 1) / 2 where length = 1
 
-Here start and end are the ends of a region, as parts of the axis. The nearest item continues the
-input beyond its ends. Places and weights are numpy arrays. They are traced arrays if start and end
-are traced.
+Here start and end are the ends of a region, as fractions of the axis. Beyond its ends the input is
+continued by the nearest item. Places and weights are numpy arrays. They are traced arrays if start
+and end are traced.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ _MULTIPLY_ADDS_OF_GATHER = 32
 
 # The host computes with this number of arrays of 64-bit items at a time.
 _ARRAYS_AT_A_TIME = 8
-# Upsampling by a factor has as many phases as the factor. Up to this number of phases are computed
-# one by one. More phases are computed by one operation.
+# Upsampling by a factor of 3 has 3 phases. Up to this number of phases are computed one by one. If
+# there are more phases, they are computed by one operation.
 _UNROLLED_PHASES = 32
 # `upsample_linear` computes an output from three input items. This dict maps the argument `shift`
 # to the offsets of these items.
@@ -86,9 +86,9 @@ _PRECISION = 2.0**-23
 class Method:
     """The attributes of ONNX Resize that determine the interpolation.
 
-    `coordinates` is ONNX's coordinate_transformation_mode, `interpolator` is its attribute mode,
-    and `cubic` is its attribute cubic_coeff_a. `nearest_mode` may also be "simple", as in
-    OpenVINO's Interpolate.
+    `coordinates` is ONNX's attribute coordinate_transformation_mode, `interpolator` is ONNX's mode,
+    and `cubic` is ONNX's cubic_coeff_a. `nearest_mode` may also be "simple", as in OpenVINO's
+    Interpolate.
     """
 
     coordinates: str
@@ -148,7 +148,7 @@ def places(
 
 
 def _corners(numbers: AnyArray, extent: int, length: float) -> AnyArray:
-    """Return places of items for which the ends of input and result coincide.
+    """Return the places of a result's items, if the ends of input and result coincide.
 
     `numbers` has the numbers of the result's items. The first and the last item of the result
     lie at the first and the last item of the input, which has `extent` items. `length` is the
@@ -263,7 +263,7 @@ def _weights(item_places: AnyArray, extent: int, scale: float, method: Method) -
     if method.exclude_outside:
         is_inside = (items >= 0) & (items < extent)
         weights = xp.where(is_inside, weights, 0.0)
-    # If no item of a place is inside the input, all its weights are 0.
+    # If no item of a place is inside the input, all weights of the place are 0.
     total = xp.sum(weights, axis=1, keepdims=True)
     weights = weights / xp.where(total == 0, 1.0, total)
     indices = xp.clip(items, 0, extent - 1).astype(np.int32)
@@ -352,8 +352,8 @@ def merged(x: Array, axis: int) -> Array:
 def upsample_linear(x: Array, axis: int, factor: int, shift: bool, border: str) -> Array:
     """Interpolate linearly to `factor` times as many items along an axis.
 
-    Output i lies at the place i / factor in the input. If `shift` is true, it lies at (i -
-    (factor - 1) / 2) / factor. `border` provides the neighbours of the edges.
+    Output i lies at the place i / factor in the input. If `shift` is true, output i lies at
+    (i - (factor - 1) / 2) / factor. `border` provides the neighbours of the edges.
     """
     extent = x.shape[axis]
     # With a shift, the first outputs lie before the first item.
@@ -437,7 +437,7 @@ def bilinear(x: Array, batch: Array, row: Array, column: Array) -> Array:
     # `down` is the weight of the bottom row, and `across` is the weight of the right column.
     top, bottom, down = neighbours(row, height, x.dtype)
     left, right, across = neighbours(column, width, x.dtype)
-    # The weights get the shape of the items: (grids, rows, columns, channels).
+    # The weights get the axes of the items: (grids, rows, columns, channels).
     down = down[:, :, None, None]
     across = across[:, None, :, None]
 

@@ -112,11 +112,11 @@ def suppressed(
     overlap_of: Overlap = overlap,
     decay: float = 1.0,
 ) -> Array:
-    """Return the indices of selected boxes by falling score, continued by -1 to `most` items.
+    """Select boxes by falling score, and return their indices, continued by -1 to `most` items.
 
     `boxes` has the shape (n, k), and `scores` and `eligible` have the shape (n,). Each step
-    selects the eligible box with the highest score, and the first of boxes with equal scores.
-    It then leaves out the boxes whose overlap with a selected box is above the threshold.
+    selects the eligible box with the highest score, or the first of several such boxes. The step
+    then leaves out the boxes whose overlap with a selected box is above the threshold.
     `overlap_of` computes the overlaps. After each selection, a threshold above 0.5 is multiplied
     by `decay`.
     """
@@ -127,9 +127,9 @@ def suppressed(
     lowest = jnp.finfo(scores.dtype).min
     finite_scores = jnp.where(scores > lowest, scores, lowest)  # -inf and NaN come last
 
-    # The state of the loop has the number of selected boxes, the boxes that may still be selected
-    # as logical values, the largest overlap of each box with any selected box, the threshold, and
-    # the indices of the selected boxes.
+    # The state of the loop has the number of selected boxes, a mask of the boxes that may still be
+    # selected, the largest overlap of each box with any selected box, the threshold, and the
+    # indices of the selected boxes.
     def has_more(state: _State) -> Array:
         count, remaining, *_ = state
         return (count < most) & jnp.any(remaining)
@@ -162,9 +162,9 @@ def softened(
 ) -> tuple[Array, Array]:
     """Return the indices (most,) of selected boxes, followed by -1, and the scores of these boxes.
 
-    Each step selects the box with the highest score. It multiplies the score of each other box
-    by exp(-o^2 / (2 sigma)), where o is the overlap with the selected box. Boxes with scores of
-    at most `least` are left out (Bodla et al. 2017, arXiv:1704.04503).
+    Each step selects the box with the highest score. The step multiplies the score of each other
+    box by exp(-o^2 / (2 sigma)), where o is the overlap with the selected box, and leaves out boxes
+    whose new score is at most `least` (Bodla et al. 2017, arXiv:1704.04503).
     """
     coordinates = boxes.T  # (k, n)
 
@@ -214,6 +214,6 @@ def best_mask(scores: Array, eligible: Array, most: int) -> Array:
     if most >= count:
         return eligible  # all eligible scores are among the `most` largest
     order = jnp.argsort(jnp.where(eligible, -scores, jnp.inf), stable=True)
-    # The rank of a score is the place of the score in this order.
+    # The rank of a score is the index of the score in this order.
     rank = jnp.zeros(count, jnp.int32).at[order].set(jnp.arange(count, dtype=jnp.int32))
     return eligible & (rank < most)

@@ -64,8 +64,8 @@ class Pool(Sliding):
 class Windows:
     """Sliding windows. Each attribute has an item for each axis.
 
-    `upscaled` is the shape over which the windows slide, and `downscaled` is the shape of their
-    positions. Extents and computed padding may be UNKNOWN.
+    `upscaled` is the shape over which the windows slide. `downscaled` is the number of windows
+    along each axis. Extents and computed padding may be UNKNOWN.
     """
 
     size: Shape
@@ -108,7 +108,7 @@ class Windows:
     def cell(self, x: Array, axis: int, index: Array | int) -> Array:
         """Return the items of x that lie in cell `index` of each window, along one axis.
 
-        x is extended by its border already. The axis of the result counts the windows.
+        x must include its border already. In the result, this axis counts the windows.
         """
         dilation = self.dilation[axis]
         stride = self.stride[axis]
@@ -136,8 +136,8 @@ def basic_windows(
     stride = padded(stride, rank)
     dilation = padded(dilation, rank)
     dilated = spans(size, dilation)
-    # Both lists have a number of positions for each axis. With automatic padding it is the extent
-    # divided by the stride, rounded up. With explicit padding it follows from the padding.
+    # Both lists have the number of window positions along each axis. With automatic padding this
+    # number is the extent divided by the stride, rounded up. Otherwise the padding determines it.
     automatic: list[int] = []
     downscaled: list[int] = []
     for axis, extent in enumerate(shape):
@@ -202,7 +202,7 @@ def spans(size: Sequence[int], dilation: Sequence[int]) -> Shape:
 def _complete(
     padding: Padding, upscaled: Shape, downscaled: Shape, dilated: Shape, stride: Shape
 ) -> Padding:
-    """Return `padding`, continued by automatic padding for the axes for which it has no item."""
+    """Return `padding`, continued by automatic padding for the remaining axes."""
     complete = list(padding)
     for axis in range(len(padding), len(upscaled)):
         # All windows together span this number of items.
@@ -377,7 +377,7 @@ def require_attributes(rank: int, attributes: Mapping[str, Any]) -> None:
 
 
 def require_positive(name: str, values: Shape) -> None:
-    """Raise InvalidOperation if one of the values is below 1. `name` is for the error."""
+    """Raise InvalidOperation if one of the values is below 1. The error contains `name`."""
     if any([item < 1 for item in values]):
         raise InvalidOperation(f"items of '{name}' must be at least 1, it is {list(values)}")
 

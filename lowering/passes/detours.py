@@ -145,8 +145,8 @@ def _broadcast(matcher: Matcher, equation: Equation) -> Rewrite:
 def _chosen(matcher: Matcher, equation: Equation) -> Rewrite:
     """Replace an equation that has a branch for CPUs and a branch for all other platforms.
 
-    The branch for the other platforms must only return one of its arguments. The operand of the
-    equation that is passed as this argument replaces the equation.
+    The branch for the other platforms must only return one of its arguments. The operand for this
+    argument then replaces the result of the equation.
     """
     platforms = equation.params.get("branches_platforms") or ()
     # A branch has a tuple of platforms, or None if it is for all other platforms.
@@ -167,7 +167,7 @@ def _chosen(matcher: Matcher, equation: Equation) -> Rewrite:
 def _converted(matcher: Matcher, equation: Equation) -> Rewrite:
     """Remove a conversion that does not change the dtype, or that undoes an earlier conversion.
 
-    The earlier conversion must be from 16 bits to float32.
+    An earlier conversion is undone only if it is from 16 bits to float32.
     """
     (operand,) = equation.invars
     (result,) = equation.outvars
@@ -193,8 +193,9 @@ def _widens(source: np.dtype[Any], result: np.dtype[Any]) -> bool:
 def _narrow(matcher: Matcher, equation: Equation) -> Rewrite:
     """Let a product or convolution read 16-bit operands instead of their conversions to float32.
 
-    XLA multiplies 16-bit operands in float32 in any case. Both operands must be converted. If
-    they are not, `equation` itself is returned, since `_product` may have changed it.
+    XLA multiplies 16-bit operands in float32 in any case. Both operands must be conversions.
+    Otherwise `equation` itself is returned and not None, since `_product` may have changed the
+    equation.
     """
     (result,) = equation.outvars
     sources: list[Atom] = []
@@ -204,7 +205,8 @@ def _narrow(matcher: Matcher, equation: Equation) -> Rewrite:
         if is_literal(source) or not _widens(source.aval.dtype, result.aval.dtype):
             return equation
         sources.append(source)
-    # Other precisions are algorithms, which ask for certain dtypes of operands.
+    # A precision that is not None, a tuple or a `lax.Precision` is an algorithm. An algorithm asks
+    # for certain dtypes of operands.
     precision = equation.params["precision"]
     is_algorithm = precision is not None and not isinstance(precision, tuple | lax.Precision)
     dtypes = {source.aval.dtype for source in sources}

@@ -1,8 +1,9 @@
 """Writes a convolution, its bias and its ReLU in the form that XLA computes as one kernel.
 
-XLA recognises a ReLU that is a maximum, and a bias in the dtype of the convolution's result. The
-rule of ReLU is a choice between x and 0, whose derivative at 0 is 0. The derivative of a maximum
-would be 1/2 there, so that this pass must run after derivatives are taken.
+XLA recognises a ReLU only if it is written as a maximum, and a bias only if it has the dtype of the
+convolution's result. The rule of ReLU is a choice between x and 0, whose derivative at 0 is 0. The
+derivative of a maximum would be 1/2 there. Therefore this pass must run after derivatives are
+taken.
 
 The compiler's figures for ResNet-50 with a batch of 8 on an H100: 49 of 53 convolutions are joined
 with their ReLU by cuDNN. Instructions access 1,112 MB instead of 1,669 MB in float32, and 556 MB

@@ -57,22 +57,22 @@ def _convolution_and_offset(matcher: Matcher, operand: Atom) -> tuple[Equation, 
 
 
 def _factor(matcher: Matcher, convolution: Equation, operand: Atom) -> Atom | None:
-    """Return the tensor whose broadcast is `operand`, if it has one item for each output channel.
+    """Return the tensor whose broadcast is `operand`.
 
-    The tensor may also have a single item for all channels. Return None if the operand differs
-    within an output channel, or if it does not depend only on parameters.
+    The tensor has one item for each output channel, or a single item for all channels. Return None
+    if the items of the operand differ within an output channel, or if the operand depends on
+    anything but parameters.
     """
     channel_axis = convolution.params["dimension_numbers"].out_spec[1]
     return _source(matcher, operand, channel_axis) if matcher.is_known(operand) else None
 
 
 def _operands(matcher: Matcher, equation: Equation) -> tuple[Equation, Atom | None, Atom] | None:
-    """Split an equation's operands: a convolution, the offset that is added to it, and a factor.
+    """Split the operands of an equation into a convolution, an offset and a factor.
 
     One operand of the equation is the convolution, with or without an added offset. The offset is
     None if nothing is added. The factor is the other operand of the equation, before the factor is
-    broadcast. Return None if neither operand is a convolution, or if the other operand differs
-    within an output channel.
+    broadcast. Return None if `_convolution_and_offset` or `_factor` finds no such operand.
     """
     left, right = equation.invars
     orders = [(left, right)]
@@ -91,7 +91,7 @@ def _operands(matcher: Matcher, equation: Equation) -> tuple[Equation, Atom | No
 
 
 def _shifted(matcher: Matcher, equation: Equation) -> Computed | None:
-    """Merge an offset after a convolution with an earlier offset. A difference becomes a sum."""
+    """Merge two offsets that are added to a convolution. A difference becomes a sum."""
     operands = _operands(matcher, equation)
     if operands is None:
         return None
@@ -146,7 +146,7 @@ def _scaled(matcher: Matcher, equation: Equation) -> Computed | None:
 
 
 def _offsets(matcher: Matcher, convolution: Equation, offset: Atom | None) -> list[Atom]:
-    """Return a list of the tensor whose broadcast is `offset`. Without an offset it is empty."""
+    """Return a list with the tensor whose broadcast is `offset`, or an empty list for None."""
     if offset is None:
         return []
     source = _factor(matcher, convolution, offset)
@@ -169,11 +169,11 @@ def _along(items: Array, x: Array, axis: int) -> Array:
 
 
 def _source(matcher: Matcher, operand: Atom, axis: int) -> Atom | None:
-    """Return a tensor whose broadcasts give `operand`, with several items only along `axis`.
+    """Return a tensor whose broadcasts give `operand`, and whose items lie along `axis`.
 
-    `axis` is an axis of the operand. Return None if there is no such tensor. For example, the
-    operand is a broadcast of 64 items to (1, 64, 8, 8) along axis 1. For this axis the vector of 64
-    items is returned, and for another axis None.
+    `axis` is an axis of the operand. Along all other axes the tensor has extent 1. Return None if
+    there is no such tensor. For example, the operand is a broadcast of 64 items to (1, 64, 8, 8)
+    along axis 1. For this axis the vector of 64 items is returned, and for another axis None.
     """
     if all(extent == 1 or i == axis for i, extent in enumerate(operand.aval.shape)):
         return operand

@@ -31,7 +31,8 @@ def _gated(matcher: Matcher, equation: Equation) -> Computed | None:
         if logistic is None or not matcher.is_read_once(gate) or matcher.is_known(gate):
             continue
         (x,) = logistic.invars
-        # If x is a broadcast, the logistic function of the few items before it is cheaper.
+        # If x is a broadcast, the logistic function of the few items before the broadcast is
+        # cheaper.
         is_broadcast = matcher.maker(x, "broadcast_in_dim") is not None
         has_all_items = x.aval.shape == result.aval.shape and not is_broadcast
         if x.aval.dtype == jnp.float32 and has_all_items:

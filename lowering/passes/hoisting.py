@@ -1,4 +1,4 @@
-"""Moves computations that all iterations of a loop share before the loop.
+"""Moves computations out of a loop, if all iterations share them.
 
 Values that depend only on parameters can then be prepared.
 """
@@ -17,7 +17,7 @@ from lowering.targets.target import Target
 
 
 def run(program: Program, target: Target) -> Program:
-    """Compute values that are equal in all iterations of a loop once, before the loop."""
+    """Compute values once before a loop, if they are equal in all iterations."""
 
     def hoist(matcher: Matcher, equation: Equation) -> Computed | None:
         return _hoisted(program.body(equation), equation)
@@ -26,14 +26,15 @@ def run(program: Program, target: Target) -> Program:
 
 
 def _hoisted(body: Program, equation: Equation) -> Computed | None:
-    """Return a loop that computes the values shared by all iterations before the iterations.
+    """Return a computation of the shared values of a loop, followed by the loop itself.
 
-    Return None if there are no such values. `body` is the body of the loop in `equation`.
+    Shared values are equal in all iterations. Return None if the loop has no shared values. `body`
+    is the body of the loop in `equation`.
     """
     has_no_shared_values = all(map(body.is_late, body.equations))
     if has_no_shared_values:
         return None
-    # The parameters of the body are the constants of the loop.
+    # What `split` calls parameters of the body are the constants of the loop.
     parts = split(body)
 
     def prepare_and_scan(*operands: Array) -> list[Array]:

@@ -34,7 +34,7 @@ class _Slice(NamedTuple):
 
 
 class _SumOfSlice(NamedTuple):
-    """A sum of a slice with a slice of another tensor, or with an early vector.
+    """A sum of two terms. One is a slice, the other a slice of another tensor or an early vector.
 
     An early vector is computed once, before all calls or before a loop.
     """
@@ -49,7 +49,7 @@ def run(program: Program, target: Target) -> Program:
     """Add terms to a tensor before the tensor is sliced, instead of to each of the slices.
 
     This requires that all slices of the tensor are added to slices of one other tensor, or that
-    all of them are added to vectors.
+    all slices are added to vectors.
     """
     # The sums in a group add slices of the same two tensors, or slices of one tensor and vectors.
     groups: defaultdict[object, list[_SumOfSlice]] = defaultdict(list)
@@ -86,7 +86,7 @@ def _slice_sum(program: Program, equation: Equation) -> _SumOfSlice | None:
     left_slice = _slice(program, left) if _has_type_of(result, left) else None
     right_slice = _slice(program, right) if _has_type_of(result, right) else None
     if left_slice and right_slice:
-        # The whole tensors can be added if both slices have the same place in them.
+        # The whole tensors can be added if both slices have the same start and stop.
         has_same_start = left_slice.start == right_slice.start
         has_same_stop = left_slice.stop == right_slice.stop
         has_same_shape = left_slice.source.aval.shape == right_slice.source.aval.shape
@@ -96,8 +96,8 @@ def _slice_sum(program: Program, equation: Equation) -> _SumOfSlice | None:
     for slice, other in ((left_slice, right), (right_slice, left)):
         if slice is None or is_literal(other) or other not in program.early:
             continue
-        # The other operand must be a vector along the last axis, as long as the slice. All other
-        # axes of it must have extent 1.
+        # The other operand must be a vector along the last axis, as long as the slice. Its other
+        # axes must have extent 1.
         extent = slice.stop - slice.start
         other_shape = other.aval.shape
         is_vector = math.prod(other_shape) == extent and other_shape[-1] == extent
@@ -112,10 +112,10 @@ def _has_type_of(result: Atom, operand: Atom) -> bool:
 
 
 def _slice(program: Program, operand: Atom) -> _Slice | None:
-    """Return the slice along a last axis that gives `operand`, or None if no slice gives it.
+    """Return the slice from which `operand` comes, or None if it comes from no slice.
 
-    After the slice, axes of extent 1 may have been added or removed, and the items may have
-    been converted once.
+    The slice is along the last axis of a tensor. After the slice, axes of extent 1 may have been
+    added or removed, and the items may have been converted once.
     """
     # Go back from the operand, through conversions and reshapes, to a slice.
     conversion_count = 0
@@ -161,7 +161,7 @@ def _along_last(equation: Equation) -> _Slice | None:
 
 
 def _cover(sums: Sequence[_SumOfSlice]) -> bool:
-    """Tell whether several sums have slices that cover the source completely, without overlap."""
+    """Tell whether the slices of several sums cover their tensor completely, without overlap."""
     if len(sums) < 2:
         return False
     covered = 0  # the slices so far cover the items from 0 to `covered`
@@ -173,7 +173,7 @@ def _cover(sums: Sequence[_SumOfSlice]) -> bool:
 
 
 def _joined(sums: Sequence[_SumOfSlice]) -> Computed:
-    """Return a computation that adds whole tensors, and then slices the results of all sums."""
+    """Return a computation that adds whole tensors, and slices the total once for each sum."""
     ordered = sorted(sums, key=lambda sum: sum.slice.start)
     first = ordered[0]
     if isinstance(first.other, _Slice):
@@ -184,7 +184,10 @@ def _joined(sums: Sequence[_SumOfSlice]) -> Computed:
     dtype = results[0].aval.dtype
 
     def add_and_slice(x: Array, *summands: Array) -> list[Array]:
-        """Return the slices of x plus a summand: a tensor, or the vectors joined to one vector."""
+        """Add x and a summand, and slice the total.
+
+        The summand is a tensor, or the concatenation of vectors.
+        """
         summand = summands[0]
         if len(summands) > 1:
             shape = along(x.ndim - 1, x.ndim)  # (1, ..., 1, -1)

@@ -1,8 +1,8 @@
 """Slices inputs of a loop within the iterations of the loop.
 
 If the products of an input with several matrices have been merged into one product, the slices of
-this product are inputs of the loop. After this pass the product itself is an input. An iteration
-reads it once, instead of reading each slice.
+this product are inputs of the loop. After this pass the product itself is an input of the loop. An
+iteration reads the product once, instead of reading each slice.
 """
 
 from __future__ import annotations
@@ -96,10 +96,10 @@ def _reorders(equation: Equation) -> bool:
 
 
 def _item(item: Array, chain: Sequence[Equation]) -> Array:
-    """Apply equations that slice or reshape a stack to one item of the stack.
+    """Slice or reshape one item of a stack, as the equations in `chain` do for the whole stack.
 
-    `item` is the part of the stack at an index of axis 0, and so is the result. The item lacks axis
-    0, which the equations in `chain` keep.
+    `item` is the part of the stack at an index of axis 0. The result is the part of the sliced or
+    reshaped stack at this index. Both lack axis 0.
     """
     for equation in chain:
         if primitive(equation) == "slice":

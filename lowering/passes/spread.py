@@ -1,6 +1,7 @@
-"""Divides a program over a mesh, and keeps divided factors divided in all tensors.
+"""Divides a program over a mesh of devices, and keeps divided factors divided in all tensors.
 
-If a divided factor is not the first factor of its axis, the pass splits the axis before the factor:
+A factor is a number by which the extent of an axis is divisible, such as the number of heads. If a
+divided factor is not the first factor of its axis, the pass splits the axis before the factor:
 an axis of 3 * heads * items becomes two sub-axes, of 3 and of heads * items. Then each sub-axis is
 either sharded or not, and no array has to be gathered. The results of products with parameters get
 a sharding constraint. From these constraints XLA's partitioner derives the shardings of all other
@@ -49,7 +50,7 @@ def run(program: Program, target: Target) -> Program:
         return program
     parameter_divisions = plan.parameters.divisions
     walk = FactorWalk(program)
-    # Factorise the axes of parameters that are not divided along their first factor.
+    # If a parameter is not divided along the first factor of an axis, factorise this axis.
     for i, division in parameter_divisions.items():
         if division.before > 1:
             axis = walk.operand_axes(program.arguments[i])[division.axis]
@@ -100,8 +101,8 @@ def _spec_item(names: Sequence[str]) -> Names:
 def _factor_after(axis: list[Factor], before: int) -> Factor | None:
     """Return the factor of an axis that comes after factors with the product `before`.
 
-    For an axis of the factors 3 * 8 * 64 and `before` 3 it is the factor 8. Return None if no
-    first factors of the axis have this product.
+    For an axis of the factors 3 * 8 * 64 and `before` = 3, the factor 8 is returned. Return None
+    if no leading factors of the axis have the product `before`.
     """
     product = 1
     for factor in leaves(axis):
@@ -165,7 +166,8 @@ class _Spread:
         items: list[Names] = []
         for axis, sub_axes in enumerate(self._sub_axes(variable)):
             for factors in sub_axes:
-                # Only the first factor of a sub-axis may be divided. An axis of extent 1 has none.
+                # Only the first factor of a sub-axis may be divided. An axis of extent 1 has no
+                # factors.
                 item = self.divided.get(factors[0]) if factors else None
                 if item is None and axis not in fixed:
                     item = _FREE
@@ -203,8 +205,8 @@ class _Spread:
         results = self._computed(equation, arrays)
         if first_result not in self.walk.columns:
             return results
-        # This is the only result, of a product with a parameter. Other shardings follow from the
-        # constraint of this result.
+        # The equation is a product with a parameter, which has only one result. XLA derives other
+        # shardings from the constraint of this result.
         (result,) = results
         column_axes = self.walk.columns[first_result]
         return [self.sharded(first_result, result, fixed=column_axes)]
@@ -289,10 +291,11 @@ _RULES = Rules()
 def _renumbered(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Results:
     """Evaluate an equation with the numbers of sub-axes in place of the numbers of axes.
 
-    Return None if two operands have different sub-axes along a link of the equation.
+    Return None if axes of two operands correspond to each other in the equation, and have different
+    sub-axes.
     """
     sub_extents = list(map(spread.sub_extents, equation.invars))
-    # The numbers of sub-axes of each axis, as a tuple for each operand that is not a scalar.
+    # A tuple in this set has, for each axis of an operand, the count of its sub-axes.
     counts = {tuple(map(len, of_operand)) for of_operand in sub_extents if of_operand}
     if len(counts) > 1 and primitive(equation) != PRODUCT:
         return None

@@ -97,8 +97,8 @@ def _chain(program: Program, variable: Atom) -> tuple[Equation | None, list[Equa
     """Follow a variable back through reshapes to the equation that computes it.
 
     Return this equation, and the equations of the reshapes in order. The equation is None if the
-    variable is an argument or a literal before the reshapes, or if another equation reads one of
-    the values on the way.
+    reshapes begin at an argument or a literal, or if another equation reads one of the values on
+    the way.
     """
     reshapes: list[Equation] = []
     while True:
@@ -205,7 +205,7 @@ class _Sum(NamedTuple):
         products: the equations of the products.
         reshapes: the reshapes between a product and the additions, which are equal for all
             products.
-        terms: the terms of the sum that are no such products.
+        terms: the terms of the sum that are not among `products`.
     """
 
     last_addition: Equation
@@ -243,9 +243,10 @@ class _Sum(NamedTuple):
 
 
 def _sums(program: Program) -> Iterator[_Sum]:
-    """Yield the sums that have several products with parameter matrices of equal kinds."""
+    """Yield the sums that have several similar products with parameter matrices."""
     inner_additions: set[int] = set()  # ids of additions that are part of another sum
-    # From the last equation to the first: the last addition of a sum comes before the inner ones.
+    # Go from the last equation to the first, so that the last addition of a sum is found before the
+    # inner additions of this sum.
     for equation in reversed(program.equations):
         if primitive(equation) in _SUMS and id(equation) not in inner_additions:
             sum = _sum(program, equation, inner_additions)
@@ -254,14 +255,15 @@ def _sums(program: Program) -> Iterator[_Sum]:
 
 
 def _sum(program: Program, last_addition: Equation, inner_additions: set[int]) -> _Sum | None:
-    """Return the sum of an addition, or None unless it has several products of one kind.
+    """Return the sum that ends with an addition, or None unless the sum has similar products.
 
-    The ids of the other additions of the sum are added to `inner_additions`.
+    There must be at least two products, with equal parameters, types and reshapes. The ids of the
+    other additions of the sum are added to `inner_additions`.
     """
     products: list[Equation] = []
     terms: list[Atom] = []
     reshapes_of_products: list[list[Equation]] = []
-    # Products are of one kind if they have equal parameters, types and reshapes.
+    # Products have one kind if their parameters, types and reshapes are equal.
     kinds: set[str] = set()
     pending = list(last_addition.invars)  # the terms that are not examined yet
     while pending:

@@ -1,4 +1,4 @@
-"""Writes a scatter as an update of a slice, if its indices are the indices of a slice.
+"""Writes a scatter as an update of a slice, if the indices of the scatter form a slice.
 
 A step of a language model writes one row of each head's keys, at one position. XLA updates a slice
 in place. For a scatter the compiler of TPUs copies the keys to another layout and back. By the
@@ -37,9 +37,9 @@ class _OverwrittenSlice(NamedTuple):
     Along each axis of the tensor, the slice has either one item or all items.
 
     Args:
-        coordinates: the axes along which the slice has one item, mapped to the numbers of
-            coordinates. The last axis of the scatter's indices has the coordinates of an item.
-        axes: the axes along which the slice has all items, mapped to axes of the updates.
+        coordinates: maps each axis along which the slice has one item to the number of a
+            coordinate. This number is an index of the last axis of the scatter's indices.
+        axes: maps each axis along which the slice has all items to an axis of the updates.
     """
 
     coordinates: Mapping[int, int]
@@ -107,7 +107,7 @@ def _overwritten_slice(items: _Items, equation: Equation) -> _OverwrittenSlice |
     if coordinates_of_items is None:
         return None
     window_axes = [axis for axis in range(len(tensor_shape)) if axis not in indexed_axes]
-    # Maps each axis of the tensor that the slice covers to an axis of the updates.
+    # Maps each axis along which the slice has all items to an axis of the updates.
     update_axes = dict(zip(window_axes, numbers.update_window_dims, strict=True))
     # The axes of the updates that come from the axes of the indices, in order.
     scatter_axes = [i for i in range(len(update_shape)) if i not in numbers.update_window_dims]
@@ -164,7 +164,10 @@ def _counted(coordinate: NDArray[Any], extent: int) -> int | None:
 
 
 class _Item:
-    """Stands for an item that is computed from variables. Equal computations give one object."""
+    """Stands for an item that is computed from variables.
+
+    Equal computations are represented by the same object.
+    """
 
 
 class _Items:
@@ -241,7 +244,7 @@ class _Items:
         for index in np.ndindex(items.shape):
             operand_items: list[object] = []
             for operand in operands:
-                is_scalar = operand.ndim == 0  # it is read for all items
+                is_scalar = operand.ndim == 0  # a scalar is read for all items
                 operand_items.append(operand[()] if is_scalar else operand[index])
             key = primitive(equation), str(equation.params), *operand_items
             items[index] = self._computed.setdefault(key, _Item())

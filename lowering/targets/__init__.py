@@ -44,15 +44,16 @@ def target_of(
 
 
 def mesh_target(platform: str, divided: Divided | None = None) -> Target:
-    """Return the target for a mesh of devices, an argument of `differentiable`.
+    """Return the target for a mesh of devices.
 
-    The docstring of `Divided` has an example. The program that `differentiable` makes must be
-    called under `jax.jit`.
+    The target is an argument of `differentiable`. The docstring of `Divided` has an example. The
+    program that `differentiable` makes must be called under `jax.jit`.
     """
     from lowering.passes import inlining, spread, updates
 
     # `spread` can follow axes neither through choices between platforms nor through scatters.
-    # Therefore choices are inlined first, and scatters that write one slice become updates.
+    # Therefore `inlining` and `updates` run first: choices are inlined, and scatters that write one
+    # slice become updates of the slice.
     passes = inlining.run, updates.run, spread.run
     count = None if divided is None else divided.mesh.size
     return Target(platform, passes, keeps_derivatives=True, devices=count, divided=divided)

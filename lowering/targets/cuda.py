@@ -15,8 +15,9 @@ def _reverses(program: Program, equation: Equation) -> bool:
     """Tell whether an equation reverses an array, or reshapes or transposes a reversed array.
 
     XLA computes a deconvolution by cuDNN's kernel only if it sees that the filter is reversed.
-    Otherwise it writes the input with zeros between its items. In a U-Net with a batch of 8 in
-    bfloat16 on an H100, instructions access 247 MB instead of 308 MB.
+    Otherwise XLA writes a copy of the input with zeros between the items. With cuDNN's kernel, the
+    instructions of a U-Net with a batch of 8 in bfloat16 access 247 MB on an H100 instead of 308
+    MB.
     """
     # Go back through reshapes and transpositions.
     maker: Equation | None = equation

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Target:
-    """The devices that a program is lowered for: their platform, number, passes and rates.
+    """The devices that a program is lowered for: their platform, number, passes and speeds.
 
     The caller chooses the target. Lowering never asks jax for the devices of the process.
 
@@ -25,14 +25,14 @@ class Target:
         platform: jax's name of the platform; None if the platform is unknown.
         passes: functions `run(program, target)`, in the order in which they run.
         options: a function that returns the compiler's options. It takes the program before its
-            passes, the call that is split from the program, and whether the call is compiled alone.
-            None stands for no options.
+            passes, then the call that is split from the program, and whether the call is compiled
+            alone. None stands for no options.
         keeps_derivatives: whether the program is differentiated after the passes.
         has_kernels: whether the platform has kernels of its own. These kernels read prepared
             parameters. They need extents that are numbers, and arguments that are not empty.
         devices: the number of devices; None if it is unknown.
         is_open: whether programs for other shapes read the same parameters. If so, kernels read
-            matrices in the stored layout, since each other layout is one more copy.
+            matrices in the stored layout. A second layout would need a second copy in memory.
         divided: the division of arguments over a mesh of these devices; None for no division.
         candidates: a function that returns all sets of compiler options that may be the fastest for
             a network.
@@ -42,9 +42,9 @@ class Target:
         in_integers: a function that returns the names of a graph's operations that are computed in
             integers. Its second argument tells whether products of 8 bits are faster than those of
             float32.
-        measure: a function that measures the rates of the process's machine. It takes the number of
-            threads.
-        rates: the machine's rates, for choices of kernels; None for the current profile.
+        measure: a function that measures the rates of the process's machine, such as the
+            multiply-adds per second. The function takes the number of threads.
+        rates: the machine's rates, by which kernels are chosen; None for the current profile.
         is_in_call: a function that tells whether calls evaluate an equation that reads only
             parameters. The result of such an equation is not prepared once for all calls. The
             function takes the program and the equation. None stands for a function that is always

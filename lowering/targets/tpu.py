@@ -11,7 +11,7 @@ from lowering.targets.target import Target
 
 
 def _transposes_matrix(program: Program, equation: Equation) -> bool:
-    """Tell whether an equation transposes a matrix. Further axes must have extent 1.
+    """Tell whether an equation transposes a matrix. All other axes must have extent 1.
 
     The matrix unit of a TPU reads a matrix in either order. If the transposed matrix is stored,
     the compiler may transpose it back in each call. By the compiler's estimate, a call of BERT
