@@ -8,7 +8,7 @@ registry that belongs to the format. The user's `rules=` are looked up before th
 Conventions of a format become operations of the graph. For example, a filter in another layout is
 transposed by an operation, so that the parameters keep the document's layout.
 
-Where is the operation of a name in a document found? `nnef.flatten`, `tract.operators`,
+Where is an operator of a document mapped to operations? `nnef.flatten`, `tract.operators`,
     `openvino.layers`, `onnx.operators`
 Where is the table of a format's operators? `nnef.operator_table`, `tract.operator_table`,
     `openvino.operator_table`, `onnx.operator_table`
@@ -37,9 +37,9 @@ FORMATS = {
     "openvino": "nnef_jax.formats.openvino",
     "onnx": "nnef_jax.formats.onnx",
 }
-# Kinds that only one format has. The keys are the modules with the rules of these kinds. A
-# converted network keeps such kinds as custom operations. Therefore a graph of another format may
-# have these kinds too.
+# Names of operations that only one format has. The keys are the modules with the rules of these
+# operations. A converted network keeps them as custom operations. Therefore a graph of another
+# format may have these operations too.
 KINDS = {
     "nnef_jax.formats.tract.rules": (
         "tract.exp_unit_norm",
@@ -50,7 +50,7 @@ KINDS = {
 
 
 def graphs() -> tuple[str, ...]:
-    """Return the patterns of all formats for the name of the member that holds the graph."""
+    """Return the patterns by which all formats recognise the file name of a graph."""
     names: list[str] = []
     for format in FORMATS:
         names += _format(format).GRAPHS
@@ -72,7 +72,7 @@ def sole_member(first_bytes: bytes) -> str:
 def format_of(archive: Archive, name: str = "auto") -> Format:
     """Return the format `name`. For "auto", return the format that recognises the network.
 
-    Raises ArchiveError if the graph was removed from the archive in the meantime.
+    Raises ArchiveError if the graph was removed after the archive was opened.
     """
     if name != "auto":
         return _format(name)

@@ -1,9 +1,9 @@
-"""The interface of a format: `Format` for its package, and `Frontend` for a document it has read.
+"""The interface of a format: `Format` for its package, and `Frontend` for a checked document.
 
-All formats are read in the same way. The first format that recognises an archive reads it by its
-function `read`, which returns a checked `Frontend`. A front end is flattened for certain shapes of
-its inputs. It also returns the stored data, and makes the archive that is written when the network
-is saved or converted.
+All formats are read in the same way. An archive is read by the first format that recognises it. The
+function `read` of the format returns a checked `Frontend`. A front end flattens its document for
+given shapes of the inputs. The front end also returns the stored data, and makes the archive that
+is written when the network is saved or converted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from nnef_jax.storage.archive import Archive
 from nnef_jax.storage.writer import Member
 
 Expand = Literal["auto", "all"]
-# A function that is called with the number of variables read so far, and the number of variables.
+# A function that is called with two numbers: the variables that were read so far, and all
+# variables.
 Progress = Callable[[int, int], None]
 # Maps names of inputs to shapes. An open extent is None.
 Shapes = Mapping[str, Sequence[int | None]]
@@ -37,7 +38,7 @@ Arrays = Mapping[str, NDArray[Any]]
 # entire graph to the inputs of the part that replace these values.
 Cut = Callable[[Graph], tuple[Graph, Mapping[Value, Value]]]
 
-# Hints of errors about an open or a symbolic extent.
+# Hints in errors: the first for an open extent, the second for a symbolic extent.
 GIVE_SHAPES = "give the shapes of the inputs by load(..., input_shapes=...)"
 EXPORT_KNOWN = "export it for known shapes"
 
@@ -78,7 +79,7 @@ class Options:
     expand: Expand = "auto"
     real: str = "float32"
     input_shapes: Shapes = field(default_factory=dict[str, Sequence[int | None]])
-    # Maps names that extents have in the document to extents that the user chose.
+    # Maps the document's names of extents to the extents that the user chose.
     extents: Mapping[str, int] = field(default_factory=dict[str, int])
     # The values of inputs that the user fixes. Such inputs are not inputs of the graph.
     values: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
@@ -89,11 +90,12 @@ class Options:
     # extents are open.
     symbolic_shapes: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
     open_extent: int = UNKNOWN  # replaces each extent that the document leaves open
-    # The shapes before a cycle of the states whose shapes change. The keys are labels of states.
+    # Maps labels of states to their shapes before a cycle. A state of constant shape may be left
+    # out.
     state_shapes: Mapping[str, Shape] = field(default_factory=dict[str, Shape])
     # Whether the network is only shown, not run. Then it may have unsupported operators.
     outline: bool = False
-    # Whether the graph is for the first cycle, in which the network may compute states.
+    # Whether the graph is for the first run, in which the network may compute initial states.
     starts: bool = False
     # The labels of the parameters. Weights with any other label are constants. Before the
     # parameters are read, this is None.
@@ -110,7 +112,7 @@ class Options:
         return type(self), tuple(arguments)
 
     def unfixed(self, names: Iterable[str]) -> list[str]:
-        """Return the names of the inputs whose values the user does not fix."""
+        """Return `names` (names of inputs) without the inputs whose values the user fixes."""
         return [name for name in names if name not in self.values]
 
     def value(self, name: str, shape: Sequence[Any] | None, dtype: str) -> NDArray[Any]:
@@ -169,11 +171,12 @@ def _fits(shape: Shape, declared: Sequence[Any]) -> bool:
 class Format(Protocol):
     """The interface of a package that reads a format.
 
-    The package imports its module that reads documents only when a document is read.
+    The package has a module that reads documents. This module is imported only when a document is
+    read.
     """
 
-    # Patterns of the name of the member that holds the graph. An archive has one such member, which
-    # is not in a folder.
+    # Patterns of the graph's file name, such as "*.xml". An archive has one such file, which is not
+    # in a folder.
     GRAPHS: Sequence[str]
     # For networks in a single file. The file is read like an archive with one member. The key is
     # the name of this member, and the value is a regular expression that matches the first bytes
@@ -209,14 +212,14 @@ class Frontend(ABC):
     outputs: Sequence[str]  # names, in order
     extensions: Sequence[str] = ()  # extensions of the format that the document requires
     symbols: Sequence[str] = ()  # names of open extents
-    # Maps further names of inputs and outputs to the names in `inputs` and `outputs`.
+    # Maps alternative names of inputs and outputs to the names in `inputs` and `outputs`.
     synonyms: Mapping[str, str] = {}
     quantizes: bool = False  # whether computed tensors are rounded
     integer: str = "int32"  # the dtype of integer literals
     is_saved_flat: bool = False  # true for documents that are not written in NNEF's language
 
     def describe_as(self, other: Frontend) -> None:
-        """Copy the attributes that describe a document from the front end `other`."""
+        """Copy `dialect`, `extensions`, `quantizes` and `integer` from the front end `other`."""
         self.dialect = other.dialect
         self.extensions = other.extensions
         self.quantizes = other.quantizes
@@ -241,7 +244,7 @@ class Frontend(ABC):
         """
 
     def declared_shapes(self, options: Options) -> Shapes:
-        """Return the shapes that the document declares for its inputs, in any order.
+        """Return the shapes that the document declares for its inputs. The order does not matter.
 
         An input is left out if its shape depends on the shape of another input. This method is only
         called after `flatten` raised ExtentNeeded.
@@ -284,15 +287,15 @@ class Frontend(ABC):
         return f"{function}(..., input_shapes={shapes})"
 
     def content(self) -> Iterable[object]:
-        """Return texts, bytes and hashable objects that determine the graphs of the network.
+        """Return texts, bytes and hashable objects that together determine the network's graphs.
 
-        Two front ends with equal content and equal options make equal graphs. By default a front
-        end is only equal to itself.
+        Two front ends with equal content and equal options make equal graphs. By default, the
+        content of a front end is equal only to itself.
         """
         return [self]
 
     def spans(self) -> Mapping[str, Span]:
-        """Map each name to the place of its assignment in the document."""
+        """Map each name to the span (file, line and column) of its assignment in the document."""
         return {}
 
     def identifiers(self, graph: Graph) -> Mapping[str, str]:
@@ -331,7 +334,7 @@ class Frontend(ABC):
             graph: the graph of the entire document, flattened with `options`.
             options: the options of the load.
             cut: cuts the part out of a graph.
-            arrays: the data by label.
+            arrays: maps labels of variables to data.
             quantization: the text of graph.quant, or None if there is none.
         """
         raise UnsupportedError(f"a part of a network of {self.dialect} cannot be saved")
@@ -344,7 +347,7 @@ class Frontend(ABC):
 
         Args:
             graph: the document's graph.
-            data: the document's data by label. If None, the archive has no data.
+            data: maps labels of variables to data. If None, the archive has no data.
             flat: whether the archive has a flat document.
             keep: for formats that are written as NNEF, whether operations that NNEF lacks become
                 custom operations.
@@ -369,8 +372,8 @@ class Written:
 class Stored:
     """The data of a network's variables, and the front end that flattens the network.
 
-    `data` maps labels of variables to arrays. Usually the front end is the one that read the data.
-    If the data decide which tensors are rounded in a run, it is a changed copy of that front end.
+    `data` maps labels of variables to arrays. Usually `frontend` is the front end that read the
+    data. If the data decide which tensors are rounded in a run, `frontend` is a changed copy.
     """
 
     data: dict[str, NDArray[Any]]

@@ -24,21 +24,21 @@ from nnef_jax.storage import protected_files, temporaries
 from nnef_jax.storage.archive import Archive
 from nnef_jax.storage.folder import Folder
 
-# The time limit of the converter is this number times the limit of steps. By default, it is a
-# minute. The conversion of a large network takes seconds.
+# The converter's time limit in seconds is this number times `Limits.steps`: 60 s by default. The
+# conversion of a large network takes a few seconds.
 _SECONDS_PER_STEP = 6e-6
 # Names of files in the folder in which the converter runs.
 _LOG, _RESULT = "converted.log", "converted.xml"
 _SHOWN_BYTES = 800  # errors show at most this many bytes from the end of the converter's log
-# Matches the names of a SavedModel's members that have its weights.
+# Matches the files with the weights of a SavedModel, such as variables/variables.index.
 _VARIABLES = re.compile(r"variables/variables\.[\w.-]+")
 
 
 class _Result(Folder):
     """A folder with the files that the converter wrote.
 
-    The user does not know the folder. Therefore error messages name a file there as a member of the
-    converted file, such as "model.pb/converted.xml".
+    The user does not know the folder. Therefore error messages show the path of the user's file
+    instead of the folder, as in "model.pb/converted.xml".
     """
 
     def __init__(self, folder: str, meter: Meter, shown: str) -> None:
@@ -50,16 +50,17 @@ class _Result(Folder):
 
     def read(self, name: str) -> memoryview:
         data = super().read(name)
-        # Windows cannot delete a mapped file, so the data are copied there.
+        # Windows cannot delete a file that is mapped to memory. Therefore the data are copied on
+        # Windows.
         return memoryview(bytes(data)) if os.name == "nt" else data
 
 
 @contextmanager
 def converted(archive: Archive, kind: str, meter: Meter) -> Generator[Archive]:
-    """Convert a network to an archive of OpenVINO's IR, which exists within the `with` block.
+    """Convert a network to OpenVINO's IR, and yield the archive of the result.
 
     `kind` is the name of the network's framework, for error messages. The files of the archive are
-    deleted at the end of the block. Arrays that are mapped from the files stay valid.
+    deleted at the end of the `with` block. Arrays that are mapped from the files stay valid.
 
     Raises UnsupportedError if the package openvino is not installed, and InputError if the user
     names a separate file of weights. Raises ArchiveError if the converter refuses the network,
@@ -98,7 +99,8 @@ def _copy(archive: Archive, folder: str, meter: Meter) -> str:
     """Copy the files of a network to `folder`, and return the name of the copy.
 
     The copy of a TensorFlow SavedModel is a folder with the name "source". The copy of any other
-    network is a file such as "source.tflite". A file of weights may be beside it.
+    network is a file such as "source.tflite". The weights of a PaddlePaddle network are copied to
+    "source.pdiparams".
     """
     graph = archive.graph
     stem, ending = os.path.splitext(graph)
@@ -120,9 +122,10 @@ def _copy(archive: Archive, folder: str, meter: Meter) -> str:
 
 
 def _run(source: str, folder: str, limits: Limits) -> str:
-    """Convert the network `source`, a file or folder in `folder`, in a separate process.
+    """Convert a network in a separate process.
 
-    Return "" if the conversion succeeds, otherwise the reason of the failure.
+    `source` is the name of a file or folder in `folder`. Return "" if the conversion succeeds,
+    otherwise the reason for the failure.
     """
     seconds = max(1, int(limits.steps * _SECONDS_PER_STEP))
     arguments = (source, str(seconds), str(limits.expanded_bytes))
@@ -148,8 +151,9 @@ def _run(source: str, folder: str, limits: Limits) -> str:
 def _status(command: Sequence[str], folder: str, errors: int, seconds: int) -> int | None:
     """Run a command and return its exit status, or None if it takes more than `seconds`.
 
-    The command runs in `folder` and writes its messages to the file descriptor `errors`. All
-    processes that the command has started are ended before this function returns.
+    The command runs in `folder` and writes its messages to the file descriptor `errors`. Before
+    this function returns, it ends all processes that the command has started. On Windows, it ends
+    only the command itself.
     """
     # With these paths, the child imports the same packages as this process.
     paths = os.pathsep.join(map(os.path.abspath, sys.path))
@@ -157,7 +161,7 @@ def _status(command: Sequence[str], folder: str, errors: int, seconds: int) -> i
         command,
         cwd=folder,
         env=os.environ | {"PYTHONPATH": paths},
-        stdin=subprocess.PIPE,  # the pipe closes when this process ends, which ends the child too
+        stdin=subprocess.PIPE,  # when this process ends, the pipe closes, and the child ends too
         stdout=subprocess.DEVNULL,
         stderr=errors,
         start_new_session=True,

@@ -5,7 +5,8 @@ the script in a temporary folder, with three arguments:
 
 - the name of the network's file or folder, which is in the temporary folder
 - the largest number of seconds
-- the largest number of bytes, both of the script's memory and of each file that the script writes
+- the largest number of bytes of each file that the script writes, and of its memory beyond
+  `_BASE_MEMORY`
 
 The script writes `converted.xml` and `converted.bin`. On failure the script exits with a status
 other than 0, and writes the reason to its standard error.
@@ -26,16 +27,17 @@ try:
 except ImportError:  # Windows has no such module, so only the time is limited there
     resource = None
 
-# The number of bytes of memory that the interpreter, the converter and its threads need for any
-# network.
+# The number of bytes of memory that the interpreter, the converter and its threads need even for
+# the smallest network.
 _BASE_MEMORY = 1 << 30
 
 
 def main(source: str, seconds: int, size: int) -> None:
     """Convert the network `source` to "converted.xml" and "converted.bin" in the current folder.
 
-    `seconds` limits the time, and `size` limits the bytes of memory and of each file. On failure,
-    exit with the message of the error. If the parent process ends, this process ends at once.
+    `seconds` limits the time. `size` limits the bytes of each file, and the bytes of memory beyond
+    `_BASE_MEMORY`. On failure, exit with the message of the error. If the parent process ends, this
+    process ends at once.
     """
     threading.Thread(target=_end_with_parent, args=(os.getcwd(),), daemon=True).start()
     if resource is not None:
@@ -57,9 +59,10 @@ def main(source: str, seconds: int, size: int) -> None:
 
 
 def _bound(limit: int, value: int) -> None:
-    """Lower a resource limit of this process, such as `resource.RLIMIT_DATA`, to `value`.
+    """Set a resource limit of this process, such as `resource.RLIMIT_DATA`, to `value`.
 
-    A lower limit is not changed. A `value` of 2**62 or more means "no limit".
+    If the hard limit is lower than `value`, the resource limit is set to the hard limit. Numbers of
+    2**62 or more mean "no limit".
     """
     assert resource is not None
     _, hard_limit = resource.getrlimit(limit)
@@ -72,8 +75,8 @@ def _bound(limit: int, value: int) -> None:
 def _end_with_parent(folder: str) -> None:
     """Wait until the parent process closes the standard input, then end this process.
 
-    The parent's folder `folder` is removed first. All processes that this process started end too,
-    except on Windows.
+    First, the parent's temporary folder `folder` is removed. All processes that this process
+    started end too, except on Windows.
     """
     standard_input = 0
     # The call waits for a byte, and returns b"" once the input is closed.

@@ -1,4 +1,7 @@
-"""Reads the layers of a network and of its bodies, and the edges between the layers."""
+"""Reads the layers of a network and of its bodies, and the edges between the layers.
+
+A body is a network inside a layer, such as the body of a loop.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,18 @@ from nnef_jax.formats.openvino.xml import Element
 from nnef_jax.limits import COMPARISONS_PER_STEP, OPERATION_STEPS, Meter
 
 _VISITING, _DONE = 1, 2  # states of a layer while layers are ordered
-_EDGE_STEPS = 4  # steps of the meter for an edge
-_MOST_DIGITS = 20  # the largest number of digits of a number in an attribute
-OLDEST, NEWEST = 2, 11  # the versions of the documents that are read
-FIRST_OF_OPSETS = 10  # the first version in which weights are layers
+_EDGE_STEPS = 4  # the cost of an edge, counted towards `Limits.steps`
+_MOST_DIGITS = 20  # a number in an attribute has at most this many digits
+OLDEST, NEWEST = 2, 11  # the oldest and newest version of documents that are read
+FIRST_OF_OPSETS = 10  # the first version that stores all weights in Const layers
 CONSTANTS = ("const", "constant")  # types of layers that hold weights, in lower case
-# Maps a type, in lower case, to the spelling that version 2 has for it.
+# Maps a layer's type, in lower case, to its spelling in tags of version 2, such as `<fc_data>`.
 _OLD_TYPES = {
     "fullyconnected": "fc", "innerproduct": "fc", "norm": "lrn", "batchnormalization": "batch_norm",
 }  # fmt: skip
-_BODIES = ("body", "then_body", "else_body")  # tags of the elements that are bodies
+_BODIES = ("body", "then_body", "else_body")  # tags of the elements that hold bodies
 _LARGEST_EXTENT = 1 << 40  # the largest number of items along an axis
-OPEN_RANK = "..."  # the text that stands for the shape of a tensor whose rank is open
+OPEN_RANK = "..."  # attributes have this text instead of a shape if the rank is open
 # Matches an open extent that is declared by two bounds, such as 1..8. A bound may be left out.
 BOUNDS = re.compile(r"(\d{0,20})\.\.(\d{0,20})")
 
@@ -36,7 +39,8 @@ BOUNDS = re.compile(r"(\d{0,20})\.\.(\d{0,20})")
 class Port:
     """A port of a layer, with the type that the document declares for it.
 
-    An open extent is -1. `shape` is None if the rank is open.
+    An open extent is -1. A port without `<dim>` elements has the shape (), even if its rank is
+    open.
     """
 
     id: int
@@ -62,8 +66,7 @@ class Blob:
 class NetLayer:
     """A layer of a network.
 
-    `attributes` are the attributes of the layer's `<data>` element. `kind` is the type in lower
-    case.
+    `attributes` are the attributes of the layer's `<data>` element. `kind` is `type` in lower case.
     """
 
     id: int
@@ -89,8 +92,8 @@ class NetLayer:
     def named(self, ports: Sequence[Port]) -> list[tuple[str, Port]]:
         """Pair each port with a name.
 
-        A single port gets the name of the layer. If there are several ports, they get the name of
-        the layer with their numbers, such as `conv.0` and `conv.1`.
+        A single port gets the name of the layer. Several ports get the name of the layer and an
+        index, such as `conv.0` and `conv.1`.
         """
         if len(ports) == 1:
             return [(self.name, ports[0])]
@@ -107,7 +110,7 @@ class Net:
     name: str
     version: int
     layers: Sequence[NetLayer]
-    # Maps each input port that is connected to the output port that it reads.
+    # The edges: maps a connected input port to the output port whose result the input port reads.
     sources: Mapping[PortRef, PortRef]
     element: Element
     source: Source
@@ -119,7 +122,7 @@ class Net:
 
     @cached_property
     def by_id(self) -> Mapping[int, NetLayer]:
-        """Return the layers by their ids."""
+        """Return a dict from ids to the layers."""
         return {layer.id: layer for layer in self.layers}
 
     def all_layers(self) -> Iterator[NetLayer]:
@@ -131,15 +134,15 @@ class Net:
 
     @cached_property
     def read(self) -> frozenset[PortRef]:
-        """Return the output ports whose results are read by an input port."""
+        """Return the output ports that are connected to an input port."""
         return frozenset(self.sources.values())
 
 
 class PortLine(NamedTuple):
-    """A line of the port map of a body. The line connects a port of the layer to the body.
+    """A line of the port map of a body. The line connects a port of the outer layer to the body.
 
-    `is_input` tells whether the port is an input port of the layer. `attributes` are the attributes
-    of the line's element.
+    `is_input` tells whether the port is an input port of the outer layer. `attributes` are the
+    attributes of the line's element.
     """
 
     is_input: bool
@@ -150,8 +153,8 @@ class PortLine(NamedTuple):
 class Body:
     """A network inside a layer, with its port map and its back edges.
 
-    A back edge is a pair of ports: the port that computes a state, and the port that reads the
-    state in the next iteration.
+    A back edge is a pair of ports. The first port computes a state. The second port reads the state
+    in the next iteration.
     """
 
     net: Net
@@ -214,11 +217,11 @@ class _NetReader:
         return Net(name, self.version, ordered, sources, element, self.source)
 
     def _error(self, message: str, element: Element, hint: str = "") -> None:
-        """Note an error at the place of an element."""
+        """Add an error to `errors`, located at an element of the document."""
         self.errors.append(SemanticError(message, span=element.span(self.source), hint=hint))
 
     def _layer(self, element: Element) -> NetLayer:
-        """Read a layer. Errors are noted in `errors`, and the parts with errors are left empty."""
+        """Read a layer. Errors are added to `errors`, and the parts with errors are left empty."""
         self.meter.spend(OPERATION_STEPS, self.source.name)
         name = element.attributes.get("name", "")
         type = element.attributes.get("type", "")
@@ -244,7 +247,8 @@ class _NetReader:
             self._error(message, element, error.hint)
         bodies = {tag: self._body(element, tag) for tag in _BODIES if element.child(tag)}
         for body in bodies.values():
-            # Each line of a port map is compared with all other lines and with all ports.
+            # The meter counts the later comparisons of each line with all other lines and with all
+            # ports.
             count = len(body.port_map) + len(inputs) + len(outputs)
             self.meter.spend(count**2 // COMPARISONS_PER_STEP, self.source.name)
         return NetLayer(
@@ -267,7 +271,7 @@ class _NetReader:
         return [self._port(child) for child in layer.below(tag) if child.tag == "port"]
 
     def _port(self, element: Element) -> Port:
-        """Read a port. Raises InvalidOperation if its element is wrong."""
+        """Read a port. Raises InvalidOperation if `element` does not describe a port."""
         shape = tuple(map(_extent, element.dims))
         names = _names(element.attributes.get("names", ""))
         id = whole_number(element.attributes, "id")
@@ -297,7 +301,7 @@ class _NetReader:
         """Add an edge to `sources`, which maps input ports to the output ports that they read.
 
         `layers` maps ids to layers. An error is noted if a port of the edge does not exist, or if
-        another edge leads to the same input port.
+        the input port is already connected to another output port.
         """
         try:
             start = _edge_end(edge, "from")
@@ -314,7 +318,10 @@ class _NetReader:
     def _require_port(
         self, reference: PortRef, layers: Mapping[int, NetLayer], direction: str
     ) -> None:
-        """Raise InvalidOperation if there is no such port. `direction` is "inputs" or "outputs"."""
+        """Raise InvalidOperation if no layer has the port `reference`.
+
+        `direction` is "inputs" or "outputs".
+        """
         layer_id, port_id = reference
         if layer_id not in layers:
             raise InvalidOperation(f"there is no layer with the id {layer_id}")
@@ -368,7 +375,7 @@ class _NetReader:
 
 
 def _data(layer: Element, type: str) -> Element:
-    """Return the child of a layer's element that has the attributes of the layer.
+    """Return the child element that holds the attributes of a layer.
 
     The child is usually `<data>`. In version 2 the tag of the child may begin with the layer's
     type, as in `<pooling_data>`. If there is no such child, return an element without attributes.
@@ -412,8 +419,8 @@ def _edge_end(edge: Element, direction: str) -> PortRef:
 def whole_number(attributes: Mapping[str, str], name: str, default: int | None = None) -> int:
     """Return the attribute `name`, a whole number of 0 or more.
 
-    Raises InvalidOperation if the attribute is not such a number, or if it is missing and there is
-    no default.
+    If the attribute is missing, return `default`. Raises InvalidOperation if the attribute is not
+    such a number, or if it is missing and `default` is None.
     """
     text = attributes.get(name)
     if text is None:

@@ -1,8 +1,8 @@
-"""Element types: their names in files, their bytes in a .bin file, and their dtypes of computation.
+"""Element types: their names and bytes in files, and the dtypes in which they are computed.
 
-A tensor is a view of the bytes of the .bin file. A tensor that reaches beyond the end of the file
-is an error. If items take less than a byte, a byte has several items. The first item is in the low
-bits of the byte, except for the type u1, whose first item is the high bit.
+A tensor of whole bytes is a view of the bytes of the .bin file. A tensor that reaches beyond the
+end of the file is an error. If items take less than a byte, a byte has several items. The first
+item is in the low bits of the byte, except for the type u1, whose first item is the high bit.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from lowering.errors import InvalidOperation
 from nnef_jax.flattening import emission
 from nnef_jax.storage.bitstream import codes_of, packed_size
 
-# Maps the name that versions 10 and 11 have for an element type to the dtype of its items. The keys
-# of `_ALIASES` are further names of element types, in ports and in older versions.
+# Maps the name of an element type to the dtype of its items. The names are those of versions 10 and
+# 11. `_ALIASES` has the names that ports and older versions use instead.
 _DTYPES: dict[str, Any] = {
     "f64": np.float64, "f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16,
     "f8e4m3": ml_dtypes.float8_e4m3fn, "f8e5m2": ml_dtypes.float8_e5m2,
@@ -39,8 +39,8 @@ _NAMES = {type: np.dtype(dtype).name for type, dtype in _DTYPES.items()}
 BY_DTYPE = {name: type for type, name in reversed(_NAMES.items())}
 # Maps element types of less than a byte to the number of bits of an item.
 _BITS = {"u1": 1, "bin": 1, "u2": 2, "i4": 4, "u4": 4, "nf4": 4, "f4e2m1": 4}
-# The number that each code of nf4 stands for. The numbers are quantiles of the normal distribution
-# (Dettmers et al. 2023, arXiv:2305.14314, appendix E).
+# The 16 numbers of the type nf4. A stored item is an index into this list. The numbers are
+# quantiles of the normal distribution (Dettmers et al. 2023, arXiv:2305.14314, appendix E).
 NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
     -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
@@ -84,7 +84,7 @@ class Weights:
 
 
 def element_type(name: str) -> str:
-    """Return the name that version 11 of the format has for an element type, such as "f32".
+    """Return the name of an element type in version 11 of the format, such as "f32".
 
     `name` is any name of the type, in upper or lower case, such as "FP32". Raises InvalidOperation
     if there is no such type.
@@ -123,8 +123,8 @@ def unpacked(data: memoryview, type: str, shape: tuple[int, ...]) -> NDArray[Any
 def storage_dtype(type: str, real: str) -> str:
     """Return the dtype in which the graph holds weights of an element type.
 
-    Weights of type f32 are held in `real`. Weights of 64 bits are held in the dtype in which their
-    type is computed. All other weights are held in the dtype of the file.
+    Weights of type f32 are held in `real`. Weights of 64 bits are held in their
+    `computation_dtype`. All other weights are held in the dtype of the file.
     """
     if type in ("i64", "u64", "f64"):
         return computation_dtype(type, real)
@@ -136,8 +136,9 @@ def storage_dtype(type: str, real: str) -> str:
 def computation_dtype(type: str, real: str) -> str:
     """Return the dtype in which tensors of an element type are computed.
 
-    The dtype is `real` for f32. It is `real` for f16 too, because OpenVINO's runtime computes f16
-    in f32 on CPUs. Integers of 64 bits are computed in 32 bits unless jax's x64 mode is on.
+    f32, f16 and nf4 are computed in `real`: f16 too, because OpenVINO's runtime computes f16 in f32
+    on CPUs. Unless jax's x64 mode is on, f64 is computed in `real`, and integers of 64 bits are
+    computed in 32 bits.
     """
     if type in ("f16", "nf4"):
         return real

@@ -38,9 +38,9 @@ _STATEFUL = ("assign", "memory", "readvalue")  # layers that run even if no outp
 def flatten(
     net: Net, ends: Ends, options: Options, weights: Weights, data: dict[str, NDArray[Any]]
 ) -> Graph:
-    """Flatten a network into a graph, and add the network's weights to `data`, with their labels.
+    """Flatten a network into a graph, and add the network's weights to `data`.
 
-    Raises NnefError.
+    `data` maps labels of weights to arrays. Raises NnefError.
     """
     with within_memory("the flat graph"):
         graph = LayerGraph(options, data)
@@ -93,7 +93,10 @@ class Flattener:
         return value
 
     def site(self, layer: NetLayer, net: Net, operands: Sequence[Tensor | None]) -> LayerSite:
-        """Make the site of a layer. `operands` are the layer's inputs in the order of its ports."""
+        """Make the site of a layer, by which the layer's function adds operations to the graph.
+
+        `operands` are the layer's inputs in the order of its ports.
+        """
         return LayerSite(
             layer,
             net,
@@ -115,7 +118,8 @@ class Flattener:
         """
         tensors: dict[PortRef, Tensor] = dict(feeds)
         layers = _needed(net, feeds, outputs)
-        # An outline may contain layers that cannot run, but the bodies of its layers may not.
+        # An outline is a graph that is only shown. It may contain layers that cannot run, but a
+        # body in it may not contain such layers.
         is_only_shown = self.graph.options.outline and not self.prefix
         if not is_only_shown:
             unsupported = [layer for layer in layers if not _is_supported(net, layer)]
@@ -150,8 +154,8 @@ class Flattener:
         if layer.kind == "assign":
             variable = self.graph.builder.variable_of(label_of(layer))
             if variable is not None:
-                # The variable remains a state. The variable itself is its next value, since the
-                # layer's tensor has no type.
+                # The layer's tensor has no type, so it cannot be the next value of the variable.
+                # Instead, the variable keeps its value, and remains a state.
                 with locating_errors(str(layer), layer.span):
                     self.graph.builder.update(variable, variable)
         for port, value in zip(layer.outputs, results, strict=True):
@@ -175,18 +179,18 @@ class Flattener:
             values: Sequence[Any] = results if isinstance(results, list | tuple) else [results]
             if len(values) < len(layer.outputs) and layer.kind not in _SINKS:
                 raise InvalidOperation(f"it has {len(layer.outputs)} outputs, not {len(values)}")
-        # The two lists may differ in length: the function that computes the layer may return more
-        # results than the layer has outputs.
+        # `values` may be longer than the list of outputs: the function of the layer may return
+        # results for which the layer has no output.
         for (output_name, port), value in zip(layer.named(layer.outputs), values, strict=False):
             if isinstance(value, Value):
                 self._note_names(value, output_name, port)
             yield (layer.id, port.id), value
 
     def _note_names(self, value: Value, output_name: str, port: Port) -> None:
-        """Note the names that the document has for the result of a layer at a port.
+        """Make the document's names for a result of a layer aliases of the tensor `value`.
 
-        `output_name` is the name that follows from the layer. In a body, this name gets a prefix,
-        and the other names of the port are not noted.
+        `output_name` is the layer's name, with an index if there are several ports. In a body, this
+        name gets a prefix, and the names that the port declares are left out.
         """
         name = self.prefix + output_name
         if value.name != name:
@@ -195,7 +199,7 @@ class Flattener:
             self._add_aliases(value, *port.names)
 
     def _add_aliases(self, value: Value, *names: str) -> None:
-        """Note further names of a tensor. A name that a layer has already is left out."""
+        """Add aliases of a tensor. A name that another tensor of the graph has is left out."""
         builder = self.graph.builder
         for name in names:
             if name != value.name and not builder.is_taken(name):
@@ -218,7 +222,7 @@ class Flattener:
             return self.graph.as_output(site.tensor(tensor), name, layer.span)
 
     def note_folded(self, net: Net, tensors: Mapping[PortRef, Tensor]) -> None:
-        """Note the names of all constants among `tensors`, and the layers that read the constants.
+        """Tell the graph which tensors of the document are constants, and which layers read them.
 
         `tensors` maps ports to all tensors of the network.
         """
@@ -268,13 +272,13 @@ def _operands_of(
     """Return the tensor at each input port of a layer, or None for a port that is not connected.
 
     `feeds` maps input ports and output ports to the tensors of the network's inputs. `tensors` maps
-    output ports to the tensors that were computed so far.
+    output ports to all tensors that are computed already.
     """
     operands: list[Tensor | None] = []
     for port in layer.inputs:
         input_port = layer.id, port.id
         source = net.sources.get(input_port)
-        if input_port in feeds:  # a port of the layer is an input of the network
+        if input_port in feeds:  # the port is an input of the network
             operands.append(feeds[input_port])
         elif source is None:
             operands.append(None)
@@ -284,7 +288,7 @@ def _operands_of(
 
 
 def _is_supported(net: Net, layer: NetLayer) -> bool:
-    """Tell whether layers of the type of `layer` can run in the network's version."""
+    """Tell whether the type of a layer can run in the version of the network."""
     if layer.kind in CONSTANTS or layer.kind in INPUTS or layer.kind == "result":
         return True
     return OPERATORS.get(layer.kind, net.version) is not None
@@ -302,7 +306,7 @@ def _needed(
 ) -> list[NetLayer]:
     """Return the layers that `outputs` and states depend on, in an order in which they can run.
 
-    `feeds` has the tensors of the inputs by port.
+    `feeds` maps ports to the tensors of the inputs.
     """
     needed_ids = _needed_ids(net, feeds, outputs)
     layers = [layer for layer in net.layers if layer.id in needed_ids]
@@ -319,7 +323,7 @@ def _needed(
 def _needed_ids(net: Net, feeds: Mapping[PortRef, Tensor], outputs: Sequence[PortRef]) -> set[int]:
     """Return the ids of the layers that `outputs` and states depend on.
 
-    `feeds` has the tensors of the inputs by port. No layer is needed to compute these tensors.
+    `feeds` maps ports to the tensors of the inputs. No layer is needed to compute these tensors.
     """
     pending_ids = [layer_id for layer_id, _ in outputs]
     pending_ids += [layer.id for layer in net.layers if layer.kind in _STATEFUL]
@@ -338,7 +342,10 @@ def _needed_ids(net: Net, feeds: Mapping[PortRef, Tensor], outputs: Sequence[Por
 
 
 def _ids_of_read_layers(net: Net, layers: Sequence[NetLayer]) -> set[int]:
-    """Return the ids of the layers that `layers` read, except those that only Results read."""
+    """Return the ids of the layers whose results other layers read.
+
+    `layers` are the layers that may read results. Result layers among them do not count.
+    """
     ids = set[int]()
     for layer in layers:
         if layer.kind == "result":

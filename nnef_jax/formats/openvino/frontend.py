@@ -19,7 +19,7 @@ from nnef_jax.formats.openvino.xml import parse
 from nnef_jax.formats.syntax.graph_frontend import GraphFrontend, Titles
 from nnef_jax.storage.archive import Archive
 
-_MOST_BYTES = 1 << 15  # the largest number of bytes of a constant that may decide shapes
+_MOST_BYTES = 1 << 15  # only constants of at most this many bytes may decide shapes
 
 
 class OpenvinoFrontend(GraphFrontend):
@@ -50,7 +50,7 @@ class OpenvinoFrontend(GraphFrontend):
         """Return the declared shapes of the inputs. Inputs of open rank are left out."""
         shapes: dict[str, Any] = {}
         for name, (layer, port) in self._ends.inputs.items():
-            with suppress(InvalidOperation):  # flattening raises this error again, with its line
+            with suppress(InvalidOperation):  # `flatten` raises the error again, with a line number
                 shape = declared_shape(layer, port)
                 if shape is not None:
                     shapes[name] = shape
@@ -77,7 +77,7 @@ class OpenvinoFrontend(GraphFrontend):
         return self.dialect, self._text, constants
 
     def spans(self) -> Mapping[str, Span]:
-        """Return a dict from names of layers to their places in the document."""
+        """Return a dict from names of layers to their positions in the document."""
         return {layer.name: layer.span for layer in self._net.layers}
 
     def titles(self) -> Titles:

@@ -45,7 +45,7 @@ class LayerGraph(TensorGraph):
         return np.dtype(np.int64) if is_integer else np.dtype(np.float32)
 
     def is_literal(self, constant: Constant) -> bool:
-        """Tell whether operations contain a constant tensor as a literal instead of reading it.
+        """Tell whether operations contain a constant tensor as a literal, not as a variable.
 
         A literal has a single item, of the type f32, i32, i64 or boolean.
         """
@@ -57,7 +57,7 @@ class LayerGraph(TensorGraph):
         return BY_DTYPE[dtype]
 
     def variable(self, constant: Constant, name: str, span: Span) -> Value:
-        """Add weights to the graph as a variable, and cast it to the dtype in which it is computed.
+        """Add weights to the graph as a variable, and cast the variable to its computation dtype.
 
         `constant` holds the weights, and `name` is the variable's name. Codes of the type nf4 are
         replaced by the numbers that they stand for. Return the tensor that operations read.

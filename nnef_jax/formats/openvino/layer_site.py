@@ -30,8 +30,8 @@ from nnef_jax.storage.bitstream import CODES_PER_STEP
 
 # Types of layers that may be folded, that is, computed while the network is read. A layer is folded
 # only if its operands are constant and may decide shapes. Before version 10, only the types in
-# `_FOLDED_OLD` are folded. A conversion is folded only if an operand was computed from shapes. The
-# network computes all other conversions, which are conversions of stored numbers.
+# `_FOLDED_OLD` are folded. A conversion is folded only if an operand was computed from shapes or
+# from other constants. Conversions of stored numbers are left to the network.
 _CONVERSIONS = ("convert", "convertlike")
 _FOLDED_OLD = ("gather", "concat", "squeeze", "unsqueeze")
 _FOLDED = frozenset({
@@ -42,17 +42,17 @@ _FOLDED = frozenset({
     "scatterupdate", "select", "slice", "split", "sqrt", "stridedslice", "subtract", "tile",
     "transpose", "variadicsplit",
 })  # fmt: skip
-# The texts of attributes that are true or false.
+# The texts that stand for true and for false in attributes.
 _TRUE = ("1", "true", "yes")
 _FALSE = ("0", "false", "no", "")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _FoldedTensor(Value):
-    """A constant tensor that the function of a layer can use like a tensor of the graph.
+    """A constant tensor that stands in for a tensor of the graph while a layer is folded.
 
-    The function of a layer adds the layer's operations. Objects of this class exist only while a
-    layer is folded, that is, computed when the network is loaded.
+    A folded layer is computed when the network is loaded. The function that normally adds the
+    layer's operations to the graph then gets these constants as operands.
     """
 
     constant: Constant = field(kw_only=True)
@@ -73,7 +73,7 @@ class LayerSite(Site[LayerGraph]):
     operands: Sequence[Tensor | None]
     # The method `flatten_body` of the `Flattener` that flattens the network.
     flatten: Callable[..., dict[PortRef, Tensor]]
-    prefix: str = ""  # the beginning of the labels and names of a body
+    prefix: str = ""  # the start of labels and names in a body, such as "loop."
     # Whether operations are computed at once instead of being added to the graph.
     folds: bool = False
 
@@ -138,7 +138,7 @@ class LayerSite(Site[LayerGraph]):
         return text.strip().lower()
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """Return an attribute that is true or false."""
+        """Return an attribute as a bool, such as True for "yes"."""
         default_text = "1" if default else "0"
         text = self.text(name, default_text)
         if text not in (*_TRUE, *_FALSE):
@@ -146,9 +146,9 @@ class LayerSite(Site[LayerGraph]):
         return text in _TRUE
 
     def numbers(self, name: str, default: Sequence[float] | None = None) -> list[float]:
-        """Return an attribute that is a list of numbers.
+        """Return an attribute as a list of numbers, such as [1.0, 2.5] for "1,2.5".
 
-        If the attribute is missing or blank, return `default` unless it is None.
+        If the attribute is missing or blank, return `default` unless `default` is None.
         """
         is_blank = not self.layer.attributes.get(name, "").strip()
         if is_blank and default is not None:
@@ -160,7 +160,7 @@ class LayerSite(Site[LayerGraph]):
             raise self.wrong(name, "a list of numbers", text) from None
 
     def ints(self, name: str, default: Sequence[int] | None = None) -> list[int]:
-        """Return an attribute that is a list of whole numbers."""
+        """Return an attribute as a list of whole numbers, such as [1, 2] for "1,2"."""
         numbers = self.numbers(name, default)
         are_whole = all(number.is_integer() for number in numbers)
         if not are_whole:
@@ -168,7 +168,7 @@ class LayerSite(Site[LayerGraph]):
         return [int(number) for number in numbers]
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Return an attribute that is a number."""
+        """Return an attribute as a number. The attribute has one item."""
         default_items = None if default is None else [default]
         items = self.numbers(name, default_items)
         if len(items) != 1:
@@ -176,16 +176,16 @@ class LayerSite(Site[LayerGraph]):
         return items[0]
 
     def int(self, name: str, default: int | None = None) -> int:
-        """Return an attribute that is a whole number."""
+        """Return an attribute as a whole number. The attribute has one item."""
         number = self.number(name, default)
         if not number.is_integer():
             raise self.wrong(name, "a whole number", number)
         return int(number)
 
     def dtype(self, name: str, default: str | None = None) -> str:
-        """Return the dtype in which tensors of the element type in an attribute are computed.
+        """Return the computation dtype of the element type that is in the attribute `name`.
 
-        `name` is the name of the attribute.
+        By default, the computation dtype of "i64" is "int32", for example.
         """
         type = element_type(self.text(name, default))
         return computation_dtype(type, self.graph.options.real)
@@ -193,7 +193,7 @@ class LayerSite(Site[LayerGraph]):
     # Operations
 
     def results(self, run: Callable[[Any], Any]) -> Any:
-        """Run `run`, the function that adds the layer's operations, and return the layer's results.
+        """Add the operations of the layer by the function `run`, and return the layer's results.
 
         If all operands are constant and the layer's type allows it, the layer is folded: the
         results are computed now, as constant tensors.
@@ -248,7 +248,7 @@ class LayerSite(Site[LayerGraph]):
 
     @property
     def title(self) -> str:
-        """Return the description of the layer that errors show."""
+        """Return the layer's description in errors, such as "layer 'conv1'"."""
         return f"layer '{self.name}'"
 
     @property
@@ -262,9 +262,9 @@ class LayerSite(Site[LayerGraph]):
         return self.graph.options.real
 
     def has_one_weight(self) -> bool:
-        """Tell whether the layer stores a single weight for all channels.
+        """Tell whether the layer stores only one number as its weights, for all channels.
 
-        If the layer has no weights, tell whether it stores a single bias.
+        If the layer has no weights, tell whether it stores only one number as its bias.
         """
         blob = self.layer.blobs.get("weights") or self.layer.blobs.get("biases")
         return blob is not None and blob.size == size_of(self._stored_type(blob), 1)
@@ -299,7 +299,8 @@ class LayerSite(Site[LayerGraph]):
     def _stored_type(self, blob: Blob) -> str:
         """Return the element type of weights: the first type that the file declares.
 
-        The type may be declared for the weights, for the layer, or for an output of the layer.
+        The type may be declared for the weights, for the layer, or for an output of the layer. If
+        no type is declared, return "f32".
         """
         if blob.type:
             return blob.type
@@ -347,9 +348,9 @@ class LayerSite(Site[LayerGraph]):
         return tensor
 
     def axes(self, i: int) -> list[int]:
-        """Return the axes of input 0 whose numbers are in input `i`.
+        """Return axes of input 0. Their indices are in input `i`, which must be a constant.
 
-        Input `i` must be a constant. A negative number counts from the last axis of input 0.
+        A negative index counts from the last axis of input 0.
         """
         return [self.axis(axis) for axis in self.integers(i)]
 
@@ -418,7 +419,7 @@ class LayerSite(Site[LayerGraph]):
         return self.filled(item, dtype)
 
     def flattened(self, x: Value, first: int, last: int) -> Value:
-        """Join the axes `first` to `last`, both included, as the layer's last operation."""
+        """Join the axes from `first` to `last`, including `last`, as the layer's last operation."""
         count = last - first + 1
         return self.last.reshape(x, shape=(-1,), axis_start=first, axis_count=count)
 
@@ -445,7 +446,7 @@ def _unwrapped(x: Any) -> Any:
 
 
 def derived(array: Any) -> Constant:
-    """Return an array as a constant that was computed from shapes and attributes only."""
+    """Return an array as a constant that is computed during reading, not stored in the file."""
     items = np.asarray(array)
     return Constant(items, LayerGraph.TYPES[items.dtype.kind], derived=True)
 
@@ -459,8 +460,8 @@ def stored(site: LayerSite, type: str = "") -> Constant:
     if not layer.outputs:
         raise InvalidOperation("it has no output")
     output = layer.outputs[0]
-    # Before version 10, the items are a blob, which usually has the tag "custom". Later versions
-    # have attributes instead.
+    # Before version 10, the position of the items in the .bin file is a blob, which usually has the
+    # tag "custom". Later versions have the attributes `offset` and `size` instead.
     is_stored_as_blob = "element_type" not in layer.attributes and len(layer.blobs) > 0
     if is_stored_as_blob:
         return _stored_as_blob(site, output.shape or ())
@@ -487,6 +488,6 @@ def stored(site: LayerSite, type: str = "") -> Constant:
 
 def _stored_as_blob(site: LayerSite, shape: Sequence[int]) -> Constant:
     """Return the constant that a Const layer stores as a blob, or zeros if the blob is empty."""
-    first_tag = next(iter(site.layer.blobs))  # the tag in some files instead of "custom"
+    first_tag = next(iter(site.layer.blobs))  # in some files the tag is not "custom"
     constant = site.blob("custom", shape) or site.blob(first_tag, shape)
     return constant or Constant(np.zeros(shape, np.float32), "f32", site.name)

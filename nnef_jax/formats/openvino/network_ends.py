@@ -26,7 +26,8 @@ from nnef_jax.formats.openvino.document import (
 
 INPUTS = ("input", "parameter")  # types of layers that are inputs
 _T = TypeVar("_T")
-# Pairs of the name of an input or output, and the port that declares or computes it.
+# An input: its name, and the layer and port that declare it. An output: its name, and the port that
+# computes it.
 _NamedInput = tuple[str, tuple[NetLayer, Port]]
 _NamedOutput = tuple[str, PortRef]
 
@@ -61,7 +62,7 @@ class Ends:
     variables: Mapping[str, Variable]
 
     def synonyms(self, net: Net) -> dict[str, str]:
-        """Map each further name of an input or output to its name in `inputs` or `outputs`."""
+        """Return a dict from other names of inputs and outputs to their names in the graph."""
         synonyms: dict[str, str] = {}
         for name, (layer, port) in self.inputs.items():
             for synonym in (layer.name, *port.names):
@@ -88,7 +89,7 @@ def ends_of(net: Net) -> Ends:
 
 
 def _inputs_at(layer: NetLayer, net: Net) -> list[_NamedInput]:
-    """Return the inputs of a network that a layer declares or reads.
+    """Return the network's inputs at a layer, which declares or reads them.
 
     Before version 10, an input port without an edge is an input of the network.
     """
@@ -107,10 +108,10 @@ def _inputs_at(layer: NetLayer, net: Net) -> list[_NamedInput]:
 
 
 def _outputs_at(layer: NetLayer, net: Net) -> list[_NamedOutput]:
-    """Return the outputs of a network that a layer declares or computes.
+    """Return the network's outputs at a layer, which declares or computes them.
 
-    Since version 10, a Result declares an output. Before, an output port without an edge is an
-    output of the network.
+    Since version 10, a Result declares an output. Before version 10, an output port without an edge
+    is an output of the network.
     """
     if not net.is_legacy:
         return [_output_of(layer, net)] if layer.kind == "result" else []
@@ -132,8 +133,8 @@ def _output_of(result: NetLayer, net: Net) -> _NamedOutput:
         raise SemanticError(message, span=result.span)
     layer_id, port_id = source
     producer = net.by_id[layer_id]
-    ports: dict[int, Port] = {}  # the ports of the producer by their ids
-    default_names: dict[int, str] = {}  # the default names of these ports
+    ports: dict[int, Port] = {}  # maps ids to the ports of the producer
+    default_names: dict[int, str] = {}  # maps ids of these ports to default names
     for default_name, port in producer.named(producer.outputs):
         ports[port.id] = port
         default_names[port.id] = default_name
@@ -177,7 +178,7 @@ def require_bounds(shape: Sequence[int | None], layer: NetLayer) -> None:
     Bounds have the forms `1..8`, `2..` and `..8`.
     """
     texts = layer.attributes.get("shape", "").split(",")
-    # The user's shape may have another rank, which is refused later.
+    # If the user's shape does not have the declared rank, it is refused later.
     for axis, (extent, text) in enumerate(zip(shape, texts, strict=False)):
         bounds = BOUNDS.fullmatch(text.strip())
         if bounds and extent is not None:
@@ -196,8 +197,8 @@ def label_of(layer: NetLayer) -> str:
 def variables_of(net: Net) -> Mapping[str, Variable]:
     """Return a dict from labels to the variables of a network.
 
-    If no layer writes a variable, and its initial value depends on inputs, the variable is left
-    out: reading it returns the initial value.
+    A variable is left out if no layer writes it and its initial value depends on inputs. A
+    ReadValue of such a variable returns the initial value.
     """
     variables: dict[str, Variable] = {}
     written_labels = {label_of(layer) for layer in net.layers if layer.kind == "assign"}

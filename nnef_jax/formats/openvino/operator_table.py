@@ -19,6 +19,9 @@ _STRUCTURE = (
 
 
 def entries() -> Iterable[OperatorEntry]:
-    """Return the rows of the table, sorted by name; their versions are versions of the document."""
+    """Return the rows of the table, sorted by the names of the layers.
+
+    The versions in a row are versions of the document.
+    """
     entries = [*entries_of(OPERATORS, LayerSite), *_STRUCTURE]
     return sorted(entries, key=lambda entry: (entry.name.lower(), entry.since))

@@ -1,9 +1,9 @@
 """Port maps, which connect the ports of a layer to the layers of its bodies.
 
-Before version 10, a map names ports of the body's layers. Since then it names Parameter and Result
-layers. A line of the map may have an `axis`. An input is then cut along this axis into one part for
-each iteration. The results of the iterations are joined along the axis. If the parts run from -1 to
-0 with stride -1, the first part is at the end of the axis.
+Before version 10, a map names ports of the body's layers. Since version 10, a map names Parameter
+and Result layers of the body. A line of the map may have an `axis`. An input is then cut along this
+axis into one part for each iteration. The results of the iterations are joined along the axis. If
+the parts run from -1 to 0 with stride -1, the first part is at the end of the axis.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from nnef_jax.formats.openvino.document import Body, NetLayer, PortRef
 
 @dataclass(slots=True, eq=False)
 class Link:
-    """A line of a port map.
+    """A line of a port map. It connects a port of a layer to a port in the body of the layer.
 
-    The line connects a port of the layer (-1 for none) to a port of a layer in the body. `axis`,
-    `start`, `stop`, `stride` and `size` say how an input is cut into parts, or how results are
-    joined.
+    `port` is the id of the layer's port, or -1 if the line has none. `end` is the port in the body.
+    `axis`, `start`, `stop`, `stride` and `size` say how an input is cut into parts, or how results
+    are joined.
     """
 
     port: int
@@ -64,7 +64,7 @@ def _link(body: Body, attributes: Mapping[str, str]) -> Link:
 
 
 def _number(attributes: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """Return the attribute `name` as an integer. The attribute is required without a default."""
+    """Return the attribute `name` as an integer. Without a default, the attribute is required."""
     text = attributes.get(name)
     if text is None and default is not None:
         return default
@@ -84,9 +84,9 @@ def _first_port(layer: NetLayer) -> int:
 
 
 def back_edges(body: Body) -> dict[PortRef, PortRef]:
-    """Return the back edges of a body.
+    """Return the back edges of a body as a dict.
 
-    An edge maps the port that reads a state to the port that computes the state for the next
+    The dict maps a port that reads a state to the port that computes the state for the next
     iteration.
     """
     layers = body.net.by_id

@@ -23,10 +23,11 @@ from nnef_jax.formats.openvino.xml import Element
 def pre_processed(
     net: Net, feeds: Mapping[PortRef, Tensor], site: Callable[..., LayerSite]
 ) -> dict[PortRef, Tensor]:
-    """Return `feeds`, a dict from ports to inputs of a network, with normalised inputs.
+    """Return a copy of `feeds` in which inputs are normalised.
 
-    An input x that a `<pre-process>` element names is replaced by (x - mean) / scale. `site` is a
-    function that makes the site of a layer, at which operations are added.
+    `feeds` maps ports to inputs of a network. Each input x that has a `<pre-process>` element is
+    replaced by (x - mean) / scale. The function `site` makes the `LayerSite` of a layer, which adds
+    operations to the graph.
     """
     inputs = dict(feeds)
     for element in net.element.children:
@@ -40,7 +41,7 @@ def pre_processed(
 def _input(
     net: Net, inputs: Mapping[PortRef, Tensor], element: Element
 ) -> tuple[NetLayer, PortRef, Value]:
-    """Return the layer, the port and the tensor of the input that a `<pre-process>` element names.
+    """Return the input that a `<pre-process>` element is for: its layer, its port and its tensor.
 
     If the element has no name, return the first input with four axes.
     """
@@ -60,9 +61,10 @@ def _input(
 
 
 def _processed(element: Element, x: Value, site: LayerSite) -> Value:
-    """Subtract the mean from `x` and divide by the scale, as a `<pre-process>` element declares.
+    """Subtract a mean from `x`, and divide the difference by a scale.
 
-    The mean of a channel is a number or an image, and the scale of a channel is a number.
+    The `<pre-process>` element declares the mean and the scale. The mean of a channel is a number
+    or an image, and the scale of a channel is a number.
     """
     channels = [child for child in element.children if child.tag == "channel"]
     channels.sort(key=lambda channel: whole_number(channel.attributes, "id", 0))

@@ -14,12 +14,13 @@ from lowering.errors import InvalidOperation
 from nnef_jax.flattening.spatial_windows import Pairs, same_padding
 from nnef_jax.formats.openvino.layer_site import LayerSite
 
-# The letters at the end of attributes of version 2, for the last axis, the axis before it, and so
-# on.
+# The last letters of attributes of version 2: `kernel-x` is for the last axis, `kernel-y` for the
+# axis before it, and `kernel-z` for the axis before that.
 _LETTERS = "xyz"
-# Maps attributes to the names that version 2 has for them, without the axis.
+# Maps an attribute to its name in version 2, without the letter of the axis: `strides` is
+# `stride-x`, `stride-y` and so on.
 _OLD_NAMES = {"strides": "stride", "dilations": "dilation", "pads_begin": "pad"}
-SAME = ("same_upper", "same_lower")  # modes of padding in which the padding is computed
+SAME = ("same_upper", "same_lower")  # in these modes of padding, shapes decide the padding
 
 
 def spatial(
@@ -53,10 +54,10 @@ def kernel_of(site: LayerSite) -> list[int]:
 
 
 def _names_of_version_2(name: str, rank: int) -> list[str]:
-    """Return the names of the attributes of version 2, from the last of `rank` axes to the first.
+    """Return the attributes by which version 2 replaces an attribute, from the last axis on.
 
-    `name` is the name of the attribute that later versions have instead. The list is empty if
-    version 2 has no such attributes for this rank.
+    For example, return "stride-x" and "stride-y" for the attribute `strides` of 2 axes. `rank` is
+    the number of axes. The list is empty if version 2 has no such attributes for this rank.
     """
     if name != "pads_end":
         stem = _OLD_NAMES.get(name, name)
@@ -91,8 +92,8 @@ def padding_of(
 ) -> Pairs:
     """Return the padding of windows, as a pair (before, after) for each spatial axis.
 
-    `shape` has the spatial extents of the input, and `spans` has the extents of a window with its
-    dilation. The attribute `auto_pad` decides whether the padding is computed or declared.
+    `shape` has the spatial extents of the input, and `spans` has the extents of a dilated window.
+    The attribute `auto_pad` decides whether the padding is computed or declared.
     """
     rank = len(spans)
     mode = auto_pad(site)
@@ -106,7 +107,7 @@ def padding_of(
 def window_of(
     site: LayerSite, shape: Sequence[int], kernel: Sequence[int], *, dilated: bool = True
 ) -> dict[str, Any]:
-    """Return a dict with the keys "stride", "dilation" and "padding", for windows of a layer.
+    """Return the windows of a layer as a dict with the keys "stride", "dilation" and "padding".
 
     `shape` has the spatial extents of the input, and `kernel` has the extents of a window. If
     `dilated` is false, the attribute `dilations` is not read.

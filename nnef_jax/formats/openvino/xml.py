@@ -14,9 +14,9 @@ from lowering.location import Source, Span
 from nnef_jax.errors import LimitError, NnefSyntaxError
 from nnef_jax.limits import Meter, raising
 
-_ELEMENT_STEPS = 6  # steps of the meter for an element
-_BYTES_PER_STEP = 32  # the number of bytes of the document that take one step of the meter
-_CHUNK_BYTES = 1 << 16  # the number of bytes that are parsed at a time
+_ELEMENT_STEPS = 6  # the cost of an element, counted towards `Limits.steps`
+_BYTES_PER_STEP = 32  # this many bytes of the document cost one step
+_CHUNK_BYTES = 1 << 16  # this many bytes are parsed at a time
 _NUMBER_TAG = "dim"  # the most frequent tag, and the only one whose text is stored
 
 
@@ -50,7 +50,7 @@ class Element:
         return [] if child is None else child.children
 
     def span(self, source: Source) -> Span:
-        """Return the place of the element's start tag."""
+        """Return the position of the element's start tag in the file."""
         return Span(source, source.offset(self.line, self.column), len(self.tag) + 1)
 
 
@@ -101,7 +101,7 @@ class _ElementReader:
             raise
         except (LookupError, ValueError) as error:  # Python does not have the document's encoding
             raise self._error(f"this is no XML: {error}") from None
-        assert self._root is not None  # a document without an element is an ExpatError
+        assert self._root is not None  # a document without an element raises ExpatError
         return self._root
 
     def _start(self, tag: str, attributes: dict[str, str]) -> None:
@@ -110,7 +110,7 @@ class _ElementReader:
         parser = self._parser
         meter.spend(_ELEMENT_STEPS, self._source.name)
         self._texts.clear()
-        # The text of a number is stored at its end tag. No element is made for the number.
+        # The text of a `<dim>` is stored at its end tag, without an `Element`.
         starts_number = tag == _NUMBER_TAG and not self._in_number
         if starts_number and self._open:
             self._in_number = True

@@ -1,9 +1,10 @@
 """The functions that flatten OpenVINO's layers, with a module for each family of layers.
 
 The module `rows` has a table of the layers that need a single operation or line of code. All other
-layers have functions. A function takes the first inputs as tensors of the graph, and returns the
-tensors of the output ports. A type of layer has one function for all versions, or one for versions
-2 to 9 and another for the operation sets of versions 10 and 11.
+layers have functions. The positional arguments of a function, after the site, are the first inputs
+of the layer as tensors of the graph. The function returns the tensors of the output ports. A type
+of layer has one function for all versions, or one for versions 2 to 9 and another for the operation
+sets of versions 10 and 11.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
 from nnef_jax.formats.openvino.layers.registry import legacy, operator, opsets, tensor
 
-_BOX_STEPS = 4  # steps of the meter for a box
+_BOX_STEPS = 4  # the cost of a box, counted towards `Limits.steps`
 _INPUTS = [*map(tensor, range(3))]
 _Sizes = tuple[tuple[int, int], tuple[int, int]]
 
@@ -82,7 +82,7 @@ def _priors(
 ) -> Constant:
     """Return boxes around each position of a feature map, and the variances of the boxes.
 
-    The constant has shape (2, 4 * boxes): row 0 has the corners of the boxes, and row 1 their
+    The constant has shape (2, 4 * boxes): row 0 has the corners of the boxes, and row 1 has the
     variances. Before version 10 it has shape (1, 2, 4 * boxes).
 
     `sizes` has the pairs (height, width) of the features and of the image. `steps` is the distance
@@ -126,7 +126,8 @@ def _box_variance(site: LayerSite) -> list[float]:
 def _ratios(site: LayerSite) -> list[float]:
     """Return the ratio 1 and the ratios of the attribute `aspect_ratio`, without repetitions.
 
-    If the attribute `flip` is set, the reciprocal of a ratio follows the ratio.
+    If the attribute `flip` is set, the reciprocal of a ratio follows the ratio. For example, the
+    ratio 2 becomes [1, 2, 0.5].
     """
     ratios = [1.0]
     for ratio in site.numbers("aspect_ratio", []):
@@ -167,13 +168,13 @@ def _prior_box(
 
     Section 2.2 of arXiv:1512.02325 (SSD) explains the boxes. If `scale_all`, each size has boxes of
     all ratios. Otherwise only the first size has boxes of all ratios, as in MXNet's MultiBoxPrior.
-    In this case, from version 10 on, sizes and step are fractions of the image's height instead of
-    pixels.
+    If not `scale_all`, from version 10 on, `smallest` and `step` are fractions of the image's
+    height instead of pixels.
 
-    Each size in `smallest` has a square, a larger square if `largest` has an item for it, and a
-    rectangle for each of `ratios` but the first one, 1. If `ratios_last`, the rectangles come after
-    the larger square. Each size in `fixed` has a grid of boxes at each position. `density` has the
-    numbers of points per side of these grids.
+    Each size in `smallest` has a square, a larger square if `largest` has an item for this size,
+    and a rectangle for each of `ratios` but the first one, 1. If `ratios_last`, the rectangles come
+    after the larger square. Each size in `fixed` has a grid of boxes at each position. `density`
+    has the numbers of points per side of these grids.
     """
     (feature_height, feature_width), (image_height, image_width) = sizes
     are_fractions = not scale_all and not site.net.is_legacy
@@ -181,7 +182,7 @@ def _prior_box(
         step = image_height / feature_height if step == -1 else step * image_height
         smallest = [size * image_height for size in smallest]
     shapes: list[_BoxShape] = []
-    for size, points_per_side in zip(fixed, density, strict=False):  # a surplus is ignored
+    for size, points_per_side in zip(fixed, density, strict=False):  # the longer list is cut
         if fixed_ratios:
             half_extents = _half_extents(size, fixed_ratios)
         else:
@@ -249,7 +250,7 @@ def _prior_box_clustered(
     At each position, box i has the width `widths[i]` and the height `heights[i]`.
     """
     (feature_height, feature_width), (image_height, image_width) = sizes
-    # A step of 0 stands for the default.
+    # A step of 0 stands for the default: the positions divide the image evenly.
     if step_h == 0:
         step_h = step if step != 0 else image_height / feature_height
     if step_w == 0:
@@ -266,7 +267,7 @@ def _legacy_priors(site: LayerSite) -> Value:
     """Return input 2, the prior boxes.
 
     If the attribute `variance_encoded_in_target` is set, the variances are removed, since the
-    runtime of 2020 does not read variances then.
+    runtime of 2020 does not read variances in this case.
     """
     priors = site.tensor(2)
     if not _ENCODED(site):
@@ -427,7 +428,7 @@ def _prior_grid_generator(
 
 
 def _limits(site: LayerSite) -> dict[str, Any]:
-    """Return a dict from names of attributes to the limits of a layer that proposes regions.
+    """Return the limits of a layer that proposes regions, as a dict from names to numbers.
 
     The layer leaves out boxes beyond the limits.
     """
@@ -446,7 +447,7 @@ def _proposals_of_image(site: LayerSite, *, limits: dict[str, Any]) -> Any:
     """
     image_size, anchors, deltas, scores = site.first_inputs(4)
     count, height, width = site.known_shape(scores)
-    # The kind `anchored_proposals` takes a batch of images. Here the batch is one image.
+    # The operation `anchored_proposals` takes a batch of images. Here the batch is one image.
     operands = [
         site.reshaped(image_size, [1, *image_size.type.shape]),
         site.reshaped(anchors, [height, width, count, 4]),
@@ -469,8 +470,8 @@ def _proposals(
 ) -> Any:
     """Return the best regions of all images, their scores, and the number of regions in each image.
 
-    The regions have shape (n, 4) and the scores (n,). If there are fewer than n regions, the
-    regions and the scores are padded with zeros.
+    The regions have shape (n, 4) and the scores (n,), where n is the largest possible number of
+    regions. If there are fewer than n regions, the regions and the scores are padded with zeros.
     """
     offset = 0.0 if is_normal else 1.0  # boxes in pixels include their last pixel
     regions, scores, counts = site.last.anchored_proposals(

@@ -129,7 +129,7 @@ _ACTIVATIONS = {
 
 @legacy("Activation")
 def _activation(site: LayerSite, x: Value, *, type: str = text("type")) -> Value:
-    """Apply the activation that the attribute `type` names."""
+    """Apply the activation in the attribute `type`, such as "relu"."""
     if type == "square":
         return site.last.sqr(x)
     if type == "linear":
@@ -137,7 +137,7 @@ def _activation(site: LayerSite, x: Value, *, type: str = text("type")) -> Value
         return site.last.add(scaled, site.number("beta", 0))
     if type not in _ACTIVATIONS:
         raise InvalidOperation(f"there is no activation '{type}'")
-    # All other activations are types of layers too, and have the same attributes there.
+    # For each other activation, there is a layer with the same name and the same attributes.
     layer_type = "relu" if type == "leakyrelu" else type
     layer = OPERATORS.get(layer_type, LEGACY)
     assert layer is not None, layer_type
@@ -147,7 +147,7 @@ def _activation(site: LayerSite, x: Value, *, type: str = text("type")) -> Value
 # Conversions of element types, and rounding to levels
 
 _LARGEST = {"f8e4m3": 448.0, "f8e5m2": 57344.0}  # the largest finite numbers of 8-bit floats
-_WRAPPED = ("int8", "uint8", "int16", "uint16", "uint32")  # dtypes to which numbers wrap around
+_WRAPPED = ("int8", "uint8", "int16", "uint16", "uint32")  # in casts to these dtypes, numbers wrap
 
 
 @legacy("Convert")
@@ -256,7 +256,7 @@ def _has_equal_ranges(ends: Sequence[Tensor]) -> bool:
     """
     arrays = [end.array for end in ends if isinstance(end, Constant)]
     if len(arrays) != 4:
-        return False  # the network computes an end of a range
+        return False  # an end of a range is not constant
     low, high, second_low, second_high = arrays
     if not np.array_equal(low, second_low) or not np.array_equal(high, second_high):
         return False
@@ -266,8 +266,8 @@ def _has_equal_ranges(ends: Sequence[Tensor]) -> bool:
 
 # Functions of several tensors
 
-# Functions for constant operands. The first function is for integers, which may be symbolic, and
-# the second function is for real numbers.
+# Functions for constant operands. The first argument of `binary` is for integers, which may be
+# symbolic. The second argument is for real numbers.
 _FLOORED = binary(floordiv, np.divide)
 _REMAINDER = binary(mod, np.mod)
 
@@ -309,8 +309,8 @@ def _mod(site: LayerSite) -> Value:
     return _floored_mod(site, x, y)
 
 
-# Maps values of the attribute `operation` of the layer Eltwise to kinds. The kinds of `_CONDITIONS`
-# return bool, and those of `_ELTWISE` return numbers.
+# Maps the attribute `operation` of the layer Eltwise to the name of an operation. The operations in
+# `_CONDITIONS` return bool, and the operations in `_ELTWISE` return numbers.
 _ELTWISE = {
     "sum": "add", "": "add", "add": "add", "mul": "mul", "prod": "mul", "max": "max", "min": "min",
     "sub": "sub", "div": "div", "pow": "pow",
@@ -354,8 +354,8 @@ def _combined(
 ) -> Value:
     """Combine two operands by an operation of the layer Eltwise.
 
-    `last` adds the result's operation, and `site.step` adds the operations before it. Raises
-    InvalidOperation if the layer has no such operation.
+    `last` adds the operation of the result, and `site.step` adds all operations that come before
+    it. Raises InvalidOperation if the layer has no such operation.
     """
     step = site.step
     if operation == "squared_diff":

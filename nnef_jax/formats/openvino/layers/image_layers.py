@@ -102,15 +102,16 @@ def _interpolated(
 ) -> Value:  # fmt: skip
     """Resize along the axes that are keys of `sizes` or of `scales`.
 
-    `sizes` maps an axis to an extent of the result. `scales` maps an axis to the factor by which
-    the extent grows. `nearest` is the rounding of coordinates in the mode "nearest".
+    `sizes` maps an axis to an extent of the result. `scales` maps an axis to the ratio of the
+    result's extent to the input's extent. `nearest` is the rounding of coordinates in the mode
+    "nearest".
     """
     shape = list(site.known_shape(x))
     extents = list(shape)  # the extents of the result
     for axis, size in sizes.items():
         extents[axis] = size
     for axis, scale in scales.items():
-        # A scale of 0.3333333 makes 1.9999998 items of 6. This must not be rounded down to 1.
+        # With a scale of 0.3333333, 6 items become 1.9999998. This must not be rounded down to 1.
         extents[axis] = math.floor(shape[axis] * scale + 1e-6)
     kernel, attributes = _kernel(site, mode, rank=len(shape))
     if mode in ("bilinear_pillow", "bicubic_pillow"):
@@ -141,7 +142,7 @@ def _kernel(site: LayerSite, mode: str, rank: int) -> tuple[str, dict[str, Any]]
         return "cubic", attributes | {"antialias": True, "exclude_outside": True}
     if mode in ("linear", "linear_onnx"):
         # The runtime of 2026.4 widens the kernel only in the mode 'linear' and for inputs with five
-        # axes or more. For all other inputs the attribute `antialias` is ignored.
+        # axes or more. In all other cases the attribute `antialias` is ignored.
         may_widen = mode == "linear" and rank > 4
         widens = may_widen and antialias
         return "linear", attributes | {"antialias": widens, "exclude_outside": widens}
@@ -192,11 +193,11 @@ def _resample(site: LayerSite, x: Value, *, type: str = text("type")) -> Value:
     return _resized(site.last, x, sizes, mode="linear", coordinates="half_pixel", **widening)
 
 
-# Video frames are converted as in ITU-R BT.601, in the range of video (16 to 235). There is one
-# pair for red, green and blue each: the factor of u - 128 and the factor of v - 128.
+# Video frames are converted as in ITU-R BT.601, in the range of video (16 to 235). Each of the
+# colours red, green and blue has a pair: the factor of (u - 128) and the factor of (v - 128).
 _RGB = ((0.0, 1.596), (-0.391, -0.813), (2.018, 0.0))
 _BGR = _RGB[::-1]
-_BRIGHTNESS = 1.164  # the factor of brightness - 16
+_BRIGHTNESS = 1.164  # the factor of (brightness - 16)
 
 
 def _colour(site: LayerSite, chroma: Value, i: int, shape: tuple[int, int, int]) -> Value:
@@ -216,10 +217,10 @@ def _colour(site: LayerSite, chroma: Value, i: int, shape: tuple[int, int, int])
 def _planes(site: LayerSite, *, interleaved: bool) -> tuple[Value, Value]:
     """Return the brightness and the colours of images as two tensors of real numbers.
 
-    The brightness has shape (batch, height, width, 1), and the colours have shape (batch,
-    height / 2, width / 2, 2). The inputs of the layer may be brightness and colours, brightness and
-    two colour planes, or one image. `interleaved` describes the colours of the single image, as in
-    `_planes_of_image`.
+    The brightness has shape (batch, height, width, 1), and the colours have shape (batch, height /
+    2, width / 2, 2). The inputs of the layer may be brightness and colours, brightness and two
+    colour planes, or one image. In a single image, the two colours of a pixel are side by side if
+    `interleaved`, otherwise they are in separate planes.
     """
     inputs = [site.cast(x, site.real) for x in site.tensors()]
     if len(inputs) == 2:
@@ -287,6 +288,6 @@ def _coloured(
     pixels = step.clamp(step.concat(planes, axis=3), 0.0, 255.0)
     dtype = site.dtype_of(0)
     if is_float(dtype):
-        # The layer's last operation must be added by `site.last`.
+        # The operation of the layer's result must be added by `site.last`.
         return site.last.copy(pixels)
     return site.last.cast(step.round(pixels, ties="away"), dtype=dtype)

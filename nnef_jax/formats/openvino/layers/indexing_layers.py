@@ -71,7 +71,7 @@ def _legacy_gather(site: LayerSite, *, axis: int = integer("axis", 0)) -> Value:
 
 
 def _gathered_shape(data: Shape, indices: Shape, axis: int) -> Shape:
-    """Return the shape of the result of a gather from the shapes of its data and indices.
+    """Return the shape of a gather's result, from the shapes of the data and of the indices.
 
     Return () if the data do not have the axis.
     """
@@ -89,7 +89,8 @@ def _gather_nd(
 ) -> Value:
     """Gather slices of `x` at coordinates. The last axis of `indices` has the coordinates.
 
-    The first `batch_dims` axes are batch axes. In operation set 5, the result has one batch axis.
+    The first `batch_dims` axes are batch axes. In operation set 5, the batch axes are joined to one
+    axis of the result.
     """
     joins_batch_axes = batch_dims > 1 and site.layer.opset == "opset5"
     slices = site.step_or_last(not joins_batch_axes).gather_nd(x, indices, batch_dims=batch_dims)
@@ -114,7 +115,7 @@ def _one_hot_result(
         # Numbers beyond the range of the dtype become the smallest or largest number of the dtype.
         values = [float(rounding.saturated(value, dtype)) for value in values]
     off, on = values
-    needs_cast = dtype != "float32"  # the kind `one_hot` returns float32
+    needs_cast = dtype != "float32"  # the operation `one_hot` returns float32
     one_hot = site.step_or_last(not needs_cast).one_hot(
         indices, on_value=on, off_value=off, axis=axis, depth=depth
     )
@@ -178,7 +179,8 @@ def _one_hot(site: LayerSite, *, depth: int = integer_at(1), axis: int, negative
 def _range(site: LayerSite) -> Constant | Value:
     """Return the numbers from input 0 to input 1 in steps of input 2, without input 1 itself.
 
-    The numbers are constants, unless an input is a symbolic extent.
+    For example, the inputs 1, 7 and 2 give [1, 3, 5]. The numbers are constants, unless an input is
+    a symbolic extent.
     """
     start, stop, step = (site.known(i).reshape(-1).tolist()[0] for i in range(3))
     if site.has_attribute("output_type"):
@@ -210,7 +212,8 @@ def _bucketize(
     A bucket includes its right edge if `has_right`, otherwise its left edge.
     """
     rank = len(x.type.shape)
-    # Each item is compared with all edges, along a new last axis. The edges below it are counted.
+    # Each item is compared with all edges, along a new last axis. The edges below the item are
+    # counted.
     x = site.unsqueezed(x, (rank,))
     edges = site.step.unsqueeze(site.cast(edges, x.type.dtype), axes=[*range(rank)])
     compare = site.step.gt if has_right else site.step.ge
@@ -244,7 +247,7 @@ def _search_sorted(
 
 
 _REDUCTIONS = {"none": "none", "sum": "add", "prod": "mul", "min": "min", "max": "max"}
-_NEUTRAL = {"sum": 0, "mean": 0, "prod": 1, "min": np.inf, "max": -np.inf}  # change no item
+_NEUTRAL = {"sum": 0, "mean": 0, "prod": 1, "min": np.inf, "max": -np.inf}  # neutral items
 
 
 @opsets("ScatterElementsUpdate")
@@ -258,7 +261,7 @@ def _scatter_elements(
     reduction: str = word("reduction", *_REDUCTIONS, "mean"),
     keeps_first: bool = flag("use_init_val", True),
 ) -> Value:
-    """Put `updates` into `x` at indices along an axis, or combine them with the items of `x`.
+    """Put `updates` into `x` at indices along an axis, or combine `updates` with the items of `x`.
 
     `reduction` is the way to combine updates and items, such as "sum". If it is "none", updates
     replace items. If `keeps_first` is false, the updates at an index are combined without the item
@@ -300,7 +303,7 @@ def _scatter_nd(
     *,
     reduction: str = word("reduction", *_REDUCTIONS, "sub"),
 ) -> Value:
-    """Put the slices `updates` into `x` at coordinates, or combine them with the slices of `x`.
+    """Put the slices `updates` into `x` at coordinates, or combine `updates` with slices of `x`.
 
     `reduction` is the way to combine slices, such as "sum". If it is "none", the updates replace
     the slices of `x`.
@@ -349,7 +352,7 @@ def _slice_scatter(
     stop: list[int] = integers_at(3),
     step: list[int] = integers_at(4),
 ) -> Value:
-    """Put `updates` into a region of `x`: the region that Slice returns for the same bounds."""
+    """Put `updates` into the region of `x` that Slice returns for the same bounds."""
     shape = site.known_shape()
     axes = site.axes(5) if site.has(5) else list(range(len(start)))
     site.spend(sum(shape[axis] for axis in axes))
@@ -368,7 +371,7 @@ def _updated(
     """
     (axis, indices), *further_axes = indices_by_axis
     if further_axes:
-        # The slices at the indices of the first axis are updated along the further axes.
+        # The slices at the indices of the first axis are updated along all other axes.
         slices = site.step.gather(x, derived(indices), axis=axis)
         updates = _updated(site, slices, updates, further_axes)
     # A scatter needs an index for each item of `updates`.

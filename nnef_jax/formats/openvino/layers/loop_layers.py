@@ -25,8 +25,8 @@ from nnef_jax.formats.openvino.layer_site import LayerSite, derived, stored
 from nnef_jax.formats.openvino.layers.registry import operator, opsets
 from nnef_jax.formats.openvino.ports import Link, back_edges, links, source_of
 
-# A loop with the attribute `limit` becomes a scan of `limit` steps. A loop gets no `limit`
-# larger than this. The operand `count` still ends the loop.
+# A loop with the attribute `limit` becomes a scan of `limit` steps. A loop with more iterations
+# than this gets no `limit`, and is ended by the operand `count`.
 _MOST_ITERATIONS = 1 << 16
 
 
@@ -71,7 +71,7 @@ class _Repetition:
         self.outputs = links(self.body, inputs=False)
         # Maps a port that reads a state to the port that computes the state's next value.
         self.next_states = back_edges(self.body)
-        # Maps ports of the body that are inputs to their tensors.
+        # The inputs of the body: maps a port of the body to the tensor that is fed to this port.
         self.feeds: dict[PortRef, Tensor] = {}
 
     # The port maps
@@ -104,12 +104,12 @@ class _Repetition:
         return bool(stored(site_of_constant).array.all())
 
     def _reads_iteration(self, link: Link) -> bool:
-        """Tell whether `link` feeds the number of the iteration to the body."""
+        """Tell whether a line of the port map feeds the number of the iteration to the body."""
         return link.purpose == "current_iteration" or link.port < 0
 
     @property
     def _cut_inputs(self) -> list[Link]:
-        """Return the links whose inputs are cut into parts, one for each iteration."""
+        """Return the lines of the port map that cut an input into one part for each iteration."""
         return [link for link in self.inputs if link.axis is not None]
 
     def part_count(self) -> int | None:
@@ -119,7 +119,7 @@ class _Repetition:
         """
         if not self._cut_inputs:
             return None
-        # All cut inputs have equally many parts, so the first cut input gives the number.
+        # All cut inputs have the same number of parts, so the first cut input gives the number.
         link = self._cut_inputs[0]
         shape = self.site.known_shape(_outer(self.site, link))
         axis = self.site.axis(link.axis or 0, len(shape))
@@ -127,12 +127,12 @@ class _Repetition:
         return ceil_div(cut.end - cut.begin, link.size)
 
     def _input_for(self, value: Value) -> Value:
-        """Return the body's input for `value`, a tensor that each iteration reads completely."""
+        """Return the body's input for `value`, a tensor that each iteration gets as a whole."""
         graph = self.repeated.graph
         return graph.input_for(value, f"full_{len(graph.captured) + 1}")
 
     def _feed_iteration(self, iteration: Value) -> None:
-        """Feed `iteration`, the number of the iteration, to the ports of the body that read it.
+        """Feed `iteration`, the number of the iteration, to the body's ports for this number.
 
         The number is a tensor with a single element.
         """
@@ -157,7 +157,8 @@ class _Repetition:
             self.feeds[link.end] = repeated.part(value, axis, direction * link.size)
         reads_iteration = any(map(self._reads_iteration, self.inputs))
         if not self._cut_inputs or reads_iteration:
-            # Without cut inputs, the numbers 0 to count - 1 decide the length of the scan.
+            # Without cut inputs, the length of the scan follows from a tensor with the numbers 0 to
+            # count - 1.
             count = self.part_count() if iterations is None else iterations
             if count is None:
                 raise InvalidOperation("it has no input that is cut into parts")
@@ -173,9 +174,9 @@ class _Repetition:
         """Add a loop that ends by its condition or after a computed number of iterations.
 
         `condition_port` is the port of the body that computes the condition, or None if the
-        condition is always true. `count` is the largest number of iterations, and `first_condition`
-        is the condition before the first iteration. Each iteration slices its parts out of the cut
-        inputs.
+        condition is always true. `count` is the largest number of iterations, or None if there is
+        no such number. `first_condition` is the condition before the first iteration. Each
+        iteration slices its parts out of the cut inputs.
         """
         site = self.site
         parts = self.part_count()
@@ -189,7 +190,8 @@ class _Repetition:
             self.feeds[link.end] = self._sliced_part(link, iteration)
         largest_integer = int(np.iinfo(site.integer).max)
         if isinstance(count, Value):
-            # The network computes the largest number of iterations, and the parts may end it too.
+            # The network computes the largest number of iterations. The number of parts is a bound
+            # too.
             largest_count: Value | int = site.reshaped(site.cast(count, site.integer), ())
             if parts is not None:
                 largest_count = site.step.min(largest_count, parts)
@@ -201,9 +203,10 @@ class _Repetition:
         return self._emit(condition_port, loop_operands=operands, limit=limit)
 
     def _sliced_part(self, link: Link, iteration: Value) -> Value:
-        """Slice the part for an iteration out of the input that `link` cuts, in the body of a loop.
+        """Slice the part for an iteration out of an input, in the body of a loop.
 
-        `iteration` is the number of the iteration, from 0 on.
+        `link` is the line of the port map that cuts the input. `iteration` is the number of the
+        iteration, from 0 on.
         """
         site = self.site
         step = self.repeated.at.step
@@ -225,16 +228,17 @@ class _Repetition:
         """Add the scan or loop to the graph, and return the tensors of the layer's output ports.
 
         If `loop_operands` is None, a scan is added, and the other arguments are not used. Otherwise
-        a loop is added. `condition_port` is the port of the body that computes its condition, or
-        None if the condition is always true. `limit` is the largest number of iterations, or -1 if
-        there is no limit.
+        a loop is added. `condition_port` is the port of the body that computes the loop's
+        condition, or None if the condition is always true. `limit` is the largest number of
+        iterations, or -1 if there is no limit.
         """
         site = self.site
         inner = self.repeated.at
         states = self._feed_uncut()
         states_before = [self.feeds[link.end] for link in states]
         next_ports = [source_of(self.body, self.next_states[link.end]) for link in states]
-        # A link without a port of the layer has the port -1. The condition may have such a link.
+        # A line of the port map has the port -1 if it has no port of the layer. The line of the
+        # condition may be such a line.
         connected = [link for link in self.outputs if link.port >= 0]
         result_ports = [source_of(self.body, link.end) for link in connected]
         ports = [*next_ports, *result_ports]
@@ -279,9 +283,9 @@ class _Repetition:
         return states_after
 
     def _feed_uncut(self) -> list[Link]:
-        """Feed all inputs of the body that are not cut. Return the links whose inputs are states.
+        """Feed all inputs of the body that are not cut. Return the port map's lines for states.
 
-        Each iteration reads an input that is neither cut nor a state completely.
+        An input that is neither cut nor a state has the same value in each iteration.
         """
         states: list[Link] = []
         for link in self.inputs:
@@ -305,8 +309,8 @@ class _Repetition:
 
         The result is `LAST` if the output is the last value, and ("full", axis, direction) if the
         output joins the values along an axis. The direction is -1 if the value of the last
-        iteration comes first. `link` is the link of the output, and `value` is the value of one
-        iteration.
+        iteration comes first. `link` is the output's line of the port map, and `value` is the value
+        of one iteration.
         """
         if link.axis is None:
             return LAST
@@ -348,7 +352,7 @@ operator("TensorIterator")(lambda site: _Repetition(site).scanned(iterations=Non
 
 @opsets("If")
 def _if(site: LayerSite) -> list[Any]:
-    """Run one of two bodies, which input 0 chooses. The other body is not computed."""
+    """Run `then_body` if input 0 is true, otherwise `else_body`. The other body does not run."""
     condition = site.operand(0)
     then_body = site.body("then_body")
     else_body = site.body("else_body")
@@ -371,8 +375,8 @@ def _if(site: LayerSite) -> list[Any]:
 def _flattened(site: LayerSite, body: Body, graph: LayerGraph) -> list[Value]:
     """Flatten a body as a graph of its own. Return the tensors of the layer's output ports.
 
-    `graph` is the empty graph of the body. Tensors that the body reads from outside become its
-    inputs.
+    `graph` is the empty graph of the body. If the body reads a tensor from outside, the tensor
+    becomes an input of `graph`.
     """
     feeds = dict[PortRef, Tensor]()
     for link in links(body, inputs=True):
@@ -408,7 +412,10 @@ def _results(
 
 
 def _outer(site: LayerSite, link: Link) -> Tensor:
-    """Return the operand of the layer that `link` connects to a port of the body."""
+    """Return the layer's operand that a line of the port map connects to the body.
+
+    `link` is the line.
+    """
     ports = [port.id for port in site.layer.inputs]
     if link.port not in ports:
         raise InvalidOperation(f"it has no input port {link.port}")
@@ -434,9 +441,10 @@ class _CutRange(NamedTuple):
 
 
 def _cut_range(link: Link, extent: int) -> _CutRange:
-    """Return the range of an axis that `link` cuts into parts. The axis has `extent` items.
+    """Return the range of an axis that is cut into parts.
 
-    Raises InvalidOperation if the parts overlap, leave items out, or do not fit the axis.
+    `link` is the line of the port map that describes the parts. The axis has `extent` items. Raises
+    InvalidOperation if the parts overlap, leave items out, or do not fit the axis.
     """
     if link.size == 0 or abs(link.stride) != link.size:
         raise InvalidOperation("parts that overlap or leave items out are not supported")
@@ -455,9 +463,10 @@ def _cut_range(link: Link, extent: int) -> _CutRange:
 
 
 def _cut_items(site: LayerSite, value: Value, link: Link) -> tuple[Value, int, int]:
-    """Return the items of `value` that `link` cuts into parts, the direction, and the axis.
+    """Return the items of `value` that are cut into parts, the direction, and the axis.
 
-    The direction is -1 if the first part is at the end of the axis, otherwise 1.
+    `link` is the line of the port map that describes the parts. The direction is -1 if the first
+    part is at the end of the axis, otherwise 1.
     """
     axis = site.axis(link.axis or 0, len(value.type.shape))
     extent = site.known_shape(value)[axis]

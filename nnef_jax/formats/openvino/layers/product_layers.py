@@ -26,7 +26,7 @@ _TRANSPOSE_ATTRIBUTES: dict[str, Any] = {
 def _matmul(site: LayerSite, x: Value, y: Value, *, transpose_x: bool, transpose_y: bool) -> Value:
     """Multiply matrices as numpy does. A vector `x` is a row, and a vector `y` is a column.
 
-    Vectors are not transposed, and their added axis is dropped from the product.
+    Vectors are not transposed. The axis that makes a vector a matrix is dropped from the product.
     """
     is_row = len(x.type.shape) == 1
     is_column = len(y.type.shape) == 1
@@ -97,7 +97,7 @@ def _gemm(
     if alpha != 1:
         product = site.step.mul(product, alpha)
     if not site.has(2) or beta == 0:
-        return site.last.copy(product)  # there is no summand
+        return site.last.copy(product)  # nothing is added
     c = site.tensor(2)
     if beta != 1:
         c = site.step.mul(c, beta)

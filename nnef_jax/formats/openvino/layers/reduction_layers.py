@@ -33,8 +33,8 @@ def _reduced(
 ) -> Value:
     """Reduce a tensor along axes.
 
-    `steps` are three kinds of operations: one before the reduction, the reduction, and one after
-    it. "" stands for no operation. The result has the dtype of `x`.
+    `steps` are the names of three operations: one before the reduction, the reduction, and one
+    after it. "" stands for no operation. The result has the dtype of `x`.
     """
     axes = tuple(sorted(set(axes)))
     if not axes:
@@ -114,7 +114,7 @@ def _top_k(
     k = count if extent is UNKNOWN else min(count, extent)
     values, indices = site.last.topk(x, k=k, axis=axis, largest=mode == "max")
     if sort == "index":
-        # The k smallest of the k indices are all indices, from the smallest to the largest.
+        # A topk of all k indices sorts the indices from the smallest to the largest.
         _, order = site.step.topk(indices, k=k, axis=axis, largest=False)
         values = site.step.gather_elements(values, order, axis=axis)
         indices = site.step.gather_elements(indices, order, axis=axis)
@@ -194,7 +194,7 @@ def _legacy_response(
     alpha: float,
     beta: float,
 ) -> Value:
-    """Divide by (bias + alpha * mean(x**2)) ** beta.
+    """Compute x / (bias + alpha * mean(x**2)) ** beta.
 
     If `region` is "across", the mean is taken over windows of `size` channels. If `region` is
     "same", the mean is taken over windows of `size` items along each spatial axis.
@@ -216,7 +216,7 @@ def _response(
     alpha: float,
     beta: float,
 ) -> Value:
-    """Divide by (bias + alpha * mean(x**2)) ** beta.
+    """Compute x / (bias + alpha * mean(x**2)) ** beta.
 
     The mean is taken over windows of `size` items along each of `axes`.
     """
@@ -238,12 +238,12 @@ def _inverse_root(
     step = site.step
     if epsilon_mode == "outside_sqrt":
         return step.rcp(step.add(site.root(squares), epsilon))
-    combine = getattr(step, epsilon_mode)  # "add" and "max" are kinds of operations
+    combine = getattr(step, epsilon_mode)  # "add" and "max" are names of operations
     return step.rsqrt(combine(squares, epsilon))
 
 
 def _centred(site: LayerSite, x: Value, axes: Sequence[int]) -> tuple[Value, Value]:
-    """Subtract the mean along axes from `x`. Return the difference and the variance of `x`."""
+    """Return x - mean and the variance of `x`. The mean and the variance are taken along `axes`."""
     mean, variance = site.step.moments(x, axes=axes)
     return site.step.sub(x, mean), variance
 
@@ -258,7 +258,7 @@ def _mvn(
 ) -> Value:
     """Subtract the mean along axes. If `scales`, divide by the standard deviation too.
 
-    In operation set 6, input 1 lists the axes. In older sets the axes are all spatial axes, and
+    In operation set 6, the axes are in input 1. In older sets the axes are all spatial axes, and
     also the axis of channels if the attribute `across_channels` is set.
     """
     epsilon_mode = "add"
@@ -317,7 +317,7 @@ def _legacy_unit(
     is_shared: bool = flag("channel_shared"),
     is_spatial: bool = flag("across_spatial"),
 ) -> Value:
-    """Divide by the root of the sum of squares, then multiply by a stored scale.
+    """Divide `x` by the root of the sum of its squares, then multiply by a stored scale.
 
     The sum is taken over channels, and also over the spatial axes if `is_spatial`. If `is_shared`,
     there is one scale for all channels.

@@ -71,7 +71,7 @@ def _suppression(
         site, boxes, scores, score=0, center_point_box=has_centre, sorts=sorts, **attributes
     )
     if site.net.is_legacy and site.declared:
-        # The file declares the number of rows. If there are fewer, rows of -1 are added.
+        # The file declares the number of rows. If fewer boxes remain, rows of -1 are added.
         declared_count = site.declared[0]
         if declared_count > 0:
             indices = site.cut_or_padded(indices, axis=0, size=declared_count, value=-1.0)
@@ -109,7 +109,7 @@ _CLASS_ATTRIBUTES: dict[str, Any] = {
 def _matrix_order(site: LayerSite) -> str:
     """Return the order of the boxes in the results of the layer MatrixNms.
 
-    If boxes are sorted across images, the attribute `sort_result_type` names the order. Otherwise
+    If boxes are sorted across images, the order is in the attribute `sort_result_type`. Otherwise
     the runtime ignores this attribute, and the order is "score".
     """
     order = _order(site)
@@ -117,7 +117,7 @@ def _matrix_order(site: LayerSite) -> str:
 
 
 def _box_counts(site: LayerSite) -> Any:
-    """Return input 2, the number of boxes of each image, or False if the layer does not read it.
+    """Return input 2, the number of boxes of each image, or False if the layer ignores input 2.
 
     The layer reads input 2 if the scores in input 1 have two axes.
     """
@@ -143,7 +143,7 @@ def _box_counts(site: LayerSite) -> Any:
 def _several_classes(site: LayerSite, *, results: Sequence[Value]) -> list[Value]:
     """Return the remaining boxes, their indices, and the number of remaining boxes of each image.
 
-    A box is a row with its class, its score and its corners.
+    A box is a row (class, score, x1, y1, x2, y2).
     """
     boxes, indices, counts = results
     return [boxes, *_in_output_type(site, indices, counts)]
@@ -175,7 +175,7 @@ def _roi_pooling(
     else:
         height, width = site.known_shape()[2:]
         factors = [width - 1, height - 1, width - 1, height - 1]
-        to_box_end = [0, 0, 1, 1]  # x2 and y2 are the last pixel, and the box ends behind it
+        to_box_end = [0, 0, 1, 1]  # x2 and y2 are the last pixel. The box ends behind this pixel
         scaled = _scaled(site, boxes, factors, to_box_end)
         sampling = "aligned" if min(size) > 1 else "symmetric"
         pooled = site.step.roi_resample(x, scaled, images, output_size=size, method=sampling)
@@ -194,7 +194,7 @@ _POOL_ATTRIBUTES: dict[str, Any] = {
 def _position_sensitive(
     site: LayerSite, *, mode: str, channels: int, scale: float, rows: int, columns: int
 ) -> Value:
-    """Pool regions, where each bin of a region has separate channels in input 0.
+    """Pool regions. Each bin of a region is pooled from its own channels of input 0.
 
     `scale` is a factor for the coordinates of regions. In the bilinear modes, `rows` * `columns`
     samples are averaged. The mode "average" averages all items of a bin instead.

@@ -1,9 +1,8 @@
 """The registry of OpenVINO's layers, and functions that read constant inputs.
 
 Layers are looked up by their type, in upper or lower case. Versions are versions of the document.
-Where layers of older versions have an attribute, layers of operation sets have a constant input.
-One of the readers in this module reads such an input, and passes it to the function of the layer as
-an attribute.
+Some attributes of old layers are constant inputs of layers in operation sets. A reader in this
+module reads such an input, and passes its value to the function of the layer as an attribute.
 """
 
 from __future__ import annotations
@@ -71,13 +70,13 @@ def integers_at(i: int, default: tuple[int, ...] | None = None) -> Any:
 def element(name: str, default: str | None = None) -> Any:
     """Return a function that reads an element type from the attribute `name`.
 
-    The function returns the name that version 11 of the format has for the type, such as "f32".
+    The function returns the type's name in version 11 of the format, such as "f32".
     """
     return lambda site: element_type(site.text(name, default))
 
 
 def either(attribute: Attribute, name: str) -> Any:
-    """Return a function that reads an attribute, which has the second name `name` in some files."""
+    """Return a function that reads an attribute, whose name is `name` in some files."""
     renamed_attribute = replace(attribute, name=name)
 
     def read(site: LayerSite) -> Any:

@@ -25,13 +25,13 @@ indices: Callable[[int], Any] = partial(methodcaller, "indices")
 def on_two(kind: str) -> Meaning:
     """Make the function that flattens a layer to a single operation on inputs 0 and 1.
 
-    `kind` is the kind of the operation, such as "add". The inputs are broadcast to each other.
+    `kind` is the name of the operation, such as "add". The inputs are broadcast to each other.
     """
     return lambda site: getattr(site.last, kind)(*site.broadcast())
 
 
-# Maps layers that are a function of one tensor to kinds. In versions 2 to 9, the names of these
-# layers are also values of the attribute `type` of the layer Activation.
+# Maps layers with one operand to names of operations. In versions 2 to 9, the attribute `type` of
+# the layer Activation may have the name of such a layer.
 FUNCTIONS = {
     "Abs": "abs", "Acos": "acos", "Acosh": "acosh", "Asin": "asin", "Asinh": "asinh",
     "Atan": "atan", "Atanh": "atanh", "Ceil": "ceil", "Ceiling": "ceil", "Cos": "cos",
@@ -41,7 +41,7 @@ FUNCTIONS = {
     "Tanh": "tanh", "LogicalNot": "not", "BitwiseNot": "bitwise_not", "IsNaN": "is_nan",
     "Reciprocal": "rcp", "Copy": "copy", "Identity": "copy",
 }  # fmt: skip
-# Maps layers that are a function of two tensors to kinds.
+# Maps layers with two operands to names of operations.
 PAIRS = {
     "Add": "add", "Subtract": "sub", "Multiply": "mul", "Power": "pow",
     "Maximum": "max", "Minimum": "min", "Equal": "eq", "NotEqual": "ne", "Less": "lt",

@@ -41,7 +41,8 @@ def _greedy_decoder(
     blank = site.integers(2)[0] if site.has(2) else classes - 1
     is_in_path = step.and_(step.ne(best_classes, blank), step.lt(times, lengths))
     if merges:
-        # The first time step has no previous class. -1 differs from all classes.
+        # The first time step has no previous class. Instead it gets -1, which differs from all
+        # classes.
         shifted = site.padded(best_classes, {1: (1, 0)}, value=-1.0)
         previous = site.part(shifted, axis=1, first=0, last=steps)
         is_in_path = step.and_(is_in_path, step.ne(best_classes, previous))
@@ -153,9 +154,9 @@ def _bags(
 def _sums(site: LayerSite, rows: Value, segments: Value, count: int, reduction: str) -> Value:
     """Sum the rows of each segment, and divide the sums as `reduction` demands.
 
-    If `reduction` is "mean", each sum is divided by the number of its rows. If `reduction` is
-    "sqrtn", each sum is divided by the root of this number. If `reduction` is "sum", the sums are
-    not divided.
+    If `reduction` is "mean", each sum is divided by the number of rows in the segment. If
+    `reduction` is "sqrtn", each sum is divided by the root of this number. If `reduction` is "sum",
+    the sums are not divided.
     """
     dtype = rows.type.dtype
     row_shape = rows.type.shape[1:]
@@ -184,7 +185,7 @@ def _offset_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
     step = site.step
     indices = site.integer_tensor(1)
     offsets = site.integer_tensor(2)
-    # A row belongs to the last bag that starts at or before its position.
+    # A row belongs to the last bag that starts at or before the position of the row.
     positions = site.positions(site.known_shape(indices)[0], axis=0, rank=2)
     has_started = step.ge(positions, site.unsqueezed(offsets, (0,)))  # shape (rows, bags)
     started_bags = site.count(has_started, axis=1)
@@ -244,7 +245,7 @@ def _segment_max(
     indices = site.integer_tensor(1)
     maxima = site.step.scatter_nd(start, site.unsqueezed(indices, (1,)), x, reduction="max")
     if fill == "lowest":
-        return site.last.copy(maxima)  # empty segments still have the start, the smallest number
+        return site.last.copy(maxima)  # empty segments keep the initial value
     rank = len(x.type.shape)
     is_empty = _are_empty(site, indices, count, rank)
     return site.last.select(is_empty, site.filled(0, dtype, (1,) * rank), maxima)

@@ -45,7 +45,7 @@ def _reshape(site: LayerSite, x: Value, *, shape: list[int] = integers_at(1)) ->
     """Reshape a tensor to `shape`.
 
     If the attribute `special_zero` is set, 0 in `shape` stands for the extent of the input along
-    this axis.
+    the same axis.
     """
     if 0 in shape and -1 not in shape and not site.flag("special_zero"):
         # An extent of the result is 0, so the result has no items, and `x` must have none.
@@ -90,9 +90,9 @@ def _with_actual_batch(
 
 @operator("Squeeze")
 def _squeeze(site: LayerSite, x: Value) -> Value:
-    """Remove the axes that input 1 lists. Without input 1, remove all axes of extent 1.
+    """Remove the axes in input 1. Without input 1, remove all axes of extent 1.
 
-    If the attribute `allow_axis_skip` is set, listed axes of another extent remain.
+    If the attribute `allow_axis_skip` is set, an axis in input 1 remains if its extent is not 1.
     """
     shape = x.type.shape
     axes = site.axes(1) if site.has(1) else []
@@ -210,9 +210,9 @@ def _broadcast(
     """Broadcast `x` to a shape.
 
     In the modes "numpy" and "bidirectional", the last axes of `x` lie along the last axes of the
-    shape. In the mode "explicit", input 2 lists the axes of the shape along which the axes of `x`
-    lie. In the mode "pdpd", the axes of `x` lie along successive axes of the shape, beginning with
-    the attribute `axis`.
+    shape. In the mode "explicit", input 2 has an axis of the shape for each axis of `x`. In the
+    mode "pdpd", the axes of `x` lie along successive axes of the shape, beginning with the
+    attribute `axis`.
     """
     rank = len(x.type.shape)
     axes: Sequence[int] | None = None
@@ -240,7 +240,8 @@ def _reverse(
 ) -> Value:
     """Reverse the order of the items along axes.
 
-    Input 1 lists the axes in the mode "index". In the mode "mask" it has a bool for each axis.
+    In the mode "index", the axes are in input 1. In the mode "mask", input 1 has a bool for each
+    axis.
     """
     if mode == "mask":
         mask = site.known(1).tolist()
@@ -299,7 +300,11 @@ def _depth_to_space(site: LayerSite, *, block: int, mode: str) -> Value:
 
 @operator("SpaceToDepth", **_BLOCK_ATTRIBUTES)
 def _space_to_depth(site: LayerSite, *, block: int, mode: str) -> Value:
-    """Move blocks of `block` items along each spatial axis to channels."""
+    """Cut each spatial axis into blocks, and move the items of a block to channels.
+
+    A block has `block` items along each spatial axis. With blocks of 2, the shape (1, 3, 4, 6)
+    becomes (1, 12, 2, 3).
+    """
     extents = site.known_shape()[2:]
     if any(extent % block != 0 for extent in extents):
         raise InvalidShape(f"blocks of {block} do not divide the extents {show(extents)}")
@@ -344,10 +349,10 @@ def _space_to_batch(
 def _batch_to_space(
     site: LayerSite, x: Value, *, block: Sequence[int], begin: Sequence[int], end: Sequence[int]
 ) -> Value:
-    """Move parts of the batch axis to the positions within blocks, then crop the result.
+    """Move items from the batch axis back to positions within blocks, then crop the result.
 
-    `block` has the extents of a block. `begin` and `end` are the numbers of items to cut off at the
-    ends of each axis.
+    This is the inverse of `_space_to_batch`. `block` has the extents of a block. `begin` and `end`
+    are the numbers of items to cut off at the start and at the end of each axis.
     """
     rank = len(block)
     batch, *input_extents = site.known_shape()

@@ -91,7 +91,8 @@ def _extract_patches(
     """Return the items of each window as channels.
 
     There is a channel for each position in a window and each channel of `x`. The channels are
-    ordered by the position in the window, then by the channel of `x`.
+    ordered by the position in the window, then by the channel of `x`. `rates` are the dilations of
+    the windows.
     """
     channels = x.type.shape[1]
     padding = padding_of(site, x.type.shape[2:], windows.spans(sizes, rates), strides)
@@ -113,8 +114,8 @@ def _extract_patches(
 def _axes(site: LayerSite, rank: int) -> tuple[list[int], list[int]]:
     """Return the axes to transform, and their lengths. The length -1 stands for the input's extent.
 
-    Input 1 lists the axes, and input 2 the lengths. `rank` is the number of axes of input 0 without
-    the axis of the pairs [re, im].
+    The axes are in input 1, and the lengths are in input 2. `rank` is the number of axes of input 0
+    without the axis of the pairs [re, im].
     """
     axes = [site.axis(axis, rank) for axis in site.integers(1)]
     sizes = site.integers(2) if site.has(2) else [-1] * len(axes)
@@ -149,9 +150,9 @@ def _over_length(site: LayerSite, sums: Value, axes: Sequence[int]) -> Value:
 @opsets("DFT", inverse=False)
 @opsets("IDFT", inverse=True)
 def _complex_transform(site: LayerSite, *, inverse: bool) -> Value:
-    """Compute the Fourier transform of pairs [re, im] along axes, or its inverse.
+    """Compute the Fourier transform of pairs [re, im] along axes, or the inverse transform.
 
-    The last axis of input 0 has the pairs. Input 1 lists the axes.
+    The last axis of input 0 has the pairs. The axes are in input 1.
     """
     axes, sizes = _axes(site, len(site.known_shape()) - 1)
     sums = _transformed(site, site.tensor(0), axes, sizes, inverse=inverse)
@@ -172,7 +173,8 @@ def _pairs(site: LayerSite, x: Value) -> Value:
 def _rdft(site: LayerSite) -> Value:
     """Compute the Fourier transform of real numbers along axes.
 
-    If the last of these axes has n items, the result has the frequencies 0 to n // 2 along it.
+    If the last of these axes has n items, the result has the frequencies 0 to n // 2 along this
+    axis.
     """
     axes, sizes = _axes(site, len(site.known_shape()))
     sums = _transformed(site, _pairs(site, site.tensor(0)), axes, sizes, inverse=False)

@@ -176,7 +176,7 @@ def _crop_elements(site: LayerSite) -> tuple[list[int], list[int]]:
     return axes, offsets
 
 
-# Maps values of the attribute `pad_mode` to borders of the kind `pad`.
+# Maps the attribute `pad_mode` to the attribute `border` of the operation `pad`.
 _BORDERS = {
     "constant": "constant", "edge": "replicate", "reflect": "reflect", "symmetric": "reflect-even",
 }  # fmt: skip

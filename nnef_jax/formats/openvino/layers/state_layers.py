@@ -24,7 +24,7 @@ from nnef_jax.formats.openvino.network_ends import label_of
 
 @legacy("Memory")
 def _memory(site: LayerSite, *, index: int = integer("index", 0)) -> Any:
-    """Read or write the state that the attribute `id` names.
+    """Read or write a state. The name of the state is the attribute `id`.
 
     If `index` is 1, the layer reads the state. If `index` is 0, the layer writes the state. The
     initial value of the state is 0. Since 2021.1, OpenVINO's CPU plugin starts with 0

@@ -205,8 +205,8 @@ def _with_output_padding(padding: Pairs, output_padding: Sequence[int]) -> tuple
     """Return how many items to cut off, and how many zeros to add, at the ends of each axis.
 
     Both lists have a pair (start, end) for each axis. The output padding adds items at the end of
-    an axis. If the padding cuts items off there, fewer items are cut off. All further items are
-    zeros, because no window reaches them. For example, if the padding cuts off 1 item and the
+    an axis. If the padding cuts items off there, fewer items are cut off. The remaining added items
+    are zeros, because no window reaches them. For example, if the padding cuts off 1 item and the
     output padding adds 3 items, no item is cut off and 2 zeros are added.
     """
     cut_off: list[tuple[int, int]] = []
@@ -232,14 +232,14 @@ def _cut_off(mode: str, excess: int, begin: int, *, mode_padding_end: str) -> tu
 
 
 def _legacy_bits(site: LayerSite) -> Constant:
-    """Return the filter that the layer stores. Each of its items has one bit."""
+    """Return the filter that the layer stores. An item of the filter is one bit."""
     inputs = site.shape()[1] // site.int("group", 1)
     shape = (site.int("output"), inputs, *kernel_of(site))
     return site.required_weights("weights", shape, "bin")
 
 
 def _bits(site: LayerSite) -> Constant:
-    """Return input 1, a stored filter. Each of its items has one bit."""
+    """Return input 1, a stored filter. An item of the filter is one bit."""
     filter_port = (site.layer.id, site.layer.inputs[1].id)
     source_id, _ = site.net.sources[filter_port]
     layer = site.net.by_id[source_id]
@@ -279,7 +279,7 @@ def _binary(site: LayerSite, x: Value, *, filter: Constant, mode: str, pad: floa
 
 
 def _mask(site: LayerSite) -> Value | bool:
-    """Return input 3, the mask of a deformable convolution, or False if it is left out."""
+    """Return the mask of a deformable convolution, input 3. Return False if input 3 is left out."""
     return site.tensor(3) if site.has(3) else False
 
 
@@ -303,8 +303,8 @@ def _deformable(
 
 
 # Pools. If extents are rounded up, the last windows reach cells behind the padded input. Before
-# version 10, means leave these cells out, as the runtimes do. Since version 10, means include these
-# cells if the input is padded and means include the padding.
+# version 10, an average leaves out these cells, as in the runtimes. Since version 10, an average
+# includes these cells if the input is padded and the average includes the padding.
 
 _ROUNDING = either(word("rounding_type", "floor", "ceil", "ceil_torch"), "rounding-type")
 _LEAVES_OUT = either(flag("exclude-pad"), "exclude_pad")
@@ -316,8 +316,8 @@ def _pool(
     """Add a pool of the kind `kind`, such as "max_pool", with windows along the spatial axes.
 
     `rounding` is the way to round the extents of the result. If `dilated` is false, the windows
-    have no dilation, and the attribute `dilations` is not read. `attributes` are further arguments
-    of `pooled`.
+    have no dilation, and the attribute `dilations` is not read. `attributes` are passed to
+    `pooled`.
     """
     kernel = kernel_of(site)
     window = window_of(site, x.type.shape[2:], kernel, dilated=dilated)
@@ -356,7 +356,8 @@ def _pooling(
 def _max_pool(site: LayerSite, x: Value, *, rounding: str = _ROUNDING) -> Any:
     """Return the maxima of windows, and the index of each maximum if a layer reads the indices.
 
-    An index is a position in the flattened axes of `x` from the attribute `axis` to the last axis.
+    The axes of `x` from the attribute `axis` to the last axis are flattened. An index is a position
+    in these flattened axes.
     """
     reads_indices = site.is_read(1)
     if not reads_indices:
