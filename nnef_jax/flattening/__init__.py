@@ -6,5 +6,5 @@ Where are shapes and other constants computed while a network is read? `host_ope
 Where are numbers and lists converted to host values? `hostvalues`
 Where does an error get its place in the document? `emission`
 Where are the bodies of loops built? `repetition`
-Which tensors have as many items as the network counts? `lists`, `list_operations`
+Which tensors have a number of items that is counted in a run? `lists`, `list_operations`
 """

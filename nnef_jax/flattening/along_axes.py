@@ -18,8 +18,8 @@ from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
 
 FAR = 2**31 - 1  # an end beyond any axis
 
-# For each reduction, three kinds of operations: the one applied to the items before the reduction,
-# the reduction, and the one applied to its result. "" stands for no operation.
+# The names of the three operations of each reduction: one on the items, the reduction itself, and
+# one on its result. "" stands for no operation. L2 is sqrt(sum_reduce(sqr(x))).
 REDUCTIONS: Mapping[str, tuple[str, str, str]] = {
     "Max": ("", "max_reduce", ""), "Min": ("", "min_reduce", ""), "Sum": ("", "sum_reduce", ""),
     "Prod": ("", "product_reduce", ""), "Mean": ("", "mean_reduce", ""),
@@ -94,7 +94,7 @@ def _without_items(
 
 
 def _has_counted_extent(site: Site[TensorGraph], x: Tensor, axis: int, *numbers: Any) -> bool:
-    """Tell whether the extent of an axis, or a number, contains a symbol for counted items.
+    """Tell whether the extent of an axis, or one of `numbers`, has a symbol for counted items.
 
     Counted items are items that the network counts in a run. `numbers` are, for example, the bounds
     of a slice.
@@ -129,8 +129,8 @@ def _sliced_list(
     if step == 1 and begins_at_0 and goes_to_end:
         return x
     length = graph.extent_tensor(extent, site.span)
-    first: Any  # the place where the slice begins, by default at an end of the axis
-    stop: Any  # the place before which the slice ends
+    first: Any  # the index of the first item, by default the first or the last index of the axis
+    stop: Any  # the index at which the slice ends; the item at this index is left out
     if step > 0:
         low, high = 0, length
         first, stop = low, high
@@ -144,23 +144,23 @@ def _sliced_list(
     distance = site.step.sub(stop, first) if step > 0 else site.step.sub(first, stop)
     count = site.step.max(distance, 0)
     if abs(step) != 1:
-        # The quotient is rounded up: there are 3 items in a distance of 5 with the step 2.
+        # The quotient is rounded up: a slice from 0 to 5 with the step 2 has 3 items.
         count = site.step.div(site.step.add(count, abs(step) - 1), abs(step))
     limit = smallest_of([limit, _limit_of_slice(extent, begin, end, step)])
-    # The places are first, first + step, first + 2 * step and so on.
+    # `places` are the indices first, first + step, first + 2 * step and so on.
     distances = site.step.mul(site.positions(graph.bound(limit)), step)
     places = site.step.add(distances, first)
     return site.listed(site.step.gather(x, places, axis=axis), axis, count, limit)
 
 
 def _place(site: Site[TensorGraph], bound: Any, length: Value, low: Any, high: Any) -> Value:
-    """Return the place where a slice begins or ends, as a tensor of shape (1,).
+    """Return the index at which a slice begins or ends, as a tensor of shape (1,).
 
     `bound` is the begin or the end of the slice. A negative bound counts from the end of the axis.
-    `length` is the extent of the axis, and `low` and `high` are the least and the greatest place.
+    `length` is the extent of the axis. The index is clipped to the range from `low` to `high`.
     """
     if not is_symbolic(bound):
-        bound = max(min(bound, FAR), -FAR)  # places are integers of 32 bits
+        bound = max(min(bound, FAR), -FAR)  # indices are integers of 32 bits
     place = site.graph.extent_tensor(bound, site.span)
     from_end = site.step.add(place, length)
     if is_symbolic(bound):
@@ -172,9 +172,9 @@ def _place(site: Site[TensorGraph], bound: Any, length: Value, low: Any, high: A
 
 
 def _limit_of_slice(extent: Any, begin: Any, end: Any, step: int) -> Any:
-    """Return an extent that a slice of an axis with the extent `extent` does not exceed.
+    """Return an upper bound of the number of items in a slice of an axis.
 
-    An end that may count from the end of the axis is ignored.
+    `extent` is the extent of the axis. The bound ignores `end` if `end` may be negative.
     """
     limit = extent
     if step > 0:
@@ -196,7 +196,7 @@ def _is_single_symbol(extent: Any) -> bool:
 def _open_bounds(
     site: Site[TensorGraph], x: Tensor, begin: int | None, end: int | None, step: int
 ) -> tuple[int, int, int]:
-    """Return (begin, end, stride) of a slice along an axis whose extent or bounds are open.
+    """Return (begin, end, stride) of a slice. The axis's extent or a bound may be unknown.
 
     If the slice goes to the end of the axis, `end` is 0 in the result.
     """
@@ -269,14 +269,14 @@ def split_by_lengths(
 
 
 def _split_list(site: Site[TensorGraph], x: Tensor, axis: int, lengths: Sequence[Any]) -> list[Any]:
-    """Split a tensor along an axis whose extent, or whose parts' lengths, the network counts."""
+    """Split a tensor along an axis. The extent or a length has a symbol for counted items."""
     graph = site.graph
     parts: list[Any] = []
     start: Any = 0
     for length in lengths:
         end = start + length
         if is_symbolic(length) and not _is_single_symbol(length):
-            # The length, such as n0 - 2, is counted as a slice counts its items.
+            # Operations of the graph compute a length such as n0 - 2, as they do for a slice.
             limit = largest_of([length, 0])
             part = _sliced_list(site, x, axis, start, end, step=1, limit=limit)
         else:
@@ -317,10 +317,9 @@ def reduced(
 ) -> Any:
     """Add the operations of a reduction, such as a sum or a norm, along axes; return the result.
 
-    `steps` is a value of `REDUCTIONS`: the kind of the operation before the reduction, the kind of
-    the reduction, and the kind of the operation after it. If `result_dtype` is not "", the result
-    is cast to this dtype. If `keeps_axes`, the reduced axes have extent 1 in the result, otherwise
-    they are removed. The result has the name of the layer or node.
+    `steps` is a value of `REDUCTIONS`, such as ("sqr", "sum_reduce", "sqrt"). If `result_dtype` is
+    not "", the result is cast to this dtype. If `keeps_axes`, the reduced axes have extent 1 in the
+    result, otherwise they are removed. The result has the name of the layer or node.
     """
     before, kind, after = steps
     attributes: dict[str, Any] = {"axes": axes}
@@ -329,7 +328,7 @@ def reduced(
     if kind == "sum_reduce" or is_mean_of_integers:
         kind = "sum_reduce"
         attributes["normalize"] = is_mean_of_integers
-    last_steps: list[Any] = []  # the operations after `after`: kinds, operands and attributes
+    last_steps: list[Any] = []  # the name, operands and attributes of each operation after `after`
     is_empty = any(site.shape(x)[axis] == 0 for axis in axes)
     if before == "exp" and not is_empty:  # without items, there is no largest item
         # Overflow is avoided by log(sum(exp(x))) = log(sum(exp(x - m))) + m, where m is the largest
@@ -345,7 +344,7 @@ def reduced(
         last_steps.append(("squeeze", [], {"axes": axes}))
     if after != "sqrt":
         return site.chain(x, (before, [], {}), (kind, [], attributes), (after, [], {}), *last_steps)
-    # The derivative of the kind "sqrt" is infinite at 0, that of `site.root` is 0.
+    # At 0, the derivative of the operation "sqrt" is infinite, and that of `site.root` is 0.
     x = getattr(site.step, before)(x)
     x = getattr(site.step, kind)(x, **attributes)
     is_root_last = not last_steps

@@ -1,4 +1,4 @@
-"""Upper bounds of the integers that a graph computes. They bound extents that depend on values."""
+"""Upper bounds of the integers that a graph computes. Such integers may be extents of tensors."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from lowering.extents import Extent, volume
 from lowering.graph import Operation, Value
 from nnef_jax.flattening.computations import Computations
 
-# Kinds whose result has, in some order, items of the first operand.
+# Operations whose results consist of items of the first operand, in any order.
 _MOVES = frozenset({
     "broadcast", "cast", "copy", "counted", "gather", "gather_nd", "max_reduce", "min_reduce",
     "reshape", "slice", "squeeze", "transpose", "unsqueeze",
 })  # fmt: skip
 _JOINS = frozenset({"concat", "stack"})
-# For each kind: the function from upper bounds of the operands to one of the result.
+# Maps an operation's name to a function, which computes an upper bound of the result from a list of
+# upper bounds of the operands.
 _RESULT_BOUNDS: Mapping[str, Callable[[Sequence[int]], int]] = {
     "add": sum, "mul": math.prod, "max": max, "concat": max, "stack": max,
 }  # fmt: skip
@@ -49,12 +50,15 @@ class Bounds:
         self._is_count_by_input: dict[Value, bool] = {}
 
     def declare(self, x: Value, most: int | None, is_count: bool) -> None:
-        """Set the upper bound of an input of the graph, and whether no item of it is negative."""
+        """Set an upper bound of an input of the graph.
+
+        `is_count` tells whether it is known that no item of the input is negative.
+        """
         self._most_by_input[x] = most
         self._is_count_by_input[x] = is_count
 
     def most(self, x: Any) -> int | None:
-        """Return an upper bound of an operand's items, or None if the graph tells no bound."""
+        """Return an upper bound of an operand's items, or None if no bound is known."""
         if not isinstance(x, Value):
             return math.ceil(x)
         if x.type.dtype == "bool":
@@ -97,9 +101,10 @@ class Bounds:
         return self._most_of_all(kind, operands)
 
     def _most_of_all(self, kind: str, operands: Sequence[Any]) -> int | None:
-        """Return an upper bound of the result of a kind in `_RESULT_BOUNDS`.
+        """Return an upper bound of the result of an operation, or None if no bound is known.
 
-        Return None if an operand has a negative bound, or if the graph tells no bound of it.
+        `kind` is the operation's name, a key of `_RESULT_BOUNDS`. No bound is known if an operand
+        has no bound or a negative one, or if several factors of a product may be negative.
         """
         bounds: list[int] = []
         for x in operands:
@@ -116,8 +121,8 @@ class Bounds:
     def is_count(self, x: Any) -> bool:
         """Tell whether no item of an operand can be negative.
 
-        The answer follows from the operations that compute the operand. It is False if they do not
-        exclude negative items.
+        The answer follows from the operations that compute the operand. It is False if these
+        operations do not exclude negative items.
         """
         if not isinstance(x, Value):
             return x >= 0
@@ -155,5 +160,5 @@ class Bounds:
 
 
 def _is_not_negative(item: Any) -> bool:
-    """Tell whether an item of a constant is not negative. An extent such as n0 - 1 may be."""
+    """Tell whether an item of a constant is certainly not negative: False for the extent n0 - 1."""
     return "-" not in item.text if isinstance(item, Extent) else item >= 0

@@ -1,4 +1,4 @@
-"""Results of branches that have other extents in each branch, or as many items as a branch counts.
+"""Results of branches: an extent may differ between the branches, or be counted in a branch.
 
 Such results are padded in the branches, which also return the extents. After the choice, the
 results are lists.
@@ -34,7 +34,7 @@ class VaryingAxis:
 def with_extents(
     graphs: Sequence[TensorGraph], results: Sequence[Sequence[Value]], span: Span | None
 ) -> tuple[list[list[Value]], list[VaryingAxis]]:
-    """Pad the results of branches to the same shapes. Return them with their unpadded extents.
+    """Pad the results of branches to common shapes, and return the unpadded extents too.
 
     Args:
         graphs: the graph of each branch, to which operations are added.
@@ -66,7 +66,8 @@ def with_extents(
 def _varying_axes(graphs: Sequence[TensorGraph], values: Sequence[Value]) -> list[int]:
     """Return the axes along which a result has different extents in the branches.
 
-    An axis whose items a branch counts is among them. `values` has the result of each branch.
+    The result also has each axis whose extent is counted in a branch. `values` has the result of
+    each branch.
     """
     if len({x.type for x in values}) == 1 and is_known(values[0].type.shape):
         return []
@@ -94,7 +95,7 @@ def as_lists(
     `graph` is the graph that has the choice or loop. `results` has the padded results, followed by
     the extent of each axis in `varying`.
     """
-    count = len(results) - len(varying)  # of the results without the extents
+    count = len(results) - len(varying)  # the number of results, without the extents
     lists = list(results[:count])
     extents = results[count:]
     for varying_axis, extent in zip(varying, extents, strict=True):

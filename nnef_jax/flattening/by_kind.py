@@ -1,4 +1,4 @@
-"""A shorthand that adds an operation to a graph by its kind: `step.mul(x, y)`."""
+"""A shorthand that adds an operation to a graph by its kind (its name): `step.mul(x, y)`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ class ByKind:
     """An object with a method for each kind of operation. The method adds such an operation.
 
     For example, `step.pad(x, border="constant")` adds an operation of kind "pad". Positional
-    arguments are operands, in the order of the rule's parameters. Keyword arguments are attributes.
-    If a kind is a keyword of Python, the name of the method ends with `_`, as in `step.not_(x)`.
+    arguments are operands, in the order of the parameters of the kind's rule. Keyword arguments are
+    attributes. If a kind is a keyword of Python, the name of the method ends with `_`, as in
+    `step.not_(x)`.
     """
 
     __slots__ = ("_add",)
@@ -30,7 +31,7 @@ class ByKind:
         names = rule.parameters
 
         def add(*operands: object, **attributes: object) -> Any:
-            # The last operands of a kind may be left out, so there may be more names than operands.
+            # A call may leave out the last operands, so there may be more names than operands.
             operand_by_name = dict(zip(names, operands, strict=False))
             return self._add(kind, operand_by_name, **attributes)
 

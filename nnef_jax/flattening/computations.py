@@ -14,7 +14,7 @@ class Computations:
     def __init__(self, builder: GraphBuilder) -> None:
         self._builder = builder
         self._operation_by_result: dict[Value, Operation] = {}
-        self._noted_count = 0  # the number of operations that `_operation_by_result` has
+        self._noted_count = 0  # the number of operations that are in `_operation_by_result`
         self._key_by_result: dict[Value, Any] = {}
         self._keyed_count = 0  # the number of operations whose results have keys
         self._number_by_computation: dict[Any, int] = {}
@@ -47,7 +47,7 @@ class Computations:
         return self._operand_key(x)
 
     def _operand_key(self, x: Any) -> Any:
-        """Return a key of an operand, which may be a tensor, a number, or several of them."""
+        """Return a key of an operand: of a tensor, of a number, or of a list of these."""
         if isinstance(x, list | tuple):
             return tuple(map(self._operand_key, x))  # pyright: ignore[reportUnknownArgumentType]
         if isinstance(x, Value):

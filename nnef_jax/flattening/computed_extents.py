@@ -1,4 +1,4 @@
-"""Computed tensors of integers as extents of other tensors, such as the result of a `sum`."""
+"""Turns computed integers, such as the result of a `sum`, into extents of tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lowering.location import Span
 from nnef_jax.flattening.lists import ListEmission
 
 _RESHAPES = frozenset({"cast", "copy", "reshape", "squeeze", "unsqueeze"})
-_MOST_AXES = 64  # an array of jax has at most so many
+_MOST_AXES = 64  # the largest rank of jax's arrays
 
 
 def extents_of(graph: ListEmission, x: Value, span: Span | None) -> list[Any] | None:
@@ -38,12 +38,12 @@ def _extent(graph: ListEmission, x: Value, index: int, span: Span | None) -> Any
     """
     operation = graph.computations.operation_of(x)
     if operation is None:
-        return _counted_extent(graph, x, index, span)  # an input, such as a loop's iteration
+        return _counted_extent(graph, x, index, span)  # an input, such as an iteration's number
     operands: dict[str, Any] = dict(operation.operands)
     first_operand = next(iter(operands.values()), None)
     if operation.kind == "constant":
         items: Any = dict(operation.attributes)["value"]
-        # A single item stands for all items of the constant.
+        # If `value` has a single item, all items of the constant are equal to this item.
         return graph.symbols.dimensions.of(items[index if len(items) > 1 else 0])
     is_reshape = operation.kind in _RESHAPES
     if is_reshape and isinstance(first_operand, Value) and is_integer(first_operand.type.dtype):
@@ -59,7 +59,7 @@ def _extent(graph: ListEmission, x: Value, index: int, span: Span | None) -> Any
 
 
 def _counted_extent(graph: ListEmission, x: Value, index: int, span: Span | None) -> Any:
-    """Return a symbol for an item of a tensor, or None if the tensor has no upper bound."""
+    """Return a symbol for an item of a tensor, or None if no upper bound of the items is known."""
     most = graph.bounds.most(x)
     if most is None:
         return None

@@ -1,4 +1,4 @@
-"""Adds operations to a graph within the limits of a load, and locates errors in the document."""
+"""Adds operations to a graph, checks its `Limits`, and gives errors a place in the document."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from nnef_jax.flattening.symbolic import SymbolicShapes
 from nnef_jax.formats.base import EXPORT_KNOWN, ExtentNeeded, Options
 from nnef_jax.limits import EXTENT_STEPS, OPERATION_STEPS, Limits, Meter, raising
 
-ByName = Mapping[str, Any]  # maps parameters of a kind to operands or attributes
+ByName = Mapping[str, Any]  # maps parameter names of an operation to operands or attributes
 _ARRAYS = frozenset({list, tuple})
 _SEQUENCES = _ARRAYS | {str}
-# The largest number of a node's results that are noted as readers of a folded tensor.
+# If a node reads a folded tensor, at most this number of the node's results is noted.
 _MOST_RESULTS = 4
 _NARROW = {"int64": "int32", "uint64": "uint32", "complex128": "complex64"}
 
@@ -51,7 +51,7 @@ def ends_of(dtype: str) -> tuple[Any, Any]:
 
 
 class Emission:
-    """A graph under construction, to which operations are added within the limits of a load.
+    """A graph under construction. Adding operations raises LimitError if `limits` are exceeded.
 
     `integer` is the dtype of integers for which the document declares no dtype.
     """
@@ -62,7 +62,7 @@ class Emission:
         self._largest_real = float(jnp.finfo(options.real).max)
         self.meter: Meter = options.meter
         self.limits: Limits = options.meter.limits
-        # The symbolic shapes of tensors if `jax.export` has extents as symbols, otherwise None.
+        # The symbolic shapes of tensors. None while no extent is a symbol of `jax.export`.
         self.symbolic: SymbolicShapes | None = None
         if options.symbolic_shapes:
             self.symbolic = SymbolicShapes(self.builder)
@@ -83,9 +83,9 @@ class Emission:
     ) -> tuple[Any, ...]:
         """Add an operation to the graph and return a tuple of its results.
 
-        A result that is an array of tensors is a list. `names` are the names of the results. `span`
-        and `calls` are the place of the operation in the document. `rule` is the user's rule for
-        the kind, if there is one. If `inserted`, the document has no tensors with these names; see
+        An array of tensors is returned as a list. `names` are the names of the results. `span` and
+        `calls` are the place of the operation in the document. `rule` is the user's rule for the
+        kind, if there is one. If `inserted`, the document has no tensors with these names; see
         `Value`.
 
         Raises InvalidOperation if the operation refuses its operands or attributes, and NnefError
@@ -151,14 +151,15 @@ class Emission:
     def note_folded(
         self, constants: Iterable[str], nodes: Iterable[tuple[Iterable[str], Sequence[str]]]
     ) -> None:
-        """Note the constants that were computed while flattening, and the results of their readers.
+        """Note folded constants, and the results of the nodes that read these constants.
 
-        `constants` are the names of the constants. `nodes` has a pair for each node of the
-        document: the names of the tensors that the node reads, and the names of its results.
+        `constants` are the names of the constants that were computed while flattening. `nodes` has
+        a pair for each node of the document: the names of the tensors that the node reads, and the
+        names of the node's results.
         """
         results_by_constant: dict[str, list[str]] = {}
         for name in constants:
-            # A name that the graph has taken is a tensor of the graph, which is not folded.
+            # If the graph already uses the name, the constant is a tensor of the graph: not folded.
             if not self.builder.is_taken(name):
                 results_by_constant[name] = []
         for reads, results in nodes:
@@ -215,7 +216,7 @@ def located(
     translate: Callable[[str], str] = str,
     suffix: str = "",
 ) -> NnefError:
-    """Convert an error of an operation or input to an error that has a place in the source.
+    """Convert an error of an operation or input to an error with a place in the source.
 
     `what` describes the operation or input and begins the message. `translate` replaces the names
     in the message and in the hint by the words of the document. The message ends with `suffix`.
@@ -275,7 +276,7 @@ class locating_errors:
         pass
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
-        """Raise an error of the context as an error with a place, unless it has a place already."""
+        """Raise an error of the `with` block again, with a place, unless it already has one."""
         match error:
             case None | ExtentNeeded() | NnefError():
                 pass
@@ -302,7 +303,7 @@ def _steps_to_compare(operand_array: Sequence[object]) -> int:
 
 
 def _hashable_attribute(attribute: Any) -> Any:
-    """Return an equal attribute that is hashable and has types of Python.
+    """Return an equal attribute that is hashable and has only Python's own types.
 
     Lists become tuples, and numpy's scalars become Python's.
     """

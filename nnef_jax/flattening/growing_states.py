@@ -1,7 +1,7 @@
-"""States of loops whose extents change in an iteration, such as a state that gets a row each time.
+"""Growing states of loops, such as a state to which each iteration adds a row.
 
-Such a state is padded to the most items that it can have, and its extent is a further state. In the
-body, and after the loop, the state is a list.
+Such a state is padded to its largest possible extent. The loop carries the actual extent as an
+additional state. In the body, and after the loop, the state is a list.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nnef_jax.flattening.tensor_graph import TensorGraph
 
 @dataclass(frozen=True, slots=True)
 class GrowingAxis:
-    """An axis of a state whose extent iterations change.
+    """An axis of a loop's state. Iterations change the extent of the axis.
 
     Args:
         state: the index of the state.
@@ -44,7 +44,7 @@ class GrowingStates:
 
     Attributes:
         axes: the axes along which iterations change the extents of states.
-        initial: the padded states before the first iteration, then their extents along `axes`.
+        initial: the padded states before the first iteration, then the unpadded extents of `axes`.
 
     Args:
         site: the place of the loop.
@@ -64,7 +64,8 @@ class GrowingStates:
         self._initial_most: list[int] = []
         self._most: list[int] = []
         graph = site.graph
-        # Without a limit, `require_limit` refuses axes that get items in each iteration.
+        # If the loop has no limit, the number 1 does not matter: `require_limit` refuses axes that
+        # grow in each iteration.
         iterations = 1 if limit == math.inf else int(limit)
         padded: list[Value] = [site.tensor(state) for state in states]
         extents: list[Value] = []
@@ -83,14 +84,14 @@ class GrowingStates:
     def inside(self, body: RepeatedBody) -> list[Value]:
         """Return the states of the body before an iteration, as lists along the growing axes.
 
-        The states of `body` are `initial`: the padded states, then their extents.
+        The states of `body` correspond to `initial`: the padded states, then their extents.
         """
-        count = len(self.initial) - len(self.axes)  # of the states without their extents
+        count = len(self.initial) - len(self.axes)  # the number of states, without the extents
         states = body.inner_states[:count]
         extents = body.inner_states[count:]
         for growing, most_after, extent in zip(self.axes, self._most, extents, strict=True):
             state, axis = growing.state, growing.axis
-            # The last `step` places are empty before the iteration, which may fill these places.
+            # The last `step` indices are padding before the iteration. The iteration may fill them.
             most = most_after - growing.step
             items = body.at.tensor(body.at.part(states[state], axis, first=0, last=most))
             states[state] = body.graph.listed(items, axis, extent, most, self._site.span)
@@ -104,7 +105,7 @@ class GrowingStates:
         `graph` is the graph of the body, and `before` and `after` are the states before and after
         the iteration. If the result is equal to `axes`, the padded states have room for all items.
         """
-        initial_most: dict[tuple[int, int], int] = {}  # by state and axis
+        initial_most: dict[tuple[int, int], int] = {}  # the keys are (state, axis)
         for growing, most in zip(self.axes, self._initial_most, strict=True):
             initial_most[growing.state, growing.axis] = most
         axes: list[GrowingAxis] = []
@@ -127,7 +128,7 @@ class GrowingStates:
     def _growth(
         self, graph: TensorGraph, initial_most: int, old_extent: Any, extent: Any
     ) -> tuple[int, int]:
-        """Return the fields `step` and `least` of a growing axis, of which one is 0.
+        """Return the fields `step` and `least` of a growing axis. At least one of them is 0.
 
         `graph` is the graph of the body. `initial_most` is the largest extent before the first
         iteration. `old_extent`, a symbol, and `extent` are the extents before and after an
@@ -135,7 +136,7 @@ class GrowingStates:
         """
         bounds = bounds_by_symbol(extent, str(old_extent), graph.symbols.limits)
         step = max(bounds.excess, 0)
-        # Without steps, infinitely many iterations add nothing.
+        # If `step` is 0, the iterations add nothing, even if `self._limit` is infinite.
         most_by_steps = initial_most + (self._limit * step if step else 0)
         if bounds.number < math.inf and bounds.number <= most_by_steps:
             return 0, int(bounds.number)
@@ -147,7 +148,7 @@ class GrowingStates:
         return max(graph.bound(extent - old_extent), 0), 0  # 2 for n0 and n0 + 2
 
     def require_limit(self) -> None:
-        """Raise InvalidOperation if each iteration may add items to a state, without a limit."""
+        """Raise InvalidOperation if a state may grow in each iteration of a loop without limit."""
         for growing in self.axes:
             if growing.step and self._limit == math.inf:
                 raise InvalidOperation(

@@ -1,4 +1,4 @@
-"""The operations on host values, which are computed while a network is read.
+"""Operations on host values. The host computes these operations while a network is read.
 
 The rules of `lowering.ops` cannot replace these operations: the rules compute integers in 32 bits,
 and have no results for open or symbolic extents. The rules would also be slow. A call of such a
@@ -63,7 +63,7 @@ def attempt(function: Callable[..., Any], *operands: object, **attributes: objec
 
 
 def require_few(items: int) -> None:
-    """Raise NotFolded if there are more than `LARGEST` items, which the host does not compute."""
+    """Raise NotFolded if `items` exceeds `LARGEST`, the most items that the host computes."""
     if items > LARGEST:
         raise NotFolded
 
@@ -81,8 +81,8 @@ def _is_open(attribute: object) -> bool:
 def _with_unknown(integer_function: Callable[..., int]) -> Callable[..., int]:
     """Extend a function of integers to arguments that may be UNKNOWN.
 
-    If an argument is UNKNOWN, the new function returns UNKNOWN. It raises InvalidOperation for a
-    division by 0, and for a result of more than 64 bits.
+    If an argument is UNKNOWN, the new function returns UNKNOWN. The new function raises
+    InvalidOperation for a division by 0, and for a result of more than 64 bits.
     """
 
     def compute(*items: int) -> int:
@@ -185,7 +185,7 @@ def _differ(a: int, b: int) -> bool:
     Raises an error of jax if the answer depends on the values of symbolic extents.
     """
     if is_symbolic(a - b):
-        # `a != b` would be True even if the extents may be equal. Comparisons raise an error then.
+        # `a != b` would be True even for extents that may be equal. For these, < raises an error.
         return bool(a < b) or bool(a > b)
     return a != b
 
@@ -362,7 +362,8 @@ def _mean(input: Host, axes: Ints) -> Host:
 def _reshape(input: Host, shape: Ints, axis_start: int = 0, axis_count: int = -1) -> Host:
     """Replace the extents of `axis_count` axes, from `axis_start` on, by the extents `shape`.
 
-    An extent of 0 in `shape` stands for the extent that the input has.
+    An extent of 0 in `shape` stands for the extent that the input has. If `axis_count` is -1, all
+    axes from `axis_start` on are replaced.
     """
     axis_end = input.ndim if axis_count == -1 else axis_start + axis_count
     extents = list(shape)

@@ -152,7 +152,7 @@ def to_integer(value: Host) -> Host:
     """
     if is_integer(value):
         return value
-    largest = 2.0**63  # infinity and other larger numbers become this number
+    largest = 2.0**63  # larger numbers, and infinity, become this number
     items: list[int] = []
     for item in value.ravel().tolist():
         if math.isnan(item):
@@ -170,7 +170,8 @@ def cast(value: Host, kind: str) -> Host:
     if kind == "scalar":
         return to_float(value)
     if is_integer(value) and is_open(value.ravel()):
-        # The truth of an UNKNOWN item is UNKNOWN, so the result has the integers 0 and 1 for bool.
+        # The truth of an UNKNOWN item is UNKNOWN. The result therefore holds 0, 1 and UNKNOWN, not
+        # bool.
         truths = [x if x is UNKNOWN else int(x != 0) for x in value.ravel()]
         return integer_array(truths, value.shape)
     return value.astype(bool)

@@ -1,8 +1,8 @@
 """Prepares operations on lists: tensors whose number of items is counted in a run.
 
 The document promises that certain extents agree, such as those of two addends. Here such extents
-get the same symbol. `list_operation` has a function for each kind that needs operations before it
-or after it. All other kinds are computed by their ordinary rules.
+get the same symbol. Some kinds of operations, such as "concat", need additional operations before
+or after them. `list_operation` adds these. All other kinds are computed by their ordinary rules.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _scatter_nd(
 ) -> ByName:
     """Return the operands of a scatter. The updates get the symbols of the indices' extents.
 
-    The last extent of the indices is left out.
+    The last axis of the indices is ignored.
     """
     axis_count = len(operands["indices"].type.shape) - 1
     return _with_extents_of_indices(graph, operands, axis_count, span)
@@ -70,12 +70,12 @@ def _with_extents_of_indices(
 def _broadcast(
     graph: ListEmission, operands: ByName, attributes: ByName, span: Span | None
 ) -> ByName:
-    """Return the operands of a broadcast. The list gets the symbols of the new shape."""
+    """Return the operands of a broadcast. An input that is a list gets the symbols of `shape`."""
     x = operands["input"]
     if not graph.is_list(x):
         return operands
     shape = attributes["shape"]
-    # New axes come first. Their number is negative if `shape` leaves out first axes of the list.
+    # New axes come first. Their number is negative if `shape` has fewer axes than the list.
     new_axis_count = len(shape) - len(x.type.shape)
     extents: dict[int, Any] = {}
     for axis, extent in enumerate(graph.shape_of(x)):
@@ -88,9 +88,10 @@ def _broadcast(
 def _by_item(
     graph: ListEmission, operands: ByName, attributes: ByName, span: Span | None
 ) -> ByName:
-    """Return the operands of an elementwise operation, with the same extent along each axis.
+    """Return the operands of an elementwise operation, with equal symbols for equal extents.
 
-    The document promises that the extents of an axis are equal in a run, except extents of 1.
+    The document promises that the operands' extents along an axis are equal in a run, except
+    extents of 1.
     """
     tensors = {name: x for name, x in operands.items() if isinstance(x, Value)}
     if not any(map(graph.is_list, tensors.values())):
@@ -108,7 +109,7 @@ def _with_one_extent(
 
     `tensors` maps names of operands to the operands that are tensors.
     """
-    extents: dict[str, Any] = {}  # by operand, without extents of 1
+    extents: dict[str, Any] = {}  # maps operands to extents, except extents of 1
     for name, x in tensors.items():
         shape = graph.shape_of(x)
         is_one = axis >= len(shape) or (not is_symbolic(shape[axis]) and shape[axis] == 1)
@@ -142,16 +143,17 @@ def _common_extent(graph: ListEmission, extents: Sequence[Any], span: Span | Non
 
 
 def _spread(graph: ListEmission, x: Value, axis: int, extent: Any, span: Span | None) -> Value:
-    """Return a list with another extent along an axis.
+    """Return a list with the extent `extent` along an axis.
 
-    In a run, the list has either this extent already, or a single item, which the result repeats.
+    In a run, `x` has either this extent already, or a single item. The result repeats a single
+    item.
     """
     length = graph.extent_tensor(graph.shape_of(x)[axis], span)
     last = graph.insert("sub", {"x": length, "y": 1}, span)
     most = graph.bound(extent)
     numbers = {"start": 0, "end": most, "step": 1, "dtype": graph.builder.integer}
     places = graph.insert("range", {}, span, **numbers)
-    # Places behind the last item repeat the last item. In a list without items, all places are 0.
+    # Indices beyond the last item become the last index. In an empty list, all indices become 0.
     places = graph.insert("min", {"x": places, "y": last}, span)
     places = graph.insert("max", {"x": places, "y": 0}, span)
     result = graph.insert("gather", {"input": x, "indices": places}, span, axis=axis)
@@ -161,8 +163,8 @@ def _spread(graph: ListEmission, x: Value, axis: int, extent: Any, span: Span | 
 def _concat(graph: ListEmission, operands: ByName, attributes: ByName, span: Span | None) -> ByName:
     """Return the operands of a concatenation, with the extents of the first part in all parts.
 
-    The axis of the concatenation is left out. If an extent of the first part is a number, lists
-    among the other parts get this number of items.
+    The extents along the axis of the concatenation stay as they are. If an extent of the first part
+    is a number, lists among the other parts get this number of items.
     """
     first, *further_parts = operands["values"]
     if not any(map(graph.is_list, operands["values"])):
@@ -184,7 +186,7 @@ def _with_extents(
 ) -> Value:
     """Return a list with new symbols for its extents. In a run, the extents stay the same.
 
-    `extents` maps axes to the symbols. Extents that are numbers are ignored.
+    `extents` maps axes to the symbols. Entries of `extents` that are numbers are ignored.
     """
     for axis, extent in extents.items():
         is_same = graph.shape_of(x)[axis] - extent == 0
@@ -196,7 +198,7 @@ def _with_extents(
 def _topk(
     graph: ListEmission, operands: ByName, attributes: ByName, span: Span | None
 ) -> ByName | list[Value]:
-    """Add an operation that chooses the `k` best items of a list; return its results, also lists.
+    """Add an operation that chooses the `k` best items of a list. Return the results, as lists.
 
     If neither the extent nor `k` is symbolic, return the operands. The results have at most as many
     items as the list.
@@ -210,7 +212,7 @@ def _topk(
     limit = smallest_of([extent, k])
     most = graph.bound(limit)
     if is_symbolic(extent):
-        # The places behind the items get the worst number, so the operation chooses these places
+        # The padding behind the items becomes the worst number, so the operation chooses padding
         # last.
         worst = _end(x.type.dtype, largest=not attributes["largest"])
         x = graph.filled(x, axis, worst, span)

@@ -1,8 +1,8 @@
-"""Lists: tensors with as many items along an axis as the network counts.
+"""Lists: tensors whose number of items along an axis is counted in a run.
 
-The extent of such an axis is a symbol of `jax.export`, as if the document had a name for it. Types
-have UNKNOWN in its place. Each symbol has a largest value, so that a run computes on arrays of
-fixed shapes. In these arrays padding follows the items, see `lowering.padding`.
+The extent of such an axis is a symbol of `jax.export`, as if the document had a name for it. In the
+types of tensors, such an extent is UNKNOWN. Each symbol has a largest value, so that a run computes
+on arrays of fixed shapes. In these arrays padding follows the items, see `lowering.padding`.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ class Symbols:
 
     Args:
         dimensions: the dimensions of `jax.export` for the symbols.
-        names_of_user: the names of further symbols, which the user of `jax.export` defined.
+        names_of_user: the names of the symbols that the user of `jax.export` defined. The dicts
+            below do not have these symbols.
         most: maps the name of each symbol to its largest value.
-        limits: maps the name of each symbol to an extent that its value never exceeds, such as
-            n0 + 1 for n1.
+        limits: maps the name of each symbol to an upper bound, which may have other symbols: n0 + 1
+            for n1.
         count_names: maps the name of each symbol to the name of a tensor. In a run, the tensor has
             the value of the symbol.
     """
@@ -104,8 +105,8 @@ class ListEmission(Emission):
             self.symbols: Symbols = Symbols(dimensions, names_of_user)
         else:
             self.symbols = outer.symbols
-        # The number that pads a list if the list is an output. Lists without an entry have the
-        # padding of their dtype.
+        # Maps a list to the number that pads it as an output. A list without an entry is padded by
+        # the default number of its dtype.
         self.list_padding: dict[Value, float] = {}
         self.computations: Computations = Computations(self.builder)
         self._symbol_by_key: dict[Any, Any] = {}  # maps keys of counts to symbols
@@ -123,7 +124,7 @@ class ListEmission(Emission):
         span: Span | None, calls: tuple[Call, ...] = (), *, rule: Rule | None = None,
         inserted: bool = False,
     ) -> tuple[Any, ...]:  # fmt: skip
-        """Add an operation as `Emission.add` does, and check that lists can be its operands."""
+        """Add an operation as `Emission.add` does, and check that the operation supports lists."""
         if self.has_lists and not self.symbols.is_open:
             # If the user has no symbols, the graph has the text of each symbol, not jax's object.
             attributes = {name: _as_text(x) for name, x in attributes.items()}
@@ -154,7 +155,7 @@ class ListEmission(Emission):
         return results[0] if len(results) == 1 else results
 
     def _define(self, symbol: str, value: Value) -> None:
-        """Note in all outer graphs that a tensor of this graph, a body, defines a symbol."""
+        """Note in all outer graphs that `value`, a tensor of this body, defines `symbol`."""
         graph = self._outer_lists
         while graph is not None:
             graph.builder.symbols.setdefault(symbol, value)
@@ -296,10 +297,10 @@ class ListEmission(Emission):
         return self._symbol_by_key[key]
 
     def defined_symbol(self, count: Value, limit: Any, span: Span | None) -> Any:
-        """Return the symbol for a number as `symbol` does, and add an operation that defines it.
+        """Return the symbol for a number of items, and add an operation that defines the symbol.
 
         The operation makes a list of `count` integers. In a run, this list defines the symbol's
-        value.
+        value. The arguments are as for `symbol`.
         """
         dtype = self.builder.integer
         most = self.bound(limit)
@@ -324,7 +325,7 @@ class ListEmission(Emission):
         return self.insert("counted", operands, span, axis=axis, extent=extent, most=most)
 
     def filled(self, x: Value, axis: int, value: float, span: Span | None) -> Value:
-        """Return a list with as many items along an axis as it can have. New items are `value`."""
+        """Pad a list along an axis to its largest possible extent. New items are `value`."""
         most = self.bound(self.shape_of(x)[axis])
         return self.padded_to(x, axis, most, span, value)
 
@@ -351,9 +352,9 @@ class ListEmission(Emission):
     def as_output(self, x: Value, name: str, span: Span | None) -> Value:
         """Return `x`, an output of the network, with defined values in its padding.
 
-        The padding is NaN for real numbers, -1 for signed integers and 0 for other dtypes. `name`
-        is the name of the output. A run can capture the number of items under the name that
-        `length_name` returns.
+        `list_padding` has the padding. By default the padding is NaN for real numbers, -1 for
+        signed integers and 0 for other dtypes. `name` is the name of the output. A run can capture
+        the number of items under the name that `length_name` returns.
         """
         if not self.is_list(x):
             return x
@@ -379,7 +380,7 @@ def _padding_of(dtype: str) -> float:
 
 
 def _as_attribute(number: float) -> float | str:
-    """Return a number as the attribute `value` of the kind `filled`. Infinity and NaN are text."""
+    """Return the attribute `value` of an operation `filled`. Infinity and NaN become text."""
     return number if math.isfinite(number) else str(number)
 
 

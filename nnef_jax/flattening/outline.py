@@ -1,7 +1,7 @@
 """Adds operations for unsupported operators to a graph that is shown and never run.
 
-Such an operation has no rule, and its results have no type. If another operation reads such a
-result, its results have no type either.
+Such an operation cannot be computed, and its results have no type. If another operation reads such
+a result, the results of that operation have no type either.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def add_untyped(
             reads.append(graph.tensor(operand, operand.label, span))
     graph.meter.spend(OPERATION_STEPS, "the network", span)
     types = tuple([UNTYPED] * len(names))
-    # The rule infers that the results have no types, and cannot compute the results.
+    # This rule gives the results no types, and raises an error if the results are computed.
     rule = Rule(kind, lambda: types, _refuse, ("**",), wants_context=False, infer_reads=frozenset())
     operands_by_name = {"inputs": tuple(reads)}
     results = graph.builder.operation(kind, operands_by_name, {}, names, span, rule=rule)

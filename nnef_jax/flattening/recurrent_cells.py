@@ -26,7 +26,7 @@ DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "rnn": ("tanh",),
 }
 _GATES = {"lstm": 4, "gru": 3, "rnn": 1}
-_OF_GATES, _OF_CANDIDATE, _OF_MEMORY = 0, 1, 2  # the indices of a cell's activations
+_OF_GATES, _OF_CANDIDATE, _OF_MEMORY = 0, 1, 2  # indices in `activations` of a cell
 _REQUIRED = math.nan  # stands for a parameter without a default
 # The defaults of alpha and beta for each activation. None says that the activation has no such
 # parameter.
@@ -89,7 +89,7 @@ class Cell:
         resets_after: says where a GRU applies its reset gate. If true, the gate multiplies the
             product of the state with the weights. Otherwise the gate multiplies the state, before
             the product is computed.
-        couples: whether the forget gate of an LSTM is 1 - the input gate.
+        couples: whether the forget gate of an LSTM is computed as 1 - input gate.
     """
 
     kind: str
@@ -222,7 +222,8 @@ class Cell:
             output = step.select(is_within, output, 0.0)
             pairs = zip(new_states, old_states, strict=True)
             new_states = [step.select(is_within, new, old) for new, old in pairs]
-        # Each iteration writes one time step of the output. Only the last states are results.
+        # The output joins the time steps of all iterations. Of each state, only the last value is a
+        # result.
         output = step.unsqueeze(output, axes=(axis,))
         chunk = -1 if reverse else 1
         output_modes = [("full", axis, chunk), *[LAST] * len(new_states)]

@@ -35,13 +35,13 @@ class RepeatedBody:
     def __init__(self, site: Site[TensorGraph]) -> None:
         self.site = site
         self.graph: TensorGraph = site.graph.body()
-        self.at: Any = replace(cast("Any", site), graph=self.graph)  # of the class of `site`
+        self.at: Any = replace(cast("Any", site), graph=self.graph)  # a site of the class of `site`
         # Inputs of the body for slices of outer tensors, and for the number of the iteration.
         self.loop_inputs: list[Value] = []
-        self.inner_states: list[Value] = []  # inputs for the states
+        self.inner_states: list[Value] = []  # the body's inputs for the states
         # Outer tensors: the states before the first iteration.
         self.initial_states: list[Value] = []
-        # For each slice: the outer tensor, the axis and the chunk.
+        # For each slice: the outer tensor, the axis and the chunk (the slice's extent, see `part`).
         self.scanned: list[tuple[Value, int, int]] = []
 
     def _new_input(self, name: str, shape: Sequence[int], dtype: str) -> Value:
@@ -117,8 +117,8 @@ class RepeatedBody:
     ) -> list[Value]:
         """Add a scan to the outer graph; return the last states, then the outputs of `values`.
 
-        `after` are the states after an iteration, and `values` are further tensors of the body.
-        `output_modes` says for each of `values` how the tensors of all iterations become an output.
+        `after` are the states after an iteration. `values` are tensors of the body that become
+        outputs. For each of these, `output_modes` says how the output is made from all iterations.
         """
         last_states = [LAST] * len(after)
         return self.add(
@@ -143,8 +143,8 @@ class RepeatedBody:
 
         Args:
             add_operation: adds the operation, as `site.emit` does.
-            continue_condition: a list with the condition of a loop after an iteration, a tensor of
-                bool without axes. The list is empty for a scan.
+            continue_condition: a list of one tensor of bool without axes: the condition of a loop
+                after an iteration. The list is empty for a scan.
             after: the states after an iteration.
             values: the tensors of the body whose values are outputs.
             output_modes: says for each of `values` how the tensors of all iterations become an
@@ -180,9 +180,9 @@ class RepeatedBody:
 def flattened_branches(flatteners: Sequence[Callable[[], _Body]], hint_to_fix: str) -> list[_Body]:
     """Flatten the two branches of a choice, and return their results.
 
-    `flatteners` has a function for each branch, which is called to flatten it. If only one branch
-    can be flattened, the error of the other branch has the hint `hint_to_fix`, which says how to
-    make the condition a constant.
+    `flatteners` has a function for each branch, which flattens the branch when it is called. If
+    only one branch can be flattened, the error of the other branch has the hint `hint_to_fix`. The
+    hint says how to make the condition a constant.
 
     Raises InvalidOperation or NnefError if a branch cannot be flattened.
     """
@@ -212,7 +212,7 @@ def add_choice(
     graphs: Sequence[TensorGraph],
     results: Sequence[Sequence[Value]],
 ) -> list[Value]:
-    """Add the operation that runs one of two bodies by a condition; return the operation's results.
+    """Add a `branch`, which runs one of two bodies; return the results.
 
     A result whose extents depend on the body becomes a list.
 

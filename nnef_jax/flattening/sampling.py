@@ -40,7 +40,7 @@ def roi_aligned(
     shift: float,
     **attributes: object,
 ) -> Any:
-    """Add a pool of samples in regions of images.
+    """Add an operation that pools samples in regions of images (RoI align).
 
     `rois` has shape (regions, 4): the corners (x1, y1, x2, y2) of each region. The corners are
     multiplied by `scale`, then `shift` is added to them. `images` has the index of each region's
@@ -55,7 +55,7 @@ def roi_aligned(
 def suppressed(
     site: Site[TensorGraph], boxes: Tensor, scores: Tensor, *, score: float, **attributes: object
 ) -> tuple[Value, Value, Value]:
-    """Add a suppression of boxes that overlap a better box of the same class.
+    """Add a non-maximum suppression: it drops boxes that overlap a better box of the same class.
 
     Three inputs of the site must be constant or left out: input 2 is the largest number of boxes in
     a class, by default 0; input 3 is the largest allowed overlap, by default 0; input 4 is the
@@ -74,7 +74,7 @@ def suppressed(
 
 
 def box_lists(site: Site[TensorGraph], count: Tensor, *tensors: Value) -> list[Value]:
-    """Return tensors as lists of `count` boxes each. As outputs they are padded with -1."""
+    """Return tensors as lists of `count` boxes each. Lists that are outputs are padded with -1."""
     item_count = site.cast(count, site.graph.builder.integer)
     lists = [site.listed(x, 0, item_count) for x in tensors]
     site.graph.list_padding.update(dict.fromkeys(lists, -1))

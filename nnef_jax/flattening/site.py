@@ -80,7 +80,7 @@ class Site(OperatorSite[_Graph]):
         )
 
     def input_title(self, i: int) -> str:
-        """Return the description of an input that errors show."""
+        """Return the text that describes an input in errors."""
         return f"input {i}"
 
     def integers(self, x: int | Tensor) -> list[int]:
@@ -172,7 +172,7 @@ class Site(OperatorSite[_Graph]):
         return self.evaluated(compute, operands)
 
     def evaluated(self, function: Callable[..., Any], operands: Operands) -> Any:
-        """Apply a function of host values to constant tensors. Return its results as such tensors.
+        """Apply a function of host values to constant tensors; return constant tensors.
 
         If the function returns a list, the result is a list. If the function raises NotFolded, so
         does this method.
@@ -181,7 +181,7 @@ class Site(OperatorSite[_Graph]):
         constants = [x for x in _flat(operands) if isinstance(x, Constant)]
         self.spend(sum(x.array.size for x in constants))
         computed = function(*map(_host_value, operands))
-        # The results have the type of the first operand that is not logical.
+        # The results have the type of the first operand that is not bool.
         logical = self.graph.TYPES["b"]
         other_types = [x.type for x in constants if x.type != logical]
         type = other_types[0] if other_types else logical
@@ -194,7 +194,7 @@ class Site(OperatorSite[_Graph]):
     def converted(self, x: Constant, type: str) -> Constant:
         """Convert a constant tensor to another element type.
 
-        Raises NotFolded if the tensor has symbolic extents and the type is no signed integer.
+        Raises NotFolded if the tensor has symbolic extents and `type` is not a signed integer type.
         """
         dtype = self.graph.array_dtype(type)
         if x.array.dtype == object and any(map(is_symbolic, x.array.ravel())):
@@ -209,8 +209,8 @@ class Site(OperatorSite[_Graph]):
     def listed(self, x: Tensor, axis: int, count: Value, limit: Any = None) -> Value:
         """Return the first `count` items of a tensor along an axis, as a list.
 
-        `count` is a tensor of integers with a single item, which is at most the extent `limit`, by
-        default the extent of the axis. Raises ExtentNeeded for an open extent.
+        `count` is a tensor with a single integer. This integer is at most the extent `limit`. The
+        default of `limit` is the extent of the axis. Raises ExtentNeeded for an open extent.
         """
         value = self.tensor(x)
         limit = self.known_shape(value)[axis] if limit is None else limit
@@ -239,7 +239,7 @@ class Site(OperatorSite[_Graph]):
             return self.step.reshape(x, shape=shape, axis_start=first, axis_count=count)
         if shape == self.shape(x):
             return x
-        has_placeholder = 0 in shape or -1 in shape  # an extent that the operand decides
+        has_placeholder = 0 in shape or -1 in shape  # stands for an extent that follows from `x`
         # Weights keep their label, so they are not reshaped here.
         if isinstance(x, Constant) and not x.label and not has_placeholder:
             return Constant(x.array.reshape(shape), x.type, derived=x.derived)
@@ -258,7 +258,7 @@ class Site(OperatorSite[_Graph]):
         tensors = [x for x in operands if isinstance(x, Value | Constant)]
         rank = max(map(self.rank, tensors), default=0)
 
-        # A literal has no axes, so a computed tensor must give the result its rank.
+        # A literal has no axes, so one computed tensor must have the rank of the result.
         has_full_value = any(isinstance(x, Value) and self.rank(x) == rank for x in tensors)
 
         def align(x: Operand) -> Operand:
@@ -292,9 +292,9 @@ class Site(OperatorSite[_Graph]):
     def chain(self, x: Tensor, *steps: tuple[str, Sequence[Operand], ByName]) -> Any:
         """Apply several operations to a tensor, one after the other; return the result.
 
-        Each step has three items: the kind of the operation, its operands after the tensor, and its
-        attributes. Steps of the kind "" are skipped. The last operation is the last operation of
-        the layer or node.
+        Each step has three items: the name of the operation, the operands that follow the tensor,
+        and the attributes, such as ("mul", [2.0], {}). Steps with the name "" are skipped. The last
+        step becomes the last operation of the layer or node.
         """
         named_steps = [step for step in steps if step[0] != ""]
         if not named_steps:
@@ -381,7 +381,7 @@ def _is_foldable(x: Constant) -> bool:
 def _has_few_items(x: Constant, reals: int) -> bool:
     """Tell whether a constant tensor has at most `_FEW` integers, or at most `reals` real numbers.
 
-    For a matrix of quantised weights, the result is true only if it has a single item.
+    For a matrix of quantised weights, the result is true only if the matrix has a single item.
     """
     is_real = x.array.dtype.kind == "f"
     if is_real:
@@ -430,7 +430,7 @@ def _as_constant(graph: TensorGraph, x: NDArray[Any], type: str) -> Constant:
 
 
 def _wrapped(x: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Convert integers to a dtype of integers. Numbers beyond its range wrap, as in the network."""
+    """Convert integers to an integer dtype. Numbers beyond the dtype's range wrap around."""
     limits = ml_dtypes.iinfo(dtype)
     least = int(limits.min)
     count = int(limits.max) - least + 1

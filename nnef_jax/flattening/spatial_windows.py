@@ -100,7 +100,7 @@ def pooled(
     window: Mapping[str, Any], rounding: str, *, includes_padding: bool = False,
     includes_round_up: bool = False, **attributes: object,
 ) -> Any:  # fmt: skip
-    """Add a pool of windows on spatial axes.
+    """Add a pooling operation over windows of spatial axes.
 
     Args:
         site: the layer or node.
@@ -114,7 +114,7 @@ def pooled(
         includes_padding: whether means include the padding.
         includes_round_up: whether means also include the items that rounding up adds to the
             padding.
-        attributes: further attributes of the operation.
+        attributes: additional attributes of the operation.
     """
     padding = window["padding"]
     border = "ignore"
@@ -126,13 +126,14 @@ def pooled(
     if includes_padding and has_padding:
         excludes_round_up = any(round_up) and not includes_round_up
         if excludes_round_up:
-            # The padding becomes items of the tensor, and rounding up adds items that are ignored.
+            # Means include the padding, so the padding becomes items of the tensor. Means ignore
+            # the items that rounding up adds.
             item_padding = [(0, 0), (0, 0), *padding]
             x = site.step.pad(x, padding=item_padding, border="constant", value=0.0)
             padding = [(0, 0)] * len(kernel)
         else:
             border = "constant"
-    full_padding = [(0, 0), (0, 0)]  # of the axes batch and channels
+    full_padding = [(0, 0), (0, 0)]  # the padding of the axes batch and channels
     for (before, behind), added in zip(padding, round_up, strict=True):
         full_padding.append((before, behind + added))
     return add(
@@ -166,7 +167,7 @@ def add_patches(
     if len(batch) > 1 or not has_all_cells or not has_all_patches:
         due = f"{cells} cells a channel, {math.prod(counts)} patches"
         raise InvalidShape(f"{show(site.shape())} does not have {due}")
-    planes = math.prod(batch) * channels // cells  # one image for each channel of the batch
+    planes = math.prod(batch) * channels // cells  # a plane for each channel of each sample
     # A deconvolution by the identity matrix puts each cell at its position.
     rows = site.positions(cells, axis=0, rank=2)
     columns = site.positions(cells, axis=1, rank=2)
@@ -184,7 +185,7 @@ def add_patches(
 
 
 def depth_to_space(site: Site[TensorGraph], block: int, *, depth_first: bool) -> Any:
-    """Move channels of input 0 into blocks along its spatial axes, as the site's last operation.
+    """Move channels of input 0 into blocks along the spatial axes, as the site's last operation.
 
     The channel axis is split into (depth, *block) if `depth_first`, otherwise into (*block, depth).
     In the result, each spatial extent is multiplied by `block`.

@@ -33,10 +33,10 @@ class SymbolicShapes:
     dimensions: Dimensions = field(default_factory=Dimensions)
     # For each symbol that stands for a counted number of items: its largest value.
     most: Mapping[str, int] = field(default_factory=dict[str, int])
-    # The shape and dtype of each tensor. If tracing computes a tensor on the host, its array.
+    # Maps a tensor to its shape and dtype, or to its array if tracing computes it on the host.
     _structs: dict[Value, Any] = field(default_factory=dict[Value, Any])
     _traced: int = 0  # the number of operations that were traced or did not need a trace
-    # The shapes or arrays of the results of traced operations, by `_key` of the operation.
+    # Maps the `_key` of a traced operation to the shapes or arrays of the operation's results.
     _results_by_key: dict[Any, list[Any]] = field(default_factory=dict[Any, list[Any]])
 
     def declare(self, value: Value, shape: Sequence[int]) -> None:
@@ -44,7 +44,7 @@ class SymbolicShapes:
         self._structs[value] = _struct(value, shape)
 
     def shape_of(self, value: Value) -> Shape:
-        """Return the shape of a tensor. Operations are traced up to the one that computes it."""
+        """Return the shape of a tensor, after tracing operations up to the one that computes it."""
         while value not in self._structs and self._traced < len(self.builder.operations):
             operation = self.builder.operations[self._traced]
             self._traced += 1
@@ -74,9 +74,9 @@ class SymbolicShapes:
         """Note the shapes of an operation's results.
 
         If the host computes a result during the trace, the result is noted instead of its shape.
-        Operations with equal operands, as those of a network's layers, are traced once. Lists are
-        padded in the trace, as in a run. Raises InvalidComputation if the operation cannot be
-        computed.
+        Equal operations on operands of equal shapes, such as those of repeated layers, are traced
+        once. Lists are padded in the trace, as in a run. Raises InvalidComputation if the operation
+        cannot be computed.
         """
         reads = tuple(dict.fromkeys(operation.reads()))
         structs = [self._struct_of(value) for value in reads]
@@ -92,7 +92,7 @@ class SymbolicShapes:
     def _results(
         self, operation: Operation, reads: Sequence[Value], structs: Sequence[Any]
     ) -> list[Any]:
-        """Return the shapes of an operation's results, or their arrays if the host computes them.
+        """Return the shape of each result of an operation, or an array if the host computes it.
 
         `structs` has the shapes or arrays of the values `reads`.
         """
@@ -123,7 +123,7 @@ class SymbolicShapes:
         return not symbols_in(tuple(struct.shape)).isdisjoint(self.most)
 
     def _padded_type(self, struct: Any) -> jax.ShapeDtypeStruct:
-        """Return the type of the array with padding for a list, and any other type unchanged."""
+        """Return the type of a list's padded array. Types of other tensors are unchanged."""
         if not self._is_list(struct):
             return struct
         shape = SymbolValues(self.most).bounds(tuple(struct.shape))
@@ -151,7 +151,7 @@ def _key(operation: Operation, reads: Sequence[Value], structs: Sequence[Any]) -
             return None
         data = x.tobytes() if isinstance(x, np.ndarray) else None
         read_types.append((x.shape, x.dtype, data))
-    # Tensors become numbers: operations on other tensors of the same shapes have the same key.
+    # Tensors become numbers, so that equal operations on tensors of equal shapes have equal keys.
     number_by_tensor = {value: i for i, value in enumerate(reads)}
 
     def numbered(operand: Any) -> Any:

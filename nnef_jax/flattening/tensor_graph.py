@@ -1,4 +1,4 @@
-"""Constant tensors (weights, shapes, indices), and a graph whose operations take them as operands.
+"""Constant tensors (weights, shapes, indices), and a graph with constant tensors as operands.
 
 The formats that describe a network by layers or nodes on tensors use this module.
 """
@@ -26,7 +26,7 @@ from nnef_jax.formats.base import Options
 
 # The largest number of items of integer weights that are constants; larger weights are variables.
 _MOST_CONSTANT_ITEMS = 4096
-_ITEMS_PER_STEP = 4  # the number of items of a constant that count as one step of the meter
+_ITEMS_PER_STEP = 4  # a step of the meter stands for this number of a constant's items
 _INDICES = frozenset({"int32", "int64", "uint32", "uint64", "bool"})
 
 
@@ -93,7 +93,7 @@ class TensorGraph(ListEmission, ABC):
     ) -> tuple[Any, ...]:  # fmt: skip
         """Add an operation as `Emission.add` does.
 
-        If operands are lists, further operations may be added before it and after it.
+        If operands are lists, other operations may be added before and after this operation.
         """
         if self.has_lists and rule is None:
             operands_or_results = list_operation(self, kind, operands, attributes, span)
@@ -179,7 +179,7 @@ class TensorGraph(ListEmission, ABC):
     def input_for(self, value: Value, name: str = "") -> Value:
         """Return the input of this graph, which is a body, for a tensor of the outer graph.
 
-        `name` is the name of the input if an operation passes the tensor to its body.
+        `name` is the name of the input if it is new, by default the name of the tensor.
         """
         inner = self._input_by_outer.get(value)
         if inner is None:

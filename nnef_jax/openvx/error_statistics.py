@@ -57,7 +57,7 @@ class Stats(Result):
     Args:
         tensors: maps names of tensors to their figures, in the order of computation.
         comparison: the result of `analysis.compare` on the same tensors.
-        clipped: maps names of operands to the numbers of weights that were cut off.
+        clipped: maps the name of an operand to the number of its weights that were clipped.
         samples: the number of inputs that were run.
         isolated: whether each layer was also run on the tensors of the floating-point network.
     """
@@ -70,14 +70,14 @@ class Stats(Result):
 
     @property
     def first(self) -> TensorStats | None:
-        """Return the figures of the first tensor that differs, or None if no tensor differs."""
+        """Return the figures of the first tensor that differs from the original, or None."""
         for stats in self.tensors.values():
             if stats.reason:
                 return stats
         return None
 
     def to_dict(self) -> dict[str, object]:
-        """Return values that JSON can hold. `first` is the name of a tensor, or None."""
+        """Return the statistics as a dict for JSON. `first` is the name of a tensor, or None."""
         names = "tensors", "clipped", "samples"
         fields: dict[str, object] = {name: plain(getattr(self, name)) for name in names}
         return fields | {"first": None if self.first is None else self.first.name}
@@ -134,7 +134,7 @@ def _counted(count: int, noun: str) -> str:
 def statistics(
     lowered: Any, inputs: tuple[Input, ...], *, rtol: float, atol: float, isolate: bool
 ) -> Stats:
-    """Compare the tensors of a lowered network with those of the original, as `Lowered.stats`.
+    """Compare the tensors of a lowered network with those of the original, for `Lowered.stats`.
 
     `lowered` is a `Lowered`. The other arguments are those of `Lowered.stats`.
     """
@@ -159,7 +159,7 @@ def statistics(
     comparison = compare(recorded, _arrays(tensors, recorded), rtol=rtol, atol=atol)
     isolated_snr: Mapping[str, float] = {}
     if isolate:
-        # Each layer reads the results of the network in floating point.
+        # Each layer reads operands that the floating-point network has computed.
         isolated, _ = fixed_tensors(results, *arrays)
         differences = compare(recorded, _arrays(isolated, recorded)).tensors
         isolated_snr = {name: difference.snr for name, difference in differences.items()}
@@ -186,10 +186,10 @@ def statistics(
 def _fixed_tensors(
     lowered: Any, instead: Mapping[str, Array], *arrays: Array
 ) -> tuple[dict[str, Tensor | Array], dict[str, Array]]:
-    """Return a dict from names to the tensors in a lowered network, and masks of overflow.
+    """Return two dicts by name: the tensors of a lowered network, and masks of overflow.
 
-    `arrays` are the inputs of a call. Operations that read a tensor in `instead` get the array
-    instead.
+    `arrays` are the inputs of a call. `instead` maps names of tensors to arrays. An operation that
+    would read such a tensor reads the array.
     """
     inputs, input_masks = lowered.entering(*arrays)
     results, masks = lowered.inside(*arrays, instead=instead)
@@ -197,9 +197,9 @@ def _fixed_tensors(
 
 
 def _layers_by_tensor(steps: Sequence[PlanStep]) -> dict[str, str]:
-    """Return the name of the layer that computes each tensor, or "" if there is no layer.
+    """Return a dict from each tensor's name to the name of the layer that computes the tensor.
 
-    The keys are the names of the tensors.
+    If no layer computes a tensor, the value is "".
     """
     layers: dict[str, str] = {}
     for step in steps:
@@ -251,7 +251,7 @@ def _arrays(tensors: Mapping[str, Tensor | Array], names: Iterable[str]) -> dict
 
 
 def _samples(model: Model, inputs: tuple[Input, ...]) -> tuple[list[Array], bool]:
-    """Return the inputs in the order of the model, and whether they are for several calls.
+    """Return the inputs in the order of the model, and whether the inputs are for several calls.
 
     Inputs for several calls have an additional first axis, which the model does not declare.
     """

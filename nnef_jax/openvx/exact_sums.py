@@ -38,7 +38,7 @@ _LARGEST_SHIFTED = 1 << 14  # this number, shifted by `_LOW_BITS` bits, fits an 
 _PIECE_BITS = 8  # the number of bits of a digit of the input
 _MOST_UNROLLED_GROUPS = 8  # the largest number of groups that become separate convolutions
 _HIGHEST = lax.Precision.HIGHEST
-# The positions of a window of one cell on two axes: at each item, and without padding.
+# The slide of a window of one cell over two axes: the window visits each item, without padding.
 _SINGLE_CELL = Slide(
     stride=(1, 1), padding=((0, 0), (0, 0)), spread=(1, 1), dilation=(1, 1)
 )  # fmt: skip
@@ -74,9 +74,9 @@ def factors(filter: Array | NDArray[Any]) -> Factors | None:
 
     The filter has the shape (outputs, inputs of a group, *window). The digits are chosen for the
     values of the filter, or for the worst case if the values are traced. A filter in Q7.8 is
-    typically one digit of 16 bits, and its input two digits of 8 bits. Return None if there are too
-    many products for exact sums. For a traced filter this happens if a channel has more than 16384
-    cells.
+    typically one digit of 16 bits, and the layer's input two digits of 8 bits. Return None if there
+    are too many products for exact sums. For a traced filter this happens if the window has more
+    than 16384 cells.
     """
     bits = jnp.iinfo(filter.dtype).bits
     values = None if isinstance(filter, Tracer) else np.asarray(filter, np.int32)
@@ -170,11 +170,11 @@ def _largest_digit_sums(filter: Array | NDArray[Any], width: int) -> list[NDArra
 
 
 def _most_channels(sums: list[NDArray[np.int64]], most: int) -> int:
-    """Return the number of channels that can be summed at once without exceeding `most`.
+    """Return the number of channels that can be summed at once such that no sum exceeds `most`.
 
-    If there is no such number, return 0. `sums` has an array of shape (outputs, inputs) for each
-    digit: the sums of absolute values over the window. For 32 channels the numbers 32, 16, 8, 4, 2
-    and 1 are tried.
+    Return 0 if even one channel is too much, or if there would be too many sums. `sums` has an
+    array of shape (outputs, inputs) for each digit: the sums of absolute values over the window.
+    For 32 channels the numbers 32, 16, 8, 4, 2 and 1 are tried.
     """
     channels = sums[0].shape[1]
     depth = channels
@@ -191,7 +191,7 @@ def _most_channels(sums: list[NDArray[np.int64]], most: int) -> int:
 
 
 def _digits(x: _Integers, width: int, bits: int) -> list[_Integers]:
-    """Split int32 into `bits / width` balanced digits, the lowest first.
+    """Split int32 numbers into `bits / width` balanced digits, the lowest digit first.
 
     All digits except the last are from -2**(width-1) to 2**(width-1) - 1. For example, 200 has the
     digits -56 and 1 of 8 bits, since 200 = -56 + 1 * 256.
@@ -354,13 +354,13 @@ def narrow(
     left_shift = min(max(-shift, 0), _LOW_BITS)
     rounded = _rounded(_clipped(x, shift), shift, rounding_policy)
     if left_shift:
-        # A number beyond this bound could overflow an int32 by the shift, so it is clipped. This
-        # does not change the result, since the shifted bound is beyond the range of 16 bits too.
+        # The shift of a larger number could overflow an int32, so the number is clipped. Clipping
+        # does not change a saturated result: the shifted bound is outside the range of 16 bits.
         rounded = jnp.clip(rounded, -_LARGEST_SHIFTED, _LARGEST_SHIFTED) << left_shift
     limits = jnp.iinfo(dtype)
     overflowed = (rounded < limits.min) | (rounded > limits.max)
     if overflow_policy == "wrap":
-        # The last bits of the number are kept, which clipping would have changed.
+        # Wrapping keeps the last bits of the number. Clipping would change these bits.
         unclipped = _rounded(x, shift, rounding_policy) << left_shift
         return unclipped.astype(dtype), overflowed
     return jnp.clip(rounded, limits.min, limits.max).astype(dtype), overflowed
@@ -385,7 +385,8 @@ def _rounded(x: Wide, shift: int, rounding_policy: str) -> Array:
         return (x.high << x.base) + x.low
     floor, half, lower = _quotient(x, shift)
     if rounding_policy == "nearest_even":
-        # A quotient above the middle is rounded up, and one in the middle if its floor is odd.
+        # A fraction above 1/2 is rounded up. A fraction of 1/2 is rounded up if the floor is odd:
+        # 1.5 and 2.5 both become 2.
         is_odd = floor & 1 == 1
         rounds_up = half & (lower | is_odd)
     else:
@@ -398,8 +399,8 @@ def _rounded(x: Wide, shift: int, rounding_policy: str) -> Array:
 class _Quotient(NamedTuple):
     """The parts of x / 2**shift: its floor, and two masks.
 
-    `half` tells whether the bit for 1/2 is set, and `lower` whether a bit below it is set. For
-    example, 11 / 4 = 2.75 has the floor 2, and both bits are set.
+    `half` tells whether the bit for 1/2 is set, and `lower` whether any lower bit is set. For
+    example, 11 / 4 = 2.75 has the floor 2, and both masks are True.
     """
 
     floor: Array
@@ -410,7 +411,7 @@ class _Quotient(NamedTuple):
 def _quotient(x: Wide, shift: int) -> _Quotient:
     """Return the floor of x / 2**shift, and the masks by which the floor is rounded."""
     if shift > x.base:
-        # The lower word, and bits of the higher word, are below the floor.
+        # The lower word and the last `high_shift` bits of the higher word are the fraction.
         high_shift = shift - x.base
         half = (x.high >> (high_shift - 1)) & 1 == 1
         lower = (x.high & ((1 << (high_shift - 1)) - 1) != 0) | (x.low != 0)

@@ -51,7 +51,7 @@ class Lowered:
         self.model = model
         self.choices = choices
         self._evaluations: dict[tuple[Shape, ...], Evaluation] = {}
-        # Prepared weights. A key has the name of each step, and the name of the step's layer.
+        # Prepared weights. A key has a pair for each step: the names of the step and of its layer.
         self._weights: dict[tuple[object, ...], Prepared] = {}
         self._raw = jax.jit(self._run_raw)
         self._real = jax.jit(self._run_real)
@@ -86,10 +86,10 @@ class Lowered:
 
     @cached_property
     def clipped(self) -> dict[str, int]:
-        """Return a dict from operands to numbers of weights that were cut off to the type's range.
+        """Return a dict from names of operands to the number of weights that were clipped.
 
-        A key consists of the names of a layer and an operand, such as "conv1.filter". Operands
-        without such weights are left out.
+        Such weights are outside the range of the fixed-point type. A name consists of the names of
+        a layer and an operand, such as "conv1.filter". Operands without such weights are left out.
         """
         evaluation = self.evaluation(declared_shapes(self.model))
         weights = self.real_weights(evaluation)
@@ -103,8 +103,10 @@ class Lowered:
         return {name: int(counts[name]) for name in names if counts[name]}
 
     def __call__(self, *args: Tensor | ArrayLike, **kwargs: Tensor | ArrayLike) -> Any:
-        """Run the network on tensors of raw integers, in the profile's type and position.
+        """Run the network on tensors of raw integers.
 
+        A tensor must have the type of the profile. Its fixed-point position must be that of the
+        profile, unless the argument `positions` of `lower` has another position for the input.
         Raises TypeError for other objects, VxError for other types and positions, and InputError
         for other shapes.
         """
@@ -266,9 +268,9 @@ class Lowered:
         return packed(self.model, outputs)
 
     def _prepared_weights(self, shapes: Sequence[Shape]) -> Prepared:
-        """Return the weights, prepared for inputs of the shapes `shapes`. They are cached.
+        """Return the weights, prepared for inputs of the shapes `shapes`.
 
-        Shapes for which the steps have the same layers share the prepared weights.
+        The result is cached, and shared by all `shapes` for which the steps have the same layers.
         """
         evaluation = self.evaluation(shapes)
         names: list[tuple[str, str]] = []
@@ -352,16 +354,17 @@ def lower(
         model: a model of any format, without state. An open first axis of an input is the batch.
         profile: "openvx-16bit" (int16, Q7.8) or "openvx-8bit" (int8).
         overflow_policy: "saturate" or "wrap", for results outside the type.
-        rounding_policy: "to_zero" or "nearest_even", for results of layers with products and `mul`.
-        semantics: "spec" follows the equations of the text. "khronos" follows the published C code
-            with its quirks (see docs/openvx.md).
+        rounding_policy: "to_zero" or "nearest_even", for results of `mul`, and of layers that sum
+            products.
+        semantics: "spec" follows the equations in the text of OpenVX. "khronos" follows the
+            published C code with its quirks (see docs/openvx.md).
         on_unfit: what happens to operations that no layer of the profile computes. "float" computes
             them in floating point, and "error" raises an error for them.
         dtype: "uint8" for the 8-bit profile without signs.
-        positions: fixed-point positions by tensor, and by weight (the names of layer and operand,
-            as in "conv1.filter"). The default is the position of the profile. `search_positions`
-            computes such positions.
-        strict: False allows positions other than the profile's, which OpenVX does not allow.
+        positions: maps names of tensors, and of weights such as "conv1.filter" (layer and operand),
+            to fixed-point positions. The default is the position of the profile.
+            `search_positions` computes such a dict.
+        strict: False allows positions other than the profile's. OpenVX itself does not.
 
     Raises an UnsupportedError that lists all operations that no layer of the profile computes. Also
     raises UnsupportedError for a network with state, InputError for open shapes and unknown names,

@@ -68,7 +68,7 @@ class KernelParameter:
 
 @dataclass(frozen=True)
 class Kernel:
-    """An imported network. A call takes the inputs of the model, and returns its outputs."""
+    """An imported network. A call takes the inputs of the network, and returns the outputs."""
 
     model: Model
 
@@ -84,7 +84,7 @@ class Kernel:
         return tuple(parameters)
 
     def __call__(self, *inputs: ArrayLike) -> Any:
-        """Run the network. The first call with new shapes or types checks them."""
+        """Run the network. A call with new shapes or types checks the inputs first."""
         return self.model(*inputs)
 
 

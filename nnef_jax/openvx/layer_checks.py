@@ -22,7 +22,7 @@ from nnef_jax.openvx.vx_errors import (
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_TOO_MANY_ITEMS = 1 << 31  # a tensor must have fewer items
+_TOO_MANY_ITEMS = 1 << 31  # a tensor must have fewer items than this number
 # The numbers of bits by which layers can shift sums of products to the position of the result, or
 # biases to the position of the sums.
 SHIFTS = range(-16, 47)
@@ -56,7 +56,7 @@ def tensor(name: str, x: object, *ranks: int) -> Tensor:
 
 
 def same_format(strict: bool, **tensors: Tensor | None) -> None:
-    """Raise VxError unless all tensors have one type.
+    """Raise VxError unless all tensors have the same type.
 
     If `strict`, the tensors must also have the default position of the type. The keywords are the
     names of the tensors in errors. A tensor that is None is skipped.
@@ -169,8 +169,8 @@ def output_shape(
 ) -> tuple[int, ...]:
     """Return the shape of an output as a tuple, after checking it.
 
-    The shape must have the extents `leading`, followed by `free` further extents. Raises TypeError
-    if `values` are not integers, and VxError for any other fault.
+    The shape must have the extents `leading`, followed by any `free` extents: 2 for (..., height,
+    width). Raises TypeError if `values` are not integers, and VxError for any other fault.
     """
     extents = shape("output_shape", values)
     has_rank = len(extents) == len(leading) + free
@@ -205,7 +205,7 @@ def stride(
             the output's extent, and an item of each of `parameters`.
         extents: the spatial extents of the input in C order, (y, x).
         size: the size of windows in C order.
-        parameters: further arguments of `infer`, each with an item for y and an item for x.
+        parameters: additional arguments of `infer`, each with an item for y and an item for x.
     """
     if output is not None:
         if value is not None:

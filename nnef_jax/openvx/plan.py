@@ -21,15 +21,15 @@ from nnef_jax.openvx.mapping.arithmetic_nodes import VIEWS
 from nnef_jax.openvx.mapping.mapped_operation import MappedOperation, Unfit, VxLayer
 from nnef_jax.openvx.profiles import Choices, FixedPointProfile
 
-# Kinds whose results have no negative items.
+# Operations whose results have no negative items.
 _NOT_NEGATIVE_KINDS = frozenset(
     {"relu", "sigmoid", "sqr", "sqrt", "abs", "softmax", "softplus", "exp"}
 )
-# Kinds whose results have no negative items if their operands have none.
+# Operations whose results have no negative items if the operands have no negative items.
 _SIGN_KEEPING_KINDS = frozenset(
     {*VIEWS, "max_pool", "avg_pool", "max_reduce", "mean_reduce", "local_response_normalization"}
 )
-# Kinds that may compute factor * x + term, with a fixed factor and term for each channel.
+# Operations that may compute factor * x + term, with a fixed factor and term for each channel.
 _AFFINE_KINDS = frozenset({"batch_normalization", "add", "sub", "mul", "div"})
 
 
@@ -274,7 +274,7 @@ def weights_of(step: PlanStep, values: Mapping[Value, ArrayLike]) -> dict[str, A
 
 
 def _fixed_operands(operation: Operation, values: Mapping[Value, ArrayLike]) -> dict[str, Any]:
-    """Return a dict from names to operands that are numbers, or have an array in `values`.
+    """Return the fixed operands of an operation by name: numbers, and arrays from `values`.
 
     If an operand is a list, each of its tensors has a name of its own, such as "x[0]".
     """

@@ -1,4 +1,4 @@
-"""Searches for the fixed-point position of each tensor with the least error."""
+"""Searches, for each tensor, for the fixed-point position that leads to the least error."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from nnef_jax.openvx.plan_evaluation import weights_name
 from nnef_jax.openvx.profiles import Choices
 from nnef_jax.openvx.tensor import Tensor
 
-# The number of positions that are tried below the position that fits the largest number.
+# The number of fixed-point positions to try below `fitting`, the largest position at which the
+# largest number of a tensor is not cut off.
 _POSITIONS_BELOW = 1
-# The number of positions that are tried above the position that fits the largest number. At these
-# positions large numbers are cut off.
+# The number of fixed-point positions to try above `fitting`. There large numbers are cut off.
 _POSITIONS_ABOVE = 4
 # The largest magnitude of a position that is tried. Layers can shift products to any such position.
 _LARGEST_POSITION = 22
@@ -121,8 +121,8 @@ def _best(x: NDArray[Any], dtype: str) -> int:
     largest = float(np.max(np.abs(x[np.isfinite(x)]), initial=0))
     all_bits = np.iinfo(dtype).bits
     bits = all_bits if dtype == "uint8" else all_bits - 1  # without the sign bit
-    # The largest position at which the largest number is not cut off: for 7 bits and the number 5,
-    # which needs 3 bits before the point, it is 4.
+    # The largest position at which the largest number is not cut off by more than one unit. For 7
+    # bits and the number 5, it is 4: 5 needs 3 bits before the point.
     fitting = bits - math.ceil(math.log2(largest)) if largest else 0
     numbers = np.nan_to_num(x.astype(np.float32))
 
@@ -132,7 +132,7 @@ def _best(x: NDArray[Any], dtype: str) -> int:
         return float(np.sum((numbers - rounded).astype(np.float64) ** 2))
 
     # The greatest position comes first. Among positions with equal errors, `min` takes the first
-    # one, which rounds other numbers more finely.
+    # one, which has the most fractional bits.
     greatest = fitting + _POSITIONS_ABOVE
     least = fitting - _POSITIONS_BELOW
     positions = range(greatest, least - 1, -1)

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from lowering import Slide
 
 _MOST_UNROLLED = 32  # the largest number of products that are added one by one in the trace
-_CHUNK = 16  # the number of products that an iteration of a loop adds, if there are more of them
+_CHUNK = 16  # the number of products that an iteration adds if more than `_MOST_UNROLLED` are added
 
-# Returns the item of an array that has an index along axis 0. The item does not have this axis.
+# Returns the item of an array at an index along axis 0. The item does not have this axis.
 _item: Callable[..., Array] = partial(lax.dynamic_index_in_dim, keepdims=False)
-# A function that returns the operands for the index of a channel.
+# A function that takes the index of a channel, and returns the operands of this channel.
 _Fetch: TypeAlias = Callable[[Array | int], Array]
 
 # Sums, and the mask that tells which of them overflowed. The mask is None if overflow is not

@@ -235,7 +235,7 @@ def require_one_of(name: str, value: object, allowed: Sequence[str]) -> None:
 
 
 def _register(kind: type, leaf_names: tuple[str, ...], static_names: tuple[str, ...]) -> None:
-    """Register a class as a pytree. The two tuples have the names of its fields.
+    """Register a class as a pytree. The two tuples have the names of the class's fields.
 
     The fields `leaf_names` are leaves, and the fields `static_names` belong to the structure.
     Unflattening checks nothing, since jax may put any object into the leaves.

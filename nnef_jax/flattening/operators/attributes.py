@@ -20,7 +20,8 @@ class Attribute:
     Args:
         name: the attribute's name in the format.
         type: the name of the method of `OperatorSite` that reads the attribute.
-        arguments: further arguments of this method, such as a default or the allowed words.
+        arguments: the arguments of this method after the attribute's name, such as a default or the
+            allowed words.
     """
 
     name: str
@@ -92,7 +93,7 @@ def one_of(name: str, *allowed: str) -> Any:
 def attribute(name: str, type: str, *arguments: object) -> Any:
     """Declare an attribute of any other type.
 
-    `type` is the name of the method of the site that reads the attribute, and `arguments` are
-    further arguments of this method.
+    `type` is the name of the method of the site that reads the attribute, and `arguments` are the
+    arguments of this method after the attribute's name.
     """
     return Attribute(name, type, arguments)

@@ -37,7 +37,7 @@ _SHARED = {
     "_emit", "_insert", "aligned", "emit", "folded", "insert", "integer", "integers", "item",
     "known", "last", "step", "step_on", "tensor",
 }  # fmt: skip
-# Modules, besides those of operators, whose classes have methods that add operations.
+# Modules whose classes have methods that add operations. The modules of operators are left out.
 _HOMES = ("nnef_jax.flattening.recurrent_cells", "nnef_jax.flattening.repetition")
 _CODE = ("nnef_jax.flattening.", "nnef_jax.formats.")
 _FAMILIES = re.compile(r"nnef_jax\.formats\.\w+\.\w+\.")
@@ -48,10 +48,10 @@ class Inspection:
     """The kinds and attributes that the function of an operator uses.
 
     Args:
-        kinds: all kinds of operations that the operator may become. Constants that become operands,
-            and operations that align operands, are left out.
-        attributes: attributes that the function may read, besides those that were passed when it
-            was registered.
+        kinds: the names of all operations that the operator may become. Constants that become
+            operands, and operations that align operands, are left out.
+        attributes: the attributes that the function may read, and those that its registration
+            declares.
     """
 
     kinds: set[str] = field(default_factory=set[str])
@@ -91,7 +91,7 @@ def inspected(operator: Operator, site: type) -> Inspection:
                     inspection.attributes |= {*_attributes(code)}
             case _:
                 pass
-    inspection.kinds &= {*rules}  # most strings are no kinds
+    inspection.kinds &= {*rules}  # most strings of the code are not the name of an operation
     return inspection
 
 
@@ -135,7 +135,7 @@ def _may_add_operations(class_: type) -> bool:
 
 
 def _kinds(code: CodeType) -> Iterator[str]:
-    """Yield the kinds that a function's code may name.
+    """Yield the kinds (names of operations) that may occur in a function's code.
 
     These are the attributes that the code reads from a `ByKind`, and all strings of the code: a
     string may be a kind that the code passes as an argument.
@@ -150,9 +150,9 @@ def _kinds(code: CodeType) -> Iterator[str]:
         if instruction_name in ("CACHE", "PRECALL", "PUSH_NULL"):
             continue  # these instructions load no name
         if instruction_name == "CALL" and calls_builder:
-            previous = "step_or_last"  # the call may be of such a method, which returns a `ByKind`
+            previous = "step_or_last"  # the method may be one of `_CALLED`, and return a `ByKind`
         elif argument and isinstance(argument, tuple):
-            # An instruction may load two names, the second of which is then on top of the stack.
+            # An instruction may load two names. The second name is then on top of the stack.
             previous = argument[-1]
         else:
             previous = argument
@@ -194,7 +194,7 @@ def _attributes(code: CodeType) -> Iterator[Attribute]:
 
 
 def _strings(constants: Iterable[object]) -> Iterator[str]:
-    """Yield the strings among the constants of a code, also those inside tuples."""
+    """Yield the strings among a code object's constants, also strings inside tuples."""
     for constant in constants:
         # "constant" is a kind too, but in these strings it is the name of a border.
         if isinstance(constant, str) and constant != "constant":

@@ -7,18 +7,18 @@ called families, add operators to the registry:
     def swish(site, x, *, alpha=number("alpha", 1.0)):
         return site.last.mul(x, site.step.sigmoid(site.step.mul(x, alpha)))
 
-The function of an operator adds the operator's operations to the graph. It is called the meaning of
-the operator. Its arguments are the site, the first inputs, and attributes as keywords:
+The function of an operator adds the operator's operations to the graph. This function is called the
+meaning of the operator. Its arguments are the site, the first inputs, and attributes as keywords:
 
 - Positional parameters are inputs. An input with the default None may be left out. `*` takes all
-  further inputs.
+  remaining inputs.
 - Keyword parameters are attributes. The default of such a parameter is a value or a function of the
   site; `flattening.operators.attributes` has functions for this. If several operators share a
   function but differ in an attribute, an argument of the decorator replaces the default. `**` takes
   the arguments of the decorator that have no parameter of their name.
 
-After the inputs are read, the functions of the site are called in order. The function of an
-operator returns the tensor of the first output, or a tuple of outputs.
+After the inputs are read, the attributes that are functions of the site are evaluated in order. The
+function of an operator returns the tensor of the first output, or a tuple of outputs.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ class Operators:
         """Return a decorator that registers a function for the operators `names`.
 
         The function adds the operations of these operators, from version `since` to version
-        `until`. `attributes` are arguments for its keyword parameters. An argument is a value, or a
-        function that takes the site and returns the value.
+        `until`. `attributes` are arguments for the function's keyword parameters. An argument is a
+        value, or another function that takes the site and returns the value.
         """
 
         def register(meaning: _Function) -> _Function:
@@ -169,7 +169,7 @@ class Operators:
             self.families = ()
 
     def _add(self, operator: Operator) -> None:
-        """Add an operator to the versions of its name, sorted by their first version."""
+        """Add an operator to the list for its name, and sort the list by the first version."""
         versions = self._by_name.setdefault((operator.domain, self.key(operator.name)), [])
         if any(operator.since == version.since for version in versions):
             raise ValueError(f"'{operator.name}' has two meanings since version {operator.since}")
@@ -193,7 +193,7 @@ def _reading_inputs(meaning: Meaning, attributes: Mapping[str, Any]) -> Callable
     function, which takes the site and returns the argument.
     """
     code = getattr(meaning, "__code__", None)
-    # If `meaning` has no code, it is an `OperatorRow`, which holds its attributes itself.
+    # A `meaning` without code is an `OperatorRow` with attributes of its own, or a `Refusal`.
     if code is None:
         if attributes:
             raise TypeError(f"a row takes no attributes of a registration, here {[*attributes]}")
@@ -213,7 +213,7 @@ def _reading_inputs(meaning: Meaning, attributes: Mapping[str, Any]) -> Callable
     takes_all_inputs = bool(code.co_flags & CO_VARARGS)
     takes_only_site = input_count == 0 and not takes_all_inputs and not attributes
     if takes_only_site:
-        return meaning  # nothing is to be read
+        return meaning  # there are no inputs or attributes to read
 
     def run(site: _Site) -> Any:
         inputs = [site.input(i) for i in range(required_count)]
@@ -238,7 +238,7 @@ class OperatorRow:
     """Flattens an operator that becomes a single operation.
 
     Args:
-        kind: the operation's kind.
+        kind: the name of the operation, such as "mul".
         inputs: the operation's operands. An operand is the index of an input, or a function of the
             site.
         attributes: maps names of attributes of the operation to values. A value may also be a
@@ -262,7 +262,7 @@ class OperatorRow:
 
 
 def operation(kind: str, *inputs: int | Callable[..., object], **attributes: object) -> OperatorRow:
-    """Return the row of an operator that becomes one operation of a kind.
+    """Return the row of an operator that becomes a single operation, named `kind`.
 
     `inputs` and `attributes` are described at `OperatorRow`. If there are no `inputs`, the only
     operand of the operation is input 0.

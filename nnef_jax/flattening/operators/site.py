@@ -19,7 +19,7 @@ from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.emission import ByName, Emission
 from nnef_jax.wording.similar import did_you_mean
 
-# Elementwise kinds whose operands have other names than x and y.
+# Elementwise operations whose operands have other names than x and y.
 ON_ITEMS = ("clamp", "prelu", "select")
 _Graph = TypeVar("_Graph", bound=Emission, covariant=True)
 
@@ -52,7 +52,7 @@ class OperatorSite(ABC, Generic[_Graph]):
     @property
     @abstractmethod
     def title(self) -> str:
-        """Return the description of the site that errors show."""
+        """Return the text that describes the site in errors."""
 
     @property
     @abstractmethod
@@ -122,7 +122,7 @@ class OperatorSite(ABC, Generic[_Graph]):
     def axis_of(self, name: str, default: int | None = None, rank: int | None = None) -> int:
         """Return the attribute `name`, an axis, as a number from 0 on.
 
-        It is one of `rank` axes. If `rank` is None, it is an axis of input 0.
+        The axis is one of `rank` axes. If `rank` is None, it is an axis of input 0.
         """
         return self.axis(self.int(name, default), rank)
 
@@ -146,7 +146,7 @@ class OperatorSite(ABC, Generic[_Graph]):
         return self.operand(i)
 
     def optional(self, i: int) -> Any:
-        """Return input `i` as the function of the operator takes it, or None if it is left out."""
+        """Return input `i` as `input` does, or None if the input is left out."""
         return self.input(i) if self.has(i) else None
 
     @abstractmethod
@@ -198,7 +198,7 @@ class OperatorSite(ABC, Generic[_Graph]):
         return self._emit(kind, operands, attributes, inserted=False)
 
     def insert(self, kind: str, operands: ByName, /, **attributes: object) -> Any:
-        """Add an operation before the operator's last one to the graph, and return its result.
+        """Add an operation of the operator that is not its last one, and return the result.
 
         If the operation has several results, return a tuple.
         """
@@ -206,7 +206,7 @@ class OperatorSite(ABC, Generic[_Graph]):
 
     @property
     def step(self) -> ByKind:
-        """Return an object whose methods add operations before the operator's last one.
+        """Return an object whose methods add operations that precede the operator's last one.
 
         For example, `site.step.mul(x, y)` adds a product; see `ByKind`.
         """

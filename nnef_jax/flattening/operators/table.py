@@ -68,7 +68,7 @@ def entries_of(operators: Operators, site: type) -> Iterator[OperatorEntry]:
     """
     for _, group in groupby(operators, lambda x: (x.domain, operators.key(x.name))):
         meanings = list(group)
-        # A row of an operator ends with the version before the next row of the operator begins.
+        # The last version of a row precedes the first version of the operator's next row.
         last_versions = [next_meaning.since - 1 for next_meaning in meanings[1:]]
         last_versions.append(NEWEST)
         for operator, last_version in zip(meanings, last_versions, strict=True):
@@ -95,7 +95,7 @@ def _entry(operator: Operator, last_version: int, site: type) -> OperatorEntry:
 
 
 def _registered(operator: Operator) -> Iterator[Attribute]:
-    """Yield the attributes that a registration declares, which are always read."""
+    """Yield the attributes that an operator's registration declares. They are always read."""
     readers = [*operator.attributes.values()]
     meaning = operator.meaning
     if isinstance(meaning, OperatorRow):

@@ -18,8 +18,8 @@ from nnef_jax.openvx.stepwise import Steps, stepwise
 from nnef_jax.openvx.tensor import StaticWeights, Tensor, require_one_of
 from nnef_jax.openvx.vx_errors import unsupported, wrong_dimension, wrong_format
 
-# The largest number of cells of a window that `stepwise` can take. It gathers all products of a
-# channel at once, which takes memory.
+# The largest number of cells of a window that `stepwise` can take. `stepwise` holds all products of
+# a channel in memory at once.
 _MOST_CELLS = 4096
 # An accumulator of 32 bits can hold the sum of fewer products than this number.
 _TOO_MANY_PRODUCTS = 1 << 16
@@ -151,8 +151,8 @@ def _rounds_products(x: Tensor, arithmetic: Arithmetic) -> bool:
     """Tell whether rounding and saturating each product can change the sums."""
     if x.dtype == "int16":
         return True
-    # Products of 8 bits are not rounded, so only saturation can change their sums. In uint8 it
-    # cannot either: a saturated sum stays saturated, since no term is negative.
+    # Products of 8 bits are not rounded, so only saturation can change their sums. Sums of uint8
+    # cannot change: a saturated sum stays saturated, since no term is negative.
     return x.dtype == "int8" and arithmetic.overflow_policy == "saturate"
 
 

@@ -23,7 +23,7 @@ from nnef_jax.openvx.vx_errors import unsupported, wrong_dimension
 POOLING = ("max", "avg")
 # The largest number of cells of a window over which a mean is computed. The sum fits an int32.
 _MOST_CELLS = 1 << 16
-_TOO_MANY_PARTS = 1 << 15  # a region must be divided into fewer parts along an axis
+_TOO_MANY_PARTS = 1 << 15  # an axis of a region must have fewer parts than this number
 _Pair = tuple[int, int]
 
 
@@ -43,8 +43,8 @@ def pooling_layer(
     """Return the maximum or mean ('avg') of each window of the inputs (vxPoolingLayer).
 
     The inputs are ([batch,] channels, height, width). Pairs are (x, y). The inputs are padded with
-    zeros, which take part in maxima if `semantics` is 'spec', but not if it is 'khronos'. A mean is
-    the sum divided by the size of the window, truncated. If sizes are rounded up, windows reach
+    zeros. The zeros take part in maxima if `semantics` is 'spec', but not for 'khronos'. A mean is
+    the sum divided by the size of the window, truncated. If sizes are rounded up, windows may reach
     beyond the padding. The cells beyond the padding are ignored in maxima, and count as zeros in
     means.
 
@@ -158,7 +158,7 @@ def roi_pooling_layer(
         unsupported("pool_type must be 'max'")
     x = checks.tensor("inputs", inputs, 3, 4)
     rois = checks.tensor("input_rois", input_rois, len(x.shape) - 1)
-    # The regions have the type of the inputs, but may have any position.
+    # The regions have the type of the inputs, but may have any fixed-point position.
     checks.same_format(strict=False, inputs=x, input_rois=rois)
     checks.same_format(strict, inputs=x)
     *batch, count, corners = rois.shape

@@ -64,8 +64,8 @@ def convolution_layer(
             view.
         semantics: 'spec' sums without bounds and rounds once. 'khronos' computes the same bits as
             the released C routines.
-        strict: False allows tensors of any position.
-        output_position: the position of the output, by default the position of the inputs.
+        strict: False allows tensors of any fixed-point position.
+        output_position: the fixed-point position of the output, by default that of the inputs.
         report_overflow: whether to return also a bool array of the output's shape, which is true
             for sums that overflowed.
 
@@ -271,10 +271,10 @@ def fully_connected_layer(
     outputs). The inputs are ([batch...,] channels) or ([batch...,] channels, height, width). The
     weights are (outputs, products) or (outputs, channels, height, width).
 
-    Weights (outputs, products) multiply the last axis of the inputs, or the last three axes: those
-    that have as many items as a row of weights. If both have as many items, `output_shape` decides.
-    Without `output_shape`, the weights multiply the last axis. The other parameters, and the
-    errors, are those of `convolution_layer`.
+    Weights (outputs, products) multiply the last axis of the inputs, or the last three axes. The
+    number of items along these axes must be `products`. If both choices fit, `output_shape`
+    decides. Without `output_shape`, the weights multiply the last axis. The other parameters, and
+    the errors, are those of `convolution_layer`.
     """
     arithmetic = Arithmetic(overflow_policy, rounding_policy, semantics, strict, output_position)
     x = checks.tensor("inputs", inputs)

@@ -28,7 +28,7 @@ from nnef_jax.openvx.tables import look_up
 from nnef_jax.openvx.tensor import Tensor
 from nnef_jax.openvx.vx_errors import unsupported
 
-# The function of vxActivationLayer for each kind.
+# Maps the name of an operation to a function of vxActivationLayer.
 _FUNCTIONS = {
     "sigmoid": "logistic",
     "tanh": "hyperbolic_tan",
@@ -38,13 +38,13 @@ _FUNCTIONS = {
     "sqr": "square",
     "sqrt": "sqrt",
 }
-# The node that computes each kind of arithmetic on two tensors.
+# Maps the name of an operation on two tensors to the node that computes the operation.
 _NODES = {
     "add": "vxTensorAddNode",
     "sub": "vxTensorSubtractNode",
     "mul": "vxTensorMultiplyNode",
 }
-# Kinds that are functions of one tensor if each of their other operands is a single fixed number.
+# Operations that are functions of one tensor if each other operand is a single fixed number.
 _TABLES = (
     "neg", "rcp", "exp", "log", "sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan",
     "asinh", "acosh", "atanh", "sign", "rsqr", "rsqrt", "log2", "floor", "ceil", "round", "pow",
@@ -103,7 +103,7 @@ def bounded(operation: MappedOperation) -> VxLayer:
     """
     kind = operation.kind
     if operation.is_fixed("x"):
-        return table(operation)  # the tensor is another operand
+        return table(operation)  # the tensor is not the operand `x`
     if kind == "max" and operation.number("y") == 0:
         return _activation("x", "relu")
     low: float | None = None
@@ -137,7 +137,7 @@ def arithmetic(operation: MappedOperation) -> VxLayer:
         return _activation(tensor_name, "linear", a=a, b=b)
     has_one_tensor = _only_tensor(operation) is not None
     # A quotient goes to `table` even if the type has no tables: `table` then raises Unfit with the
-    # reason. Other kinds have a node below.
+    # reason. All operations except quotients have a node below.
     if has_one_tensor and (operation.profile.has_tables or kind == "div"):
         return table(operation)
     if kind == "div":
@@ -209,7 +209,7 @@ def _line(operation: MappedOperation) -> tuple[float, float] | None:
             return (1 / y, 0.0) if y else None
         return {"add": (1.0, y), "sub": (1.0, -y), "mul": (y, 0.0)}[kind]
     if x is not None and not operation.is_fixed("y"):
-        # The quotient of a number and a tensor is no line.
+        # The quotient x / tensor is not of the form a * tensor + b.
         return {"add": (1.0, x), "sub": (-1.0, x), "mul": (x, 0.0)}.get(kind)
     return None
 
@@ -218,7 +218,7 @@ def _combined(kind: str, node: NodeInputs, tensors: Sequence[Tensor]) -> Compute
     """Add, subtract or multiply two tensors as raw integers, and return the result and a mask.
 
     The result is rounded once, and then saturated or wrapped. The mask tells which items overflow.
-    `kind` is the kind of the operation.
+    `kind` is "add", "sub" or "mul".
     """
     x, y = broadcast.align(*(tensor.data.astype(np.int32) for tensor in tensors))
     positions = [tensor.fixed_point_position for tensor in tensors]
@@ -259,12 +259,12 @@ VIEWS = (
 def view(operation: MappedOperation) -> VxLayer:
     """Map an operation that only moves items onto a view.
 
-    The view applies its rule to raw integers.
+    The view applies the operation's rule to raw integers.
     """
     strides = operation.attributes.get("stride", ())
     if operation.kind == "slice" and any(stride != 1 for stride in strides):
         raise Unfit("its stride leaves gaps, and a view has none")
-    ((name, operand),) = operation.operands.items()  # each of these kinds has one operand
+    ((name, operand),) = operation.operands.items()  # each of these operations has one operand
     tensors = operand if isinstance(operand, tuple) else (operand,)
     if not all(map(is_real, tensors)):
         raise Unfit(f"'{name}' must hold real numbers")

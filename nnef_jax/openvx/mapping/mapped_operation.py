@@ -37,7 +37,7 @@ class NodeInputs:
         return self.tensors[name]
 
     def get(self, name: str) -> Any:
-        """Return the operand with a name, or None if it is missing."""
+        """Return the operand `name`, or None if it is missing."""
         return self.tensors.get(name)
 
     @property
@@ -57,8 +57,8 @@ class NodeInputs:
         }
 
 
-# The result of a layer, or a list of its results, and a mask of the items that overflow. The mask
-# is None if no item can overflow.
+# A pair: the result of a layer (or a list of several results), and a mask of the items that
+# overflow. The mask is None if no item can overflow.
 Computed = tuple[Any, Array | None]
 # A function that multiplies weights by factors. The array of factors has an item for each channel
 # of the result.
@@ -136,7 +136,7 @@ class MappedOperation:
         return dict(self.source.operands)
 
     def operand(self, name: str) -> Operand:
-        """Return the operand with a name."""
+        """Return the operand `name`."""
         return self.operands[name]
 
     def type(self, name: str) -> TensorType:

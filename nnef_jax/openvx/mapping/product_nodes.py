@@ -35,7 +35,7 @@ from nnef_jax.openvx.tensor import Tensor
 
 @maps("conv")
 def convolution(operation: MappedOperation) -> VxLayer:
-    """Map `conv` onto vxConvolutionLayer: a layer for each group, on a view of its channels."""
+    """Map `conv` onto a vxConvolutionLayer for each group, on a view of the group's channels."""
     operation.require_fixed("filter", "bias")
     shape = operation.require_planes("input")
     filter = operation.shape("filter")
@@ -200,7 +200,7 @@ def product(operation: MappedOperation) -> VxLayer:
 
 @maps("batch_normalization")
 def batch_normalization(operation: MappedOperation) -> VxLayer:
-    """Map a batch normalisation that is not folded into a product before it.
+    """Map a batch normalisation that is not folded into a preceding product.
 
     The result is a vxConvolutionLayer with a 1x1 window for each channel.
     """
@@ -339,11 +339,11 @@ def require_smallest_strides(window: windows.Windows, padding: list[int]) -> Non
     """Raise Unfit for strides that OpenVX would not infer from the extents of input and output.
 
     OpenVX infers the smallest stride for each axis. It rounds the numbers of positions along all
-    axes down (floor), or along all axes up (ceiling). If all numbers are exact, the ceiling leads
-    to the strides.
+    axes down (floor), or along all axes up (ceiling). If no number needs rounding, OpenVX infers
+    the right strides by the ceiling.
     """
     reasons: list[str] = []
-    is_exact = True  # whether the floor and the ceiling agree on all axes
+    is_exact = True  # whether no number of positions needs rounding, on all axes
     for extent, span, stride, pad, count in zip(
         window.upscaled, window.dilated, window.stride, padding, window.downscaled, strict=True
     ):
@@ -368,7 +368,7 @@ def xy_pair(values: Sequence[int], single: int) -> tuple[int, int]:
 
 
 def _window_attributes(operation: MappedOperation) -> dict[str, Any]:
-    """Return a dict from names to those attributes of an operation that describe its windows."""
+    """Return the attributes of an operation that describe windows, as a dict."""
     names = ("border", "padding", "stride", "dilation")
     return {name: operation.attributes[name] for name in names}
 
