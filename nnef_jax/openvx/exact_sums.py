@@ -356,7 +356,7 @@ def narrow(
     if left_shift:
         # The shift of a larger number could overflow an int32, so the number is clipped. Clipping
         # does not change a saturated result: the shifted bound is outside the range of 16 bits.
-        rounded = jnp.clip(rounded, -_LARGEST_SHIFTED, _LARGEST_SHIFTED) << left_shift
+        rounded = jnp.clip(rounded, -_LARGEST_SHIFTED - 1, _LARGEST_SHIFTED) << left_shift
     limits = jnp.iinfo(dtype)
     overflowed = (rounded < limits.min) | (rounded > limits.max)
     if overflow_policy == "wrap":

@@ -355,7 +355,7 @@ def plan_of(definition: Definition) -> ShardingPlan | None:
         if has_names(spec, layout.batch):
             reasons.append("gathered when read")
             moves.append("1 all-gather")
-        if not reasons:
+        if not reasons and not any(spec):  # a user's spec may divide a small parameter
             reasons.append(_why_replicated(layout, shape))
         why = ", ".join(reasons)
         rows.append(ShardedParameter(label, shape, spec, why=why, moves=", ".join(moves)))

@@ -276,6 +276,10 @@ def test_a_plan_says_how_parameters_lie(digits: nnef_jax.Model, mesh: Mesh) -> N
     fully = digits.shard(mesh, batch="model", params="model").plan
     assert {row.moves for row in fully if row.sharding != P()} == {"1 all-gather"}
     assert digits.plan is None
+    label = next(row.parameter for row in fully if row.why.startswith("fewer"))
+    (chosen,) = (row for row in digits.shard(mesh, params={label: P("model")}).plan
+                 if row.parameter == label)  # fmt: skip
+    assert (chosen.sharding, chosen.why) == (P("model"), "")
 
 
 CACHED_LABELS = ("query", "key", "output")

@@ -275,6 +275,10 @@ USES = [
     Use("OneHot", "opset16", [whole(0, -1, 2), scalar(3), _WINDOW[:1].reshape(()), Known(0.0)],
         [np.eye(3, dtype=np.float32)[[0, 2, 2]] * _WINDOW[0]],
         {"axis": -1, "negative_indices_mode": "normalize"}),
+    # Integers that float32 does not have.
+    Use("OneHot", "opset1",
+        [whole(0, 2), scalar(3), Known(np.array(2**24 + 1)), Known(np.array(-(2**24) - 3))],
+        [np.where(np.eye(3, dtype=bool)[[0, 2]], 2**24 + 1, -(2**24) - 3)], {"axis": -1}),
     *(
         Use("ScatterElementsUpdate", "opset12",
             [np.float32([1, 2, 3]), whole(0, 0, 2), np.float32([4, 6, 5]), scalar(0)],

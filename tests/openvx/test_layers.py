@@ -163,6 +163,16 @@ def test_overflow_is_reported_where_it_is() -> None:
     np.testing.assert_array_equal(made["spec", "wrap"][1], beyond)
 
 
+@pytest.mark.parametrize("number", [-20000, 20000, -16385, -16384, 16383, 16384])
+def test_overflow_by_a_left_shift_is_reported(number: int) -> None:
+    """The result has one bit less behind the point than the input, so it is twice the number."""
+    x, weights = np.array([[number]], np.int16), np.array([[1]], np.int16)
+    _, overflowed = openvx.fully_connected_layer(
+        Tensor(x, 0), Tensor(weights, 0), strict=False, output_position=1, report_overflow=True
+    )
+    assert overflowed.item() == (not -(1 << 15) <= 2 * number < 1 << 15)
+
+
 @pytest.mark.parametrize("axis", [AxisType.Auto, AxisType.Explicit])
 def test_a_batch_may_be_sharded(axis: AxisType) -> None:
     mesh = jax.make_mesh((2,), ("data",), axis_types=(axis,))

@@ -61,12 +61,11 @@ def main(source: str, seconds: int, size: int) -> None:
 def _bound(limit: int, value: int) -> None:
     """Set a resource limit of this process, such as `resource.RLIMIT_DATA`, to `value`.
 
-    If the hard limit is lower than `value`, the resource limit is set to the hard limit. Numbers of
-    2**62 or more mean "no limit".
+    If the process has a lower limit already, the limit stays. Numbers of 2**62 or more mean "no
+    limit".
     """
     assert resource is not None
-    _, hard_limit = resource.getrlimit(limit)
-    bounds = [bound for bound in (value, hard_limit) if 0 <= bound < 1 << 62]
+    bounds = [bound for bound in (value, *resource.getrlimit(limit)) if 0 <= bound < 1 << 62]
     if bounds:
         lowest = min(bounds)
         resource.setrlimit(limit, (lowest, lowest))

@@ -440,7 +440,7 @@ def _extent(text: str) -> int:
         return -1
     is_number = digits.isdecimal() and len(digits) <= _MOST_DIGITS
     if not is_number or int(digits) > _LARGEST_EXTENT:
-        hint = "an open extent is ? or -1"
+        hint = "an open extent is -1"
         raise InvalidOperation(f"a shape has the extent {digits[:40]!r}", hint)
     return int(digits)
 

@@ -103,6 +103,9 @@ _NEW_AXIS: dict[str, Any] = {
 }
 
 
+_MOST_EXACT = 1 << 24  # float32 has all integers up to this number
+
+
 def _one_hot_result(
     site: LayerSite, indices: Value, values: Sequence[float], dtype: str, *, axis: int, depth: int
 ) -> Value:
@@ -162,13 +165,14 @@ def _one_hot(site: LayerSite, *, depth: int = integer_at(1), axis: int, negative
     indices = _one_hot_indices(site, depth, negative)
     rank = site.rank() + 1
     axis = site.axis(axis, rank)
-    is_on_known = isinstance(site.operand(2), Constant)
-    is_off_known = isinstance(site.operand(3), Constant)
-    if is_on_known and is_off_known:
+    are_known = all(isinstance(site.operand(i), Constant) for i in (2, 3))
+    if are_known:
         off_and_on = site.scalar(3), site.scalar(2)
-        return _one_hot_result(site, indices, off_and_on, site.dtype_of(2), axis=axis, depth=depth)
-    # The operation `one_hot` takes only constant values. If the network computes the values, they
-    # are selected afterwards.
+        dtype = site.dtype_of(2)
+        if is_float(dtype) or all(abs(value) <= _MOST_EXACT for value in off_and_on):
+            return _one_hot_result(site, indices, off_and_on, dtype, axis=axis, depth=depth)
+    # The operation `one_hot` takes only constant values of float32. Values that the network
+    # computes, and large integers, are selected afterwards.
     one_hot = step.one_hot(indices, axis=axis, depth=depth, on_value=1.0, off_value=0.0)
     on = site.reshaped(site.tensor(2), [1] * rank)
     off = site.reshaped(site.tensor(3), [1] * rank)
