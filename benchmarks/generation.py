@@ -31,13 +31,13 @@ Generate = Callable[[int], list[int]]  # generates so many tokens after the prom
 
 def exported(folder: Path) -> None:
     """Write the model to the folders `torch`, `onnx` and `nnef`, unless they are there."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from tests.generation.make_networks import tokenizer
-
     source = folder / "torch"
     if not source.exists():
+        import torch
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        from tests.generation.make_networks import tokenizer
+
         torch.manual_seed(0)
         config = LlamaConfig(
             vocab_size=WORDS, hidden_size=768, intermediate_size=2048, num_hidden_layers=LAYERS,
