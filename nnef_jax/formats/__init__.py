@@ -58,9 +58,10 @@ def graphs() -> tuple[str, ...]:
 
 
 def sole_member(first_bytes: bytes) -> str:
-    """Return the member's name for a network in a single file, such as "model.onnx".
+    """Return the name that the single file of a network gets as an archive member.
 
-    `first_bytes` has the first bytes of the file. Return "" if no format recognises these bytes.
+    An example is "model.onnx". `first_bytes` has the first bytes of the file. Return "" if no
+    format recognises these bytes.
     """
     for name in FORMATS:
         for member, pattern in _format(name).ALONE.items():

@@ -118,8 +118,8 @@ class Options:
     def value(self, name: str, shape: Sequence[Any] | None, dtype: str) -> NDArray[Any]:
         """Return the value of a fixed input, converted to the input's declared dtype.
 
-        `shape` is the declared shape. An open extent in it is UNKNOWN, None or a name. If the shape
-        is None, any shape is allowed. Raises InvalidShape if the value has another shape, and
+        `shape` is the declared shape. An open extent is UNKNOWN, None or a name. If the shape is
+        None, any shape is allowed. Raises InvalidShape if the value has another shape, and
         InvalidOperation if an integer or logical input has a real value.
         """
         array = self.values[name]
@@ -310,7 +310,7 @@ class Frontend(ABC):
         return ()
 
     def members(self, arrays: Arrays, quantization: str | None) -> Written:
-        """Return the archive of the document, with new data for its variables.
+        """Return the archive of the document, with new data for the variables.
 
         `arrays` maps the label of a variable to its data. `quantization` is the text of a new
         graph.quant. If `quantization` is None, the graph.quant of the document is kept.

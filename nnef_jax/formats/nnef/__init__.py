@@ -1,9 +1,9 @@
 """NNEF 1.0 by Khronos, final and provisional: its parser, checks, evaluation and flattening.
 
-An operation of a document is the kind of the same name. A fragment that the document defines keeps
-its body, even if a kind has the same name.
+An operation of a document becomes the graph's operation of the same name. A fragment that the
+document defines keeps its body, even if the fragment has the name of such an operation.
 
-Where are the rules checked that need no shapes? `semantics`
+Where are rules checked without shapes? `semantics`
 Where are expressions evaluated? `evaluator`, `values`
 Where are fragments expanded? `flatten`
 """

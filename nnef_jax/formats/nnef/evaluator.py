@@ -24,14 +24,15 @@ from nnef_jax.formats.syntax.emitter import CallPlace, Emitter, Frame, Poisoned
 from nnef_jax.formats.syntax.types import Tensor, Type
 from nnef_jax.limits import EVALUATION_STEPS, RESULT_STEPS
 
-# So many items of an array, or letters of a string, count as one step of the meter.
+# The number of array items, or of letters of a string, that count as one step of the meter.
 ITEMS_PER_STEP = 16
-# Maps a kind to its attribute whose items must be positive in a document of NNEF. In graphs of all
-# other formats, the items may also be 0.
+# Maps the kind of an operation to the attribute whose items must be positive in NNEF documents. In
+# graphs of other formats, these items may also be 0.
 _POSITIVE_ATTRIBUTES = {"constant": "shape", "tile": "repeats"}
 
 # A generator that evaluates an expression. It yields a generator for each part of the expression.
-# The value of the part is sent to it. In the end, it returns the value of the expression.
+# The value of the part is sent back to this generator. In the end, this generator returns the value
+# of the expression.
 Step = Generator["Step", Any, Any]
 
 
@@ -79,7 +80,7 @@ class Evaluator(Emitter, ABC):
         If the generator yields an inner generator, the inner generator is run to its end, and its
         value is sent to the outer generator. If `step` is no generator, `step` is returned.
         """
-        stack: list[Step] = []  # Each generator waits for the value of the generator after it.
+        stack: list[Step] = []  # Each generator waits for the value of the next one.
         result = step  # a generator to run, or a value to send to the last generator
         while True:
             if isinstance(result, GeneratorType):
@@ -239,7 +240,7 @@ class Evaluator(Emitter, ABC):
     def _computed(
         self, node: tree.SyntaxNode, frame: Frame, compute: Callable[[], Any], *operands: Any
     ) -> Any:
-        """Call `compute` and return its result. If `compute` raises an error, its place is `node`.
+        """Call `compute` and return its result. An error of `compute` is reported at `node`.
 
         The meter counts steps for the lengths of the result and of `operands`.
         """

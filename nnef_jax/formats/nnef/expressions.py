@@ -20,7 +20,7 @@ _ARITHMETIC = frozenset("+-*/^")
 _ORDER = frozenset({"<", "<=", ">", ">="})
 _EQUALITY = frozenset({"==", "!="})
 _LOGIC = frozenset({"&&", "||"})
-_LARGEST_TUPLE = 1000  # the largest number of items of a tuple, with the items of inner tuples
+_LARGEST_TUPLE = 1000  # the largest number of items of a tuple, including items of inner tuples
 _INTEGER_AND_SCALAR = {t.INTEGER, t.SCALAR}
 
 # Maps names of operations to their invocations.
@@ -64,7 +64,7 @@ class ExpressionTypes:
         return str(formal)
 
     def _report_error(self, message: str, node: tree.SyntaxNode, hint: str = "") -> t.Type:
-        """Append an error with the place of a node to `errors`, and return `ANY`."""
+        """Append to `errors` an error at the place of `node`, and return `ANY`."""
         self.scope.meter.spend(ERROR_STEPS + len(message) // LETTERS_PER_STEP, "the text")
         span = tree.span_in(self.source, node)
         self.errors.append(SemanticError(message, span=span, hint=hint))
@@ -110,7 +110,7 @@ class ExpressionTypes:
                 return self._builtin(function, self.type_of(argument), expression)
 
     def _tuple(self, expression: tree.Tuple) -> t.Type:
-        """Return the type of a tuple. Tuples whose items have equal types have one type object."""
+        """Return the type of a tuple. Tuples with equal item types share one type object."""
         types = tuple([self.type_of(item) for item in expression.items])
         type = self._tuples.get(types)
         if type is None:
@@ -349,7 +349,7 @@ class ExpressionTypes:
     ) -> t.Type:
         """Return the type of the result of an invocation, and report arguments of wrong types.
 
-        `positions` and `types` have the positions and the types of the arguments, by parameter.
+        `positions` and `types` map parameters to the positions and the types of their arguments.
         Several results have the type of a tuple.
         """
         generic = self._generic(fragment, node, types)
@@ -373,7 +373,10 @@ class ExpressionTypes:
         return results[0] if len(results) == 1 else t.TupleOf(tuple(results))
 
     def how_to_write(self, formal: t.Type, actual: t.Type) -> str:
-        """Return a hint how to write an argument of type `actual` for the type `formal`, or ""."""
+        """Return a hint how to rewrite an argument for the declared type `formal`, or "".
+
+        `actual` is the type of the argument as it is written.
+        """
         match formal, actual:
             case _, t.Primitive("integer") if t.fits(t.SCALAR, formal):
                 return "write the number with a point, as in 2.0"
@@ -411,7 +414,7 @@ class ExpressionTypes:
         return fragment.generic_default
 
     def _check_generic_argument(self, fragment: tree.Fragment, node: tree.Invocation) -> None:
-        """Report a generic argument of an invocation that is not allowed, such as `<scalar>`."""
+        """Report an invocation whose generic argument, such as `<scalar>`, is not allowed."""
         if not fragment.generic:
             self._report_error(
                 f"'{fragment.name}' is not generic, it takes no <{node.generic}>", node
@@ -423,7 +426,8 @@ class ExpressionTypes:
     def _deduced_generic(self, fragment: tree.Fragment, types: Mapping[str, t.Type]) -> str | None:
         """Deduce the type of `?` from the first argument whose parameter has `?` in its type.
 
-        If there is none, return None. `types` maps a parameter's name to its argument's type.
+        If there is no such argument, return None. `types` maps a parameter's name to its argument's
+        type.
         """
         for parameter in fragment.parameters:
             if parameter.name not in types:

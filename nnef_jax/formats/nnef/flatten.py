@@ -78,7 +78,7 @@ def evaluate(expression: tree.Expression, source: Source, scope: Scope, options:
 
 
 class _Flattener(Evaluator):
-    """Evaluates the body of the graph, or of a fragment, and adds its operations to a flat graph.
+    """Evaluates the body of the graph, or of a fragment, and adds the operations to a flat graph.
 
     `quantizers` maps names of tensors to the quantisers that round these tensors.
     """
@@ -137,7 +137,7 @@ class _Flattener(Evaluator):
         return self.builder.graph(graph.name, outputs, output_names, unfixed_names)
 
     def _assign(self, assignment: tree.Assignment, frame: Frame) -> None:
-        """Evaluate an assignment of the graph's body, and set its names in `frame`."""
+        """Evaluate an assignment of the graph's body, and set the assigned names in `frame`."""
         value = self.run(assignment.value, frame, _names(assignment))
         for name, item in self.unpacked(assignment.target, value, frame):
             has_name = isinstance(item, Value) and item.name == name
@@ -307,7 +307,7 @@ class _Flattener(Evaluator):
                 # there is a name for each of its tensors.
                 tensor_names = names
             else:
-                # A tensor that is no result gets the prefix, then its name in the fragment.
+                # The name of a tensor that is no result: the prefix, then the name in the fragment.
                 tensor_names = [name_by_result.get(x) or self.local(prefix + x) for x in targets]
             value = yield self._evaluate(assignment.value, inner, tensor_names)
             inner.values.update(self.unpacked(assignment.target, value, inner))
@@ -332,7 +332,7 @@ class _Flattener(Evaluator):
     def _emit_custom(
         self, kind: str, operands: ByName, attributes: ByName, place: CallPlace
     ) -> tuple[Any, ...]:
-        """Add an operation of the kind that a custom operation stands for; return its results."""
+        """Add the operation that a custom operation stands for. Return the operation's results."""
         try:
             attributes = dict(attributes)
             for name, attribute in attributes.items():
@@ -345,13 +345,13 @@ class _Flattener(Evaluator):
         except NnefError:
             raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            # The declaration is in the document. It may have other types than the kind takes, so
-            # the rule of the kind may fail in any way.
+            # The document declares the types of the operation. The kind may not take these types,
+            # so the rule of the kind may fail in any way.
             message = f"'{kind}' does not take its arguments: {error}"
             raise self.error(message, place.node, place.frame) from error
 
     def _of_one_dtype(self, operands: ByName) -> ByName:
-        """Convert Python integers among the operands to the dtype of integer tensors among them.
+        """Convert Python integers among the operands to the dtype of the operands' integer tensors.
 
         If the integer tensors have different dtypes, the Python integers are not converted.
         """

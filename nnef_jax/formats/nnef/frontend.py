@@ -168,7 +168,7 @@ class StandardFrontend(TextFrontend):
         return convert(array.reshape(declared.shape), jnp.dtype(declared.dtype), member, meter)
 
     def members(self, arrays: Arrays, quantization: str | None) -> Written:
-        """Return the archive that was read, with `arrays` in the place of its data.
+        """Return the archive that was read, with its data replaced by `arrays`.
 
         `load` makes the same graph from this archive, since graphs do not depend on the data.
         """
@@ -215,7 +215,7 @@ class StandardFrontend(TextFrontend):
         """Return the file of a variable in 1.0 final, and an entry of graph.quant for the variable.
 
         The entry is "" if the variable needs no new entry. `name` is the identifier of the
-        variable, or "" if it has none. `data` has the real numbers of variables by label.
+        variable, or "" if it has none. `data` maps labels to the real numbers of variables.
         """
         member = member_of(variable.label)
         stored = self._file(member)
@@ -288,7 +288,7 @@ class _Conversion:
     def _unfit_entries(self) -> Iterator[NnefError]:
         """Yield an error for each entry of graph.quant that would act differently in a flat text.
 
-        There are two reasons. The entry would round a tensor that has several names, or its
+        There are two reasons. The entry would round a tensor that has several names, or the entry's
         operation has another meaning in 1.0 final.
         """
         for name, quantizer in self.entries.items():
@@ -307,7 +307,7 @@ class _Conversion:
             yield UnsupportedError(message, span=quantizer.span())
 
     def _other_name(self, name: str) -> str | None:
-        """Return a further name of the value that is called `name`, or None.
+        """Return another name of the value that is called `name`, or None.
 
         In the document, the entry for `name` does not round the value under the returned name. A
         flat document has a single name for the value. There the entry would round all its uses.
@@ -318,8 +318,8 @@ class _Conversion:
             # `name` is an alias. Its entry does not round the value under the value's first name.
             return value.name
         # The entry for the first name also rounds aliases that later assignments make of the value.
-        # It does not round aliases in the same assignment, such as (a, b), nor further variables
-        # with the same label.
+        # It does not round aliases in the same assignment, such as (a, b). Nor does it round other
+        # variables with the same label.
         if value not in self._variables:
             aliases = aliases & self._same_target[name]
         return min(aliases, default=None)
@@ -348,6 +348,6 @@ class _Conversion:
     def entry(self, name: str, value: Value, quantizer: Quantizer) -> str:
         """Return the line of graph.quant that quantises `value`, whose name is `name`."""
         node = quantizer.invocation(name, value.type, variable=value in self._variables)
-        # An entry does not have the first argument, the tensor.
+        # An entry leaves out the first argument, which is the tensor.
         node = replace(node, arguments=node.arguments[1:])
         return f'"{name}": {print_expression(node)};\n'

@@ -1,4 +1,4 @@
-"""The table of NNEF 1.0's operations, which are kinds, definitions or declarations."""
+"""The table of NNEF 1.0's operations: graph operations, definitions and declarations."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Parses documents of NNEF 1.0 (spec 3.1, 3.2), and checks rules that the grammar does not have.
+"""Parses documents of NNEF 1.0 (spec 3.1, 3.2), and checks rules beyond the grammar.
 
 The semicolon after the version decides the dialect: 1.0 final has the semicolon, and 1.0
-provisional does not. The tree builder notes a feature for each other construction that only one
-dialect has.
+provisional does not. Other constructions that only one dialect has are called features. The tree
+builder records each use of a feature.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from nnef_jax.formats.syntax.parsing import STANDARD
 from nnef_jax.formats.syntax.tokens import TOKEN, count_tokens
 from nnef_jax.limits import TOKEN_STEPS, Meter
 
-# Features that only one dialect has. The value of a feature is its name in errors, and a hint what
-# the other dialect has in its place.
+# Features that only one dialect has. The value of a feature is a pair: its name in errors, and a
+# hint about the replacement in the other dialect.
 FINAL_FEATURES = {
     "extension": ("'extension'", ""),
     "typed tensor": ("a tensor type with an item type", ""),
@@ -44,8 +44,8 @@ PROVISIONAL_FEATURES = {
 
 _FRAGMENT_EXTENSION = "KHR_enable_fragment_definitions"
 _OPERATOR_EXTENSION = "KHR_enable_operator_expressions"
-# For each feature that needs an extension in 1.0 final: the extension, and the message of the error
-# if the document does not declare it.
+# For each feature that needs an extension in 1.0 final: the extension, and the error message if the
+# document does not declare this extension.
 EXTENDED = {
     "operator in graph": (_OPERATOR_EXTENSION, "an expression is not allowed here"),
     "fragment": (_FRAGMENT_EXTENSION, "fragment definitions need an extension"),
@@ -107,7 +107,7 @@ def _check_extensions(document: tree.Document, features: Sequence[tuple[str, int
                     "move expressions into a fragment",
                 )
         return
-    # `dict` takes the last pair of a feature. The pairs are reversed, so it takes the first offset.
+    # `dict` keeps the last pair of a feature. The pairs are reversed, so the first offset is kept.
     first_offsets = dict(reversed(features))
     for feature, (extension, message) in EXTENDED.items():
         if feature in first_offsets and extension not in document.extensions:
@@ -215,7 +215,7 @@ def _statement_ends(tokens: Sequence[_Token]) -> Iterator[int]:
     previous = ""  # the text of the previous token
     for index, token in enumerate(tokens):
         end = 0  # the index of the token before which a statement ends
-        # A comma, and the token after a comma, continue a target. Outside of brackets, any further
+        # A comma, and the token after a comma, continue a target. Outside of brackets, any other
         # token may begin a target. The second of two commas may begin a target too.
         is_comma = token.text == ","
         follows_comma = previous == ","

@@ -36,7 +36,8 @@ _ALIASES = {"quantize_linear": "linear_quantize"}
 _TENSORS_OF_SCALARS = (Tensor("scalar"), Tensor("?"), Tensor(None))
 # The types for which an integer in a text of 1.0 provisional becomes a scalar.
 _REAL_TYPES = (SCALAR, Tensor("scalar"))
-# In the invocation of an entry, this name stands for the tensor. No argument can have this name.
+# In the invocation of an entry, this name stands for the quantised tensor. No argument can have
+# this name.
 _TENSOR = ""
 _HINT_TO_NAME = "an entry must name a tensor that the body of the graph itself assigns"
 
@@ -65,7 +66,7 @@ class _ArgumentTypes(ExpressionTypes):
         return f"{item} or {item}[]"
 
     def how_to_write(self, formal: Type, actual: Type) -> str:
-        """Return a hint how to write an argument of type `actual` for `formal`, or ""."""
+        """Return a hint how to rewrite an argument of type `actual` for `formal`, or ""."""
         needs_point = "scalar" in self.shown(formal) and "integer" in str(actual)
         return "write numbers with a point, as in 2.0" if needs_point else ""
 
@@ -80,7 +81,7 @@ class QuantizationReader:
         self.meter: Meter = options.meter
 
     def entries(self, source: Source) -> dict[str, Quantizer]:
-        """Read a graph.quant; return its quantisers by the identifiers of the tensors (spec 5.3).
+        """Read a graph.quant; return a dict from identifiers of tensors to quantisers (spec 5.3).
 
         Raises NnefSyntaxError if the text is not in the language. Raises a SemanticError that
         contains all errors of the entries.
@@ -88,7 +89,7 @@ class QuantizationReader:
         line_by_name: dict[str, int] = {}  # the line of the entry for each identifier
         quantizers: dict[str, Quantizer] = {}
         errors: list[NnefError] = []
-        values: dict[str, tree.Expression] = {}  # the assigned expression by the identifier
+        values: dict[str, tree.Expression] = {}  # maps identifiers to assigned expressions
         for assignment in self._document.graph.body:
             for identifier in tree.identifiers(assignment.target):
                 values[identifier.name] = assignment.value
@@ -140,7 +141,7 @@ class QuantizationReader:
         return self._quantizer(node, source, provisional=True)
 
     def _quantizer(self, node: tree.Expression, source: Source, provisional: bool) -> Quantizer:
-        """Return the quantiser for the invocation in an entry, and check its arguments.
+        """Return the quantiser for the invocation in an entry, and check the arguments.
 
         If `provisional`, an integer may take the place of a scalar.
         """
@@ -252,7 +253,7 @@ def _check_names(node: tree.Invocation, source: Source, fragment: tree.Fragment)
 def _labels(values: dict[str, tree.Expression]) -> dict[Any, str]:
     """Map the label of each variable to the identifier of the variable.
 
-    `values` has the assigned expressions by identifier. If several variables have the same label,
+    `values` maps identifiers to the assigned expressions. If several variables have the same label,
     the label is mapped to the first of them.
     """
     identifier_by_label: dict[Any, str] = {}

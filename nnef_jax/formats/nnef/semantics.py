@@ -24,7 +24,7 @@ from nnef_jax.limits import LETTERS_PER_STEP, within_memory
 
 
 def check(scope: Scope, *, outline: bool = False) -> Calls:
-    """Check a document; return the invocations in the graph's body, by operation.
+    """Check a document; return a dict from operations to their invocations in the graph's body.
 
     Raises a SemanticError that contains all errors of the document. If `outline`, calls of
     operations that nothing declares are allowed, unless there are other errors.
@@ -51,21 +51,21 @@ class _Checker:
         self.scope = scope
         self.document = scope.document
         self.errors: list[NnefError] = []
-        # The invocations of operations that nothing declares, by operation.
+        # Maps operations that nothing declares to their invocations.
         self.unknown: defaultdict[str, list[tree.Invocation]] = defaultdict(list)
         source = self.document.source
         provisional = self.document.provisional
         self.types = partial(ExpressionTypes, scope, source, provisional, self.errors)
 
     def run(self) -> Calls:
-        """Check the document; return the invocations in the graph's body, by operation."""
+        """Check the document; return a dict from operations to invocations in the graph's body."""
         self._fragment_names()
         for fragment in self.document.fragments:
             self._fragment(fragment)
         return self._graph(self.document.graph)
 
     def _report(self, message: str, node: tree.SyntaxNode, hint: str = "") -> None:
-        """Append an error with the place of a node to `errors`."""
+        """Append to `errors` an error at the place of `node`."""
         self.scope.meter.spend(len(message) // LETTERS_PER_STEP, "the text")
         span = tree.span_in(self.document.source, node)
         self.errors.append(SemanticError(message, span=span, hint=hint))
@@ -139,7 +139,7 @@ class _Checker:
         results: Mapping[str, t.Type],
         fragment: tree.Fragment | None,
     ) -> Calls:
-        """Check the assignments of a body in order; return the body's invocations, by operation.
+        """Check the assignments of a body in order; return a dict from operations to invocations.
 
         At first, `types` has the types of the parameters. The method adds the types of the names
         that are assigned. `results` has the declared types of the results. `fragment` is None for
@@ -198,7 +198,7 @@ class _Checker:
     # The graph
 
     def _graph(self, graph: tree.GraphDefinition) -> Calls:
-        """Check the graph; return the invocations in its body, by operation."""
+        """Check the graph; return a dict from operations to invocations in the graph's body."""
         for kind, names in (("parameter", graph.parameters), ("result", graph.results)):
             for identifier in _repeated(names):
                 message = f"{kind} '{identifier.name}' of the graph is declared twice"
@@ -243,8 +243,8 @@ class _Checker:
     def _check_externals(self, graph: tree.GraphDefinition, calls: Calls) -> None:
         """Report parameters that `external` does not assign, and each misplaced `external`.
 
-        An `external` is misplaced if it does not assign a parameter. `calls` are the invocations in
-        the graph's body, by operation.
+        An `external` is misplaced if it does not assign a parameter. `calls` maps operations to
+        their invocations in the graph's body.
         """
         parameters = {parameter.name for parameter in graph.parameters}
         # The ids of `external` invocations that need no further report.
@@ -374,8 +374,8 @@ def unsupported(
 class _Body(NamedTuple):
     """The body of a fragment, or of the graph if `fragment` is None, with the calls in it.
 
-    If the fragment is from a library, `span` is the place of the call in the document that leads to
-    the fragment.
+    If the fragment is from a library, `span` is the place of the document's call that leads to the
+    fragment.
     """
 
     fragment: tree.Fragment | None

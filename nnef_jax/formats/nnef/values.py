@@ -1,8 +1,8 @@
 """Applies operators and built-in functions to values that are not tensors (spec 3.3.3).
 
 A value is an int, a float, a bool or a str. Arrays are lists, tuples are tuples, and tensors are
-objects of `lowering.graph.Value`. The functions raise `InvalidValue`, to which the evaluator adds
-the span.
+objects of `lowering.graph.Value`. The functions raise `InvalidValue`. The evaluator adds the span
+to this error.
 """
 
 from __future__ import annotations
@@ -189,8 +189,8 @@ def builtin(function: str, value: Known) -> Known:
     """Apply a built-in function or a cast (spec 3.3.3)."""
     match function:
         case "shape_of":
-            # A number has no axes. NNEF has no tensors of fewer than 2 axes, so further axes of
-            # extent 1 are appended.
+            # A number has no axes. NNEF has no tensors of fewer than 2 axes, so axes of extent 1
+            # are appended until there are 2.
             shape = list(value.type.shape) if isinstance(value, Value) else []
             missing_axes = max(2 - len(shape), 0)
             return shape + [1] * missing_axes

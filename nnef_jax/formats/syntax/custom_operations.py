@@ -68,14 +68,14 @@ def is_body(value: object) -> bool:
 
 
 def _with_strings(argument: Any) -> Any:
-    """Return an argument, with its `Extent`s as strings; the inverse of `with_list_extents`."""
+    """Replace the `Extent`s of an argument by strings. `with_list_extents` is the inverse."""
     if isinstance(argument, tuple):
         return tuple(map(_with_strings, argument))  # pyright: ignore[reportUnknownArgumentType]
     return f"{_LIST_EXTENT}{argument}" if isinstance(argument, Extent) else argument
 
 
 def with_list_extents(argument: Any) -> Any:
-    """Return an argument of a custom operation, with its strings for extents as `Extent`s.
+    """Replace strings that stand for extents by `Extent`s, in a custom operation's argument.
 
     For example, "list extent: 2*n0 + 1" becomes `Extent("2*n0 + 1")`. Raises ValueError if the text
     of an extent is no expression of symbols.
@@ -254,7 +254,7 @@ def _with_casts(graph: Graph, real: str) -> Graph:
     is added.
     """
     nnef_dtypes = {real, "int32", "bool"}
-    # The outputs, and the values that operations other than casts read.
+    # The outputs, and the values read by operations other than casts.
     read_values = set(graph.outputs)
     for operation in graph.operations:
         if operation.kind != "cast":

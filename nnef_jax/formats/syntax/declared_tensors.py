@@ -24,13 +24,13 @@ from nnef_jax.formats.syntax.types import ANY, LITERALS, ArrayOf, Tensor, Type, 
 from nnef_jax.limits import Meter
 from nnef_jax.storage.archive import Archive
 
-# How errors name the items of an array, by numpy's code for the kind of the dtype.
+# Maps numpy's code for the kind of a dtype to the word that errors have for items of the dtype.
 _KINDS = {
     "f": "scalars", "i": "integers", "u": "integers", "b": "logical values",
     "c": "complex numbers", "O": "strings",
 }  # fmt: skip
-# For each kind of declared dtype, the kinds of stored items that are converted to it. All kinds are
-# numpy's codes.
+# Maps the kind of a declared dtype to the kinds of stored items that are converted to this dtype.
+# All kinds are numpy's codes.
 _CONVERTIBLE = {"f": "fiu", "i": "iu", "u": "iu", "b": "b", "c": "cfiu"}
 
 
@@ -137,7 +137,7 @@ def result_count(
 
 
 def _type_of(value: object) -> Type:
-    """Return the type of a value in the language.
+    """Return the type that a Python value has in NNEF's language.
 
     All items of an array are taken to have the type of the first item.
     """
@@ -166,8 +166,8 @@ def without_member(archive: Archive, member: str, label: str) -> ArchiveError:
 def check_shape(stored: Shape, declared: Shape, label: str, member: str) -> None:
     """Raise DataError if a stored shape differs from the declared shape of a variable.
 
-    One shape may have further extents of 1 at its end (spec 4.1.3). `label` and `member` name the
-    variable and its file in the error.
+    One of the two shapes may have additional extents of 1 at its end (spec 4.1.3). `label` and
+    `member` name the variable and its file in the error.
     """
     for extent, declared_extent in zip_longest(stored, declared, fillvalue=1):
         if extent != declared_extent:
@@ -188,9 +188,9 @@ def convert(
     """Return an array converted to another dtype.
 
     A real number is rounded; a finite number stays finite. Errors name `member`, the file that
-    stores the array. Raises DataError if the items are of another kind, or if an integer is beyond
-    the range of the dtype. The second error has the hint `hint`. Raises LimitError if the result
-    takes more memory than the meter allows.
+    stores the array. Raises DataError if items of this kind are not converted, such as bool to
+    float32, or if an integer is beyond the range of the dtype. The second error has the hint
+    `hint`. Raises LimitError if the result takes more memory than the meter allows.
     """
     if array.dtype == dtype:
         return array

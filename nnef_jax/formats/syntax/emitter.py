@@ -91,8 +91,8 @@ class Emitter(Emission):
         """Add an operation to the graph and return a tuple of its results.
 
         In the tuple, an array of tensors is a list. `rule` is the user's rule for the operation, if
-        there is one. If the place has no names for the results, their names begin with the kind.
-        Raises NnefError with the place of the call.
+        there is one. If the place has no names for the results, the results get names that begin
+        with the kind. Raises NnefError with the place of the call.
         """
         node, frame, names = place
         span = tree.span_in(frame.source, node)
@@ -105,7 +105,7 @@ class Emitter(Emission):
     def unpacked(
         self, target: tree.Expression, value: object, frame: Frame
     ) -> list[tuple[str, Any]]:
-        """Return pairs: each name in the target of an assignment, and the part of `value` for it.
+        """Return a pair for each name in the target of an assignment: (name, part of `value`).
 
         For example, the target `[a, (b, c)]` and the value [1, (2, 3)] have the pairs ("a", 1),
         ("b", 2) and ("c", 3).
@@ -125,7 +125,7 @@ class Emitter(Emission):
         return unpacked
 
     def bound(self, value: Value, node: tree.SyntaxNode, frame: Frame) -> Value:
-        """Return `value`, or raise NnefError if it is larger than the limits allow.
+        """Return `value`, or raise NnefError if the tensor is larger than the limits allow.
 
         The error has the place of a node.
         """
@@ -140,6 +140,6 @@ class Emitter(Emission):
         node: tree.SyntaxNode,
         frame: Frame,
     ) -> NnefError:
-        """Return the error of an operation that refuses its arguments, with the place of a node."""
+        """Return the error, placed at `node`, of an operation that refuses its arguments."""
         span = tree.span_in(frame.source, node)
         return refused(error, kind, operands, span, frame.calls)

@@ -148,7 +148,8 @@ class FlatWriter:
             operations += self._operation(operation)
         # The infinities are known only now, but come before the operations that read them.
         infinities = self._infinities.values()
-        # The updates come first here, since they remove the outputs that they assign from `copies`.
+        # The updates are made before the copies: an update that assigns an output removes this
+        # output from `copies`.
         updates = list(self._updates(names, copies))
         output_copies: list[tree.Assignment] = []
         for name, value in copies.items():
@@ -343,7 +344,7 @@ class FlatWriter:
         return tree.Identifier(NO_OFFSET, self.names[value])
 
     def _expression(self, value: Any, type: t.Type, operation: Operation) -> tree.Expression:
-        """Return an operand or attribute as an expression for a parameter of a type."""
+        """Return an operand or attribute as an expression for a parameter of the type `type`."""
         self.meter.spend(_STEPS_OF_EXPRESSION, "the flat document")
         if isinstance(value, Value):
             return self._tensor(value)
@@ -364,7 +365,7 @@ class FlatWriter:
         return sequence(NO_OFFSET, tuple(nodes))
 
     def literal(self, value: Number | str, type: t.Type, operation: Operation) -> tree.Expression:
-        """Return a number, a string or a bool as an expression for a parameter of a type."""
+        """Return a number, a string or a bool as an expression for a parameter of type `type`."""
         item: Any = value.item() if isinstance(value, np.generic) else value
         if isinstance(item, complex):
             self.refuse(f"an argument of '{operation.kind}' is complex", operation)
@@ -436,7 +437,7 @@ def _is_exact_cast(dtype: str, operand: object) -> bool:
     """Tell whether a cast to a dtype can be written as a cast of NNEF.
 
     A cast to a dtype of few bits, such as int8, limits the range of numbers. A cast of NNEF does
-    not, so all numbers of the operand's dtype must be in the range.
+    not. So all numbers of the operand's dtype must be in the range of the new dtype.
     """
     is_limiting = is_integer(dtype) and dtype not in _INTEGER_DTYPES
     if not is_limiting:

@@ -86,7 +86,7 @@ class TextFrontend(Frontend):
         """
 
     def members(self, arrays: Arrays, quantization: str | None) -> Written:
-        """Return the archive that was read, with `arrays` in the place of its data.
+        """Return the archive that was read, with its data replaced by `arrays`.
 
         `quantization` is the text of graph.quant. If it is None, the text that was read is used.
         """
@@ -104,7 +104,7 @@ class TextFrontend(Frontend):
     ) -> Written:
         """Return the part of the graph that `cut` selects, as an archive with a flat text.
 
-        `arrays` are the data by label. `quantization` is the text of graph.quant, or None if the
+        `arrays` maps labels to data. `quantization` is the text of graph.quant, or None if the
         archive has no graph.quant. In the flat text, an operation rounds each quantised tensor.
         """
         return self._archive(self.flat_text(graph, options, cut), arrays, quantization)

@@ -34,7 +34,7 @@ _SHOWN_TERMINALS = {
 
 
 class _Callbacks:
-    """Calls the methods of a tree builder for lark. Productions and methods have the same names.
+    """Lets lark call the methods of a tree builder. Productions and methods have the same names.
 
     `builder` is the builder of the text that is being read. `kind` is the class of the builder.
     """
@@ -60,7 +60,7 @@ class _Callbacks:
 class GrammarReader:
     """Reads texts by a grammar of lark: `common.lark`, and the `grammar.lark` of a package.
 
-    Several threads may share a reader. A lock lets only one of them read at a time.
+    Several threads may share a reader. A lock lets only one thread read at a time.
     """
 
     def __init__(self, package: str, starts: Sequence[str], kind: type[TreeBuilder]) -> None:

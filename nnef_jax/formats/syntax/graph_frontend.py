@@ -62,9 +62,9 @@ class GraphFrontend(Frontend):
 
     @abstractmethod
     def titles(self) -> Titles:
-        """Return the title of each layer or node for errors.
+        """Map each layer or node to the title that errors show for the layer or node.
 
-        The key of a title is the offset of the layer or node in the text.
+        The keys are the offsets of the layers or nodes in the text.
         """
 
     def stored(self, graph: Graph) -> Stored:
@@ -84,7 +84,7 @@ class GraphFrontend(Frontend):
         return Stored(data, self)
 
     def identifiers(self, graph: Graph) -> Mapping[str, str]:
-        """Return the names of the graph's tensors, by their identifiers in a flat document."""
+        """Map the identifiers of tensors in a flat document to the tensors' names in the graph."""
         writer = FlatWriter(graph, self._options.meter)
         # An error of `write` does no harm: at that time all tensors already have identifiers.
         with suppress(UnsupportedError):
@@ -106,8 +106,8 @@ class GraphFrontend(Frontend):
     ) -> Written:
         """Return the part of the graph that `cut` selects, as an archive of a flat document.
 
-        `arrays` are the data by label. `quantization` is the text of the archive's graph.quant. If
-        it is None, the archive has no graph.quant.
+        `arrays` maps labels to data. `quantization` is the text of the archive's graph.quant. If it
+        is None, the archive has no graph.quant.
         """
         part, _ = cut(graph)
         text = print_document(_TitledWriter(part, self.titles, options).write())
@@ -137,7 +137,7 @@ def _entire_graph(graph: Graph) -> tuple[Graph, Mapping[Value, Value]]:
 
 
 def _members(text: str, arrays: Arrays) -> dict[str, Member]:
-    """Return the members of an archive. `text` is the graph's text; `arrays` are data by label."""
+    """Return an archive's members. `text` is the graph's text. `arrays` maps labels to data."""
     members: dict[str, Member] = {GRAPH: text.encode()}
     for name, array in tensor_members(arrays).items():
         members[name] = _as_member(array)

@@ -95,7 +95,7 @@ def bind(
         fragment: the declaration of the operation.
         invocation: the invocation.
         meter: counts steps. If an argument has an unknown name, a parameter with a similar name is
-            searched, which takes steps. Without a meter, the hint of the error lists the
+            looked for, which takes steps. Without a meter, the hint of the error lists the
             parameters.
         freely: whether attributes may be positional, and positional arguments may follow named
             arguments.

@@ -77,7 +77,7 @@ class Quantizer:
         return tree.span_in(self.source, self.node)
 
     def value(self, argument: str, shape: Shape, *, variable: bool) -> ArgumentValue:
-        """Return the value of an argument, for a tensor of a shape.
+        """Return the value of an argument, for a tensor of the shape `shape`.
 
         A list with a number for each channel becomes an array that broadcasts to the tensor.
         `variable` tells whether the tensor is a variable, whose channels may be along axis 0.
@@ -121,7 +121,7 @@ class Quantizer:
                 return None
 
     def invocation(self, name: str, type: TensorType, *, variable: bool) -> tree.Invocation:
-        """Return the invocation that quantises the tensor with a name and a type.
+        """Return the invocation that quantises the tensor `name` of the type `type`.
 
         `variable` tells whether the tensor is a variable, whose channels may be along axis 0.
         """
@@ -218,7 +218,7 @@ def _in_order(low: ArgumentValue, high: ArgumentValue) -> bool:
         return bool(np.all(lows < highs))
     except ValueError:
         # The numbers do not broadcast to each other, so `low` or `high` does not fit the tensor.
-        # Another check refuses it later.
+        # Another check later refuses the argument that does not fit.
         return True
 
 
@@ -254,7 +254,7 @@ def dequantize(stored: TensorFile, quantizer: Quantizer, member: str, meter: Met
             greatest_exponent = np.ceil(np.log2(arguments["max"]))
             least_exponent = greatest_exponent - (2.0**magnitude_bits - 1)
             sign = np.sign(numbers) if is_signed else 1.0  # the sign of code 0 is 0
-            # The results overwrite the array `numbers`, so that no further array takes memory.
+            # The results overwrite the array `numbers`, so that no second array takes memory.
             np.abs(numbers, out=numbers)
             np.add(numbers, least_exponent, out=numbers)
             np.exp2(numbers, out=numbers)
@@ -275,7 +275,7 @@ def dequantize(stored: TensorFile, quantizer: Quantizer, member: str, meter: Met
 def _argument(quantizer: Quantizer, name: str, shape: tuple[int, ...]) -> Any:
     """Return the value of an argument, reshaped so that it broadcasts to `shape`.
 
-    `shape` is the shape of the codes. Raises DataError if the value does not broadcast to it.
+    `shape` is the shape of the codes. Raises DataError if the value does not broadcast to `shape`.
     """
     value = quantizer.value(name, shape, variable=True)
     if not isinstance(value, np.ndarray):

@@ -36,6 +36,5 @@ COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
 # The operation on tensors for each unary operator.
 UNARY_OPERATORS = {"-": "neg", "+": "copy", "!": "not"}
 
-# Operations that introduce inputs, variables and updates. The flat graph has no operations for
-# them.
+# Operations that introduce inputs, variables and updates. The flat graph has no such operations.
 INTRODUCING = frozenset({"external", "variable", "update"})

@@ -29,7 +29,7 @@ _LARGEST_REPEATING_FACTORS = {
     ("align_corners", "round_prefer_ceil"): 2,
 }
 # For each pair (`coordinate_transformation_mode`, `nearest_mode`) of a resize that makes tensors
-# smaller: the largest factor with which the resize takes the first item of each block, as
+# smaller: the largest factor n with which the resize takes the first of every n items, as
 # nearest_downsample does.
 _LARGEST_SELECTING_FACTORS = {
     ("asymmetric", "floor"): math.inf,

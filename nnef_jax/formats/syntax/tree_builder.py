@@ -1,4 +1,4 @@
-"""Builds the syntax tree. Both readers call a method of the builder for each production."""
+"""Builds the syntax tree. A reader calls a method of the builder for each production."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TreeBuilder:
         self.keywords: frozenset[str] = PROVISIONAL_KEYWORDS if provisional else KEYWORDS
         self.features: list[tuple[str, int]] = []
         self.nesting = nesting
-        self._operators: list[int] = []  # the offsets of expressions that compute
+        self._operators: list[int] = []  # the offsets of expressions that count as operators
 
     def _fail(self, message: str, token: Token, hint: str = "") -> NnefSyntaxError:
         """Return an error with the place of a token."""
@@ -332,7 +332,7 @@ class TreeBuilder:
         item: tree.Expression,
         feature: str = "yield",
     ) -> tree.Comprehension:
-        """Return an array comprehension, and note `feature`, which depends on its syntax."""
+        """Return an array comprehension, and record the use of the syntax `feature`."""
         self._note(feature, opening.start_pos)
         node = tree.Comprehension(opening.start_pos, tuple(loops), condition, item)
         iterables = [loop.iterable for loop in loops]

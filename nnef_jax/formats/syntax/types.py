@@ -86,7 +86,7 @@ def weight(type: Type) -> int:
 
 
 def _size(type: Type) -> int:
-    """Return the number of items that an item of a type counts as; see `TupleOf`."""
+    """Return the number of items that a value of a type counts as, such as 2 for a pair."""
     while isinstance(type, ArrayOf):
         type = type.item
     return type.size if isinstance(type, TupleOf) else 1

@@ -173,8 +173,8 @@ def _folded(site: CallSite, kind: str, operands: ByName, attributes: ByName) -> 
 
     Raises NotFolded if an operand is not a constant.
     """
-    # Beside a constant operand, a small parameter of the graph may be a shape. Its array is read
-    # then.
+    # If another operand is constant, a small parameter of the graph may be a shape. Then the array
+    # of the parameter is read.
     if any(map(_is_known, operands.values())):
         operands = {name: site.graph.known(x, only_shapes=True) for name, x in operands.items()}
     if not all(map(_is_known, operands.values())):
@@ -280,7 +280,7 @@ def _added(
         except InvalidOperation as error:
             raise inner.invalid(error, kind, operands) from None
         results = cast(tuple[Any, ...], tensors if isinstance(tensors, tuple) else (tensors,))
-    # The operation of the document is noted at its first result, for flat texts in the dialect.
+    # The document's operation is recorded under its first result, for flat texts in the dialect.
     first = results[0]
     if first and isinstance(first, list):  # a result that is an array of tensors
         first = cast(list[Any], first)[0]

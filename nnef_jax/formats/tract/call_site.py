@@ -228,7 +228,7 @@ class CallSite(OperatorSite[FlatGraph]):
         return normal_axis(self.arguments[name], rank)
 
     def axes_of(self, name: str) -> Sequence[int]:
-        """Return the axes of the first operand that the argument `name` lists, counted from 0."""
+        """Return the axes in the argument `name`, counted from 0. They are axes of operand 0."""
         return normal_axes(self.arguments[name], self.rank())
 
     # Operands
@@ -279,10 +279,11 @@ class CallSite(OperatorSite[FlatGraph]):
     def invalid(
         self, error: InvalidOperation, kind: str, operands: ByName = _NO_OPERANDS
     ) -> NnefError:
-        """Return the error to raise for an operation of a kind that refuses its operands.
+        """Return the error to raise for an operation `kind` that refuses its operands.
 
-        `error` is the exception of the kind, whose message has the kind's names of operands. In the
-        returned error, the document's names of arguments replace these names.
+        `error` is the exception that the operation raised. The message of `error` has the names of
+        operands in the graph. In the returned error, the document's names of arguments replace
+        these names.
         """
         # `words` are the document's words for the operands of the call, not of another operation.
         words = self.words if kind == self.operation else dict[str, str]()
@@ -355,7 +356,7 @@ class CallSite(OperatorSite[FlatGraph]):
         return typed
 
     def _insert(self, kind: str, operands: ByName, attributes: ByName, suffix: str) -> Any:
-        """Add an operation that is not the call's last one, or compute it if the site folds.
+        """Add an operation that is not the call's last one. If the site folds, compute it instead.
 
         Return the result, or a tuple of results. The name of the result ends with `suffix`.
         """
@@ -367,11 +368,11 @@ class CallSite(OperatorSite[FlatGraph]):
         return results[0] if len(results) == 1 else results
 
     def _emit(self, kind: str, operands: ByName, attributes: ByName, inserted: bool) -> Any:
-        """Add an operation, or compute it if the site folds. Return its result.
+        """Add an operation, or compute it on the host if the site folds. Return its result.
 
         If `inserted` is false, the operation is the call's last one, and gets the call's names. If
-        the last operation lacks an operand or attribute, the call's argument with the same name
-        takes its place.
+        the last operation lacks an operand or attribute, the call's argument with the same name is
+        taken.
         """
         if inserted:
             return self._insert(kind, operands, attributes, kind)

@@ -80,7 +80,7 @@ def registry_of(name: str) -> str:
 
 @cache
 def operands(name: str) -> Mapping[str, str | None]:
-    """Return a dict from names of operands of the operation `name` to their item types.
+    """Map the names of the operands of the operation `name` to the operands' item types.
 
     An item type is a name such as "scalar", or "?" for a generic type, or None if any type is
     allowed.

@@ -13,7 +13,7 @@ from lowering.location import Source
 from nnef_jax.formats.syntax import tree as s
 
 SCAN = "tract_core_scan"
-# Maps an operation that declares an input to the index of the argument `shape`.
+# For each operation that declares an input: the index of the argument `shape`.
 EXTERNALS = {"external": 0, "tract_core_external": 1}
 
 
@@ -66,7 +66,7 @@ class TractDocument:
 
     @property
     def is_pulsed(self) -> bool:
-        """Tell whether the network reads a stream, of which each call takes the next piece."""
+        """Tell whether the network reads a stream in pieces: each call takes the next piece."""
         if "tract_pulse" in self.registries or "pulse" in self.registries:
             return True
         return any(key.startswith("pulse.") for key in self.properties)

@@ -109,8 +109,8 @@ def _common_dtype(
     """Return the dtype in which operands of the same item type are computed together.
 
     Computed tensors decide the dtype. Without computed tensors, the parameters of the graph decide
-    it. Without parameters, the constants decide it. Beside integers, a constant of real numbers
-    without fractions, such as 2.0, is read as an integer, unless `exact` is true.
+    it. Without parameters, the constants decide it. If the deciding dtype is one of integers, a
+    real constant without fractions, such as 2.0, is read as an integer, unless `exact` is true.
     """
     parameters = defaults.parameters
     # `deciding` are the dtypes that decide the result. `constants` are the other operands.

@@ -39,7 +39,8 @@ class FlatGraph(Emitter):
 
     `data` maps labels to the arrays of variables and states. `variable_count` is the number of
     variables in the document. `is_open` tells whether an extent may be UNKNOWN. The body of a scan
-    is a separate graph. `outer` is the graph around a body, whose variables the body may read.
+    is a separate graph. `outer` is the graph around a body. The body may read the variables of
+    `outer`.
     """
 
     def __init__(self, options: Options, data: dict[str, Stored | None], *, is_open: bool) -> None:
@@ -58,7 +59,8 @@ class FlatGraph(Emitter):
         # Maps a tensor to its scale, which is one number or one number for each channel.
         self.scales: dict[Value, Stored] = {}
         self.captured: dict[Value, Value] = {}  # maps variables of `outer` to inputs of this body
-        # Maps the label of a state to the number of labels that were made from it by a suffix.
+        # Maps the label of a state to the number of labels that were made from this label by a
+        # suffix.
         self._states: dict[str, int] = {}
 
     def report(self) -> None:

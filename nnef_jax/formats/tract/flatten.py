@@ -1,8 +1,8 @@
 """Flattens a document of the dialect.
 
-A name may be assigned more than once. An expression reads the last value before it. Values that
-follow from shapes are host values (see `hostvalues`). Operations on tensors are added to the graph,
-with tract's implicit casts.
+A name may be assigned more than once. An expression reads the value of the last assignment before
+the expression. Values that follow from shapes are host values (see `hostvalues`). Operations on
+tensors are added to the graph, with tract's implicit casts.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def flatten(
 
 
 def _note_names(graph: FlatGraph, header: s.GraphDefinition, values: ByName) -> None:
-    """Note further names of tensors in the document, and the names of constants.
+    """Record the additional names that tensors have in the document, and the names of constants.
 
     `values` maps the names in the document to their values, after the body of the graph is
     evaluated.
@@ -143,7 +143,7 @@ class _UnitFlattener:
         """Evaluate another network into the same graph, and return its outputs.
 
         `extents` are the values of the network's symbols, and `inputs` are the tensors of its
-        inputs. Values of names are noted in `frame`.
+        inputs. The values of assigned names are stored in `frame`.
         """
         return _UnitFlattener(unit, self.graph, extents, inputs).outputs(frame)
 
@@ -152,8 +152,8 @@ class _UnitFlattener:
     def outputs(self, frame: Frame) -> list[Value]:
         """Evaluate all statements of the network, and return its outputs.
 
-        Values of names are noted in `frame`. Raises NnefError, which contains all errors that do
-        not follow from another error.
+        The values of assigned names are stored in `frame`. Raises NnefError, which contains all
+        errors that do not follow from another error.
         """
         document = self.unit.document
         if not self.unsupported_names:
@@ -177,7 +177,8 @@ class _UnitFlattener:
     def _evaluate_body(self, frame: Frame) -> list[NnefError]:
         """Evaluate all statements of the network. Return the errors that no other error causes.
 
-        Values of names are noted in `frame`. After an error, the value of a name is `Poisoned`.
+        The values of assigned names are stored in `frame`. After an error, the value of a name is
+        `Poisoned`.
         """
         document = self.unit.document
         errors: list[NnefError] = []
@@ -214,7 +215,7 @@ class _UnitFlattener:
         raise_all(errors)
 
     def _assign(self, assignment: s.Assignment, result_names: Sequence[str], frame: Frame) -> None:
-        """Evaluate a statement, and note the values of its names in `frame`.
+        """Evaluate a statement, and store the values of the assigned names in `frame`.
 
         Results of operations get the names in `result_names`.
         """
@@ -326,7 +327,7 @@ class _UnitFlattener:
     # Invocations
 
     def _invoke(self, node: s.Invocation, site: CallSite) -> Any:
-        """Apply the operation that an invocation names, and return its result.
+        """Apply the operation of an invocation, and return the result.
 
         The operation is a fragment of the document, or a declared operation of tract. The user may
         have a rule for it.
@@ -340,7 +341,7 @@ class _UnitFlattener:
         is_expanded = is_of_document or fragment.name in defined(options.expand)
         rule = options.rules.get(node.operation)
         if is_expanded and options.expand == "all":
-            rule = None  # the definition of the operation comes before the user's rule
+            rule = None  # the operation's definition is used, not the user's rule
         arguments = self._arguments(fragment, node, site, is_strict=is_of_document)
         site.arguments = arguments
         if rule is None and is_expanded:
@@ -355,13 +356,13 @@ class _UnitFlattener:
             return intrinsic.run(site)
         if self.graph.entries:
             arguments = with_codes(site, fragment.name)
-        # The declaration of an alias has the operation's first name. A user's rule has the name in
-        # the document.
+        # `fragment.name` is the main name of the operation, even if the document has an alias. A
+        # user's rule belongs to the name in the document.
         name = fragment.name if rule is None else node.operation
         return applied(site, name, arguments, site.names, rule)
 
     def _document_fragment(self, name: str, site: CallSite) -> s.Fragment | None:
-        """Return the fragment of the document that a call at `site` names, or None.
+        """Return the document's fragment `name` for a call at `site`, or None.
 
         The bodies of the standard's fragments do not see the fragments of the document.
         """
@@ -372,7 +373,7 @@ class _UnitFlattener:
     def _arguments(
         self, fragment: s.Fragment, node: s.Invocation, site: CallSite, *, is_strict: bool
     ) -> dict[str, Any]:
-        """Return a dict from parameters of a fragment to values, for an invocation of the fragment.
+        """Map the parameters of a fragment to their values in an invocation of the fragment.
 
         If `is_strict`, an argument for which there is no parameter is an error. Fragments of the
         document are strict. The operations that tract declares are not.
@@ -407,7 +408,7 @@ class _UnitFlattener:
         return applied(site, kind, operands, site.names, rule)
 
     def _call(self, fragment: s.Fragment, site: CallSite) -> Any:
-        """Evaluate the body of a fragment that `site` calls, and return its results."""
+        """Evaluate the body of a fragment that `site` calls, and return the results."""
         self.graph.meter.spend(2 * CALL_STEPS)
         inner_frame = self.enter(fragment, site.arguments, site)
         results: list[Any] = []

@@ -1,6 +1,6 @@
 """The front end of the dialect, and the writer of the dialect's flat documents.
 
-In a flat document, casts and rounding are operations of their own.
+In a flat document, casts and rounding are separate operations.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class TractFrontend(TextFrontend):
         return read_quantization(source, self.document.names, self.options.meter)
 
     def members(self, arrays: Arrays, quantization: str | None) -> Written:
-        """Return the archive that was read, with `arrays` in the place of its data.
+        """Return the archive that was read, with its data replaced by `arrays`.
 
         All networks and JSON files that were read are included.
         """
@@ -185,8 +185,8 @@ class TractFrontend(TextFrontend):
     ) -> tuple[Graph, str]:
         """Return the part of the graph that `cut` selects, and the flat text of this part.
 
-        Raises UnsupportedError, which names all loops, states, and attributes that depend on open
-        extents.
+        Raises UnsupportedError, which names all loops and states. The error also names attributes
+        that depend on open extents.
         """
         entire, calls = flatten(self._unit, options, self._extents(options), data)
         part, inputs = cut(entire)
@@ -246,7 +246,7 @@ class _DialectWriter(FlatWriter):
             self.refuse(f"'{state.label}' is a state, which has no flat form")
 
     def identifiers(self) -> Names:
-        """Return the source of names, which leaves out numbers and symbols of the document."""
+        """Return a source of names that never returns "inf", "nan" or a symbol of the document."""
         taken = {*super().identifiers().taken, *_NAMED_NUMBERS, *self._document_read.symbols}
         self._names = _QuotedNames(taken)
         return self._names
@@ -293,15 +293,15 @@ class _DialectWriter(FlatWriter):
         return replace(declared, arguments=(*arguments, shape))
 
     def _symbol(self) -> s.Identifier:
-        """Return a new symbol, and note it in `symbols`."""
+        """Return a new symbol, and add it to `symbols`."""
         symbol = self._names.fresh("N")
         self.symbols = [*self.symbols, symbol]
         return s.Identifier(_NO_OFFSET, symbol)
 
     def invoked(self, operation: Operation) -> Invoked | None:
-        """Return the invocation for an operation of the graph, or None if none is written for it.
+        """Return the invocation for an operation of the graph, or None if it is not written.
 
-        Errors are noted by `refuse`.
+        Errors are recorded by `refuse`.
         """
         first_result = next(operation.writes())
         if first_result in self._calls:

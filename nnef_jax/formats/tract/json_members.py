@@ -1,4 +1,4 @@
-"""Reads members of an archive that are JSON, or that have a JSON header, as safetensors files have.
+"""Reads members of an archive in two formats: JSON, and safetensors, which has a JSON header.
 
 A graph reads single values of a JSON document. A safetensors file begins with the length of its
 header, which is a little-endian integer of 8 bytes. The header is JSON. It maps the label of each
@@ -120,7 +120,7 @@ def _require_argument(value: Json, key: str, name: str, meter: Meter) -> None:
 
 
 def _step(value: object, step: str, key: str, name: str, meter: Meter) -> Any:
-    """Return the member of an object, or the item of a list, that a step of a path names.
+    """Return the member of an object, or the item of a list, at one step of a path.
 
     `key` is the entire path, and `name` is the name of the document. Raises DataError if there is
     no such member or item.

@@ -1,4 +1,4 @@
-"""Says how an operation of the dialect is flattened: by a function, as a kind, or by definition."""
+"""Finds how an operation of the dialect is flattened: by a function, a rule, or its definition."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UNEXPANDED = frozenset(
 
 
 def has_meaning(name: str) -> bool:
-    """Tell whether an operation has a function in the registry, or is a kind of the standard."""
+    """Tell whether an operation has a function in the registry, or is in NNEF 1.0 with a rule."""
     return OPERATORS.get(name) is not None or (name in standard() and name in rules)
 
 
@@ -49,7 +49,7 @@ def words(name: str) -> Mapping[str, str]:
         if isinstance(reader, Attribute):
             names[parameter] = reader.name
     # The two lists may differ in length: the function of an operation may take only the first
-    # operands, and a kind may have further parameters.
+    # operands, and a kind may have additional parameters.
     operand_names = dict(zip(parameters, inputs, strict=False))
     return {**operand_names, **names}
 

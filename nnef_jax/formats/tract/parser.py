@@ -22,7 +22,8 @@ from nnef_jax.formats.syntax.tree_builder import TreeBuilder, nodes_of
 from nnef_jax.formats.tract.document import Assertion, TractDocument
 from nnef_jax.limits import Meter
 
-# Matches an extension line. The groups are its first word, and the text up to the semicolon.
+# Matches an extension line. The groups are the word after "extension", and the text from there to
+# the semicolon.
 _LINE = re.compile(r"extension\s++(\w*+)\s*+(.*);", re.DOTALL)
 # Matches an extension line that lacks a semicolon. The group is the next definition's keyword.
 _RUN_ON = re.compile(
@@ -42,7 +43,7 @@ _END = {quote: re.compile(rf"{quote}\s*+\)\s*+[,\]]") for quote in "\"'"}
 # This pattern does not begin with white space. Otherwise, a long run of blanks in a value would be
 # scanned again from each of its blanks.
 _END[""] = re.compile(r"\)\s*+[,\]]")
-_BLANKS_PER_STEP = 100  # As many blanks before an assertion count as one step of the meter.
+_BLANKS_PER_STEP = 100  # the number of blanks before an assertion that take one step
 _MOST_DIGITS = 20  # the number of digits of the largest unsigned integer of 64 bits
 _TEMPLATE = re.compile(r"\{\{|\{%")  # matches the beginning of an insertion in a template
 
@@ -139,7 +140,7 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
 
 @dataclass(slots=True)
 class _Line(s.SyntaxNode):
-    """An extension line: its first word `kind`, and the text after it, which starts at `offset`."""
+    """An extension line: `extension kind value;`. The text `value` starts at `offset`."""
 
     kind: str
     value: str

@@ -8,7 +8,7 @@ The algorithms are those of the standard, with two differences. `linear_quantize
 the argument `symmetric` has no effect: all codes of `bits` bits are used.
 
 A scalar may be written as an integer. Commas and semicolons may be left out, or be added at the
-end. If several entries have the same name, the last one counts. A list in brackets, which tract
+end. If several entries have the same name, the last one is used. A list in brackets, which tract
 does not read, has a number for each channel; `bits` and `signed` are the same for all channels.
 """
 

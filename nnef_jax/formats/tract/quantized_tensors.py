@@ -14,7 +14,7 @@ from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.tract.application import apply, tensor
 from nnef_jax.formats.tract.call_site import CallSite
 
-# Maps an operation to the names of those operands that it reads as codes.
+# Maps an operation to the names of the operands that the operation reads as codes.
 _CODED = {
     "tract_core_qconv": ("input", "filter"),
     "tract_core_qmatmul": ("A", "B"),
@@ -23,7 +23,7 @@ _CODED = {
 
 
 def quantized(site: CallSite, name: str, value: object) -> Any:
-    """Quantise the value of `name` if graph.quant has an entry for it.
+    """Quantise the value of `name` if graph.quant has an entry for this name.
 
     A name without an entry keeps its value.
     """
@@ -48,7 +48,7 @@ def quantized(site: CallSite, name: str, value: object) -> Any:
 
 
 def _rounded(site: CallSite, name: str, value: object, entry: Quantizer) -> Any:
-    """Round the value of `name` by the operation in its entry of graph.quant."""
+    """Round the value of `name` by the operation in the entry of graph.quant for `name`."""
     graph = site.graph
     real = tensor(site, value, graph.builder.real, name)
     # The operation is evaluated in a frame in which `name` is the only value.
@@ -63,7 +63,7 @@ def _rounded(site: CallSite, name: str, value: object, entry: Quantizer) -> Any:
 def with_codes(site: CallSite, kind: str) -> Mapping[str, Any]:
     """Return the arguments of an operation, with codes in the place of some quantised operands.
 
-    `_CODED` lists the operands that operations of a kind read as codes. All other arguments are
+    The table `_CODED` has the operands that the operation reads as codes. All other arguments are
     unchanged.
     """
 
@@ -83,7 +83,7 @@ def with_codes(site: CallSite, kind: str) -> Mapping[str, Any]:
 
 
 def codes_of(site: CallSite, value: Value, entry: Quantizer) -> Value:
-    """Return the integer codes of a tensor of real numbers, by the scale of a quantiser.
+    """Return the integer codes that stand for the real numbers of a tensor.
 
     A code is round(number / scale) + zero point.
     """

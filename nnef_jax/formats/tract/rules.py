@@ -1,4 +1,4 @@
-"""Rules of the kinds that only tract has: running averages, and the mask of a stream."""
+"""Rules of operation kinds that only tract has: running averages, and the mask of a stream."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class StoredTensor:
         return TensorFile(self.array, bits, signed=is_signed, quantized=True)
 
     def shaped(self, shape: Shape, label: str) -> NDArray[Any]:
-        """Return the array in the shape that is declared for the variable with a label.
+        """Return the array in `shape`, which is declared for the variable `label`.
 
         The declared shape and the array's shape may differ in trailing extents of 1. A tensor in
         blocks is a matrix in the file, so only the numbers of items must agree. Raises DataError if
@@ -197,7 +197,10 @@ def _vendor_tensor(data: memoryview, header: FinalHeader, name: str, meter: Mete
 
 
 def _payload(data: memoryview, header: FinalHeader, size: int, name: str) -> memoryview:
-    """Return the `size` bytes after the header. Raises DataError if there are more or fewer."""
+    """Return the `size` bytes after the header.
+
+    Raises DataError unless the header declares `size` bytes, and the file has them.
+    """
     length = len(data) - HEADER_SIZE
     if header.length != size or length != size:
         raise DataError(

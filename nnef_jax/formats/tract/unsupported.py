@@ -22,8 +22,8 @@ from nnef_jax.wording.similar import did_you_mean
 def refuse_unsupported(document: TractDocument, rules: Registry, meter: Meter) -> None:
     """Raise UnsupportedError if the graph reaches operations that cannot run.
 
-    The error names all these operations. `rules` are the user's rules, which make further
-    operations run.
+    The error names all these operations. `rules` are the user's rules. An operation with such a
+    rule can run.
     """
     refuse(unsupported(document, rules), lambda name: _explained(name, meter))
 
@@ -31,7 +31,7 @@ def refuse_unsupported(document: TractDocument, rules: Registry, meter: Meter) -
 def unsupported(document: TractDocument, rules: Registry) -> dict[str, list[Span]]:
     """Return the operations in the graph that cannot run, with their places.
 
-    `rules` are the user's rules, which make further operations run.
+    `rules` are the user's rules. An operation with such a rule can run.
     """
     uses: dict[str, list[Span]] = {}
     for node in _reached(document, rules):
@@ -66,7 +66,7 @@ def refuse_readers_of_padding(graph: Graph) -> None:
 
 
 def _readers_of_padding(graph: Graph) -> Iterator[tuple[Operation, str]]:
-    """Yield each operation that reads a padded result, with the message of the error."""
+    """Yield pairs: an operation that reads a padded result, and the message of the error."""
     padded: set[Value] = set()
     for operation in graph.operations:
         for value in operation.reads():
@@ -78,7 +78,7 @@ def _readers_of_padding(graph: Graph) -> Iterator[tuple[Operation, str]]:
 
 
 def _padded_in_bodies(graph: Graph) -> Iterator[tuple[Operation, str]]:
-    """Yield each operation in a body that has a padded result, with the message of the error."""
+    """Yield pairs: an operation in a body whose result is padded, and the message of the error."""
     for operation in _in_bodies(graph):
         if operation.kind in _PADDED:
             reason = "in the body of a scan has an extent that depends on the data"

@@ -24,7 +24,7 @@ _SCAN_STEPS = 1_000  # steps of the meter for a scan
 
 
 class _EntryForm(NamedTuple):
-    """The form of the entries of an argument, which are tuples.
+    """The form of the entries of an argument. Each entry is a tuple.
 
     `lengths` are the possible lengths of an entry, and `strings` are the indices of the items that
     must be strings.
@@ -34,7 +34,8 @@ class _EntryForm(NamedTuple):
     strings: Sequence[int]
 
 
-# Maps an argument of the scan, which is a list of entries, to the form of its entries.
+# Maps an argument of the scan to the form of the argument's entries. The argument is a list of
+# entries.
 _ENTRY_FORMS = {
     "scan": _EntryForm(lengths=(4,), strings=(0,)),
     "full": _EntryForm(lengths=(2,), strings=(0,)),
@@ -87,7 +88,7 @@ def scan(site: CallSite, *, name: str, skip: int, resets: bool) -> Any:
     `name` is the fragment that is the body. A parameter of the body is a slice of a scanned tensor,
     a full tensor, or a state. The first value of a state is a tensor, and each next value is a
     result of the body. In the first `skip` iterations, states do not change. In a network that
-    takes a stream, states last from call to call unless `resets`.
+    takes a stream, states are kept from call to call unless `resets`.
     """
     document = site.unit.document
     fragment = document.fragments.get(name)
@@ -173,7 +174,7 @@ def _outputs_of(entries: Sequence[tuple[Any, ...]]) -> list[_Output]:
 
 
 def _axis_and_chunk(values: Sequence[Any]) -> tuple[int, int]:
-    """Return the end of an entry, [axis, chunk] or [axis], as integers. The default chunk is 1."""
+    """Read [axis, chunk] or [axis], the end of an entry, as integers. The default chunk is 1."""
     axis, *chunks = values
     chunk = known_integer(chunks[0], "chunk") if chunks else 1
     return known_integer(axis, "axis"), chunk
@@ -321,7 +322,7 @@ class _Bindings:
                 message = f"'scan' cannot cut a tensor {value.type} along axis {axis} by {chunk}"
                 raise self._site.error(message)
             shape[axis] = symbolic[axis] = abs(chunk)
-            stored = None  # each slice has other items
+            stored = None  # each slice has different items
         type = TensorType(tuple(shape), value.type.dtype)
         self.values[parameter] = self._site.graph.input(parameter, type, symbolic, stored)
         return self.values[parameter]
@@ -337,7 +338,7 @@ class _Bindings:
     def _free(self, name: str) -> str:
         """Return the parameter of the body that `name` stands for.
 
-        Raises NnefError if there is none, or if a value is bound to it already.
+        Raises NnefError if there is no such parameter, or if the parameter already has a value.
         """
         parameter = self._parameter(name)
         if parameter is None:
@@ -352,7 +353,7 @@ class _Bindings:
 def _without_unused(
     body: Graph, full_tensors: Sequence[tuple[Value, Any]]
 ) -> tuple[Graph, list[Any]]:
-    """Leave out the inputs of a body that the body does not need.
+    """Remove the unused inputs of a body.
 
     `full_tensors` has a pair for each tensor that the body reads in full: the body's input, and the
     tensor outside of the body. Return the body, and the outside tensors of the remaining inputs.

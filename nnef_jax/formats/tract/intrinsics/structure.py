@@ -117,13 +117,16 @@ def variable(site: CallSite, *, label: str, shape: Sequence[int]) -> Value:
 
 
 def _stored(site: CallSite, label: str, shape: Shape) -> tuple[NDArray[Any], bool]:
-    """Return the data of a variable in a shape, and whether the data were decoded from codes."""
+    """Return the data of a variable, and whether the data were decoded from codes.
+
+    The data have the shape `shape`, or the shape in the file if `shape` is ().
+    """
     record = site.unit.get(label)
     array = record.shaped(shape or record.array.shape, label)
     quantizer = site.unit.quantizers.get(site.name)
     if quantizer is None or record.codes is None:
         return array, False
-    numbers = dequantize(record.codes, quantizer, f"{label}.dat", site.graph.meter)  # has float64
+    numbers = dequantize(record.codes, quantizer, f"{label}.dat", site.graph.meter)  # float64
     return numbers.astype(np.float32).reshape(array.shape), True
 
 
@@ -191,7 +194,7 @@ def cast(site: CallSite, value: object) -> Any:
 
 
 def _datum_type(site: CallSite) -> str:
-    """Return the datum type that a call of `cast` names. It may be "", which keeps the type."""
+    """Return the datum type to which a call casts. It may be "", which keeps the type."""
     if site.has_attribute("to"):
         return site.text("to")
     if site.generic in _GENERIC:

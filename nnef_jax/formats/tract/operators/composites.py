@@ -1,4 +1,4 @@
-"""Functions for operations that become several: attention, recurrence, indices and resampling."""
+"""Functions for attention, recurrence, indices and resampling: one operation may become several."""
 
 from __future__ import annotations
 
@@ -158,8 +158,8 @@ def gru_pointwise(
 ) -> Any:
     """Compute the elementwise part of a GRU step from the gates and the state.
 
-    `input_gates` and `state_gates` are the products of the input and of the state. `hidden` is the
-    number of items of the state.
+    `input_gates` and `state_gates` are the products of the input and of the state with their
+    weights. `hidden` is the number of items of the state.
     """
     _require_hidden(site, "state", state, hidden)
     return site.last.gru_pointwise(input_gates, state_gates, state)

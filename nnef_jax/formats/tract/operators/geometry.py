@@ -146,7 +146,7 @@ def pad(
     cuts = any(_cut_items(before) or _cut_items(after) for before, after in padding)
     if cuts:
         input = _cut(site, input, padding)
-        # The negative padding is done, so its place is taken by 0.
+        # The negative padding is done, so 0 replaces it.
         padding = [
             (before + _cut_items(before), after + _cut_items(after)) for before, after in padding
         ]

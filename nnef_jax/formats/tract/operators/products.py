@@ -134,8 +134,8 @@ def _terms(site: CallSite, axes: Sequence[int]) -> tuple[str, str, str]:
     """Return the terms of A, B and their product C in an Einstein sum, such as ("mk", "kn", "mn").
 
     `axes` are [a_m, a_k, b_k, b_n, c_m, c_n], where a_m is the axis of A that has the letter m. All
-    further axes are batch axes, which have capital letters in order. If `axes` is empty, the
-    matrices lie in the last two axes.
+    other axes are batch axes, which have capital letters in order. If `axes` is empty, the matrices
+    lie in the last two axes.
     """
     shape_a = site.shape(0)
     shape_b = site.shape(1)

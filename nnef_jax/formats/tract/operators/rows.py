@@ -10,7 +10,8 @@ from nnef_jax.formats.tract.operators.geometry import channels, new_axes
 from nnef_jax.formats.tract.operators.registry import AXES, OPERATORS
 from nnef_jax.formats.tract.operators.windows import WINDOW, channel_plane, factors
 
-# Maps a registry to the kinds for which it has an operation named REGISTRY_KIND.
+# Maps a registry to the kinds for which the registry has an operation REGISTRY_KIND, such as
+# tract_core_erf for erf.
 _PREFIXED = {
     "tract_core": (
         "is_nan", "silu", "erf", "hard_swish", "clamped_swiglu", "broadcast", "gather_elements",

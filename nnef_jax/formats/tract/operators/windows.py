@@ -1,7 +1,7 @@
 """Functions for pooling and convolutions.
 
-Maxima ignore the border. A bias may lie along any axis. The filter of `deconv` has the same layout
-as that of `conv`.
+Pooling by maxima ignores the padding. A bias may lie along any axis. The filter of `deconv` has the
+same layout as that of `conv`.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ WINDOW: Mapping[str, Callable[[CallSite], Any]] = {
 
 
 def channel_plane(site: CallSite) -> int:
-    """Return the axis from which on the indices of maxima count.
+    """Return the first of the axes over which the indices of maxima are counted.
 
     The index of a maximum is a position in the flattened axes from this axis to the last axis. The
-    axis is 2, or an earlier axis along which windows have more than one item, or a stride that is
-    not 1.
+    axis is 0 or 1 if windows along this axis have more than one item, or if the stride is not 1.
+    Otherwise the axis is 2.
     """
     sizes = site.ints("size")
     strides = site.ints("stride") or [1] * len(sizes)
