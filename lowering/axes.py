@@ -3,8 +3,9 @@
 Sharding, batch sizes and layouts are derived from this table, which has a row for each primitive. A
 row lists links. A link joins axes of operands and of results along which items stay apart: an item
 of a result at index i of such an axis depends, in each operand that has the axis, only on the items
-at index i. The item may depend on all items of those operands that lack the axis. If a primitive
-has no row, an item of its results may depend on any item of any operand.
+at index i. The item may depend on all items of those operands that lack the axis. For example, the
+row of `add` links axis i of both operands with axis i of the result. If a primitive has no row, an
+item of its results may depend on any item of any operand.
 
 Most rows follow from the facts in `lowering.facts`. Each other primitive has a function below.
 """
@@ -57,7 +58,7 @@ def is_listed(name: str) -> bool:
 
 
 def _row(*primitives: str) -> Callable[[Row], Row]:
-    """Return a decorator that registers a function as the row of the primitives so named."""
+    """Return a decorator that registers a function as the table row of the named primitives."""
 
     def register(row: Row) -> Row:
         _ROWS.update(dict.fromkeys(primitives, row))
@@ -150,8 +151,9 @@ def _removed(equation: Equation, name: str, *, is_sum: bool) -> LinkedAxes:
 def _touched(equation: Equation, per_axis: Mapping[str, object]) -> set[int]:
     """Return the axes along which a parameter of an equation changes something.
 
-    `per_axis` is `Facts.per_axis`: it maps the name of each such parameter to its neutral entry.
-    A parameter changes nothing along an axis if its entry for the axis is the neutral entry.
+    For strides (1, 2), whose neutral entry is 1, this is axis 1. `per_axis` is `Facts.per_axis`:
+    it maps the names of parameters with an entry for each axis to their neutral entries. A
+    parameter changes nothing along an axis if its entry for the axis is the neutral entry.
     Parameters without a neutral entry are ignored.
     """
     touched: set[int] = set()
@@ -199,7 +201,8 @@ def _broadcast(equation: Equation) -> LinkedAxes:
 def _reshape(equation: Equation) -> LinkedAxes:
     """Link each run of the operand's axes with the run of axes that they become.
 
-    In a run of several axes, axes of extent 1 are left out.
+    A reshape of (6, 4) to (2, 3, 4) links axis 0 with axes 0 and 1, and axis 1 with axis 2. In a
+    run of several axes, axes of extent 1 are left out.
     """
     if equation.params.get("dimensions") is not None:
         return UNLINKED  # the axes are reordered before the reshape
@@ -225,7 +228,7 @@ def _stack(equation: Equation) -> LinkedAxes:
     new_axis = equation.params["axis"]
     links: list[AxisLink] = []
     for axis in range(len(_shape(equation.invars[0]))):
-        # The new axis pushes the axes from its place on one place further.
+        # In the result, an axis at or after the new axis has a number larger by one.
         result_axis = axis if axis < new_axis else axis + 1
         links.append(_shared(operands, axis, [0], result_axis))
     return LinkedAxes(links)
@@ -238,7 +241,7 @@ def _unstack(equation: Equation) -> LinkedAxes:
     removed_axis = equation.params["axis"]
     links: list[AxisLink] = []
     for result_axis in range(len(_shape(equation.outvars[0]))):
-        # The axes from the removed one on come one place further in the operand.
+        # In the operand, an axis at or after the removed axis has a number larger by one.
         axis = result_axis if result_axis < removed_axis else result_axis + 1
         links.append(_shared([0], axis, results, result_axis))
     return LinkedAxes(links)
@@ -270,7 +273,7 @@ def _slice(equation: Equation) -> LinkedAxes:
 def cuts(equation: Equation) -> list[list[int | None]]:
     """Return, for each result of a slice or split, its first index along each axis.
 
-    The index is None for an axis along which the slice has a stride.
+    The index is None for an axis along which the slice has a stride other than 1.
     """
     params = equation.params
     starts: list[int | None]
@@ -313,7 +316,7 @@ def _tile(equation: Equation) -> LinkedAxes:
 
 @_row("iota")
 def _iota(equation: Equation) -> LinkedAxes:
-    """Return no links. Items are equal along all axes except the one along which they count."""
+    """Return no links. Items are equal along all axes except the axis with 0, 1, 2, ..."""
     axes = frozenset(range(len(_shape(equation.outvars[0]))))
     counting_axis = equation.params["dimension"]
     return LinkedAxes((), constant_axes=axes - {counting_axis})
@@ -321,7 +324,7 @@ def _iota(equation: Equation) -> LinkedAxes:
 
 @_row("dynamic_slice", "dynamic_update_slice", "name", "sharding_constraint")
 def _unchanged(equation: Equation) -> LinkedAxes:
-    # Along an axis whose extent it keeps, a dynamic slice or update starts at index 0.
+    # A dynamic slice or update starts at index 0 along each axis whose extent stays the same.
     return _same(equation)
 
 
@@ -372,7 +375,7 @@ def _dot(equation: Equation) -> LinkedAxes:
 
 @_row("ragged_dot_general")
 def _ragged_dot(equation: Equation) -> LinkedAxes:
-    """Link axes of a product whose rows are divided into groups, with a matrix for each group."""
+    """Link axes of a product in which each group of rows is multiplied by its own matrix."""
     ragged_numbers = equation.params["ragged_dot_dimension_numbers"]
     numbers = ragged_numbers.dot_dimension_numbers
     row_axes = ragged_numbers.lhs_ragged_dimensions
@@ -380,7 +383,7 @@ def _ragged_dot(equation: Equation) -> LinkedAxes:
     (left_sums, _), (left_batch, _) = numbers
     are_rows_free = {*row_axes}.isdisjoint((*left_sums, *left_batch))
     group_sizes = equation.invars[2]
-    has_sizes_by_item = len(_shape(group_sizes)) > 1  # each item of a batch has its group sizes
+    has_sizes_by_item = len(_shape(group_sizes)) > 1  # each item of a batch has its own sizes
     if not are_rows_free or has_sizes_by_item:
         return UNLINKED
     links = _products(equation, numbers, mixed=row_axes, groups=group_axes)
@@ -389,7 +392,7 @@ def _ragged_dot(equation: Equation) -> LinkedAxes:
 
 @_row(CONVOLUTION)
 def _convolution(equation: Equation) -> LinkedAxes:
-    """Link the batch and the channels. With groups, link the groups instead of the channels."""
+    """Link batch axes, and link channel axes. With groups, link the groups instead of channels."""
     params = equation.params
     if params["batch_group_count"] != 1:
         return UNLINKED
@@ -429,8 +432,8 @@ def _gather(equation: Equation) -> LinkedAxes:
         is_complete = slice_sizes[axis] == table_shape[axis]
         if is_complete:
             links.append(_link({0: axis}, {0: result_axis}))
-    # The other axes of the result come from the axes of the indices, in order. The last axis of
-    # the indices becomes no axis of the result: it holds the coordinates of one item.
+    # `index_axes` are the axes of the result that come from the axes of the indices, in order. The
+    # last axis of the indices becomes no axis of the result: it holds the coordinates of one item.
     index_axes = [axis for axis in range(rank) if axis not in numbers.offset_dims]
     # Maps each batch axis of the indices to the batch axis of the table.
     table_axes = dict(zip(numbers.start_indices_batching_dims, batched, strict=True))
@@ -462,7 +465,7 @@ def _scatter(equation: Equation) -> LinkedAxes:
         is_covered = target_shape[axis] == update_shape[update_axis]
         if is_covered:
             links.append(_link({0: axis, 2: update_axis}, {0: axis}))
-    # The other axes of the updates belong to the axes of the indices, in order.
+    # The axes of the updates outside of the window belong to the axes of the indices, in order.
     update_axes = [i for i in range(len(update_shape)) if i not in numbers.update_window_dims]
     for axis, index_axis in zip(batched, numbers.scatter_indices_batching_dims, strict=True):
         update_axis = update_axes[index_axis]

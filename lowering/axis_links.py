@@ -23,7 +23,7 @@ class AxisPart(NamedTuple):
 
 
 def axis_number(axis: int | AxisPart) -> int:
-    """Return the number of an axis, which may be given as an `AxisPart` of it."""
+    """Return the number of an axis. The axis may be given as an `AxisPart`."""
     return axis.axis if isinstance(axis, AxisPart) else axis
 
 

@@ -22,7 +22,7 @@ _SUMS = ("reduce_max", "reduce_sum", PRODUCT)
 
 
 class NotSeparableError(Exception):
-    """Raised if items of a batch may depend on one another. The argument is the equation."""
+    """Raised with the equation as argument, if items of a batch may depend on one another."""
 
 
 def batch_axes(
@@ -106,9 +106,9 @@ def _repeated_axes(
 ) -> set[int]:
     """Return the axes along which an equation's first result repeats one item.
 
-    The result may become a value for each item of the batch along such an axis. If `resizes` is
-    true, only a broadcast has such axes, since `resized` can resize a broadcast whose result has
-    no second reader.
+    Along such an axis, the result may later get one value for each item of the batch. If
+    `resizes` is true, only a broadcast has such axes, since `resized` can resize a broadcast
+    whose result has no second reader.
     """
     if not resizes:
         return _constant_axes_of_result(equation, constant_axes)
@@ -129,7 +129,7 @@ def _batch_links(
     *,
     resizes: bool,
 ) -> Sequence[Ends]:
-    """Return the links of an equation that contain the batch axes of all its operands.
+    """Return an equation's links that contain the batch axes of all operands.
 
     `operand_axes` has the batch axis of each operand, or None for an operand without one. An
     operand without one may be part of a link only if `may_be_batch_axis(operand, axis)` is true for
@@ -153,7 +153,7 @@ def _batch_links(
         return exact_links
 
     def fits(index: int, axis: int) -> bool:
-        """Tell whether an operand without a batch axis may be linked by an axis."""
+        """Tell whether a link may contain an axis of an operand without a batch axis."""
         operand = equation.invars[index]
         is_repeated = facts(equation).by_item and operand.aval.shape[axis] == 1
         return is_repeated or (not is_literal(operand) and may_be_batch_axis(operand, axis))
@@ -269,7 +269,7 @@ def _axes_by_function(
         follow = [arguments[i] for i in carried if argument_axes[i] is None]
         axes = batch_axes(inside, seeds, follow=follow, resizes=False) if seeds else {}
         result_axes = [None if is_literal(v) else axes.get(v) for v in inside.results]
-        # The axes with which the next iteration begins.
+        # The batch axes that the arguments have in the next iteration.
         next_axes = list(argument_axes)
         for result_index, argument_index in function.carried_to.items():
             result_axis = result_axes[result_index]

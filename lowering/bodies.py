@@ -22,7 +22,7 @@ class OuterValue(NamedTuple):
 
     Args:
         number: the index of the operand or result in the equation.
-        steps: the number of first axes along which a loop takes one item at a time: 1 or 0.
+        steps: 1 if a loop takes one item along axis 0 in each iteration, otherwise 0.
     """
 
     number: int

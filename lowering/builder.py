@@ -45,8 +45,8 @@ from lowering.ops import require, rules
 _X64 = "jax's x64 mode keeps 64 bits: jax.config.update('jax_enable_x64', True)"
 # Before a suffix is added, a name is cut to this number of characters.
 _MOST_CHARACTERS_BEFORE_SUFFIX = 400
-# A result with an empty axis has at most this number of items along the axes before the empty one.
-# XLA's compiler visits each of these items, which takes 0.6 s for this number.
+# If an axis of a result is empty, the product of the extents before it is at most this number.
+# XLA's compiler visits each item along these axes, which takes 0.6 s for this number.
 _MOST_ITEMS_BEFORE_EMPTY_AXIS = 1 << 22
 
 
@@ -124,7 +124,7 @@ class GraphBuilder:
         return free_name
 
     def input(self, name: str, type: TensorType) -> Value:
-        """Add an input of the graph, and return its tensor. A call of the graph gives its array."""
+        """Add an input of the graph, and return its tensor. Callers of the graph pass the array."""
         value = Value(self._free_name(name, may_be_reserved=True), type)
         self._inputs.append(value)
         return value
@@ -144,7 +144,7 @@ class GraphBuilder:
         """
         variable = self._variables.get(label)
         if variable is None:
-            # A suffix must not lead to a reserved name, unless the variable's name is itself one.
+            # A suffix must not lead to a reserved name, unless the variable's own name is reserved.
             is_reserved = name in self._reserved
             value = Value(self._free_name(name, may_be_reserved=is_reserved), type)
             variable = _Variable(label, value, span)
@@ -231,7 +231,7 @@ class GraphBuilder:
                     f"an operand has the shape {show(type.shape)}; an axis has at most "
                     f"{MAX_EXTENT} items"
                 )
-        # A rule takes ABSENT for an operand that is left out. A tensor of this type is present.
+        # To a rule, ABSENT means that the operand is left out. A tensor of this type is PRESENT.
         if type == ABSENT and isinstance(operand, Value):
             return PRESENT
         return type
@@ -262,7 +262,7 @@ class GraphBuilder:
             names: the names of the results, at least one. If the operation has another number
                 of results, their names are made from the first name.
             span: the place of the operation in the document, for errors, HLO and profiles.
-            calls: the nested calls of the document's functions that the operation comes from.
+            calls: the nested function calls of the document from which the operation comes.
             rule: a user's rule for `kind`, or None for the rule in `rules`.
             inserted: whether a reader added the results, so that the document has no such
                 tensors.
@@ -327,7 +327,7 @@ class GraphBuilder:
         count = 0
         for item in result_types:
             count += len(item) if isinstance(item, list) else 1
-        # Only if all tensors get names of the caller, these names may be reserved ones.
+        # The caller's names may be reserved names only if there is one for each tensor.
         has_all_names = len(names) == count
         if not has_all_names and count == 1:
             names = names[:1]
@@ -438,5 +438,5 @@ def _opened(attribute: Any) -> Any:
 
 
 def _is_open(attribute: Any) -> bool:
-    """Tell whether an attribute is an extent that only a run decides."""
+    """Tell whether an attribute is an extent that is unknown before the graph runs."""
     return isinstance(attribute, Extent) or is_symbolic(attribute)

@@ -112,7 +112,7 @@ def preparation(
     arrays = leaves[: program.parameters]
     parts = lower(differentiable(program), target)
     are_traced = any(map(_is_tracer, arrays))
-    # Only `prepared` shares the values of concrete arrays with other programs.
+    # `prepared` shares values with other programs. It needs concrete arrays.
     values = parts.prepare(arrays) if are_traced else prepared(parts, arrays)
     computed: list[Array] = []
     for value, source in zip(values, parts.sources, strict=True):
@@ -207,7 +207,8 @@ def _lowering_rule(
     """Rewrite the primitive's program by the passes for a platform, and lower the result."""
     module = context.module_context
     if module.lowering_parameters.for_export:
-        # Any machine may run an exported function, so this machine's rates do not count.
+        # Any machine may run an exported function, so the measured speeds of this machine, its
+        # `rates`, are not used.
         about = about._replace(rates=DEFAULT)
     # The number of devices is known here, but shardings are not. On several devices no pass may
     # make a loop over the batch: if the batch is sharded, such a loop gathers it.
@@ -232,7 +233,7 @@ def _lowering_rule(
                 evaluate = partial(with_prepared, parts)
         if evaluate is not None:
             return mlir.lower_fun(evaluate, multiple_results=True)(context, *operands)
-        # No prepared values are used, so their operands are left out.
+        # No prepared values are used, so the operands with prepared values are left out.
         context = context.replace(avals_in=context.avals_in[:count])
         operands = operands[:count]
         rewritten = rewrite(program, target)
@@ -256,8 +257,9 @@ def _with_constants(
 ) -> Callable[..., list[Any]]:
     """Return a function of a program's inputs, which contains the program's parameters.
 
-    If `prepares` is true, the function may contain prepared values instead of the parameters. It
-    is false in a module for several platforms, so that the platforms share the parameters.
+    If `prepares` is true, the function may contain prepared values instead of the parameters.
+    `prepares` is false in a module for several platforms, so that the platforms share the
+    parameters.
     """
 
     def with_parameters(*inputs: Array) -> list[Any]:
@@ -355,7 +357,7 @@ def _linearized(
         """Return floating-point results, integer results, and values that the tangents read."""
 
         def evaluate(*active_operands: Array) -> tuple[list[Any], list[Any]]:
-            """Return floating-point and integer results for other values of the active operands."""
+            """Return floating-point and integer results for new values of the active operands."""
             arguments = _merged(operands, active, active_operands)
             results = jaxpr_evaluation.as_function(jaxpr)(*arguments)
             reals = list(compress(results, are_real))

@@ -100,8 +100,8 @@ def is_symbolic(extent: object) -> bool:
 def largest_of(extents: Iterable[Any]) -> Any:
     """Return the largest of extents: a number, or an `Extent` if one of them is symbolic.
 
-    The result is not a symbolic dimension of jax: jax takes each symbol for at least 1, and would
-    return n0 for the larger one of n0 and 1, although a list may have no items.
+    The result is not a symbolic dimension of jax. jax assumes that each symbol is at least 1, and
+    would return n0 as the larger one of n0 and 1. But n0 is 0 for a list without items.
     """
     return reduce(partial(_extreme, "max", max), extents)
 

@@ -2,8 +2,9 @@
 
 For example, an axis of 3 * h * d columns has the factor h (heads) before a reshape gives the heads
 an axis of their own. Corresponding axes of two variables are compared factor by factor, from the
-left. Where two factors differ, the larger factor is split: a reshape of 96 columns to (3, 4, 8)
-splits the columns of the matrix before it into the factors 3 * 4 * 8.
+left. Where two factors differ, the larger factor is split. For example, the product with a matrix
+has 96 columns, and a reshape makes three axes (3, 4, 8) of them. Then the columns of the matrix
+have the factors 3 * 4 * 8 too.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from lowering.program import Program
 class Factor:
     """A factor of an axis's extent. Each object is a factor of its own, even with equal extents.
 
-    `extent` is the number. `parts` has the factors that replace this factor: several factors if it
-    was split, and one factor if it was united with a factor of equal extent. Otherwise `parts` is
-    empty. `is_blocked` tells whether an equation needs the factor undivided.
+    `extent` is the value of the factor, such as 4. `parts` has the factors that replace this
+    factor: several factors if it was split, and one factor if it was united with a factor of equal
+    extent. Otherwise `parts` is empty. `is_blocked` tells whether an equation needs all items of
+    the factor on one device.
     """
 
     __slots__ = ("extent", "is_blocked", "parts")
@@ -42,9 +44,9 @@ Axes = list[Axis]
 
 
 def leaves(axis: Iterable[Factor]) -> list[Factor]:
-    """Return the factors of an axis in order, with replaced factors as their parts."""
+    """Return the factors of an axis in order. A replaced factor gives its parts instead."""
     factors: list[Factor] = []
-    stack = list(reversed(list(axis)))  # the next factor is the last item
+    stack = list(reversed(list(axis)))  # the next factor is at the end
     while stack:
         factor = stack.pop()
         if factor.parts:
@@ -130,7 +132,7 @@ class Product(NamedTuple):
 
 
 def _axes(operand: Atom) -> Axes:
-    """Return an axis for each extent of an operand: a list with one new factor, or none for 1."""
+    """Return the factors of each axis of an operand: one new factor, or none for the extent 1."""
     extents = getattr(operand.aval, "shape", ())
     return [[Factor(extent)] if extent != 1 else [] for extent in extents]
 
@@ -151,7 +153,7 @@ class FactorWalk:
         self.products: list[Product] = outer.products if outer else []
         # The number of evaluations of the program in a call: an inner function may be in loops.
         self.times = times
-        # Maps the result of each product to the axes that the result has from the weight's columns.
+        # Maps the result of each product to its axes that come from the columns of the weight.
         self.columns: dict[Variable, frozenset[int]] = {}
         # For the result of each product: the summed axes of each operand other than the weight,
         # by the index of the operand.
@@ -180,7 +182,7 @@ class FactorWalk:
         return self
 
     def _follow(self, equation: Equation) -> None:
-        """Unite the axes that an equation links, and block axes of its operands without a link."""
+        """Unite the axes that an equation links. Block the operand axes that have no link."""
         table = axes_of(equation) or UNLINKED
         operands, results = equation.invars, equation.outvars
         # The linked factors of each axis, by the index of the operand and the number of the axis.
@@ -228,8 +230,8 @@ class FactorWalk:
     ) -> None:
         """Record a product of a weight, if the weight depends on parameters only.
 
-        Nothing is recorded if the result depends on parameters only, too. `table` has the linked
-        axes of the equation, and `index` is the index of the weight among its operands.
+        Nothing is recorded if the result also depends on parameters only. `table` has the linked
+        axes of the equation, and `index` is the index of the weight among the operands.
         """
         if not self.depends_only_on_parameters(weight) or self.depends_only_on_parameters(result):
             return
@@ -319,10 +321,10 @@ class FactorWalk:
         return frozenset() if is_literal(operand) else self.origins[operand]
 
     def record_use(self, kind: UseKind, axes: Iterable[Axis], variable: Atom) -> None:
-        """Record the communication of a variable's items that divided factors of axes need.
+        """Record a use: devices exchange a variable's items if factors of `axes` are divided.
 
-        If the variable depends only on parameters, nothing is recorded, since the variable is not
-        computed in each call.
+        `kind` is the kind of communication, such as "sum", see `Use`. If the variable depends only
+        on parameters, nothing is recorded, since the variable is not computed in each call.
         """
         if self.depends_only_on_parameters(variable):
             return

@@ -62,7 +62,7 @@ _WINDOW = Facts(
         "window_strides": 1,
         "padding": (0, 0),
         "base_dilation": 1,
-        "window_dilation": None,  # a window of one item has no dilation
+        "window_dilation": None,  # without effect for a window of one item
     },
 )
 

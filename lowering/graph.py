@@ -44,7 +44,7 @@ UNTYPED = TensorType((), "unknown")
 
 
 class _Present(TensorType):
-    """The class of PRESENT, which makes PRESENT unequal to ABSENT, a type of the same shape."""
+    """The class of PRESENT. It makes PRESENT unequal to ABSENT, which has the same fields."""
 
     __slots__ = ()
 
@@ -52,7 +52,7 @@ class _Present(TensorType):
 # If an optional operand is left out, its value is False, and rules get this type for it.
 ABSENT = TensorType((), "bool")
 # If an operand is a tensor of the type ABSENT, which is a boolean scalar, rules get this type for
-# it. It is unequal to ABSENT.
+# it. PRESENT is unequal to ABSENT.
 PRESENT: TensorType = _Present((), "bool")
 
 _FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
@@ -69,12 +69,12 @@ NARROW = frozenset({"int2", "uint2", "int4", "uint4", "float4_e2m1fn"})
 
 
 def is_integer(dtype: str) -> bool:
-    """Tell whether a dtype is one of integers, signed or unsigned."""
+    """Tell whether a dtype has integers as items, signed or unsigned."""
     return dtype.startswith(("int", "uint"))
 
 
 def is_complex(dtype: str) -> bool:
-    """Tell whether a dtype is one of complex numbers."""
+    """Tell whether a dtype has complex numbers as items."""
     return dtype.startswith("complex")
 
 
@@ -132,9 +132,9 @@ Result = Value | tuple[Value, ...]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a fragment, a function of the document, from which an operation comes.
+    """A call of a fragment, which is a function of the document.
 
-    An operation may come from several nested calls.
+    An operation of a graph comes from one call, or from several nested calls, or from none.
     """
 
     fragment: str
@@ -145,7 +145,7 @@ class Call:
 class Operation:
     """An operation of a graph: its kind, operands, attributes and results.
 
-    `operands` and `attributes` are pairs of a parameter's name, as the rule has it, and a value.
+    `operands` and `attributes` consist of pairs: the name of a parameter of the rule, and a value.
     """
 
     kind: str
@@ -154,12 +154,12 @@ class Operation:
     results: tuple[Result, ...]
     span: Span | None = None
     calls: tuple[Call, ...] = ()
-    rule: Rule | None = None  # a user's rule; `kind` is then the document's name
+    rule: Rule | None = None  # a user's rule; `kind` is then its name in the document
 
     def reads(self) -> Iterator[Value]:
         """Yield the tensors that the operation reads, in order of its operands.
 
-        A tensor that is two operands is yielded twice.
+        A tensor that is passed as two operands is yielded twice.
         """
         for _, operand in self.operands:
             if isinstance(operand, Value):  # the usual case
@@ -232,8 +232,9 @@ class Parameter:
 class StateVariable:
     """A variable whose `value` is read in a cycle and replaced by `update` after the cycle.
 
-    `initial` is the tensor of the initial value, or None if the initial value is stored. In the
-    graph of a first cycle `initial` is `value` itself.
+    A cycle is one run of the network, such as a time step. `initial` is the tensor of the initial
+    value, or None if the initial value is stored. In the graph of a first cycle `initial` is
+    `value` itself.
     """
 
     label: str
@@ -276,19 +277,21 @@ class Graph:
     operations: tuple[Operation, ...]
     parameters: tuple[Parameter, ...] = ()
     states: tuple[StateVariable, ...] = ()
-    # Maps further names to values. For example, variables with one label share one value.
+    # Maps additional names of values to the values: variables with one label share one value.
     aliases: dict[str, Value] = field(default_factory=dict[str, Value])
     # A folded tensor is computed as a constant when the document is read. This dict maps the name
     # of a folded tensor to the names of the tensors that are computed from it.
     folded: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    # Maps the name of each symbolic extent to a tensor whose computation tells its value.
+    # Maps the name of each symbolic extent to a tensor. The computation of the tensor tells the
+    # value of the extent.
     symbols: dict[str, Value] = field(default_factory=dict[str, Value])
 
     def readers_of(self, folded: str) -> list[str]:
         """Return the names of the graph's tensors that are computed from a folded tensor.
 
-        A folded tensor is computed as a constant when the document is read. The list has no
-        folded tensors. It has tensors that are computed from `folded` through folded tensors.
+        A folded tensor is computed as a constant when the document is read. The list also has the
+        tensors that are computed from `folded` through other folded tensors, but it has no folded
+        tensors.
         """
         readers: dict[str, None] = {}  # in the order in which they are visited
         pending = [folded]
@@ -308,7 +311,7 @@ class Graph:
         for operation in self.operations:
             for value in operation.writes():
                 if not value.inserted:
-                    # An input that replaces a result has the result's name, and stays.
+                    # If an input replaces a result of the same name, the dict keeps the input.
                     values.setdefault(value.name, value)
         return values | self.aliases
 

@@ -63,8 +63,8 @@ def trace_at(
 
     `operands` are pytrees of variables and literals. The function gets arrays for variables,
     and numpy arrays for literals. Three items are returned: the new equations, the function's
-    result as a pytree of variables and literals, and the values of the constants that the
-    equations read, by variable.
+    result as a pytree of variables and literals, and a dict. The dict maps the variables of the
+    constants that the equations read to the values of the constants.
     """
     leaves, tree = jax.tree.flatten(tuple(operands))
 
@@ -86,7 +86,7 @@ def trace_at(
     operand_by_argument = dict(zip(closed.jaxpr.invars, variables(leaves), strict=True))
 
     def operand_for(v: Atom) -> Atom:
-        """Return the operand for an argument of the traced function, or v itself if it is none."""
+        """Return the operand for an argument of the traced function, and any other v itself."""
         return v if is_literal(v) else operand_by_argument.get(v, v)
 
     equations: list[Equation] = []

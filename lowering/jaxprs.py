@@ -196,7 +196,7 @@ def with_inner(equation: Equation, change: Callable[[ClosedJaxpr], ClosedJaxpr])
     changed_by_id: dict[int, object] = dict(zip(map(id, functions), changed_functions, strict=True))
 
     def changed(value: object) -> object:
-        # Branches of a choice are a tuple. Dimension numbers have a subclass of tuple.
+        # The branches of a choice form a tuple. Dimension numbers are of a subclass of tuple.
         if type(value) is tuple:
             return tuple(map(changed, value))
         return changed_by_id.get(id(value), value)
@@ -206,11 +206,11 @@ def with_inner(equation: Equation, change: Callable[[ClosedJaxpr], ClosedJaxpr])
 
 
 def without_forwarded(closed: ClosedJaxpr, keep: int) -> tuple[ClosedJaxpr, list[int | None]]:
-    """Leave out the results of a traced function that are arguments of the function.
+    """Leave out results of a traced function if they are arguments of the function.
 
     The first `keep` results always stay. Returns the new function, and a list with an item for each
-    later result. The item is the index of the argument that the result is, or None if the result is
-    computed.
+    later result. If the result is an argument, the item is the index of the argument. If the result
+    is computed, the item is None.
     """
     argument_indices = {variable: i for i, variable in enumerate(closed.jaxpr.invars)}
     results = list(closed.jaxpr.outvars[:keep])
@@ -250,7 +250,7 @@ def spliced(
     """
 
     def callee(equation: Equation) -> ClosedJaxpr | None:
-        """Return the function whose equations replace an equation, or None if it stays."""
+        """Return the function whose equations replace an equation, or None to keep the equation."""
         # `branch_platforms` has the platforms of each branch, or None for a branch for all
         # platforms. The first branch for `platform` is used.
         branch_platforms = equation.params.get("branches_platforms")
@@ -322,7 +322,7 @@ def _spliced(
 
 
 def _retyped(variable: Variable, aval: Aval) -> Variable:
-    """Return a new variable of the type `aval`, of the Python class of `variable`."""
+    """Return a new variable of the type `aval`. Its Python class is that of `variable`."""
     python_class: Any = type(variable)  # jax has a subclass for variables that nothing reads
     return python_class(aval)
 
@@ -374,7 +374,7 @@ def recomputed(equation: Equation) -> ClosedJaxpr | None:
 
 
 def innermost(jaxpr: Jaxpr) -> Iterator[Equation]:
-    """Yield all equations that evaluate no functions, also the equations of inner functions."""
+    """Yield all equations that evaluate no functions, including equations of inner functions."""
     for equation, _ in repeated(jaxpr):
         yield equation
 
@@ -383,8 +383,8 @@ def repeated(jaxpr: Jaxpr, times: int = 1) -> Iterator[tuple[Equation, int]]:
     """Yield each equation that evaluates no functions, and the number of its evaluations.
 
     For an equation that evaluates functions, the equations of these functions are yielded
-    instead. Those in the body of a scan are evaluated in each iteration of the scan. `times` is
-    the number of evaluations of `jaxpr`.
+    instead. Equations in the body of a scan are evaluated in each iteration of the scan. `times`
+    is the number of evaluations of `jaxpr`.
     """
     for equation in jaxpr.eqns:
         functions = function_params(equation)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 
 def imported(package: str, homes: Mapping[str, str], name: str) -> object:
-    """Import the object with a name from its module, and set it as an attribute of the package.
+    """Import the object `name` from its module, and set it as an attribute of the package.
 
     `homes` maps each name to its module. The name of a submodule is mapped to the package that
     contains the submodule. Raises AttributeError if `homes` lacks the name.
@@ -18,7 +18,8 @@ def imported(package: str, homes: Mapping[str, str], name: str) -> object:
 
     home = homes[name]
     module = import_module(home)
-    # The package itself lists the names of `homes` too, so only submodules have it as their home.
+    # `dir` of the package itself has all names of `homes`. Only submodules have the package as
+    # their home.
     is_submodule = home == package or name not in dir(module)
     value: object = import_module(f"{home}.{name}") if is_submodule else getattr(module, name)
     setattr(sys.modules[package], name, value)

@@ -1,4 +1,4 @@
-"""Defines sources and spans, which are places in the text of a document."""
+"""Defines sources, which are texts of documents, and spans, which are places in a source."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Source:
         return min(start + column - 1, len(self.text))
 
     def line(self, number: int) -> str:
-        """Return the text of a line, counted from 1, without the line break."""
+        """Return the text of line `number`, without the line break. The first line is line 1."""
         start = self._line_starts[number - 1]
         end = self.text.find("\n", start)
         if end < 0:

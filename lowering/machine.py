@@ -1,7 +1,8 @@
 """Holds the profile of a machine: its rates, and the decisions that follow from the rates.
 
-A choice between kernels is a function of shapes, dtypes and a profile. A wrong rate costs time, but
-never changes results. `lowering.cpu.rates` measures the rates.
+A rate is a measured speed, such as multiply-adds per second, or a measured time. A choice between
+kernels is a function of shapes, dtypes and a profile. A wrong rate costs time, but never changes
+results. `lowering.cpu.rates` measures the rates.
 
 To add a rate:
 
@@ -101,7 +102,7 @@ class MachineProfile(_Rates):
         return self.threads > 1 and self.row_pairs > self.row
 
     def decisions(self) -> dict[str, bool]:
-        """Return a dict from properties to their values, for the cache keys of executables.
+        """Return a dict from names of properties to their values, for cache keys of executables.
 
         `costs` is left out: an executable that was compiled for other costs is valid too,
         though it may be slower.

@@ -1,10 +1,11 @@
-"""Evaluates a program with symbolic extents on padded arrays, whose real extents a run tells.
+"""Evaluates a program with symbolic extents on padded arrays; a run tells the real extents.
 
-jax traces a function for extents such as `P + 1`, where P is a symbol of `jax.export`. Here each
-such axis has as many places as it can ever need. The items come first, and the places behind them
-are padding of arbitrary values. The number of items is the value of the extent, computed from an
-array for each symbol. Sums, maxima and products do not read padding. A concatenation writes each
-part behind the items of the parts before it.
+jax traces a function for extents such as `P + 1`, where P is a symbol of `jax.export`. Here an
+array has the largest possible extent along such an axis: 8 for `P <= 7`. The indices along the axis
+are called places. The items come first, and the places behind them are padding of arbitrary values.
+The number of items is the value of the extent, which is computed from one array for each symbol.
+Sums, maxima and products do not read padding. A concatenation writes each part behind the items of
+the parts before it.
 
     (P,) = jax.export.symbolic_shape("P", constraints=["P <= 7"])
     types = [jax.ShapeDtypeStruct((P,), "float32"), jax.ShapeDtypeStruct((1,), "float32")]
@@ -92,7 +93,7 @@ def padded(
 ) -> list[Array]:
     """Evaluate a program with symbolic extents on padded arrays; return its results, also padded.
 
-    Along an axis, a result has as many places as the largest value of the extent.
+    For the extent P + 1 and P <= 7, a result has 8 places along the axis.
 
     Args:
         program: a program of low-level primitives.

@@ -1,8 +1,8 @@
 """Evaluates primitives of jax on padded arrays by rules, see `lowering.padding`.
 
 A rule takes the state of the evaluation, the equation, and the padded operands. It returns the
-padded results. An array has at least as many places along an axis as the extent has items. The
-items come first. The padding behind them has arbitrary values.
+padded results. Along an axis, an array may be longer than the value of the extent. The items come
+first. The places behind them are padding, which has arbitrary values.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def _broadcast(state: PaddedState, equation: Equation, operands: list[Any]) -> l
     """Broadcast an array.
 
     If an axis becomes symbolic and has no items, the number 1 is broadcast instead, so that no
-    infinite number of the array becomes padding.
+    infinity in the array becomes padding.
     """
     x = operands[0]
     before, after = shape_of(equation.invars[0]), shape_of(equation.outvars[0])
-    # The extents before, by axis of the result. Axes that are added have the extent 1 before.
+    # Maps axes of the result to the extents of the operand. An added axis counts as extent 1.
     extent_before = dict(zip(equation.params["broadcast_dimensions"], before, strict=True))
     for axis, extent in enumerate(after):
         becomes_symbolic = is_symbolic(extent) and not is_symbolic(extent_before.get(axis, 1))
@@ -69,7 +69,7 @@ def _dimension(state: PaddedState, equation: Equation, operands: list[Any]) -> l
 
 @RULES("counted")
 def _counted(state: PaddedState, equation: Equation, operands: list[Any]) -> list[Any]:
-    """Define the value of a symbol, and make a list with as many items along an axis.
+    """Define the value of a symbol, and return an array with this number of items along an axis.
 
     The padding repeats the first item, so that the padding is as harmless as an item.
     """
@@ -99,8 +99,8 @@ def _filled(state: PaddedState, equation: Equation, operands: list[Any]) -> list
 def _reshape(state: PaddedState, equation: Equation, operands: list[Any]) -> list[Any]:
     """Reshape a padded array.
 
-    If a reshape of all places does not keep the padding behind the items, each place of the result
-    looks its item up.
+    All places are reshaped at once if this keeps the padding behind the items. Otherwise the item
+    for each place of the result is looked up.
     """
     (x,) = operands
     before, after = shape_of(equation.invars[0]), shape_of(equation.outvars[0])
@@ -108,8 +108,8 @@ def _reshape(state: PaddedState, equation: Equation, operands: list[Any]) -> lis
     if _keeps_padding_behind(before, after):
         return [jnp.reshape(x, places)]
     number = _numbers_of_items(state, after, places)
-    # Find the item with this number in x: its coordinates are the remainders of the number, from
-    # the last axis to the first. `index` is the index of its place in x, in row-major order.
+    # Find the item with this number in x: the coordinates of the item are the remainders of the
+    # number, from the last axis to the first. `index` is the row-major index in the padded x.
     index: Any = 0
     stride = 1
     for axis in reversed(range(len(before))):
@@ -205,7 +205,7 @@ def _reversed(state: PaddedState, equation: Equation, operands: list[Any]) -> li
     for axis in equation.params["dimensions"]:
         if is_symbolic(shape[axis]):
             places = x.shape[axis]
-            # The items are behind the padding now. Take as many places from the first item on.
+            # The items are behind the padding now. Take all places again, from the first item on.
             begin = places - state.symbols.value(shape[axis])
             x = lax.dynamic_slice_in_dim(jnp.concatenate([x, x], axis), begin, places, axis)
     return [x]
@@ -213,7 +213,7 @@ def _reversed(state: PaddedState, equation: Equation, operands: list[Any]) -> li
 
 @RULES("dynamic_slice", "dynamic_update_slice")
 def _dynamic(state: PaddedState, equation: Equation, operands: list[Any]) -> list[Any]:
-    """Take or update a slice. Its start is clamped by the number of items, not of places."""
+    """Take or update a slice. The start is clamped to the items, so that it avoids padding."""
     if primitive(equation) == "dynamic_slice":
         array_count = 1  # the operands before the starts: the array
         sizes = equation.params["slice_sizes"]
@@ -242,7 +242,7 @@ def _concatenate(state: PaddedState, equation: Equation, operands: list[Any]) ->
     x, *parts = operands
     parts = [state.cut(w, part) for w, part in zip(part_variables, parts, strict=True)]
     if not (has_padding_between and symbolic_axes == [axis]):
-        x = state.cut(v, x)  # otherwise x keeps its further places: the parts are written there
+        x = state.cut(v, x)  # otherwise the parts are written to the places beyond the bounds
     if not has_padding_between:
         return state.bind_bounded(equation, [x, *parts])
     offsets: list[Any] = []  # the number of items before each part
@@ -279,7 +279,7 @@ def _pad(state: PaddedState, equation: Equation, operands: list[Any]) -> list[An
 
 @RULES(removes=True)
 def _reduced(state: PaddedState, equation: Equation, operands: list[Any]) -> list[Any]:
-    """Reduce axes, with a neutral number as padding."""
+    """Reduce axes, with a neutral number as padding, such as 0 for a sum."""
     axes = equation.params[facts(equation).removes]
     (v,), (x,) = equation.invars, operands
     x = state.with_padding(v, x, axes, neutral(primitive(equation), x.dtype))
@@ -288,7 +288,7 @@ def _reduced(state: PaddedState, equation: Equation, operands: list[Any]) -> lis
 
 @RULES("cumsum", "cumprod", "cummax", "cummin")
 def _running(state: PaddedState, equation: Equation, operands: list[Any]) -> list[Any]:
-    """Compute running sums or the like, which read padding before items only if reversed."""
+    """Compute running sums or the like. If they run backwards, padding becomes neutral first."""
     (v,), (x,) = equation.invars, operands
     if equation.params["reverse"]:
         padding = neutral(primitive(equation), x.dtype)
@@ -373,7 +373,7 @@ def _sorted(state: PaddedState, equation: Equation, operands: list[Any]) -> list
 
 @RULES("top_k")
 def _best(state: PaddedState, equation: Equation, operands: list[Any]) -> list[Any]:
-    """Choose the largest items, with the least number as padding."""
+    """Choose the largest items. The padding becomes the least number, and so is not chosen."""
     (v,), (x,) = equation.invars, operands
     axis = equation.params.get("axis", -1) % x.ndim
     x = state.with_padding(v, x, [axis], least(x.dtype))
@@ -382,7 +382,7 @@ def _best(state: PaddedState, equation: Equation, operands: list[Any]) -> list[A
 
 @RULES("gather")
 def _gather(state: PaddedState, equation: Equation, operands: list[Any]) -> list[Any]:
-    """Look items up by their indices. An index of padding counts as an index beyond the axis."""
+    """Look items up by their indices. An index that points to padding is out of range."""
     x, indices = operands
     shape = shape_of(equation.invars[0])
     sizes = equation.params["slice_sizes"]
@@ -404,13 +404,13 @@ def _gather(state: PaddedState, equation: Equation, operands: list[Any]) -> list
 @RULES("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter_add",
        "scatter_mul", "scatter_min", "scatter_max", "scatter-sub", "scatter_sub")  # fmt: skip
 def _scatter(state: PaddedState, equation: Equation, operands: list[Any]) -> list[Any]:
-    """Write updates at indices. Updates at padding, or for padding of the indices, are dropped."""
+    """Write updates at indices. An update is dropped if its index points to or lies in padding."""
     x, indices, updates = operands
     extents, index_extents, update_extents = map(shape_of, equation.invars)
     numbers = equation.params["dimension_numbers"]
     window_axes = iter(numbers.update_window_dims)
     axes_without_window = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
-    sizes: list[Any] = []  # of the window that an index writes, for each axis of x
+    sizes: list[Any] = []  # the extents of the window that an index writes, for each axis of x
     for axis, extent in enumerate(extents):
         size = 1 if axis in axes_without_window else update_extents[next(window_axes)]
         if is_symbolic(size) and size != extent:

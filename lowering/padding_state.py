@@ -1,4 +1,4 @@
-"""The state of an evaluation on padded arrays, which `lowering.padding` starts.
+"""The state of an evaluation on padded arrays. `lowering.padding` starts the evaluation.
 
 `lowering.padding_rules` has the rules, one for each primitive of jax.
 """
@@ -23,7 +23,8 @@ from lowering.rewriting import Rules
 from lowering.symbol_values import SymbolValues
 
 Shape = Sequence[Any]  # extents; some may be symbolic
-# Primitives that put items of other arrays into a list, whose padding must have no derivatives.
+# Primitives that put items of other arrays into an array with symbolic extents. The padding of this
+# array must have no derivatives.
 _ENTRIES = frozenset({"broadcast_in_dim", CONVOLUTION, PRODUCT, "gather", "pad", "dynamic_slice"})
 _WITH_DERIVATIVE = "custom_jvp_call"  # the primitive of a function with a derivative of its own
 
@@ -57,7 +58,7 @@ class PaddedState:
         self._finite: set[Variable] = set()  # the variables whose padding is marked as finite
 
     def inner(self, counts: Mapping[str, Array] | None = None) -> PaddedState:
-        """Return the state for the body of a loop or a branch, whose symbols stay in the body.
+        """Return the state for the body of a loop or a branch. It keeps the symbols of the body.
 
         If `counts` is not None, it replaces the values of the symbols.
         """
@@ -95,7 +96,7 @@ class PaddedState:
         rule = self._rules.rule_for(equation)
         if rule is None:
             raise NotPaddableError(equation)
-        if primitive(equation) != "concatenate":  # its rule uses the further places
+        if primitive(equation) != "concatenate":  # its rule uses places beyond bounds
             pairs = zip(equation.invars, operands, strict=True)
             operands = [self.cut(v, x) for v, x in pairs]
         fact = facts(equation)
@@ -140,7 +141,7 @@ class PaddedState:
         return is_literal(v) or v in self._finite or not any(map(is_symbolic, shape_of(v)))
 
     def cut(self, v: Atom, x: Any) -> Any:
-        """Return an array without the places that its extents never need."""
+        """Return an array without the places beyond the largest values of its extents."""
         for axis, extent in enumerate(shape_of(v)):
             if is_symbolic(extent):
                 bound = self.symbols.bound(extent)
@@ -151,7 +152,8 @@ class PaddedState:
     def part(self, x: Any, axis: int, start: Any, size: int) -> Any:
         """Return places of an array along an axis: `size` places from the place `start` on.
 
-        `start` may be symbolic. If it is a number, the part ends with the array.
+        `start` may be symbolic. If it is a number, the result ends at the end of the array at the
+        latest, and may have fewer places than `size`.
         """
         if not is_symbolic(start):
             end = min(start + size, x.shape[axis])
@@ -162,7 +164,7 @@ class PaddedState:
     def bind_bounded(
         self, equation: Equation, operands: Sequence[Any], **changes: Any
     ) -> list[Any]:
-        """Evaluate an equation whose parameters have the largest value of each symbolic extent.
+        """Evaluate an equation with the largest value of each symbolic extent in its parameters.
 
         `changes` maps names of parameters to new values.
         """

@@ -1,9 +1,10 @@
-"""Chooses the factor of each parameter's and each state's axes that is divided over devices.
+"""Chooses, for each parameter and each state, the factor of an axis to divide over devices.
 
-A divided factor is divided in every tensor that contains it: in the columns of a product, in the
-tensors that are computed from these columns item by item or head by head, and in the rows of the
-product that sums over the factor. The last product needs one sum over devices (Megatron-LM,
-https://arxiv.org/abs/1909.08053, section 3).
+The extent of an axis is a product of factors, such as heads * items. A divided factor is divided in
+every tensor that contains it: in the columns of a product, in the tensors that are computed from
+these columns item by item or head by head, and in the rows of the product that sums over the
+factor. The last product needs one sum over devices (Megatron-LM, https://arxiv.org/abs/1909.08053,
+section 3).
 
 The cost of dividing a factor is the communication where an operation sums over the factor or needs
 it undivided. The gain is the communication that the factor's parameters would cause if each
@@ -95,7 +96,7 @@ class Divided:
 def divisions(
     program: Program, count: int, least: int = 0, carried: Mapping[int, int] | None = None
 ) -> dict[int, Division]:
-    """Choose how arguments of a program are divided into `count` parts, by argument number.
+    """Map argument numbers of a program to the chosen divisions into `count` parts.
 
     Each parameter that can be divided has a division in the result, unless it has fewer than
     `least` items.
@@ -120,7 +121,7 @@ class _Choice:
         walk = FactorWalk(program).follow_all()
         self.walk = walk
         self.count = count
-        # All dicts below map argument numbers, except `places` and `cost`, which map factors.
+        # The keys of the dicts below are argument numbers, but factors for `places` and `cost`.
         self.states = {i: program.arguments[i] for i in carried}
         self._unite_states(carried)
         self._record_results(next_values={*carried.values()})
@@ -134,9 +135,10 @@ class _Choice:
         for product in walk.products:
             for i in product.parameters & self.large.keys():
                 self.products[i].append(product)
-        # The arguments that contain the factor, each with `axis` and `before` of its `Division`.
+        # Maps a factor to the arguments that contain it, each with `axis` and `before` of its
+        # `Division`.
         self.places = self._places()
-        # The cost of the communication that the divided factor needs.
+        # Maps a factor to the cost of communication if this factor is divided.
         self.cost: dict[Factor, int] = dict.fromkeys(self.places, 0)
         for use in walk.uses:
             for factor in {*leaves(use.factors)} & self.cost.keys():
@@ -155,7 +157,7 @@ class _Choice:
                 unite(axis, next_axis)
 
     def _record_results(self, next_values: Collection[int]) -> None:
-        """Record the results as gathered, except the divided factors of states.
+        """Record a gather of each result. Factors of states may stay divided.
 
         `next_values` has the numbers of the results that are next values of states. In such a
         result, the first factor of an axis may stay divided from call to call.
@@ -169,8 +171,8 @@ class _Choice:
     def _places(self) -> dict[Factor, dict[int, tuple[int, int]]]:
         """Map each factor that can be divided to the places of the factor.
 
-        The places are the argument numbers of the tensors that contain the factor, mapped to
-        `axis` and `before` of the argument's `Division`.
+        The places are a dict with the argument numbers of the tensors that contain the factor. It
+        maps each argument number to `axis` and `before` of the argument's `Division`.
         """
         places: dict[Factor, dict[int, tuple[int, int]]] = {}
         for i, variable in (self.large | self.states).items():
@@ -196,7 +198,7 @@ class _Choice:
         excluded: set[Factor] = set()
 
         def net_cost(factor: Factor) -> int:
-            """Return the cost of a factor minus the costs of separate divisions that it saves."""
+            """Return the cost of a factor minus the costs of the separate divisions it replaces."""
             net_cost = self.cost[factor]
             for i in self.places[factor]:
                 if i not in divisions:
@@ -213,7 +215,7 @@ class _Choice:
                 continue
             cost = net_cost(factor)
             if cost >= 0:
-                continue  # separate divisions are no dearer
+                continue  # separate divisions do not cost more
             if cost > earlier_cost:
                 # Since the earlier cost was computed, other factors have divided some of the
                 # parameters. Another factor may now be cheaper.
@@ -242,7 +244,7 @@ class _Choice:
             return Division(axis, along=axis, why="state of divided tensors")
         along: int | None = axis
         if before > 1:
-            # The stored parameter is sharded along its longest other axis that is divisible.
+            # The stored parameter is sharded along its longest divisible axis other than `axis`.
             other_axes = [other for other in self._divisible_axes(i) if other != axis]
             along = self._longest(i, other_axes) if other_axes else None
         row_products = [p for p in self.products[i] if factor in leaves(p.rows)]

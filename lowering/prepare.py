@@ -1,4 +1,4 @@
-"""Computes the values that depend only on parameters once, and shares them between programs.
+"""Computes once the values that depend only on parameters, and shares them between programs.
 
     values = prepared(parts, parameters)          # once for each set of parameters
     outputs = parts.call(values, inputs)          # once for each call
@@ -36,7 +36,7 @@ class Preparing(Protocol):
 
     @property
     def sources(self) -> Sequence[int | None]:
-        """Return the index of a parameter for each prepared value, or None if it is computed."""
+        """Return, for each prepared value, the index of a parameter, or None if it is computed."""
         ...
 
     @property
@@ -45,9 +45,9 @@ class Preparing(Protocol):
         ...
 
     def computed(self, chosen: Sequence[int], parameters: Sequence[jax.Array]) -> list[jax.Array]:
-        """Compute some of the computed values from parameters, outside of a trace.
+        """Return some of the computed values, for parameters that are no tracers.
 
-        `chosen` has the indices of these values among the computed values.
+        `chosen` has the indices of the returned values among the computed values.
         """
         ...
 
@@ -106,9 +106,9 @@ class Split:
         return assemble(self.sources, parameters, computed)
 
     def computed(self, chosen: Sequence[int], parameters: Sequence[jax.Array]) -> list[jax.Array]:
-        """Compute some of the computed values from parameters, outside of a trace.
+        """Return some of the computed values, for parameters that are no tracers.
 
-        `chosen` has the indices of these values among the computed values.
+        `chosen` has the indices of the returned values among the computed values.
         """
         if self.is_by_numpy(parameters):
             return self.recipe.computed(chosen, parameters)
@@ -188,7 +188,7 @@ def assemble(
 
 # Maps a device and a digest to the computed value. A value is freed as soon as no model reads it.
 _values: weakref.WeakValueDictionary[Any, jax.Array] = weakref.WeakValueDictionary()
-# Maps the id of an array to a reference to the array and the name of the array.
+# Maps the id of an array to a pair: a reference to the array, and the name of the array.
 _names: dict[int, tuple[weakref.ref[jax.Array], str]] = {}
 _name_numbers = itertools.count()
 

@@ -5,7 +5,7 @@ as functions of jax arrays. These functions are traced to equations, which jax i
 differentiates, batches and lowers.
 
 To replace single equations, a pass uses `rewriting.rewritten`. A pass that changes most equations,
-such as that for layouts, uses `evaluated` and `retraced`, which trace the program again.
+such as the pass for layouts, uses `evaluated` and `retraced`, which trace the program again.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ class Program:
     def early(self) -> frozenset[Atom]:
         """Return the variables that are computed once, before all calls or before the loop.
 
-        They depend only on constants, and also on parameters if the program prepares values.
+        They depend only on constants, or only on constants and parameters if the program prepares
+        values.
         """
         if self.prepares:
             return self.known
@@ -144,7 +145,7 @@ class Program:
         return names
 
     def with_closed(self, closed: ClosedJaxpr) -> Program:
-        """Return a program with another traced function, and the other properties of this one."""
+        """Return a program with another traced function, and this program's other properties."""
         return replace(self, closed=closed)
 
     def body(self, equation: Equation) -> Program:
@@ -157,9 +158,10 @@ class Program:
         return replace(self, closed=closed, parameters=shared_count, prepares=True, in_loop=True)
 
     def with_equations(self, equations: Sequence[Equation]) -> Program:
-        """Return the program with `equations`, which compute the same results.
+        """Return the program with its equations replaced by `equations`.
 
-        Equations and constants on which no result depends are left out.
+        The new equations must compute the same results. Equations and constants on which no result
+        depends are left out.
         """
         return self.with_closed(jaxprs.of_equations(self.closed, equations, self.results))
 
@@ -208,8 +210,8 @@ class Program:
     ) -> list[Any]:
         """Evaluate the program on values of any type, and return the program's results.
 
-        `compute(equation, operands)` returns the results of an equation. `constant(array)` returns
-        a value of the type for a constant or a literal of the program.
+        `compute(equation, operands)` returns the results of an equation. `constant(array)` turns
+        a constant or a literal of the program into a value of this type.
         """
         constants = map(constant, self.closed.consts)
         values = dict(zip(self.constants, constants, strict=True))
@@ -232,7 +234,7 @@ class Program:
         return self.with_closed(closed)
 
     def __call__(self, *arguments: Any) -> list[Any]:
-        """Evaluate the equations of the program as they are, and return its results."""
+        """Evaluate the equations of the program as they are, and return the results."""
         return jaxpr_evaluation.as_function(self.closed)(*arguments)
 
     def __str__(self) -> str:

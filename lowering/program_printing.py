@@ -20,7 +20,7 @@ _BY_ONE = re.compile("(strides|dilation|group_count)$")
 
 
 def printed(program: Any) -> str:
-    """Return a program as text: the arguments, the equations with types and places, the results.
+    """Return a program as text: arguments, equations (with types and places) and results.
 
     Variables are numbered in the order in which they appear. `*` marks equations that are
     evaluated only once, before all calls.
@@ -78,7 +78,7 @@ def place(equation: Equation) -> str:
 
 
 def described(equation: Equation) -> str:
-    """Return a text for messages with the primitive of an equation and its place."""
+    """Return the primitive and the place of an equation as a text for messages."""
     name = primitive(equation)
     place_text = place(equation)
     return f"{name} of {place_text}" if place_text else name
@@ -94,7 +94,7 @@ def _params(equation: Equation) -> list[tuple[str, Any]]:
     for name, value in equation.params.items():
         is_placement = _PLACEMENT.search(name) is not None
         is_function = id(value) in function_ids or _FUNCTION.search(name) is not None
-        # Some values cannot be compared with a tuple.
+        # Only tuples are compared with (), since some other values raise an error.
         is_empty = isinstance(value, tuple) and not value
         if is_placement or is_function or is_empty or value is None or value is False:
             continue

@@ -3,7 +3,7 @@
 A rule has three functions: `infer` checks operands and returns the types of results, `lower`
 computes the results under tracing, and `work` counts multiply-adds. `lower` has a parameter for
 each operand and attribute, with the standard's name (but `lambda_` for `lambda`). `infer` and
-`work` may have only some of these parameters. A parameter `**` takes all that are not named.
+`work` may have only some of these parameters. A parameter `**name` takes the remaining ones.
 """
 
 from __future__ import annotations

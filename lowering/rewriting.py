@@ -207,7 +207,7 @@ class Rules:
         return register
 
     def rule_for(self, equation: Equation) -> Rule | None:
-        """Return the rule for an equation, or None if no rule is for it."""
+        """Return the rule for an equation, or None if there is no such rule."""
         rule = self._by_primitive.get(equation.primitive.name) or self._rule_by_fact(equation)
         if rule is None:
             return None
@@ -266,7 +266,7 @@ def rewritten(program: Program, rules: Rules | Mapping[str, Rule]) -> Program:
 
 
 def replaced(program: Program, functions: Sequence[Computed]) -> Program:
-    """Replace equations of a program by functions: the equation `function.at` by each function.
+    """Replace equations of a program. Each function replaces the equation `function.at`.
 
     A function may also compute the results of earlier equations, if no equation before
     `function.at` reads these results. The new equations do not get the name of an operation.

@@ -50,8 +50,8 @@ def split(program: Program, target: Target | None = None) -> Split:
     """Split a program into a preparation, which reads only parameters, and a call.
 
     A value that depends only on parameters is prepared if `_is_worth_storing` is true for the
-    value, unless the target's calls compute it themselves. Without a target, the split is for an
-    unknown platform.
+    value, unless `target.is_in_call` leaves the computation to the call. Without a target, the
+    split is for an unknown platform.
     """
     platform = None if target is None else target.platform
     program = program.with_closed(jaxprs.inlined(program.closed))
@@ -302,7 +302,7 @@ def _is_worth_storing(variable: Atom, source_items: int, source_bits: int) -> bo
         return False
     if bits_per_source_bit > _MOST_BITS_PER_SOURCE_BIT:
         return False
-    # A large variable must stay below the limit, another one may reach it.
+    # A large variable must stay below the limit. A smaller variable may reach the limit.
     is_large = size * _bits(variable) // 8 > _LARGE_BYTES
     return bits_per_source_bit < _MOST_BITS_PER_SOURCE_BIT or not is_large
 
@@ -346,7 +346,7 @@ def recipe_of(program: Program) -> Recipe:
     for equation in program.equations:
         operands = tuple(map(number_of, equation.invars))
         params = params_of_numpy(equation)
-        name = "" if params is None else primitive(equation)  # "" is not computed by numpy
+        name = "" if params is None else primitive(equation)  # "": numpy cannot compute it
         text = _text_of_equation(equation)
         for index, variable in enumerate(equation.outvars):
             step = Step(f"{text} {index}", operands, primitive=name, params=params or ())

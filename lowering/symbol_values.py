@@ -15,7 +15,7 @@ from jax import Array
 
 from lowering.extents import Extent, is_symbolic
 
-# For each operator in the text of an extent, the function that computes it.
+# Maps each operator in the text of an extent to the function that computes it.
 _OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -28,6 +28,8 @@ _FUNCTIONS = {"mod", "max", "min", "floordiv"}  # the names of functions in the 
 
 class Dimensions:
     """The symbolic dimensions of `jax.export` that stand for the extents of lists in one trace.
+
+    A list is a tensor with an axis whose number of items is known only in a run.
 
     `scope` is the scope of the dimensions, by default a new one.
     """
@@ -203,7 +205,7 @@ def _bounds_by_name(node: ast.expr, bounds_of_name: Callable[[str], UpperBounds]
 
 
 def _is_never_negative(node: ast.expr) -> bool:
-    """Tell whether an expression is a sum or product of symbols and of numbers from 0 on."""
+    """Tell whether an expression is a sum or product of symbols and of numbers >= 0."""
     match node:
         case ast.Constant(value=int(number)):
             return number >= 0

@@ -28,7 +28,8 @@ T = TypeVar("T")
 
 _MULTIPLY_ADDS = 32  # this number of multiply-adds takes as long as folding one item
 CUT_BEFORE = "cut the network before it"  # a hint
-# To fold this number of items takes as long as to trace a few operations of jax.
+# To fold an operation is to compute it on the host while the graph is traced. To fold this number
+# of items takes as long as to trace a few operations of jax.
 _ITEMS_OF_A_TRACE = 20_000
 
 
@@ -38,7 +39,7 @@ class Context:
 
     Args:
         precision: the precision of products, or None for jax's default.
-        fold: a function that is called before the host computes items, with the number of these
+        fold: a function that is called with a number of items before the host computes these
             items.
         straight_through: whether the derivative of rounding is 1 instead of 0.
         refusal: a function that converts the error for a missing derivative to the error that
@@ -152,7 +153,7 @@ def _with_symbols(context: Context, graph: Graph) -> Context:
 
 
 def _edited(x: Any, edit: Callable[[Any], Any]) -> Any:
-    """Apply an edit to an array, or to the array with padding of a list."""
+    """Apply an edit to an array. For a list with padding, edit the padded array of the list."""
     return replace(x, array=edit(x.array)) if _is_list(x) else edit(x)
 
 
@@ -257,14 +258,14 @@ def apply_rule(operation: Operation, context: Context, operands: Mapping[str, An
 
 
 def _has_lists(operation: Operation, operands: Mapping[str, Any]) -> bool:
-    """Tell whether an operation reads or writes a list, or computes with the length of one."""
+    """Tell whether an operation reads or writes a list, or computes with the length of a list."""
     if any(symbols_in(x) for _, x in operation.attributes):
         return True
     return any(map(_is_list, operands.values()))
 
 
 def _is_list(operand: Any) -> bool:
-    """Tell whether an operand is a list with padding, or has one in it."""
+    """Tell whether an operand is a list with padding, or contains such a list."""
     if isinstance(operand, list | tuple):
         return any(map(_is_list, operand))  # pyright: ignore[reportUnknownArgumentType]
     return hasattr(operand, "array")

@@ -1,9 +1,9 @@
 """Holds the rules of all kinds of operations. `rules` maps each kind to its rule.
 
-The kinds are in families, each of which has a file. A kind has one meaning for all formats. A kind
-of the NNEF standard has the parameters of the standard, and perhaps further parameters after them,
-whose defaults give the standard's meaning. Other packages add kinds with dotted names by
-`rules.add`.
+A kind is the name of an operation, such as "conv", and means the same for all formats. The kinds
+are grouped in families. Each family has a file. A kind of the NNEF standard has the parameters of
+the standard. If other parameters follow, their defaults give the operation of the standard. Other
+packages add kinds with dotted names by `rules.add`.
 
 Where are the checks that rules share? `require`
 """

@@ -188,7 +188,7 @@ def _deconv_groups(input: Shape, filter: Shape, output_shape: Shape, groups: int
 
 
 def _add_bias(output: Array, bias: Array) -> Array:
-    """Add a bias in the dtype of the output. The bias broadcasts from the first axis on."""
+    """Add a bias in the dtype of the output. Axis i of the bias is added along axis i."""
     if is_zero(bias):
         return output
     bias = jnp.asarray(bias).astype(output.dtype)

@@ -11,7 +11,7 @@ from lowering.graph import TensorType
 from lowering.kernels.precision import widened
 from lowering.ops import require, rules
 
-# There are at most this number of iterations, or as many as classes if there are more classes.
+# The iterations end after this number, or after the number of classes if that is larger.
 _MOST_ITERATIONS = 100
 # The iterations end if the residual is below this number divided by the number of classes. For the
 # matrix Q of `_errors` and the probabilities p, the residual is the largest difference between an
@@ -58,8 +58,8 @@ def _exact(shares: Array) -> Array:
 
     Q is the matrix `_errors(shares)`. At the least error all items of Q p are equal.
     """
-    # Since the items of p add up to 1, (Q + 1) p equals Q p + 1, whose items are equal too. The
-    # solution for equal items 1 is p times a number, and the sum of the solution is this number.
+    # Since the items of p add up to 1, (Q + 1) p equals Q p + 1, whose items are equal too. If all
+    # these items are 1, the solution is p times a number, and its items add up to this number.
     weights = jnp.linalg.solve(_errors(shares) + 1, jnp.ones(len(shares), shares.dtype))
     return weights / jnp.sum(weights)
 

@@ -26,7 +26,7 @@ def _deformable_type(
     """Check the arguments of `deformable_conv`, and return the type of its result."""
     require.same_dtype(require.floating, input=input, offsets=offsets, filter=filter)
     require.layout("[B,C,H,W]", input=input, filter=filter)
-    # An index of int32 numbers the items of one channel.
+    # The indices of the items of one channel are int32.
     require.indexable(input=TensorType(input.shape[2:], input.dtype))
     shape = conv_shape(
         input.shape, filter.shape, bias=(), groups=groups,
@@ -77,7 +77,7 @@ def deformable_conv(
     moves = jnp.asarray(offsets).reshape(batch, offset_groups, cells, 2, rows, columns)
 
     def starts(axis: int) -> Array:
-        """Return the position of each window's first cell along an axis, on the input."""
+        """Return, along an axis of the input, the position of the first cell of each window."""
         count = windows.downscaled[axis]
         before, _ = windows.padding[axis]
         return jnp.arange(count) * windows.stride[axis] - before
@@ -125,7 +125,7 @@ def _interpolated(
         return (row >= 0) & (row < height) & (column >= 0) & (column < width)
 
     def items_at(row: Array, column: Array) -> Array:
-        """Return the items nearest to rows and columns, in the shape of the result."""
+        """Return the items at rows and columns, which are clipped to the images."""
         row_index = jnp.clip(row, 0, height - 1).astype(jnp.int32)
         column_index = jnp.clip(column, 0, width - 1).astype(jnp.int32)
         index = row_index * width + column_index

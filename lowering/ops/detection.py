@@ -1,6 +1,7 @@
 """Selections of items by value, which return indices in int32.
 
-A result has as many rows as may be selected at most. Rows after the last selected item hold -1.
+The number of rows of a result is the largest number of items that may be selected. Rows after the
+last selected item hold -1.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def non_max_suppression(
     score_threshold: Array | Literal[False],
     center_point_box: bool,
 ) -> Array:
-    """Select the boxes of each class by score. Return rows (batch, class, box) of their indices.
+    """Select boxes of each class by score, and return their indices as rows (batch, class, box).
 
     `boxes` has the shape (batches, boxes, 4), and `scores` has the shape (batches, classes,
     boxes). A box is left out if its score is not above `score_threshold`, or if its
@@ -81,8 +82,8 @@ def non_max_suppression(
     unlike in ONNX.
 
     Rows are sorted by batch, by class and by falling score, and rows with equal scores by box.
-    There is a row for each box that may be selected at most. Rows after the last selected box
-    hold -1.
+    The number of rows is the largest number of boxes that may be selected. Rows after the last
+    selected box hold -1.
 
     A box is given by two opposite corners in any order, as y, x, y, x. If `center_point_box` is
     true, it is given as centre x, centre y, width, height.

@@ -127,7 +127,7 @@ def anchored_proposals(
         chosen = suppressed(
             best_regions, best_scores, is_large, post_nms, nms_threshold, overlap_of
         )
-        # The index -1 selects any region. The last result marks such rows as empty.
+        # For the index -1 the row has an arbitrary region. The last result marks it as empty.
         return best_regions[chosen], best_scores[chosen], chosen >= 0
 
     regions, region_scores, has_region = jax.vmap(regions_of_image)(image_rows, moves, flat_scores)
@@ -188,7 +188,7 @@ def refined_detections(
     overlap_of = partial(overlap, offset=1.0, touches=False)
 
     def select(boxes: Array, scores: Array) -> Array:
-        """Return the indices of the boxes of one class that remain."""
+        """Return the indices of the remaining boxes of one class."""
         eligible = scores > score_threshold
         return suppressed(boxes, scores, eligible, most, nms_threshold, overlap_of)
 

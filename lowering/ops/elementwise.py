@@ -1,4 +1,4 @@
-"""Elementwise operations (spec 4.2). Integers wrap around, and divide towards 0."""
+"""Elementwise operations (spec 4.2). Integers wrap around; division rounds them towards 0."""
 
 from __future__ import annotations
 

@@ -313,7 +313,7 @@ def topk(input: Array, k: int, axis: int, largest: bool) -> tuple[Array, Array]:
         key = jnp.where(key == 0, 0.0, key)
         key = jnp.where(jnp.isnan(key), jnp.inf, key)
     if not largest:
-        # ~key reverses the order of integers, while the negative of the least one would overflow.
+        # ~key reverses the order of integers. -key would overflow for the least integer.
         key = -key if is_floating else ~key
     _, indices = lax.top_k(jnp.moveaxis(key, axis, -1), k)
     indices = jnp.moveaxis(indices, -1, axis)

@@ -37,9 +37,9 @@ def matrix_shape(shape: Shape, transpose: bool) -> Shape:
 def product_shape(names: tuple[str, str], left: Shape, right: Shape, layout: str) -> Shape:
     """Return the shape of a product of matrices with the shapes `left` and `right`.
 
-    Both shapes end in rows and columns. Raises InvalidShape if the shapes do not agree. The error
-    calls the operands by their `names`. If the left operand's columns and the right operand's rows
-    differ, the error has the hint `layout`.
+    Both shapes end in rows and columns. Raises InvalidShape if the shapes do not agree. `names`
+    are the names of the operands in the error. If the left operand's columns and the right
+    operand's rows differ, the error has the hint `layout`.
     """
     left_name, right_name = names
     if len(left) != len(right):
@@ -174,7 +174,7 @@ def _einsum_work(inputs: list[TensorType], expr: str) -> int:
 
 @rules.rule("einsum", _einsum_type, work=_einsum_work)
 def einsum(ctx: Context, inputs: Sequence[Array], expr: str, accumulator: str, dtype: str) -> Array:
-    """Multiply the inputs, and sum over the letters of `expr` that are not in its result.
+    """Multiply the inputs, and sum over the letters of `expr` that are not in the result's term.
 
     For example, `expr` is "ij,jk->ik" for a matrix product, which is summed over j. Axes of
     extent 1 broadcast. Sums are computed in the wider one of the dtype `accumulator` and the
@@ -184,7 +184,7 @@ def einsum(ctx: Context, inputs: Sequence[Array], expr: str, accumulator: str, d
     input_dtype = np.dtype(inputs[0].dtype)
 
     def width(dtype: np.dtype[np.generic]) -> tuple[int, int]:
-        """Return the key by which the wider dtype is chosen: the kind decides before the size."""
+        """Return a key that grows with width: integer, real or complex first, then the size."""
         return _generality(str(dtype)), dtype.itemsize
 
     sum_dtype = sum_dtype_of(max(np.dtype(accumulator), input_dtype, key=width))

@@ -1,8 +1,9 @@
-"""Lists: axes with as many items as the network counts, which are symbolic extents in a trace.
+"""Lists: tensors with an axis whose number of items the network computes.
 
-`counted` makes a list of a padded tensor, and `filled` makes a padded tensor of a list. Between
-`counted` and `filled`, rules see the extent of a list as any other symbolic extent of `jax.export`,
-and know nothing of padding. `lowering.padding` evaluates the traced rules on padded arrays.
+In a trace the extent of this axis is symbolic. `counted` turns a padded tensor into a list, and
+`filled` turns a list into a padded tensor. In between, rules treat the extent of a list like any
+other symbolic extent of `jax.export`, and know nothing of padding. `lowering.padding` evaluates the
+traced rules on padded arrays.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def filled(input: Array, shape: Shape, value: float | str) -> Array:
             widths = [(0, 0)] * x.ndim
             widths[axis] = (0, new_extent - extent)
             x = jnp.pad(x, widths, constant_values=filling)
-    # Axes with a symbolic extent are lists, which only the primitive extends.
+    # A tensor with a symbolic extent is a list. Only the primitive can extend a list.
     has_lists = any(map(is_symbolic, x.shape))
     return _filled().bind(x, shape=shape, value=number) if has_lists else x
 

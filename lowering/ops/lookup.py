@@ -58,7 +58,7 @@ def reverse_lookup(input: Array, keys: Array, fallback: int) -> Array:
     x, keys = jnp.asarray(input), jnp.asarray(keys)
     order = jnp.argsort(keys, stable=True).astype(jnp.int32)
     # The candidate for an item is the first of the sorted keys that is not below the item. If all
-    # keys are below the item, it is the last key, which is not equal to the item.
+    # keys are below the item, the candidate is the last key, which is not equal to the item.
     sorted_index = jnp.minimum(jnp.searchsorted(keys[order], x), len(keys) - 1)
     candidate = order[sorted_index]
     return jnp.where(keys[candidate] == x, candidate, jnp.int32(fallback))

@@ -1,4 +1,4 @@
-"""Loops, which repeat a graph until a condition that the graph computes is false, and branches.
+"""Loops and branches. A loop repeats a graph until the graph computes a false condition.
 
 `loop` takes
 
@@ -9,10 +9,10 @@
     body        a Graph without parameters or states. Its inputs are the number of the iteration,
                 the full tensors and the states. Its outputs are whether the loop continues, the
                 next states, and a value for each item of `outputs`
-    outputs     a tuple (which, axis, sign) for each result. "last" is the last value. "full" joins
-                the values of all iterations along the axis, in reverse order if sign is negative,
-                and ends in zeros for iterations that do not run
-    limit       the largest number of iterations that `count` may have, or -1 if it is unknown. If
+    outputs     a tuple (which, axis, sign) for each result. If `which` is "last", the result is the
+                last value. If it is "full", the values of all iterations are joined along the axis,
+                in reverse order if sign is negative. Iterations that do not run give zeros
+    limit       the largest number of iterations that `count` may allow, or -1 if it is unknown. If
                 it is unknown, no result can be "full", and there are no derivatives in reverse mode
 
 `loop` returns a tensor for each item of `outputs`. If there are no iterations, the last value of a

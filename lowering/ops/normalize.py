@@ -45,9 +45,9 @@ def _root(squares: Array) -> Array:
 
 
 def _unit(x: Array, axes: Ints, bias: float, epsilon: float) -> Array:
-    """Return the unit for a normalisation: the largest magnitude of x, the bias and epsilon.
+    """Return the unit for a normalisation: the largest of |x|, the bias and epsilon.
 
-    The magnitude of x is taken along the axes, which remain with extent 1. Divided by the unit, x
+    The largest |x| is taken along the axes, which remain with extent 1. Divided by the unit, x
     has norms that neither overflow nor underflow. If x, the bias and epsilon are all divided by the
     unit, the normalised result does not change, so that no derivative has to go through the unit.
     """
@@ -86,7 +86,7 @@ _register_normalization("l1_normalization", _l1_norm)
 _register_normalization("l2_normalization", _l2_norm)
 
 
-# With these attributes a window is centred on each item of the input, which is padded with zeros.
+# With these attributes a window is centred on each item. The input is padded with zeros.
 _CENTRED = Sliding(border="constant", padding=(), stride=(), dilation=())
 
 

@@ -79,8 +79,8 @@ def _prior_count(shape: tuple[int, ...], normalized: bool) -> int:
 def _rows_of_an_image(boxes: int, classes: int, top_k: int, keep_top_k: int) -> int:
     """Return the largest number of detections of an image.
 
-    If `keep_top_k` is positive, it is this number. If not, each of the classes has as many
-    detections as there are boxes, but at most `top_k` if `top_k` is positive.
+    The number is `keep_top_k` if `keep_top_k` is positive. If not, each class may have a detection
+    for each box, but at most `top_k` detections if `top_k` is positive.
     """
     if keep_top_k > 0:
         return keep_top_k
@@ -104,7 +104,7 @@ def detection_output(
     """Return the detections of a network that refines prior boxes (SSD), of shape (1, 1, rows, 7).
 
     A row is (image, class, score, x1, y1, x2, y2). Rows are sorted by image, class and falling
-    score. The row after the last detection has the image -1, and further rows are zeros.
+    score. The row after the last detection has the image -1, and the rows after it are zeros.
 
     `locations` has the changes of the prior boxes, and `confidences` has a score for each box and
     class. `priors` has the boxes, and the variances, by which the changes are multiplied. Boxes
@@ -117,7 +117,8 @@ def detection_output(
     - `share_location`: whether all classes of a box have one location
     - `variance_encoded`: whether `priors` has no variances
     - `center_size`: whether changes are for the centre and the extents, instead of the corners
-    - `clip_before`, `clip_after`: whether all boxes, and the detections, are clipped to [0, 1]
+    - `clip_before`: whether all boxes are clipped to [0, 1]
+    - `clip_after`: whether the detections are clipped to [0, 1]
     - `decrease_label`: whether a box is only in its best class, and class numbers begin at 0
     - `normalized`: whether ends of prior boxes are not divided by `input_size` (height, width)
     """
@@ -238,7 +239,7 @@ def _rows_of_all_images(rows: Array, filled: Array) -> Array:
     """Put the image's number before each of the rows (batch, keep, 6), and move filled rows first.
 
     The result has the shape (batch * keep, 7). `filled` (batch, keep) tells which rows are
-    filled. The row after the last filled row has the image -1, and further rows are zeros.
+    filled. The row after the last filled row has the image -1, and the rows after it are zeros.
     """
     batch, keep, _ = rows.shape
     images = jnp.broadcast_to(jnp.arange(batch)[:, None, None], (batch, keep, 1))
@@ -330,13 +331,14 @@ def proposal(
     y2 relative to the position of an item. The distance of two positions is `feature_stride`.
     `image` has three or four items: the height, the width, and one or two scales. A region
     should have at least the extents `min_size` * scale. The `pre_nms` best regions of an image
-    are compared. The row after the last region of an image has the image -1, and the image's
-    further rows are zeros.
+    are compared. The row after the last region of an image has the image -1, and the rows of the
+    image after it are zeros.
 
     - `coordinate_scale`, `size_scale`: the numbers by which deltas are divided
     - `pixel_offset`: the number that is added to the difference of two ends to give an extent
-    - `clips_anchors`, `clips_before`, `clips_after`: whether anchors, all regions, and the
-      selected regions are clipped to the image
+    - `clips_anchors`: whether anchors are clipped to the image
+    - `clips_before`: whether all regions are clipped to the image
+    - `clips_after`: whether the selected regions are clipped to the image
     - `swaps`: whether y is before x in anchors, deltas and regions, as in TensorFlow
     - `truncates`: whether extents are truncated to integers, and regions that are too small or
       have no positive score are left out. Otherwise a region that is too small has the score 0.

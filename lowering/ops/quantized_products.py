@@ -266,6 +266,6 @@ def _requantised(
     # float32 cannot hold all int32 sums. With the factor 1 the sum stays as it is.
     scaled = jnp.where(factor == 1, total, scaled)
     limits = jnp.iinfo(dtype)
-    if limits.bits < 32:  # the limits less the zero point fit int32
+    if limits.bits < 32:  # limits - zero_point fit int32
         scaled = jnp.clip(scaled, limits.min - zero_point, limits.max - zero_point)
     return (scaled + zero_point).astype(dtype)

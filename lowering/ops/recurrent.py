@@ -246,7 +246,8 @@ def _delta_type(
 
 
 def _delta_work(value: TensorType) -> int:
-    # Each time step reads with the key, adds an outer product, and reads with the query.
+    # Each time step multiplies the state by the key, adds an outer product to the state, and
+    # multiplies the state by the query.
     return volume(value.shape) * value.shape[-1] * 3
 
 

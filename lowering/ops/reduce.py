@@ -183,7 +183,7 @@ def _running_type(x: TensorType, axis: int) -> TensorType:
 
 
 def _register_running(kind: str, function: Callable[..., Array], neutral: int) -> None:
-    """Register the rule of `kind`, which combines all items up to and including each item.
+    """Register the rule of `kind`, which computes running sums or running products.
 
     `function` is `lax.cumsum` or `lax.cumprod`, and `neutral` is the result without items. The
     attribute `exclusive` leaves the item itself out, and `reverse` starts at the end.

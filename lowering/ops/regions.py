@@ -137,7 +137,7 @@ class _Pool:
         corners = lax.round(region[1:], lax.RoundingMethod.AWAY_FROM_ZERO)
         start = corners[:2] * self.scale
         end = (corners[2:] + 1) * self.scale
-        size = jnp.maximum(end - start, 0.1) / self.group_size  # of a bin
+        size = jnp.maximum(end - start, 0.1) / self.group_size  # the extents of a bin
         bin_numbers = self._bin_numbers()
 
         def is_touched(axis: int, extent: int) -> Array:
@@ -205,7 +205,7 @@ class _Pool:
         image: Array,
         moves: Array | None,
     ) -> Array:
-        """Return the mean of the moved samples of each bin that are inside the input.
+        """Return the mean of the moved samples of each bin, without samples outside of the input.
 
         A bin has `bins` (rows, columns) samples. `moves` are the offsets (2 * classes, rows,
         columns) of the region, or None, and `offset_scale` is their factor. `region` is (image,
@@ -225,7 +225,7 @@ class _Pool:
         def shares(axis: int, count: int, extent: int) -> tuple[Array, Array]:
             """Return each item's weight in a sum of samples, and the number of samples.
 
-            Only samples inside the input count.
+            Samples outside of the input are left out.
 
             The weights have the shape (channels, bin rows, bin columns, extent). `count` is the
             number of samples of a bin along the axis, which is 0 for x and 1 for y. `extent` is

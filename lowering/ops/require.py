@@ -84,7 +84,7 @@ def axes(axes: Sequence[int], rank: int, name: str = "axes") -> None:
 
 
 def axis(number: int, rank: int) -> None:
-    """Refuse a number of an axis that is negative or not below the rank."""
+    """Refuse an axis number that is negative or not below the rank."""
     axes((number,), rank, "axis")
 
 

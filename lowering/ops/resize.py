@@ -155,10 +155,10 @@ def resize(
     the extents become `sizes`. With `scales` they become extent * scale, rounded down, or
     rounded to the nearest integer if `rounds` is true.
 
-    Only the `coordinate_transformation_mode` 'tf_crop_and_resize' uses `roi`, and
-    `extrapolation_value` as the value at positions outside of the input. If `exclude_outside` is
-    true, items beyond the ends have the weight 0. If `antialias` is true, the kernel is wider along
-    axes that shrink.
+    Only the `coordinate_transformation_mode` 'tf_crop_and_resize' uses `roi` and
+    `extrapolation_value`: the latter is the value at positions outside of the input. If
+    `exclude_outside` is true, items beyond the ends have the weight 0. If `antialias` is true, the
+    kernel is wider along axes that shrink.
     """
     coordinates = coordinate_transformation_mode
     method = Method(
@@ -171,7 +171,7 @@ def resize(
     )
     x = jnp.asarray(input)
     # The region has the starts of all axes, and then their ends. A constant region stays a numpy
-    # array, so that the host computes the places.
+    # array, so that the host computes the positions.
     region = None
     if coordinates == CROP and isinstance(roi, np.ndarray):
         region = roi.astype(np.float64)
@@ -219,7 +219,7 @@ _Tap = tuple[Array, Array]
 def _bilinear(place: Array, bounded: Callable[[Array], Array]) -> list[_Tap]:
     """Return taps for the items before and after a place.
 
-    `bounded` moves a place into the axis.
+    `bounded` moves a place into the axis, as the padding mode of `grid_sample` says.
     """
     place = bounded(place)
     first = jnp.floor(place)
@@ -227,13 +227,13 @@ def _bilinear(place: Array, bounded: Callable[[Array], Array]) -> list[_Tap]:
 
 
 def _nearest(place: Array, bounded: Callable[[Array], Array]) -> list[_Tap]:
-    """Return a tap for the item nearest to a place. `bounded` moves a place into the axis."""
+    """Return a tap for the item nearest to a place. `bounded` applies the padding mode."""
     nearest = jnp.round(bounded(place))
     return [(_item(nearest), jnp.ones_like(place))]
 
 
 def _bicubic(place: Array, bounded: Callable[[Array], Array]) -> list[_Tap]:
-    """Return taps for the four items around a place. `bounded` moves an item into the axis."""
+    """Return taps for the four items around a place. `bounded` applies the padding mode."""
     first = jnp.floor(place)
     taps: list[_Tap] = []
     for offset in (-1, 0, 1, 2):

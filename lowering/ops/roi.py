@@ -1,13 +1,13 @@
 """Operations on regions of interest (NNEF 1.0).
 
 `input` has the shape (batch, channels, height, width). `rois` (n, 4) has rows x1, y1, x2, y2 in
-pixels. `batch_index` (n,) has the batch item of each region. The result has the shape (n, channels,
+pixels. `batch_index` (n,) has each region's image number. The result has the shape (n, channels,
 *output_size). All operations are differentiable by the input, and `roi_resample` is also
 differentiable by `rois`. The standard library expands aligned pools.
 
 Pools follow Fast R-CNN. Corners are rounded, half away from zero. The corners belong to the region,
 which therefore has at least one row and one column. Bin i of n over an extent e covers the items
-from floor(i e / n) to before ceil((i + 1) e / n). Items outside of the input do not count. An empty
+from floor(i e / n) to before ceil((i + 1) e / n). Items outside of the input are left out. An empty
 bin is 0.
 
 `roi_resample` interpolates linearly and continues the edges. Output i of n lies at the position
@@ -70,7 +70,7 @@ def _roi_type(
 def avg_roi_pool(input: Array, rois: Array, batch_index: Array, output_size: Shape) -> Array:
     """Return the mean of each bin of each region, of shape (n, channels, *output_size).
 
-    `rois` (n, 4) has rows x1, y1, x2, y2 in pixels, and `batch_index` (n,) has the batch item
+    `rois` (n, 4) has rows x1, y1, x2, y2 in pixels, and `batch_index` (n,) has the image number
     of each region. A region has `output_size` bins.
     """
 
@@ -88,7 +88,7 @@ def avg_roi_pool(input: Array, rois: Array, batch_index: Array, output_size: Sha
 def max_roi_pool(input: Array, rois: Array, batch_index: Array, output_size: Shape) -> Array:
     """Return the maximum of each bin of each region, of shape (n, channels, *output_size).
 
-    `rois` (n, 4) has rows x1, y1, x2, y2 in pixels, and `batch_index` (n,) has the batch item
+    `rois` (n, 4) has rows x1, y1, x2, y2 in pixels, and `batch_index` (n,) has the image number
     of each region. A region has `output_size` bins.
     """
 
@@ -118,7 +118,7 @@ def roi_resample(
     """Interpolate each region linearly to the output size.
 
     The result has the shape (n, channels, *output_size). `rois` (n, 4) has rows x1, y1, x2, y2
-    in pixels, and `batch_index` (n,) has the batch item of each region. The module's docstring
+    in pixels, and `batch_index` (n,) has the image number of each region. The module's docstring
     has the positions for the methods 'symmetric', 'asymmetric' and 'aligned'.
     """
     row_count, column_count = output_size

@@ -46,7 +46,7 @@ def roi_align(
 ) -> Array:  # fmt: skip
     """Return the mean or maximum of samples in each bin of regions.
 
-    The result has the shape (regions, channels, *output_size). `batch_index` has the batch item
+    The result has the shape (regions, channels, *output_size). `batch_index` has the image number
     of each region. A region is given as x1, y1, x2, y2 in items, or as centre x, centre y,
     width, height, and an angle from x to y in radians. A positive `least` is the lower bound of
     the extents of upright regions.

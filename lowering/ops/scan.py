@@ -11,9 +11,9 @@
     axes      the axis of each scanned tensor
     chunks    the extent of the chunks of each scanned tensor. If it is negative, the last chunk
               comes first, but the items of a chunk are not reversed
-    outputs   a tuple (which, axis, chunk) for each result. "full" joins the values of all
-              iterations along the axis, in reverse order if chunk is negative (only its sign
-              counts). "last" is the last value
+    outputs   a tuple (which, axis, chunk) for each result. If `which` is "last", the result is the
+              last value. If it is "full", the values of all iterations are joined along the axis,
+              in reverse order if chunk is negative (only the sign of chunk matters)
     skip      the number of iterations to leave out at the start. In these iterations states stay
               unchanged, and values are zeros
 
@@ -113,7 +113,7 @@ def require_body(body: Graph, operands: Sequence[TensorType], output_count: int)
 
 
 def require_constant_state(name: str, before: TensorType, after: TensorType) -> None:
-    """Refuse a state whose type before an iteration differs from its type after it."""
+    """Refuse a state whose type `before` an iteration differs from the type `after` it."""
     if before.dtype != after.dtype:
         raise InvalidOperation(
             f"state '{name}' holds {before.dtype} at first and {after.dtype} after an iteration",
@@ -171,8 +171,8 @@ def scan(
 
     Derivatives go through all iterations.
     """
-    # The first tensor decides the number of iterations. Further chunks of other tensors are not
-    # read.
+    # The first tensor decides the number of iterations. If other tensors have more chunks, these
+    # are not read.
     count = _iterations(np.shape(scanned[0]), axes[0], chunks[0])
     stacked_chunks: list[Array] = []
     for tensor, axis, chunk in zip(scanned, axes, chunks, strict=True):
@@ -261,6 +261,6 @@ def joined(values: Array, axis: int, chunk: int, skipped: int) -> Array:
         values = jnp.pad(values, [(skipped, 0)] + [(0, 0)] * (values.ndim - 1))
     if chunk < 0:
         values = jnp.flip(values, axis=0)
-    rank = values.ndim - 1  # of the value of one iteration
+    rank = values.ndim - 1  # the rank of the value of one iteration
     axis = axis % rank
     return merged(jnp.moveaxis(values, 0, axis), axis)

@@ -85,8 +85,8 @@ def slice_(input: Array, axes: Ints, begin: Ints, end: Ints, stride: Ints) -> Ar
             x = lax.rev(x, (axis,))
             first_index = extent - 1 - first_index
             stop_index = extent - 1 - stop_index
-        # Any stride of at least the extent takes only the first item. XLA's strides are int64, so
-        # that a larger stride is replaced by the extent.
+        # A stride of at least the extent takes only the first item. Larger strides are replaced by
+        # the extent, since XLA's strides must fit int64.
         largest_step = max(extent, 1)
         x = lax.slice_in_dim(x, first_index, stop_index, min(abs(step), largest_step), axis)
     return x

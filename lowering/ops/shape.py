@@ -21,7 +21,8 @@ from lowering.tracing import Context
 def _merged(shapes: Sequence[Shape]) -> Shape:
     """Return one shape with all extents that are known in at least one of the shapes.
 
-    The shapes are equal except where some extents are UNKNOWN.
+    For (2, UNKNOWN) and (UNKNOWN, 3) the result is (2, 3). The shapes must be equal except where
+    extents are UNKNOWN.
     """
     merged: list[int] = []
     for extents in zip(*shapes, strict=True):
@@ -126,9 +127,9 @@ def _array(input: Array) -> Array:
 def reshape(input: Array, shape: Ints, axis_start: int, axis_count: int) -> Array:
     """Reshape `axis_count` axes from `axis_start` on, in row-major order (spec 4.5.1).
 
-    An `axis_count` of -1 means all axes from `axis_start` on. An item 0 of `shape`, at index i,
-    copies the extent of the input's axis i + `axis_start`. One item may be -1. It stands for
-    the extent that follows from the number of items.
+    An `axis_count` of -1 means all axes from `axis_start` on. A 0 at index i of `shape` copies
+    the extent of the input's axis i + `axis_start`. One entry of `shape` may be -1. It stands
+    for the extent that follows from the number of items.
     """
     x = _array(input)
     if 0 in x.shape:  # jax cannot resolve -1 for an empty array
@@ -367,7 +368,7 @@ def _bits(dtype: str) -> int:
 
 @rules.rule("bitcast", _bitcast_type, not_differentiable="it reinterprets bits")
 def bitcast(input: Array, dtype: str) -> Array:
-    """Reinterpret the bits of each item as an item of another dtype with as many bits.
+    """Reinterpret the bits of each item as an item of another dtype with the same number of bits.
 
     A logical value is a byte, 0 or 1.
     """
@@ -388,7 +389,7 @@ def _copy_n_type(x: TensorType, times: int) -> list[TensorType]:
 
 @rules.rule("copy_n", _copy_n_type)
 def copy_n(x: Array, times: int) -> list[Array]:
-    """Return a list with the input `times` times (spec 4.8.6)."""
+    """Return a list that contains the input `times` times (spec 4.8.6)."""
     return [jnp.asarray(x)] * times
 
 

@@ -1,4 +1,4 @@
-"""Fourier transforms, in float32 at least. A complex number is a pair [re,im] of the last axis."""
+"""Fourier transforms, in float32 at least. Complex numbers are pairs [re,im] on the last axis."""
 
 from __future__ import annotations
 

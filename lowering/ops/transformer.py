@@ -152,8 +152,8 @@ def attention(
         visible = jnp.tril(jnp.ones(scores.shape[-2:], jnp.bool_), diagonal)
         scores = _masked(scores, visible)
     weights, total = _exponentials(scores)
-    # If the scores have 32 bits or more, the result is divided by the sums instead of the weights.
-    # In 16 bits the product with undivided weights would overflow.
+    # If the scores have 32 bits or more, the sums divide the result at the end. Otherwise they
+    # divide the weights first: in 16 bits the product with undivided weights would overflow.
     divides_last = weights.dtype == scores.dtype
     if not divides_last:
         weights = (weights / total).astype(scores.dtype)
@@ -172,7 +172,7 @@ def _grouped(mask: Array, rank: int, groups: tuple[int, int]) -> Array:
     """
     mask = _preceded(mask, rank - 1)
     *batch, heads, times, keys = mask.shape
-    mask_groups = groups if heads > 1 else (1, 1)  # all heads share one mask
+    mask_groups = groups if heads > 1 else (1, 1)  # with 1 head, all heads share it
     return mask.reshape(*batch, *mask_groups, times, keys)
 
 

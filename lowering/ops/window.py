@@ -173,9 +173,10 @@ def max_pool(input: Array, **pool: Unpack[Pool]) -> Array:
 
 @rules.rule("avg_pool", pool_type)
 def avg_pool(ctx: Context, input: Array, **pool: Unpack[Pool]) -> Array:
-    """Return the mean of each window. With the border 'ignore' only cells on the input count.
+    """Return the mean of each window.
 
-    With other borders the mean is over all cells of the window.
+    With the border 'ignore' the mean is over the cells that lie on the input. With other
+    borders the mean is over all cells of the window.
     """
     return box(ctx, input, normalize=True, **pool)
 
@@ -197,7 +198,7 @@ def _index_type(input: TensorType, **pool: Unpack[Pool]) -> TensorType:
 def argmax_pool(input: Array, **pool: Unpack[Pool]) -> Array:
     """Return the index of the maximum within each window, or of the first of equal maxima.
 
-    The index numbers the cells of a window in row-major order.
+    Indices count the cells of a window in row-major order.
     """
     _, index = max_pool_with_index(input, **pool)
     return index
@@ -219,11 +220,11 @@ def _max_and_index_type(
 def max_pool_with_index(
     input: Array, first_axis: int = -1, **pool: Unpack[Pool]
 ) -> tuple[Array, Array]:
-    """Return the maximum of each window, and the index of the first cell that has it.
+    """Return the maximum of each window, and the index of the first cell with the maximum.
 
-    The index numbers the cells of the window in row-major order. If `first_axis` is not
-    negative, the index instead numbers the items of the input in row-major order, over the axes
-    from `first_axis` on.
+    Indices count the cells of the window in row-major order. If `first_axis` is not negative,
+    they instead count the items of the input in row-major order, over the axes from
+    `first_axis` on.
     """
     x = jnp.asarray(input)
     windows = basic_windows(input.shape, **pool)
@@ -263,7 +264,7 @@ def sample(input: Array, index: Array, **pool: Unpack[Pool]) -> Array:
 def _desample_type(
     input: TensorType, index: TensorType, output_shape: Shape, **pool: Unpack[Pool]
 ) -> TensorType:
-    # No index points outside of the input, so that the border does not matter.
+    # Items that an index puts on the padding are dropped, so that the border does not matter.
     _require_index(index, input.shape, "the input")
     require.one_of("border", pool["border"], POOL_BORDERS)
     pool["border"] = "constant"
@@ -282,7 +283,7 @@ def desample(input: Array, index: Array, output_shape: Shape, **pool: Unpack[Poo
     for axis, count in enumerate(windows.downscaled):
         extent = (count - 1) * windows.stride[axis] + windows.dilated[axis]
         covered.append(extent)
-        # Cut off the cells on the padding, and add zeros that no window covers.
+        # Cut off the cells on the padding, and add zeros where no window covers the result.
         before, _ = windows.padding[axis]
         edges.append((-before, windows.upscaled[axis] + before - extent, 0))
     is_cell = (index >= 0) & (index < windows.volume)
@@ -293,9 +294,9 @@ def desample(input: Array, index: Array, output_shape: Shape, **pool: Unpack[Poo
 
 
 def _require_index(index: TensorType, shape: Shape, owner: str) -> None:
-    """Refuse an index that has no integers, or not the shape `shape`.
+    """Refuse an index unless it has integers and the shape `shape`.
 
-    The error calls the tensor of this shape `owner`.
+    `owner` is the name of the tensor of this shape in the error.
     """
     require.integer(index=index)
     if shapes_differ(index.shape, shape):
@@ -364,8 +365,8 @@ def _adaptive_max_type(input: TensorType, output_size: Shape) -> tuple[TensorTyp
 def adaptive_max_pool(ctx: Context, input: Array, output_size: Shape) -> tuple[Array, Array]:
     """Return the maximum of each window, and its index in the channel.
 
-    There are `output_size[i]` windows along spatial axis i, as in torch's adaptive pools. The
-    index numbers the items of a channel in row-major order.
+    There are `output_size[i]` windows along spatial axis i, as in torch's adaptive pools. Indices
+    count the items of a channel in row-major order.
     """
     x = jnp.asarray(input)
     extents = x.shape[2:]
