@@ -38,7 +38,7 @@ class ArrayType(Protocol):
         ...
 
 
-# An input by position, or a dict of all inputs by name.
+# One input, passed by position, or a dict that maps names to all inputs.
 Input = ArrayLike | Mapping[str, ArrayLike]
 Sample = Input | tuple[ArrayLike, ...]  # all inputs of one call
 Example = ArrayLike | ArrayType  # an input for which the type is enough
@@ -111,7 +111,7 @@ def _by_name(
         args = ()
     has_key_that_is_no_input = "key" in kwargs and "key" not in names
     if has_key_that_is_no_input and is_key(kwargs["key"]):
-        # equinox passes a random key to all layers, which this network does not need.
+        # equinox passes a random key to all layers. This network does not need the key.
         kwargs = {name: array for name, array in kwargs.items() if name != "key"}
     if len(args) > len(inputs):
         message = f"{len(args)} inputs are given, the graph takes {len(inputs)}: {', '.join(names)}"
@@ -158,8 +158,8 @@ def is_key(x: object) -> bool:
     dtype = getattr(x, "dtype", None)
     shape = getattr(x, "shape", None)
     if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        return shape == ()  # of jax.random.key
-    return dtype == jnp.uint32 and shape == (2,)  # of jax.random.PRNGKey
+        return shape == ()  # a key made by jax.random.key
+    return dtype == jnp.uint32 and shape == (2,)  # a key of jax.random.PRNGKey
 
 
 def bind_variables(
@@ -170,14 +170,12 @@ def bind_variables(
 ) -> dict[str, Any]:
     """Check the arrays of variables, and return a dict from labels to arrays.
 
-    The returned arrays have the declared dtypes.
-
-    The arrays are converted like inputs. Raises one InputError for all variables if labels, shapes
-    or dtypes are wrong, or if a label is missing.
+    The arrays are converted to the declared dtypes, like inputs. Raises one InputError for
+    all variables if labels, shapes or dtypes are wrong, or if a label is missing.
 
     Args:
         shown_name: the name of the argument that has the arrays: "params" or "state".
-        arrays: a dict of arrays by label.
+        arrays: a dict from labels to arrays.
         variables: maps labels to variables of the graph. No other labels may have arrays.
         needed: the labels that must have arrays.
     """

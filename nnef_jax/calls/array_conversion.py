@@ -53,7 +53,7 @@ def as_array(shown_name: str, array: object, type: TensorType) -> _Array:
     # The kinds are boolean, integer, unsigned, float, complex, and the dtypes of ml_dtypes.
     if converted.dtype.kind not in "biufcV":
         raise InputError(f"{shown_name} must be an array, it is {shown(array)}")
-    # jax has integers with a dtype of their own, which are no literals.
+    # jax has subclasses of `int` with a dtype. An integer of such a class is no literal.
     is_literal = isinstance(array, int | list | tuple) and not hasattr(array, "dtype")
     is_of_integers = is_literal and converted.dtype.kind in "iu"
     if is_of_integers and _kind(_dtype(type.dtype)) == "f":
@@ -131,7 +131,7 @@ def converted_to_type(
         raise InputError(message, hint=f"convert it: x.astype('{dtype}')")
     if kind == "i":
         _require_range(shown_name, array, dtype)
-    # The dtypes are of one kind, but differ in their width.
+    # Both dtypes are of one kind, such as floating point, but differ in width.
     if isinstance(array, jax.ShapeDtypeStruct):
         return array.update(dtype=dtype)
     if isinstance(array, np.ndarray):
@@ -155,7 +155,7 @@ def _narrowed(x: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
     return jnp.where(overflows, nearest_finite, converted)
 
 
-_LARGE = 64 << 10  # bytes from which on an array is copied to aligned memory
+_LARGE = 64 << 10  # an array of at least this many bytes is copied to aligned memory
 
 
 def copied(array: _T) -> _T:

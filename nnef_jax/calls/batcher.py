@@ -39,9 +39,9 @@ class Batcher:
     the arrays equal the rows that the model computes, except for rounding (docs/numerics.md).
 
     Axes with `buckets` are padded in the same way, to the next larger length. A batcher with
-    buckets also takes a list for each input. The list has an array for each item, without the axis
-    of the batch. The arrays may have different lengths. Items of one bucket are computed in one
-    batch. An output that has the axis of a bucket is then a list of arrays too.
+    buckets also takes a list for each input. The list has one array for each item of the batch.
+    The arrays have no batch axis, and may have different lengths. Items of one bucket are computed
+    in one batch. An output with a bucketed axis is then a list of arrays too.
 
     `inputs` and `outputs` describe the arguments and results of a call. The first extent of each
     input and output is None.
@@ -80,10 +80,10 @@ class Batcher:
     def compile(self, progress: Progress | None = None) -> None:
         """Compile for all sizes in parallel, or load executables from the model's `cache_dir`.
 
-        A size is compiled for each bucket. After each program, `progress` is called with the number
-        of programs that are ready, and the number of all programs. Raises InputError if extents
-        other than the batch and the axes of buckets are open. A network with such extents is
-        compiled at its first call for a shape.
+        Each size is compiled for each bucket. After each program, `progress` is called with the
+        number of programs that are ready, and the number of all programs. Raises InputError if
+        extents other than the batch and the axes of buckets are open. A network with such extents
+        is compiled at its first call for a shape.
         """
         lengths = self._buckets.all_lengths()
         keys = [*product(reversed(self.sizes), lengths)]
@@ -91,7 +91,7 @@ class Batcher:
         device: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
 
         def run(example: _Arrays) -> None:
-            with jax.default_device(device):  # Each thread has its own setting.
+            with jax.default_device(device):  # The default device is set in each thread.
                 jax.block_until_ready(self._run(example))
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -124,7 +124,7 @@ class Batcher:
             return {**args[0], **kwargs}
         names = [spec.name for spec in self.inputs]
         leaves_masks_out = len(args) + len(kwargs) < len(names)
-        if leaves_masks_out:  # then the inputs by position are the inputs without the masks
+        if leaves_masks_out:  # then the arguments by position exclude the masks
             names = [name for name in names if name not in self._buckets.masks]
         has_too_many = len(args) > len(names)
         is_passed_twice = bool(set(names[: len(args)]) & set(kwargs))
@@ -180,7 +180,7 @@ class Batcher:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether inputs have open axes other than the batch and those with buckets.
+        """Tell whether an input has an open axis that is neither the batch nor bucketed.
 
         Then programs are compiled at the first call for a shape, and not by `compile`.
         """
@@ -197,7 +197,7 @@ class Batcher:
         Requests whose items have equal shapes after padding are computed together.
         """
         lengths = [self._buckets.lengths_of(arrays) for arrays in requests]
-        groups: dict[object, list[int]] = {}  # numbers of requests
+        groups: dict[object, list[int]] = {}  # indices of requests, by padded shapes
         for i, arrays in enumerate(requests):
             groups.setdefault(self.padded_shapes(arrays), []).append(i)
         results: list[list[NDArray[Any]]] = [[] for _ in requests]
@@ -233,9 +233,9 @@ class Batcher:
         return [_joined(parts_of_output) for parts_of_output in parts_of_outputs]
 
     def _padded(self, arrays: _Arrays) -> Sequence[jax.Array]:
-        """Return the outputs for a batch, which is padded with copies of its last item.
+        """Pad a batch to one of the sizes, run the network, and return the outputs.
 
-        An empty batch is padded with zeros.
+        The padding is copies of the batch's last item, or zeros for an empty batch.
         """
         item_count = len(arrays[0])
         size = min(size for size in self.sizes if size >= item_count)
@@ -301,9 +301,9 @@ def _batched(execution: Execution, largest: int) -> _Batched:
     """Return the variant of an execution that takes batches of any size.
 
     If the network declares a fixed batch, the variant has an open batch. If the batch cannot be
-    opened, since the network fixes its size elsewhere too, the execution is mapped over groups of
-    the declared size. Raises InputError if items of a batch may depend on one another. This is
-    checked for batches of up to `largest` items.
+    opened, since the network fixes the batch size elsewhere too, the execution is mapped over
+    groups of the declared size. Raises InputError if items of a batch may depend on one another.
+    This is checked for batches of up to `largest` items.
     """
     network = execution.network
     graph = network.graph
@@ -363,7 +363,7 @@ def _require_separate(execution: Execution, *sizes: int, largest: int = 0) -> No
 
     The programs of the network for the batch sizes `sizes` must be equal except for extents. A
     network that divides by the number of items, for instance, has different programs. A program
-    with a constant row for each item is also checked for a batch of `largest` items. Raises
+    whose constants have a row for each item is also checked for a batch of `largest` items. Raises
     NnefError if the network does not take a batch of one of these sizes.
     """
     size, *other_sizes = sizes
@@ -468,7 +468,7 @@ def _are_equal_but_for_extents(a: Program, b: Program) -> bool:
 
 
 def _primitives_and_literals(program: Program) -> tuple[list[str], list[Any]]:
-    """Return the names of a program's primitives, and the values of all their operands in order.
+    """Return the names of a program's primitives, and the values of all operands in order.
 
     The value of an operand that is not a literal is None.
     """

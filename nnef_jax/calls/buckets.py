@@ -20,13 +20,13 @@ from nnef_jax.wording.similar import did_you_mean, listed
 
 Arrays = Sequence[NDArray[Any]]
 Lengths = Mapping[str, int]  # maps the name of a bucketed axis to an item's length
-_Axes = Mapping[int, str]  # the name of each bucketed axis of a tensor
-_EXAMPLE = 8  # an extent in place of those that are open and have no bucket
+_Axes = Mapping[int, str]  # maps the index of a bucketed axis to the axis's name
+_EXAMPLE = 8  # the extent of an open axis without buckets
 
 
 @dataclass(frozen=True)
 class Buckets:
-    """The lengths of axes for which programs are compiled, and the tensors with these axes.
+    """The axis lengths for which programs are compiled, and the tensors with these axes.
 
     An item is padded with zeros to the next larger length. A mask is thereby 0 beyond the length of
     the item. Without buckets, nothing is padded or trimmed.
@@ -71,7 +71,7 @@ class Buckets:
             axes.append({i: name for i, name in enumerate(extents) if i > 0 and name in lengths})
         ordered = {name: tuple(sorted({*values})) for name, values in lengths.items()}
         mask_names = (masks,) if isinstance(masks, str) else tuple(masks)
-        # The axes of the outputs follow from those of the inputs.
+        # The axes of the outputs follow from the axes of the inputs.
         of_inputs = cls(ordered, mask_names, inputs, tuple(axes))
         of_inputs._require_masks()
         return replace(of_inputs, output_axes=tuple(of_inputs._output_axes(network)))
@@ -118,10 +118,10 @@ class Buckets:
     def _second_graph(
         self, network: Network, shortest: Lengths, name: str, lengths: Sequence[int]
     ) -> tuple[int, Graph]:
-        """Return a length of the axis `name`, not the shortest, and the graph for this length.
+        """Return a second length of the axis `name`, and the graph for this length.
 
-        The other axes have their lengths in `shortest`. A network may refuse some lengths, so the
-        first length that it takes is returned.
+        The first length is `shortest[name]`. All other axes have their lengths in `shortest`. A
+        network may refuse some lengths, so several are tried.
         """
         candidates = [*lengths[1:], lengths[0] + 1]
         if lengths[0] > 1:
@@ -162,7 +162,7 @@ class Buckets:
         )
 
     def all_lengths(self) -> list[dict[str, int]]:
-        """Return all combinations of the lengths of the axes, the longest ones first."""
+        """Return all combinations of the axes' bucket lengths, the longest lengths first."""
         combinations = product(*(reversed(values) for values in self.lengths.values()))
         return [dict(zip(self.lengths, values, strict=True)) for values in combinations]
 
@@ -234,7 +234,7 @@ class Buckets:
         tensors have different lengths along one axis.
         """
         lengths: dict[str, int] = {}
-        first_tensors: dict[str, str] = {}  # the first tensor with each axis
+        first_tensors: dict[str, str] = {}  # maps an axis to the first tensor with this axis
         for tensor, shape, axes in tensors:
             for axis, name in axes.items():
                 if axis >= len(shape):
@@ -247,7 +247,7 @@ class Buckets:
         return lengths
 
     def bucket(self, lengths: Lengths) -> dict[str, int]:
-        """Return the bucket of each length: the least length of the axis that is large enough."""
+        """Return the bucket for each length: the shortest bucket of the axis that can hold it."""
         return {
             name: next(bound for bound in self.lengths[name] if bound >= length)
             for name, length in lengths.items()
@@ -301,7 +301,7 @@ def _require_lengths(name: str, values: Sequence[int]) -> None:
 
 
 def _unknown(name: str, network: Network, names: set[str]) -> str:
-    """Return the message on a bucket for `name`, which is none of the axes `names`."""
+    """Return the error message for buckets of `name`, which is not one of the axes `names`."""
     if any(extents and extents[0] == name for extents in network.extent_names.values()):
         return f"'{name}' is the batch, whose sizes are the argument `sizes`"
     if not names:

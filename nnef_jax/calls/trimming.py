@@ -43,7 +43,8 @@ def trim(results: ArrayLike | tuple[ArrayLike, ...], lengths: Mapping[str, Array
             ignored. If `results` and `lengths` have a batch axis from `jax.vmap`, `trim` returns a
             list with an element for each item of the batch.
 
-    Raises InputError for traced arrays, as inside `jax.jit`, and for lengths of other outputs.
+    Raises InputError for traced arrays, as inside `jax.jit`, and for the length of an output
+    that `results` does not have.
 
     >>> y, lengths = model(x, capture=model.lengths)
     >>> places = nnef_jax.trim(y, lengths)
@@ -84,7 +85,7 @@ class _Cut(NamedTuple):
 
     output: int
     axis: int
-    item_counts: NDArray[Any]  # the actual number of items along the axis, by the batch's axes
+    item_counts: NDArray[Any]  # actual number of items along the axis, for each batch item
 
 
 def _cuts(results: Any, lengths: Mapping[str, ArrayLike]) -> list[_Cut]:

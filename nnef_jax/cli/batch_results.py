@@ -1,9 +1,10 @@
 """The results of `nnef-jax batch`: a folder of parts, which a later run continues.
 
 PART.npz has the outputs of consecutive items, with a row for each item. PART.jsonl has a line for
-each item, which contains the name of its file, and either its row in PART.npz or the error. The
-last line also contains a checksum of both files. PART.jsonl is written after PART.npz, and a part
-whose checksum is missing or wrong is computed again. batch.json has the settings of all parts.
+each item. The line contains the name of the item's file, and either the index of the item's row in
+PART.npz or the error. The last line also contains a checksum of both files. PART.jsonl is written
+after PART.npz, and a part whose checksum is missing or wrong is computed again. batch.json has the
+settings of all parts.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ _MOST_ITEMS = 1024  # By default a part has at most this many items.
 class Parts:
     """The finished and the pending parts of a batch, in a folder.
 
-    Raises InputError if the folder has results for other items or settings, or only other files.
+    Raises InputError if the folder has results for other items or settings, or other files but no
+    batch.json.
     Raises DataError if batch.json is damaged, and OSError if the folder cannot be read or created.
 
     Args:
@@ -258,7 +260,7 @@ class Parts:
             return None
 
     def _checksum(self, part: int, records: Sequence[dict[str, Any]]) -> str:
-        """Return the sha256 of a part's .npz file, followed by the lines of the part's records."""
+        """Return one sha256 over a part's .npz file and then the lines of the part's records."""
         with (
             protected_files.without_noting(),
             files.open_regular(self._path(part, "npz"), DataError) as file,

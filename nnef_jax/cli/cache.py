@@ -1,4 +1,4 @@
-"""The user's folder of compiled networks, which commands use, bound, show and clear."""
+"""Finds, trims, shows and clears the user's folder of compiled networks, for commands."""
 
 from __future__ import annotations
 

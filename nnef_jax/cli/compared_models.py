@@ -46,7 +46,7 @@ _PICTURES = (".png", ".svg", ".pdf")
 def calls_of(
     model: Model, files: Sequence[str], pictures: PictureOptions | None = None
 ) -> list[dict[str, Any]]:
-    """Return a dict of arrays by input name for each call whose inputs are in the files."""
+    """Return a dict from input names to arrays, for each call whose inputs are in the files."""
     from nnef_jax.cli.inputs import read_inputs
     from nnef_jax.cli.pictures import PictureOptions
 
@@ -57,7 +57,7 @@ def calls_of(
 def arrays_of(
     model: Model, files: Sequence[str] | None, pictures: PictureOptions | None = None
 ) -> list[Any]:
-    """Return the inputs of one call in the order of the model, from files.
+    """Read the inputs of one call from files, in the order of the model's inputs.
 
     Without files, the list is empty. Raises InputError if the files have the inputs of several
     calls.

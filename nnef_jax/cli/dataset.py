@@ -45,8 +45,8 @@ def find_items(arguments: Sequence[str], listed: Path | None, output: Path) -> l
     Args:
         arguments: files, folders and patterns. A folder stands for all input files below it, sorted
             by name.
-        listed: a text file with the names of further files, or None. If a further file is missing,
-            no error is raised here. The item of the file fails when it is read.
+        listed: a text file with names of input files, in addition to `arguments`, or None. If a
+            file in this list is missing, its item fails later, when the item is read.
         output: the output folder. Files in this folder are no inputs.
 
     Raises InputError for a folder or pattern without a file, and OSError if a file in `arguments`,
@@ -234,7 +234,7 @@ def reading_ahead(
 
     def stream(items: Sequence[Item], items_ahead: int) -> Iterator[ItemArrays]:
         # Each element of grain's dataset is a chunk of several items. Whenever grain yields an
-        # element, it checks all elements in its buffer. This takes 0.2 ms for 1000 elements. With
+        # element, grain checks all elements in a buffer. This takes 0.2 ms for 1000 elements. With
         # chunks there are fewer elements, and fewer checks.
         thread_count = min(items_ahead, 2 * (os.cpu_count() or 1))
         chunk_size = min(_CHUNK, items_ahead // thread_count)

@@ -28,7 +28,7 @@ def describe(summary: Summary) -> list[str]:
 
 
 def machine_lines(*, as_json: bool) -> list[str]:
-    """Return the lines that show the rates of the machine, and the decisions by these rates.
+    """Return the lines that show the machine's speeds (rates), and what they decide.
 
     If `as_json`, the result is a single line of JSON. Rates that are not stored are measured. If
     rates cannot be measured, the rates that are shipped with the package are shown.

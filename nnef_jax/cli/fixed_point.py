@@ -53,7 +53,7 @@ class FixedPoint:
     ] = "error"
 
     def lower(self, model: Model) -> Lowered:
-        """Return a network in the arithmetic of these options."""
+        """Lower a network to the fixed-point arithmetic of these options."""
         from nnef_jax.openvx import lower
 
         return lower(

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from nnef_jax.generation.companion_files import CompanionFiles
     from nnef_jax.generation.tokenizing import TextTokenizer
 
-# A cache has at least 256 places, so that short prompts of different lengths share compiled
-# programs.
+# A cache has places for at least 256 tokens, so that short prompts of different lengths share
+# compiled programs.
 _FEWEST_PLACES = 256
 
 
@@ -215,7 +215,7 @@ def _encoded(prompt: Prompt, companions: CompanionFiles) -> tuple[TextTokenizer,
 
 
 def _places(needed: int) -> int:
-    """Return the least power of two that is at least `needed` and `_FEWEST_PLACES`."""
+    """Return the least power of two that is at least max(`needed`, `_FEWEST_PLACES`)."""
     next_power_of_two = 1 << (needed - 1).bit_length()
     return max(_FEWEST_PLACES, next_power_of_two)
 
@@ -239,7 +239,7 @@ def _require_fit(
             f"the network also takes {names}, which the command line cannot give",
             hint="in Python: nnef_jax.decoder(model).generate(tokens, steps, NAME=array)",
         )
-    # The logits have one number for each token that the network can name.
+    # The logits have one number for each token that the network can generate.
     token_count = decoder.model.outputs[0].shape[-1]
     if tokenizer is not None and token_count is not None:
         tokenizer.require_words(token_count)
@@ -266,7 +266,7 @@ def _generated(
 ) -> Iterator[int]:
     """Yield the generated tokens, including the token that ends the text.
 
-    `tokens` are those of the prompt, and `steps` is the largest number of generated tokens.
+    `tokens` are the tokens of the prompt, and `steps` is the largest number of generated tokens.
     """
     if drawing.beams > 1:
         best = decoder.search([*tokens], steps, beams=drawing.beams, stop=stops)

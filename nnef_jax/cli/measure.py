@@ -206,9 +206,9 @@ def _engines(onnx: Path | None, tract: str | None) -> dict[str, Any]:
 def _use_only_cpu() -> None:
     """Keep jax from searching for TPUs and GPUs, unless the user has chosen platforms of jax.
 
-    With the compilers for devices, plugins of jax are installed, which search for devices. If they
-    find no devices, they print tracebacks. This function sets an environment variable, which jax
-    reads when it is imported.
+    Plugins of jax are installed together with the compilers for devices. The plugins search for
+    devices, and print tracebacks if they find none. This function sets an environment variable,
+    which jax reads when it is imported.
     """
     if "jax" not in sys.modules:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")

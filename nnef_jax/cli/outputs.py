@@ -86,7 +86,7 @@ def _run_call(model: Model, call: CallInputs, function: Callable[..., Any]) -> l
 
 def by_name(model: Model, results: Any) -> dict[str, Any]:
     """Return a dict from names of outputs to the results of a call."""
-    # A call of a network with one output returns an array, and otherwise a tuple of arrays.
+    # A network with one output returns an array. A network with several returns a tuple of arrays.
     arrays = [results] if len(model.outputs) == 1 else results
     names = [spec.name for spec in model.outputs]
     return dict(zip(names, arrays, strict=True))
@@ -185,7 +185,7 @@ def _as_json(
 class _TopRow(NamedTuple):
     """The position of a row in an output, and the row's largest entries.
 
-    An entry is a dict of its index, label and value.
+    An entry is a dict with the keys "index", "label" and "value".
     """
 
     position: tuple[int, ...]

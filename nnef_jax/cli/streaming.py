@@ -22,7 +22,7 @@ _Compute = Callable[[Sequence[Mapping[str, Array]]], dict[str, Any]]
 def groups_of(reads: Iterator[ItemArrays], size: int, *, stop: bool) -> Iterator[list[ItemArrays]]:
     """Yield groups of items in order.
 
-    Each group has `size` items without an error, and perhaps further items with an error. The last
+    Each group has `size` items without an error, and may also have items with an error. The last
     group may have fewer items. If `stop` is true, the first error is raised.
     """
     group: list[ItemArrays] = []
@@ -45,8 +45,8 @@ def computing(model: Model, devices: Sequence[Any], size: int) -> _Compute:
     """Return a function that starts to compute a batch of items on devices.
 
     The function takes a list of items, each a dict from names of inputs to arrays. It returns a
-    dict from names of outputs to arrays, without waiting for them. Batches are padded to `size`
-    rows, so that only one program is compiled.
+    dict from names of outputs to arrays, before the arrays are computed. Batches are padded to
+    `size` rows, so that only one program is compiled.
     """
     sharding = None
     # On several devices, the first axis of each input is divided among the devices.

@@ -127,7 +127,7 @@ class Arrays:
         return params, state
 
     def parameters(self, where: Where | None = None) -> dict[str, jax.Array]:
-        """Return the parameters by label, on a device or sharding.
+        """Return a dict from labels to parameters, on a device or sharding.
 
         By default they are on jax's default device.
         """

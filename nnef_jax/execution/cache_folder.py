@@ -1,8 +1,8 @@
 """Lists and removes the files of a cache folder, and locates the user's cache folder.
 
 Only files with names of cache entries are counted or removed. Other processes may use the folder at
-the same time. They write a removed entry again. If they have mapped a removed file, the mapped file
-stays readable.
+the same time. They write a removed entry again. A removed file stays readable for processes that
+have mapped the file.
 """
 
 from __future__ import annotations

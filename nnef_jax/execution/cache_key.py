@@ -35,8 +35,8 @@ _IRRELEVANT = re.compile("cache|cross_host|default_device|dump|_log|platform|tra
 def key_of(graph: Graph, device: Device, *conditions: object) -> str:
     """Return the cache key of an executable for a graph on a device.
 
-    `conditions` are all other objects on which the executable depends. They enter the key by
-    their repr. The key depends on the graph instead of the document, because the structure of a
+    `conditions` are all other objects on which the executable depends. Their reprs are part of
+    the key. The key depends on the graph instead of the document, because the structure of a
     graph may depend on data too.
     """
     device_facts = device.platform, device.device_kind, device.id, device.client.platform_version
@@ -95,8 +95,8 @@ def _environment() -> Iterator[str]:
     yield from _installation()
     for name, process_value in sorted(jax.config.values.items()):
         if not _IRRELEVANT.search(name):
-            # A setting may have another value in this thread, which is the attribute of
-            # `jax.config`. Some settings have no attribute.
+            # This thread's value of a setting is an attribute of `jax.config`, and may differ from
+            # the process's value. Some settings have no attribute.
             value = getattr(jax.config, name, process_value)
             yield f"{name}={value!r}"
 
@@ -104,7 +104,7 @@ def _environment() -> Iterator[str]:
 def content_of(network: Network, unread: Mapping[str, ArrayLike]) -> tuple[object, ...]:
     """Return a tuple by which networks are compared: equal tuples mean equal results.
 
-    The first item is a digest of the network and of its unread arrays. The further items are
+    The first item is a digest of the network and of its unread arrays. All later items are
     objects without a digest, for example the functions of a user's rules.
     """
     reading = network.options

@@ -124,12 +124,12 @@ def read_array(path: str) -> NDArray[Any] | None:
         data_start = _aligned(header_end)
         return np.ndarray(shape, np.dtype(dtype_name), content, data_start)
     except Exception:
-        # The header may contain anything, for which numpy may raise any exception.
+        # The header may contain anything. numpy may then raise any exception.
         return None
 
 
 def _aligned(size: int) -> int:
-    """Return a number of bytes, rounded up to a multiple of the alignment of arrays."""
+    """Round a number of bytes up to a multiple of the alignment of arrays."""
     return math.ceil(size / ALIGNMENT) * ALIGNMENT
 
 

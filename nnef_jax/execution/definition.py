@@ -41,8 +41,8 @@ class Definition:
     and inputs in order. `Entry` offers these functions in the form in which users call them.
 
     `labels` and `states` are the labels of the model's parameters and states. A definition does
-    not hold the network's arrays, except `unread`: the parameters that no operation reads,
-    which stay on the host. With the option `unused` these parameters belong to the model's
+    not hold the network's arrays, except `unread`: the parameters that no operation reads. They
+    stay on the host. With the option `unused` these parameters belong to the model's
     arrays, and `unread` is empty.
 
     Definitions compare by content, so equal models share jax's compilation cache. A pickled
@@ -65,9 +65,9 @@ class Definition:
         )
 
     def with_unread(self, arrays: Mapping[str, Any]) -> Definition:
-        """Return the definition with further parameters that no operation reads.
+        """Return the definition with additional unread parameters.
 
-        `arrays` maps labels to these parameters.
+        `arrays` maps labels to these parameters, which no operation reads.
         """
         if not arrays:
             return self
@@ -89,8 +89,8 @@ class Definition:
         """Return the option `optimize`, or False if parameters are sharded."""
         has_sharded_params = self.layout is not None and bool(self.layout.specs)
         if has_sharded_params:
-            # The passes for CPUs join and transpose weights. To do so with sharded weights, their
-            # shards would have to move between devices.
+            # The passes for CPUs join and transpose weights. If the weights
+            # were sharded, shards would have to move between devices.
             return False
         return options.optimize
 
@@ -160,7 +160,7 @@ class Definition:
         bound = bind_variables("state", state, variables, list(variables))
         arrays = {label: bound[label] for label in variables}
         for label, x in arrays.items():
-            # `jnp.asarray` takes 1 us, even if x is a jax.Array, which it returns unchanged.
+            # `jnp.asarray` takes 1 us, even if it returns a jax.Array unchanged.
             if not isinstance(x, jax.Array):
                 arrays[label] = jnp.asarray(x)
         return arrays
@@ -328,7 +328,7 @@ class Definition:
         inputs: Inputs,
         probe: Probe,
     ) -> Results:
-        """Compute `function` within a trace of jax, whose platform may not be known yet.
+        """Compute `function` within a trace of jax. The trace's platform may be unknown yet.
 
         `function` is a method of this object, such as `cycle`. If passes are in use, the function
         becomes one primitive. jax lowers the primitive when the platform is known, and the passes
@@ -391,7 +391,7 @@ class Definition:
     def preparation(
         self, platform: str, function: Function, params: Arrays, state: Arrays, inputs: Inputs
     ) -> Any:
-        """Compute the values that calls of a function on a platform need from the parameters.
+        """Compute prepared values from the parameters, for calls of a function on a platform.
 
         Returns None if nothing is prepared, for example if the platform has no kernels. Raises
         the errors that the function would raise.
@@ -413,7 +413,7 @@ class Definition:
             return or_else(by_passes, without_values)
 
     def state_of(self, state: Arrays) -> dict[str, Any]:
-        """Return a dict from labels to the arrays in `state` for the states of the network."""
+        """Select the arrays of the network's states from `state`, a dict from labels to arrays."""
         labels = [variable.label for variable in self.network.graph.states]
         return {label: state[label] for label in labels if label in state}
 
@@ -452,8 +452,8 @@ class Definition:
     def content(self) -> tuple[object, ...]:
         """Return the tuple by which definitions are compared.
 
-        It has a digest of the network, the objects that have no digest, the options and the
-        layout.
+        The tuple starts with a digest of the network. It then has the objects of the network for
+        which there is no digest, and finally the options and the layout.
         """
         from nnef_jax.execution.cache_key import content_of
 

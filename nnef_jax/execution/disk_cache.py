@@ -195,15 +195,16 @@ def _mark_used(path: str) -> None:
 
 
 def _reason(error: Exception) -> object:
-    """Return the `strerror` of an error, which lacks the path of the file, or else the error.
+    """Return the `strerror` of an error. If there is none, return the error.
 
-    The path may belong to a temporary file, which users do not know.
+    The `strerror` does not contain the path of the file. The file may be temporary and unknown to
+    users.
     """
     return getattr(error, "strerror", None) or error
 
 
 def _folder(directory: str | os.PathLike[str]) -> str:
-    """Return the absolute path of a folder, which is created if it does not exist.
+    """Create a folder unless it exists, and return its absolute path.
 
     Raises OSError or ValueError if the folder cannot be created or read.
     """

@@ -20,7 +20,8 @@ from nnef_jax.execution.probe import NOTHING, Probe
 from nnef_jax.execution.run_options import Params
 from nnef_jax.wording.similar import did_you_mean, listed
 
-# The first list has the inputs of a call. If the entry takes a state, a second list has its arrays.
+# The first list has the inputs of a call. If the entry takes a state, a second list has the arrays
+# of the state.
 Lists = Sequence[Sequence[Any]]
 
 
@@ -151,8 +152,8 @@ class Entry:
     def of_lists(self, labels: Sequence[str]) -> Callable[..., Any]:
         """Return a function that computes a call from lists of arrays.
 
-        The first list has the model's arrays with the labels `labels`. The further lists are those
-        that the method `arguments` returns.
+        The first list has the model's arrays with the labels `labels`. It is followed by the
+        lists that the method `arguments` returns.
         """
 
         def run_on_lists(arrays: Inputs, inputs: Inputs, states: Inputs = ()) -> Any:
@@ -180,8 +181,8 @@ class Entry:
     def lowered(self, arguments: Lists) -> tuple[Entry, Lists]:
         """Return the entry whose call the passes rewrite, and the arguments of this call.
 
-        They are this entry and `arguments`. The same method of `RoutineEntry` returns the entry of
-        a step, because the passes rewrite one step of a routine.
+        The result is this entry and `arguments`. The same method of `RoutineEntry` returns the
+        entry of a step, because the passes rewrite one step of a routine.
         """
         return self, arguments
 

@@ -78,8 +78,8 @@ Stores = WeakValueDictionary[RunOptions, Store]
 class Executables:
     """The executables of a definition, which are compiled or loaded at their first use.
 
-    There is an executable for each entry, place and combination of shapes. Executables are
-    loaded from the folder `cache_dir` of the options.
+    There is an executable for each entry (kind of call), place (device or sharding) and
+    combination of shapes. Executables are loaded from the folder `cache_dir` of the options.
 
     The option `max_executables` bounds the number of executables in memory. If there are more,
     the least recently used ones are dropped.

@@ -122,8 +122,8 @@ class Execution:
     ) -> Execution:
         """Return an execution on other parameters and states, with the same cached executables.
 
-        `leaves` are the parameters and the initial state. `unread` has further parameters that
-        no operation reads. `state_from_user` tells whether a user passed the state.
+        `leaves` are the parameters and the initial state. `unread` has additional parameters,
+        which no operation reads. `state_from_user` tells whether a user passed the state.
         """
         definition = self.definition.with_unread(unread or {})
         from_user = state_from_user or self.arrays.state_from_user
@@ -321,7 +321,7 @@ class Execution:
         bound: Any = executable.func
         if isinstance(bound, jax.stages.Compiled):
             return bound
-        # `bound` is a jitted function. Its program is in jax's cache since it ran, so this compiles
+        # `bound` is a jitted function that has run. Its program is in jax's cache, so this compiles
         # nothing.
         return bound.lower(*executable.args, *arguments).compile()
 
@@ -386,7 +386,7 @@ class Execution:
         return self._recent.keep(key, executable)
 
     def _arrays_read(self, entry: Entry | RoutineEntry, place: Placement) -> dict[str, Any]:
-        """Return a dict from labels to arrays at `place`, those that a kind of call reads."""
+        """Return the arrays at `place` that a kind of call reads, as a dict from labels."""
         params = self.arrays.parameters(place.where)
         if entry.takes_state:
             return params
@@ -401,7 +401,7 @@ class Execution:
     def _params_for_captures(
         self, entry: Entry, state: ByLabel, inputs: Inputs, probe: Probe
     ) -> dict[str, Any]:
-        """Return the parameters that a run reads, also to compute captured tensors."""
+        """Return the parameters that a run reads for its results and captured tensors."""
         types_of_one_cycle: list[jax.ShapeDtypeStruct] = []
         for x in inputs:
             shape = x.shape[entry.time_axes :]

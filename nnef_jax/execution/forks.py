@@ -15,8 +15,8 @@ is_without_threads: bool = False
 
 def _note() -> None:
     global is_without_threads
-    # The attribute has the backends of jax's runtime, if it has started. The attribute is private.
-    # A public function that returns the backends would start the runtime.
+    # The private attribute `_backends` has the backends of jax's runtime, if the runtime has
+    # started. A public function that returns the backends would start the runtime.
     bridge = sys.modules.get("jax._src.xla_bridge")
     is_without_threads = bool(getattr(bridge, "_backends", None))
 

@@ -1,6 +1,6 @@
 """Measures the host's rates once, and stores them in a folder for other processes.
 
-A rate is the speed of one kind of computation, by which passes choose kernels. A file
+A rate is the speed of one kind of computation. Passes choose kernels by rates. A file
 machine-KEY.json holds the rates and the host's identity: the processor, the number of threads, and
 the versions of the compiler. The host is measured only if the file can be written. If a file is
 damaged, or is from another host, the host is measured again. Wrong rates cost time but change no
@@ -57,7 +57,7 @@ _NO_QUOTA = 1 << 16  # This number of cores stands for no limit. No host has so 
 def rates(
     graph: Graph, options: RunOptions, platform: str, *, measures: bool = True
 ) -> MachineProfile:
-    """Return the rates of a machine, by which passes choose layouts and kernels.
+    """Return the rates (speeds) of a machine. Passes choose layouts and kernels by the rates.
 
     If a context has set rates (`held_profile`), these rates are returned. Otherwise the platform
     "cpu" has the host's rates, and other platforms have the rates that the package ships.
@@ -167,7 +167,7 @@ def path_in(folder: str | None = None) -> str | None:
 
 
 def _host_identity() -> tuple[str, ...]:
-    """Return texts that identify the host and its compiler, for which a profile is valid."""
+    """Return texts that identify the host and its compiler. A profile is valid only for both."""
     names = ",".join((*MachineProfile.names(), *Costs.names()))
     return *processor(), f"threads: {threads()}", *compiler_versions(), f"rates: {names}"
 

@@ -47,8 +47,8 @@ class Layout:
         mesh: the devices. If they are not attached, types stand for arrays.
         batch: names of the mesh axes along which a batch is sharded.
         axis: the batch axis of inputs, states and outputs. The first input that has this axis
-            determines the extent of the batch. An array has a batch if it has the same extent
-            along this axis.
+            determines the extent of the batch. Any other array has a batch if its extent along this
+            axis is equal.
         specs: maps labels of parameters and states to shardings. The sharding of a state is for
             axes other than the batch axis. Parameters without a sharding are replicated.
         along: names of the mesh axes for tensor parallelism.
@@ -109,7 +109,7 @@ class Layout:
         return NamedSharding(self.mesh, spec)
 
     def of_state(self, label: str, extent: int | None, shape: Sequence[int]) -> NamedSharding:
-        """Return the sharding of the state with a label, which has the shape `shape`.
+        """Return the sharding of the state `label`, an array of the shape `shape`.
 
         `extent` is the extent of the call's batch.
         """
@@ -188,8 +188,9 @@ class Layout:
     def divided_shardings(self) -> dict[str, NamedSharding]:
         """Return a dict from labels to shardings, for the parameters that `with_axes` reshapes.
 
-        A parameter is reshaped if other factors of its divided axis precede the divided factor.
-        Otherwise the stored parameter is divided already. A parameter that is also sharded along
+        A parameter is reshaped if its divided axis has factors before the divided factor: the 3 if
+        the extent is 3 * 4, and 4 is divided. Without such factors, the axis itself is divided, and
+        the stored parameter needs no reshape. A parameter that is also sharded along
         the batch's axes is left out, since each call gathers and reshapes the parameter.
         """
         shardings: dict[str, NamedSharding] = {}

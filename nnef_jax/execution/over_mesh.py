@@ -115,7 +115,7 @@ def _layout_of_types(arguments: tuple[Any, ...], time_axes: int) -> Layout | Non
 def _gathered_or_divided(
     compute: Compute, layout: Layout, time_axes: int, params: Params, *arguments: Any
 ) -> Any:
-    """Call `compute`. If the layout divides parameters, they are passed divided.
+    """Call `compute`. If the layout divides parameters, pass the divided parameters.
 
     `params` are not sharded along the mesh axes of the batch. `arguments` are the state, the
     inputs and the probe.
@@ -147,7 +147,8 @@ def _divided(
 ) -> Any:
     """Call `compute` with parameters that are divided along factors of their axes.
 
-    This is tensor parallelism. The pass `spread` keeps the factors divided in all tensors of the
+    This is tensor parallelism. The extent of an axis is a product of factors, such as 12 = 3 * 4.
+    The pass `spread` keeps the factors divided in all tensors of the
     network. `prepared` maps labels to the parameters that `Layout.divided` has reshaped.
     """
     from lowering import Along, Divided, Division, differentiable, mesh_target, traced

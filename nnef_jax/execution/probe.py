@@ -132,7 +132,7 @@ class _MatchedEdit(NamedTuple):
     """An edit that matches a tensor."""
 
     is_exact: bool  # whether the user passed the name of the tensor instead of a pattern
-    name: str  # of the tensor
+    name: str  # the tensor's name
     function: Edit
 
 

@@ -13,8 +13,8 @@ from lowering.graph import Graph
 from nnef_jax.execution.definition import Arrays, Definition
 from nnef_jax.execution.entry import Entry, Lists
 
-# A step is a function that runs one cycle. A step takes a state, which is a dict from labels to
-# arrays, and inputs in the order of the graph. A step returns the outputs in the form that a user
+# A step is a function that runs one cycle. A step takes a state (a dict from labels to arrays)
+# and inputs in the order of the graph. A step returns the outputs in the form that a user
 # gets, and the next state.
 Step = Callable[[Mapping[str, Any], Sequence[Any]], tuple[Any, dict[str, Any]]]
 

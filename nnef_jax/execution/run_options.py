@@ -31,9 +31,9 @@ class RunKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """The options of running a network: the keywords of `RunKeywords`, and two further options.
+    """The options of running a network: the keywords of `RunKeywords`, and two more.
 
-    The two options are `unused` and `straight_through`. They are set when the network is read.
+    The other two are `unused` and `straight_through`. They are set when the network is read.
     """
 
     precision: jax.lax.PrecisionLike = None

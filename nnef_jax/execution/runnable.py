@@ -167,7 +167,7 @@ class Runnable:
 
     @property
     def compiler_options(self) -> dict[str, str]:
-        """Return compiler options for functions that call `apply`. They suit the network."""
+        """Return the compiler options that suit the network, for functions that call `apply`."""
         return self._execution.executables.options(default_platform())
 
     def jit(self, function: Callable[..., object], **options: Any) -> jax.stages.Wrapped:

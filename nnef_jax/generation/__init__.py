@@ -55,7 +55,8 @@ def decoder(
 
     Args:
         model: the model, loaded without shapes for its lengths.
-        places: the positions of a cache: the most tokens of a prompt and its continuation.
+        places: the number of positions of a cache. A prompt and its continuation together have at
+            most this many tokens.
         window: the number of positions to which a token attends, its own included. Configurations
             call it `sliding_window`. The caches then hold only the last `window` - 1 tokens. The
             network must have an input of positions, and its own masks must hide the tokens outside

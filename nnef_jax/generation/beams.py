@@ -18,7 +18,7 @@ from nnef_jax.execution.routine import Step
 from nnef_jax.generation.token_sampling import last_logits
 
 _Arrays = Mapping[str, Array]  # by label
-# A function of the state and a token of each row (rows,). It returns logits (rows, words) and the
+# A function of the state and of one token per row (rows,). It returns logits (rows, words) and the
 # next state.
 _Read = Callable[[State, Array], tuple[Array, State]]
 
@@ -30,7 +30,7 @@ class Hypotheses(NamedTuple):
         tokens: the continuations, int32 (batch, steps).
         scores: log-probability / length ** length_penalty (batch,); -inf if no continuation of the
             prompt has ended.
-        lengths: the number of tokens, the stop token included, int32 (batch,).
+        lengths: the number of tokens of each continuation, the stop token included, int32 (batch,).
     """
 
     tokens: Array
@@ -39,7 +39,7 @@ class Hypotheses(NamedTuple):
 
 
 class _Beams(NamedTuple):
-    """The continuations that go on: `beams` of each prompt.
+    """The continuations that are extended further: `beams` continuations of each prompt.
 
     Attributes:
         logits: logits of the next token (batch * beams, words).
@@ -59,7 +59,7 @@ class _Beams(NamedTuple):
 class Ranking(NamedTuple):
     """The arguments that decide which continuations end, and which one is the best."""
 
-    stop: Array | NDArray[np.int32]  # stop tokens, (count,); -1 is none
+    stop: Array | NDArray[np.int32]  # stop tokens, (count,); -1 stands for no token
     length_penalty: Array | np.float32  # the exponent of the length
 
 
@@ -69,11 +69,11 @@ class BeamSearch:
 
     Each iteration extends all continuations by all words. The `beams` most probable extensions
     without a stop token go on. At the end, the continuations with a stop token and those that
-    still go on are compared by log-probability / length ** length_penalty. The largest one wins
-    (Wu et al. 2016, section 7, without coverage).
+    still go on are compared by log-probability / length ** length_penalty. The largest quotient
+    wins (Wu et al. 2016, section 7, without coverage).
 
     Args:
-        size: the largest number of tokens of a continuation. A program is compiled for it.
+        size: the largest number of tokens of a continuation. A program is compiled for each size.
         beams: the number of continuations of each prompt.
     """
 
@@ -94,7 +94,7 @@ class BeamSearch:
             state: the state after the prompts.
             ranking: which continuations end, and which one is the best.
             count: the largest number of tokens, at most `size`.
-            context: the network's further inputs, with a row for each beam.
+            context: the network's inputs other than tokens, with a row for each beam.
         """
         batch = logits.shape[0]
 
@@ -129,7 +129,7 @@ class BeamSearch:
         return states, [jax.ShapeDtypeStruct((rows, 1), jnp.int32), *context]
 
     def tree(self, *_: object) -> Any:
-        """Return the structure of the result."""
+        """Return the pytree structure of the result of `run`."""
         return jax.tree.structure(Hypotheses(*range(3)))  # pyright: ignore[reportArgumentType]
 
 
@@ -172,10 +172,10 @@ def _extended(read: _Read, ranking: Ranking, i: Array, beams: _Beams) -> _Beams:
 def _better(
     ended: Hypotheses, tokens: Array, scores: Array, length: Array, length_penalty: Any
 ) -> Hypotheses:
-    """Return, for each prompt, `ended` or a new continuation that is better.
+    """Return the best ended continuation of each prompt, from `ended` and new continuations.
 
     Args:
-        ended: the best continuations up to now.
+        ended: the best ended continuations up to now.
         tokens: the tokens of the new continuations (batch, count, steps).
         scores: the log-probabilities of the new continuations (batch, count).
         length: the number of tokens of each new continuation.

@@ -1,9 +1,9 @@
 """Renders chat templates: texts of jinja2 that turn messages into the prompt of a language model.
 
 A template comes with a network, so it may be from a stranger. It is rendered in the sandbox of
-jinja2, which keeps it from Python's objects. The sandbox bounds neither time nor memory. Therefore
-a separate process renders the template (`template_process`), whose time, memory and result are
-limited.
+jinja2, where it cannot reach Python's objects. The sandbox bounds neither time nor memory.
+Therefore a separate process (`template_process`) renders the template. The time, the memory and the
+result of this process are limited.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from nnef_jax.errors import DataError, LimitError, NnefError, extra_missing
 from nnef_jax.generation import template_process
 
 MOST_TEMPLATE = 1 << 18  # bytes; templates with the rules of tools have 20 kB
-MOST_TEXT = 1 << 22  # bytes of the result, in addition to those of the messages
+MOST_TEXT = 1 << 22  # bytes of the result, in addition to the bytes of the messages
 _MEMORY = 1 << 29  # bytes
 _SECONDS = 5  # of processor time
 _WAIT = 60  # seconds after which the process is ended, whatever processor time it got
 _TOO_LONG = -getattr(signal, "SIGXCPU", signal.SIGTERM)  # the status after too much processor time
-_SHOWN = 800  # bytes of the process's message
+_SHOWN = 800  # an error shows this many bytes of the process's message
 
 
 def rendered(
@@ -50,7 +50,7 @@ def rendered(
     if size > MOST_TEMPLATE:
         raise LimitError(f"{shown}: a template of {size} bytes, at most {MOST_TEMPLATE} are read")
     variables = {"messages": messages, "add_generation_prompt": True, **tokens}
-    variables |= {"tools": None, "documents": None}  # templates test whether they are None
+    variables |= {"tools": None, "documents": None}  # templates test whether these are None
     request = json.dumps({"template": template, "variables": variables}).encode()
     most = MOST_TEXT + len(request)  # bytes of the prompt, which contains the messages
     with tempfile.TemporaryFile() as text, tempfile.TemporaryFile() as complaint:

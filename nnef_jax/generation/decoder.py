@@ -43,15 +43,15 @@ from nnef_jax.generation.token_sampling import (
 from nnef_jax.model import Model
 from nnef_jax.options import require, shown
 
-# Numbers of tokens by which prompts are read: prompts of any length need three programs.
+# The numbers of tokens that are read at once. Three programs read prompts of any length.
 CHUNKS = (256, 16, 1)
-_LONGEST_IN_LOOP = CHUNKS[1] - 1  # tokens of a prompt that the compiled loop reads
+_LONGEST_IN_LOOP = CHUNKS[1] - 1  # the compiled loop reads up to this many tokens of a prompt
 _BLOCK = 64  # the most tokens that one run of the compiled loop generates
 _Context = Mapping[str, ArrayLike]  # maps names to the inputs that all tokens share
 
 
 class Generated(NamedTuple):
-    """The tokens that a decoder has generated, and their numbers.
+    """The tokens that a decoder has generated, and the number of tokens of each row.
 
     Attributes:
         tokens: the tokens, int32 (batch, steps). A row that has stopped repeats its stop token.
@@ -147,7 +147,7 @@ class Decoder:
             params: arrays by label, or None for the model's parameters.
             state: the state before the token.
             tokens: token numbers (batch,).
-            context: maps names to the network's further inputs.
+            context: maps names to the network's inputs other than tokens.
 
         If the cache of a row is full, the step overwrites the last tokens of the row. `generate`
         does not let this happen.
@@ -184,7 +184,7 @@ class Decoder:
             tokens: token numbers (batch, tokens).
             lengths: the number of tokens in each prompt (batch,); by default all tokens of a
                 row belong to its prompt. The numbers must be known when the function is traced.
-            context: maps names to the network's further inputs.
+            context: maps names to the network's inputs other than tokens.
 
         Raises InputError for an empty prompt, or a prompt that is longer than the caches.
         """
@@ -202,7 +202,8 @@ class Decoder:
         """
         state: Any = self.init_state(len(sizes))
         logits: Any = None
-        # A cache of a window cannot read a token again: the first reading has dropped old tokens.
+        # With a window, no token can be read twice: the first reading drops old tokens from the
+        # caches.
         chunks_of = in_turn if self.window else overlapping
         donates = execution_of(self.model).definition.options.donate_state
         for chunk, is_read, starts in chunks_of(sizes, self._chunks()):
@@ -226,7 +227,7 @@ class Decoder:
         return [x for x in CHUNKS if x < self.places]
 
     def _lengths(self, lengths: ArrayLike | None, rows: int, width: int) -> NDArray[np.int32]:
-        """Return the lengths of `rows` prompts, which are `width` if `lengths` is None.
+        """Return the lengths of `rows` prompts. If `lengths` is None, each length is `width`.
 
         Raises InputError unless each length is a number from 1 to `width`, and at most the number
         of places of the caches. If the network reads a fixed number of tokens at a time, a length
@@ -298,7 +299,7 @@ class Decoder:
             key: a key of `jax.random`, or the seed of a key.
             stop: one token or several; a row ends after one of these tokens.
             params: arrays by label; by default the model's parameters.
-            context: maps names to the network's further inputs.
+            context: maps names to the network's inputs other than tokens.
 
         Raises InputError if the prompts and `steps` tokens do not fit into the caches.
 
@@ -356,7 +357,7 @@ class Decoder:
                 row belong to its prompt.
             stop: one token or several; a continuation ends after one of them.
             length_penalty: log-probabilities are divided by length ** `length_penalty`.
-            context: maps names to the network's further inputs.
+            context: maps names to the network's inputs other than tokens.
 
         Raises InputError if the prompts and `steps` tokens do not fit into the caches.
         """
@@ -367,7 +368,7 @@ class Decoder:
         request = self._request(
             tokens, steps, lengths, sample=GREEDY, key=0, stop=stop, params=None, context=context
         )
-        # Each size is compiled, so a size is `steps` rounded up to a power of two.
+        # Each size is compiled, so `steps` is rounded up to a power of two, and to at least 64.
         size = max(_BLOCK, 1 << (steps - 1).bit_length())
         ranking = Ranking(stop_array(request.stop), np.float32(length_penalty))
         repeated = {name: np.repeat(x, beams, axis=0) for name, x in context.items()}
@@ -442,7 +443,7 @@ class Decoder:
             prompts = prompts._replace(lengths=jnp.zeros_like(prompts.lengths))
 
     def _bound_context(self, context: _Context, rows: int) -> list[Any]:
-        """Return the network's inputs after the tokens, for `rows` rows.
+        """Return the network's inputs other than tokens, in order, for `rows` rows.
 
         Raises InputError if an input is missing or does not fit its declaration.
         """
@@ -454,7 +455,8 @@ class Decoder:
     def _start(self, request: _Request) -> tuple[LoopState, Prompts]:
         """Return the loop's state before its first token, and the prompts that the loop reads.
 
-        The beginning of each prompt is read here, by chunks. The loop reads the tokens after it.
+        The beginning of each prompt is read here, by chunks. The loop reads the
+        rest of the prompt.
         """
         lengths = request.lengths
         rows = len(lengths)

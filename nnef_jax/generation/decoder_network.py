@@ -1,4 +1,4 @@
-"""Makes a network of a language model: its step, with caches of a fixed size as states."""
+"""Makes a network for one step of a language model, with caches of a fixed size as states."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class DecoderStep:
 
     @cached_property
     def _functions(self) -> Once:
-        """Return the traced functions by number of tokens, and shapes."""
+        """Return the cache of traced functions. A key is a number of tokens, with shapes."""
         return Once()
 
     @cached_property
@@ -239,7 +239,7 @@ class DecoderStep:
         return PaddedFunction(grow, params, cache_types, tokens, one_row, length)
 
     def _most_before(self, count: int) -> int:
-        """Return the most positions of a cache that are in use before `count` tokens are read."""
+        """Return the largest number of positions in use before `count` tokens are read."""
         return self.cache_places if self.window else self.places - count
 
     @property
@@ -260,7 +260,7 @@ class DecoderStep:
             params: arrays by label.
             caches: arrays without padding.
             tokens: the tokens (1, tokens).
-            context: the network's further inputs.
+            context: the network's inputs other than tokens.
             length: the number of earlier tokens, which is the position of the first of `tokens`.
             mask: the positions that are attended to, bool (1, positions).
         """

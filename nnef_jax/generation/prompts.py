@@ -105,7 +105,7 @@ def tokens_at(tokens: ArrayLike, positions: NDArray[np.int64]) -> Any:
 def where_read(is_read: NDArray[np.bool_], after: Any, before: Any) -> Any:
     """Return the rows of `after` where `is_read` is true, and the rows of `before` elsewhere.
 
-    `after` and `before` are pytrees of arrays, whose first axis is that of rows.
+    `after` and `before` are pytrees of arrays, whose first axis counts the rows.
     """
     if is_read.all():
         return after

@@ -25,7 +25,7 @@ _SIDES = re.compile(
 
 @dataclass(frozen=True)
 class Cache:
-    """The names of a cache: a tensor of keys or values. A step adds those of the step's tokens.
+    """The names of a cache, a tensor of keys or values. A step adds those of its tokens.
 
     Args:
         before: the name of the input, or of the state, that holds the tensor before a step.
@@ -190,7 +190,7 @@ def _first(names: Sequence[str], among: Sequence[str]) -> str:
 
 
 def _pairs(inputs: Mapping[str, Value], outputs: Mapping[str, Value]) -> dict[str, str]:
-    """Return a dict of the caches. It maps the name of a cache's input to that of its output.
+    """Return a dict of the caches. It maps the name of a cache's input to the name of the output.
 
     The two names are equal except for words such as "past" and "present".
     """

@@ -32,7 +32,7 @@ class TokenChoice(NamedTuple):
     """The arguments that decide how tokens are chosen, and when a row stops."""
 
     numbers: SamplingNumbers
-    stop: Array | NDArray[np.int32]  # tokens after which a row stops, (count,); -1 is none
+    stop: Array | NDArray[np.int32]  # a row stops after these, (count,); -1 is no token
 
 
 class Prompts(NamedTuple):
@@ -54,7 +54,7 @@ class TokenLoop:
 
     Args:
         size: the most tokens that a run generates.
-        top_k: the number of tokens of largest logits from which one is drawn; 0 for all tokens.
+        top_k: a token is drawn from the `top_k` tokens with the largest logits; 0 for all tokens.
         rolls: whether a full cache drops its first position when a token is added.
     """
 
@@ -62,7 +62,8 @@ class TokenLoop:
     top_k: int = 0
     rolls: bool = False
     title: str = field(default="generate", init=False)
-    # The loop's state, whose caches would otherwise be copied in each run.
+    # A run takes over the memory of argument 0, the loop's state. Otherwise a run would copy the
+    # caches.
     donates: tuple[int, ...] = field(default=(0,), init=False)
 
     def run(
@@ -78,7 +79,7 @@ class TokenLoop:
             choice: how tokens are chosen, and when a row stops.
             count: the number of tokens to generate, at most `size`. The items of the result after
                 `count` repeat the last token.
-            context: the network's further inputs.
+            context: the network's inputs other than tokens.
         """
         rows = start.last.shape[0]
         # Iteration `i` reads column `i` of the prompts. From iteration `width` on, tokens are
@@ -156,5 +157,5 @@ class TokenLoop:
         return start.state, [tokens, *context]
 
     def tree(self, start: LoopState, *_: object) -> Any:
-        """Return the structure of the result."""
+        """Return the pytree structure of the result of `run`."""
         return jax.tree.structure((0, start))

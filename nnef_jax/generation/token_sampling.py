@@ -140,7 +140,7 @@ def last_logits(logits: Array) -> Array:
 
 
 def stop_tokens(stop: int | Sequence[int]) -> tuple[int, ...]:
-    """Return stop tokens in order, without numbers that are no tokens.
+    """Return the stop tokens in ascending order, without negative and too large numbers.
 
     Raises InputError for anything but integers.
     """

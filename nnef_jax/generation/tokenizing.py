@@ -11,7 +11,7 @@ from typing import Any
 from nnef_jax.errors import DataError, InputError, extra_missing
 from nnef_jax.generation.companion_files import read_bytes
 
-_MOST = 256 << 20  # bytes; the tokenizer of Gemma has 33 MB
+_MOST = 256 << 20  # the most bytes of a tokenizer's file; the file for Gemma has 33 MB
 _LONGEST_CHARACTER = 4  # bytes in UTF-8
 _INCOMPLETE = "\ufffd"  # a decoder returns it for the bytes of an incomplete character
 
@@ -87,7 +87,7 @@ class TextPieces:
         self._pending: list[int] = []  # tokens whose text has not been returned
 
     def add(self, token: int) -> str:
-        """Return the text that the token completes, or "" if its character is incomplete."""
+        """Add a token. Return the text that it completes, or "" in the middle of a character."""
         self._pending.append(token)
         piece = self._text_of(self._pending)
         if not piece.endswith(_INCOMPLETE):
@@ -108,7 +108,7 @@ class TextPieces:
         return piece
 
     def _text_of(self, tokens: Sequence[int]) -> str:
-        """Return the text that tokens add to that of the previous piece."""
+        """Return the text that tokens add to the text of the previous piece."""
         before = self._tokenizer.decode(self._before)
         return self._tokenizer.decode([*self._before, *tokens])[len(before) :]
 

@@ -41,7 +41,7 @@ def require_window(step: DecoderStep, params: Mapping[str, Array] | None) -> Non
     # have `window` positions, so the oldest one must have no effect.
     random = np.random.default_rng(0)
     caches: list[Array] = []
-    changed: list[Array] = []  # the same caches with another oldest position
+    changed: list[Array] = []  # the same caches with other values at the oldest position
     for cache, type in zip(roles.caches, step.cache_types, strict=True):
         shape = list(type.shape)
         shape[0], shape[cache.axis] = 1, window

@@ -119,7 +119,7 @@ def statistics_of(array: ArrayLike) -> dict[str, Any]:
     """Compute statistics of an array, and return them as a dict.
 
     "count" is the array's size. If the array is large, only a sample is examined, and "sampled" is
-    the size of the sample. All further figures are statistics of the sample.
+    the size of the sample. All other figures are statistics of the sample.
 
     "zeros" and "nonfinite" are numbers of items. "min", "max", "mean", "std" and "histogram" are
     statistics of the finite items. The histogram has the number of items in each of 32 equal bins

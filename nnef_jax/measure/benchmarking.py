@@ -28,7 +28,7 @@ _OURS = "nnef_jax"
 # Before each turn of an engine the process rests for 0.02 s. In this time the threads of the
 # previous engine stop waiting actively.
 _REST = 0.02
-# A turn begins with 0.05 s of calls that are not timed, in which caches and clock rates settle.
+# A turn begins with 0.05 s of untimed calls. In this time caches and clock rates settle.
 _WARM = 0.05
 _FEWEST_TIMED_CALLS = 3  # A turn has at least this many timed calls.
 # If other processes use more than 0.2 cores, the title of the table says so.
@@ -197,7 +197,7 @@ def benchmark(
         subject = subject_of(model, batch_inputs, named, entry, seed)
         first_seconds, results = _timed_call(subject.run)
         devices.add(devices_of(results))
-        # In a step the first array may be a state, and in a scan its first axis is time.
+        # In a step the first array may be a state. In a scan the array's first axis is time.
         batch = _batch_of(subject) if entry == "apply" else None
         cases.append(_Case(Timing(_OURS, batch, first=first_seconds), subject.run))
         for name, prepare in engines.items():

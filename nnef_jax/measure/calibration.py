@@ -226,7 +226,7 @@ def _ranges_of_runs(
             ranges[name] = np.minimum(earlier_low, low), np.maximum(earlier_high, high)
     if not ranges:
         raise InputError("calibration needs at least one sample")
-    # A jitted function returns a dict in the order of its sorted keys. The result has the order of
+    # A jitted function sorts the keys of the dict that it returns. The result has the order of
     # `names`.
     return {name: ranges[name] for name in names}
 

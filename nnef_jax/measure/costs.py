@@ -234,7 +234,7 @@ def _cost_on_platform(
         argument_bytes=getattr(memory, "argument_size_in_bytes", None),
         output_bytes=getattr(memory, "output_size_in_bytes", None),
         temporary_bytes=getattr(memory, "temp_size_in_bytes", None),
-        # If XLA does not report the size of the code, jax returns 0, for which None is taken.
+        # If XLA does not report the size of the code, jax returns 0. The figure is then None.
         code_bytes=getattr(memory, "generated_code_size_in_bytes", None) or None,
         loops=figures.loops,
     )

@@ -35,7 +35,7 @@ class DeviceRow:
         operations: the names of the operations in the order of the document. If the operations of
             kernels are unknown, these kernels have a common row with the operations ().
         seconds: the time of these kernels in a call, in seconds.
-        kinds: the kinds of the operations, each kind once.
+        kinds: the kinds of the operations, such as "conv", each kind once.
         module: the innermost module that contains these operations, or "". Modules are inferred
             from names, as in `model.summary()`. Operations whose module is unknown are ignored.
     """
@@ -114,7 +114,7 @@ class DeviceCost(Result):
     def needed_bytes(self) -> int | None:
         """Return the bytes that a call needs on a device.
 
-        They are the sum of `argument_bytes`, `output_bytes` and `temporary_bytes`. The result is
+        The number is the sum of `argument_bytes`, `output_bytes` and `temporary_bytes`. It is
         None if the compiler refuses the program.
         """
         if self.argument_bytes is None or self.output_bytes is None:
@@ -402,7 +402,7 @@ def estimated_seconds(analysis: Mapping[str, float], parsed: HloText) -> float |
     # 1 ms, `seconds` is -1.999 s. Rounding 1.999 up gives 2, the number of unknown times.
     unknown_count = math.ceil(-seconds) if seconds < 0 else 0
     known_seconds = seconds + unknown_count
-    # XLA counts one iteration of each loop. Times this factor, the result is for all iterations.
+    # XLA counts one iteration of each loop. The factor makes the result count all iterations.
     return known_seconds * parsed.trips_factor
 
 
@@ -463,7 +463,7 @@ def _names(row: DeviceRow) -> str:
 
 
 def _place(row: DeviceRow) -> str:
-    """Return the kinds of a row's operations, and their module if it is known, as text."""
+    """Return the kinds and the module of a row's operations as text, or only the kinds."""
     kinds = ", ".join(row.kinds)
     return f"{kinds} in {row.module}" if row.module else kinds
 

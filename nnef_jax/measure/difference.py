@@ -34,7 +34,7 @@ class Change:
         change: "added", "removed", "changed" or "renamed".
         name: the name in `a`, or the name in `b` if the change is "added".
         renamed: the name in `b`, or None if this name equals `name`.
-        kind: the kind of an operation, or the type of an array.
+        kind: the kind of an operation, such as "conv", or the type of an array.
         details: descriptions of the change, such as "stride: [1,1] -> [2,2]".
         distance: for weights, the norm of the difference relative to the norm of the finite numbers
             of `a`. It is infinite if an item is NaN in only one of the networks.
@@ -262,7 +262,7 @@ def _states(a: Graph, b: Graph, pairs: Pairs) -> Iterator[Change]:
 def _weights(a: Mapping[str, Any], b: Mapping[str, Any], pairs: Pairs) -> Iterator[Change]:
     """Yield the differences of the arrays of two networks. `a` and `b` map labels to arrays.
 
-    Arrays of different types are not compared further.
+    If two arrays have different types, their items are not compared.
     """
     for label, stored_array in a.items():
         array_a = np.asarray(stored_array)

@@ -124,7 +124,7 @@ class HloText:
 
     @cached_property
     def instructions(self) -> list[Instruction]:
-        """Return the instructions that are not inside fusions, also those in loops and branches."""
+        """Return the instructions outside fusions, also the instructions in loops and branches."""
         return list(self._running(self._entry, runs=1))
 
     def _running(self, computation: str, runs: int) -> Iterator[Instruction]:
@@ -201,7 +201,7 @@ class HloText:
         The factor is a quotient of two numbers of cycles: the cycles of a call, and the cycles of a
         call in which the body of each loop runs once.
         """
-        # An instruction may be listed several times. In this dict it is only once.
+        # An instruction may be listed several times. In this dict it occurs once.
         cycles_of_one_run = {x.name: x.cycles for x in self.instructions}
         cycles_without_loops = sum(cycles_of_one_run.values())
         if cycles_without_loops == 0:
@@ -245,7 +245,7 @@ class HloText:
         Instructions with the same channel count as one collective, because the compiler may write a
         collective as several instructions.
         """
-        # A key consists of the kind and the channel. The value is the first instruction with them.
+        # Maps a kind and a channel to the first instruction with this kind and channel.
         instructions: dict[tuple[str, str], Instruction] = {}
         for instruction in self.instructions:
             # An asynchronous "all-gather" is a pair of "all-gather-start" and "all-gather-done".

@@ -30,8 +30,8 @@ class HloProgram:
 
     Attributes:
         module: the name of the program.
-        operations: a dict from names of instructions. A value has the names of the operations that
-            the instruction computes.
+        operations: maps the name of an instruction to the names of the operations that the
+            instruction computes.
         control: names of the instructions that contain other instructions: loops, calls and
             conditionals.
         loops: the number of loops.
@@ -87,7 +87,7 @@ def program_of(text: str, names: Collection[str]) -> HloProgram:
 
 
 def _names_by_spelling(names: Collection[str]) -> dict[str, str]:
-    """Return the names of operations by their spellings in a compiled module.
+    """Return a dict from spellings in a compiled module to names of operations.
 
     jax may leave out the empty parts of a name: the name "/conv1//Conv" has also the spelling
     "conv1/Conv". But if there is an operation with the name "conv1/Conv", this spelling belongs
@@ -112,9 +112,9 @@ def _unescaped(text: str) -> str:
 def _operation(path: str, names_by_spelling: Mapping[str, str], most_slashes: int) -> str | None:
     """Return the outermost operation in a path such as "jit(net)/conv1/transpose": "conv1".
 
-    The last part of the path is the primitive, and is ignored. Inner parts may be further
-    operations, such as the operations in the body of a loop. `names_by_spelling` has the names of
-    operations by their spellings in paths. A spelling contains at most `most_slashes` slashes.
+    The last part of the path is the primitive, and is ignored. Inner parts may also be
+    operations, such as the operations in the body of a loop. `names_by_spelling` maps spellings in
+    paths to names of operations. A spelling contains at most `most_slashes` slashes.
     """
     parts = path.split("/")[:-1]
     for start in range(len(parts)):
@@ -209,7 +209,7 @@ def times(runs: Iterable[Run], call: Run, control: Collection[str]) -> dict[str,
         sharing = [run for run in active if run.name not in control]
         if not sharing:
             # All active runs are loops, branches or calls. The run that began last is the innermost
-            # run, and gets the time. If no run is active, the list is empty.
+            # run, and gets the time. If no run is active, `sharing` is empty.
             sharing = active[-1:]
         for run in sharing:
             share_in_ns = (edge.time - last_time) / len(sharing)

@@ -49,7 +49,7 @@ class Row:
 
     Attributes:
         operations: names of operations, in the order of the document.
-        kinds: the kind of each operation.
+        kinds: the kind of each operation, such as "conv".
         seconds: the time of the kernels in a call, in seconds.
         nbytes: bytes of the results of the operations.
         kernels: the names of the kernels, which are instructions of the compiled program.
@@ -239,8 +239,8 @@ def profile(
 def _record(call: Callable[[], Any], calls: int, folder: str) -> None:
     """Run a function under jax's profiler, which writes its recording to a folder.
 
-    `calls` is the number of annotated calls. They follow a few calls without an annotation, which
-    the profile ignores.
+    `calls` is the number of annotated calls. Before them the function runs a few times without an
+    annotation. The profile ignores these runs.
     """
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # A trace of Python's functions would slow the calls down.

@@ -246,8 +246,8 @@ def _operation_summaries(
     """
     graph = network.graph
     names = ModuleNames(graph)
-    # The numbers of items of parameters that the loop below has not met yet. An open extent is
-    # taken as 1. Unused parameters are left out.
+    # Maps each parameter that the loop below has not met yet to a number of items. An open extent
+    # is taken as 1. Unused parameters are left out.
     unread_sizes: dict[Value, int] = {}
     for parameter in graph.parameters:
         if parameter.label not in network.unused:

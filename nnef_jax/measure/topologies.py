@@ -1,7 +1,7 @@
 """Describes devices that need not be attached, such as "v5e:4x4" or "h100:8", by published figures.
 
-The figures of TPUs are from Google's pages on each version (cloud.google.com/tpu/docs). Only the
-memory of TPUs is not: it is the memory that libtpu 0.0.42 lets a program use. The figures of GPUs
+The figures of TPUs are from Google's pages on each version (cloud.google.com/tpu/docs). The memory
+of TPUs is an exception: it is the memory that libtpu 0.0.42 lets a program use. The figures of GPUs
 are from NVIDIA's data sheets, and from XLA's target configurations (openxla/xla,
 xla/backends/gpu/target_config/specs).
 """
@@ -177,7 +177,7 @@ class Topology:
         if self.chip.platform == "tpu":
             kind = self.name.partition(":")[0]
             # Along each of the first two axes a host has 2 chips. If the topology has only 1 chip
-            # along an axis, a host has 1 chip too.
+            # along an axis, a host has 1 chip along this axis too.
             chips_per_host = [min(extent, 2) for extent in self.shape[:2]]
             return {
                 "platform": "tpu",

@@ -1,4 +1,4 @@
-"""Statistics of the weights of a network: ranges, moments, zeros, bits, distribution."""
+"""Computes statistics of a network's weights: ranges, moments, zeros, bits, distribution."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Weight:
 class WeightStatistics(Result):
     """Statistics of arrays by label, in the order of the document.
 
-    `to_dict` also returns the statistics by label.
+    In the result of `to_dict`, "weights" maps labels to statistics.
     """
 
     weights: Mapping[str, Weight]

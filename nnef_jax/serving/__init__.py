@@ -27,7 +27,7 @@ __all__ = ["Servable", "ServingLimits", "app"]
 
 
 def require_packages(*names: str) -> None:
-    """Raise UnsupportedError if one of the packages is missing, with the extra to install."""
+    """Raise UnsupportedError if a package is missing. The error names the extra to install."""
     missing = [name for name in names if not find_spec(name)]
     if missing:
         raise extra_missing(f"serving needs {' and '.join(missing)}", "serve")
@@ -45,10 +45,10 @@ def app(
     Requests are computed in batches of the sizes `sizes`, as by `Model.batcher`. If the items of a
     batch depend on one another in a model, the requests for this model are computed one at a time.
     A model with a state computes one cycle for each request, for the sequence that the request
-    names. All models are compiled when the application starts. It is ready after that.
+    names. All models are compiled when the application starts. The application is ready after that.
 
     Args:
-        models: models by name. A `Batcher`, or any `Servable`, may take the place of a model.
+        models: maps names to models. A `Batcher`, or any `Servable`, may take the place of a model.
         sizes: batch sizes.
         limits: bounds on the requests of clients.
         progress: a function of two numbers: how many models are ready, and how many models there

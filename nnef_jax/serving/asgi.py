@@ -171,7 +171,7 @@ class Application:
         return self.services[name]
 
     async def _infer(self, request: Request) -> Response:
-        """Answer an inference request. Record its time and status, also if it fails."""
+        """Answer an inference request. Record the time and the status, also after an error."""
         service = self._service(request)
         progress = RequestProgress()
         body = bytearray()

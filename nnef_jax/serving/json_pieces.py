@@ -1,7 +1,7 @@
 """Reads and writes long JSON in pieces, so that other threads can run in between.
 
-Python's json module holds the interpreter's lock while it processes a whole text, which takes half
-a second for 16 MB.
+Python's json module holds the interpreter's lock while it processes a whole text. A text of 16 MB
+takes half a second.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Items = list[Any]  # The items are JSON values or `Pieces`.
 class Pieces:
     """A long JSON array, as consecutive lists of its items.
 
-    Lists of numbers among the items may be flattened. An array that contains `Pieces` is itself
-    `Pieces`, and never a list.
+    Lists of numbers among the items may be flattened: [1, 2], [3, 4] to 1, 2, 3, 4. An array that
+    contains `Pieces` is itself `Pieces`, and never a list.
     """
 
     lists: list[Items]
@@ -182,8 +182,8 @@ class _Reader:
     def _numbers(self) -> Items | None:
         """Return the next complete items of an array: numbers, and lists of numbers.
 
-        The items end before the next string or object. Return None if there is no complete item
-        before it, or in the next `_PIECE_CHARACTERS` characters.
+        Only the next `_PIECE_CHARACTERS` characters are read, and only up to the next string or
+        object. Return None if these characters contain no complete item.
         """
         stop = self.at + _PIECE_CHARACTERS
         for mark in ('"', "{"):
@@ -199,7 +199,7 @@ class _Reader:
         if not items:
             raise self._error("a value")
         is_end_of_array = region[end] == "]"
-        if is_end_of_array:  # the array may have a single part, whose nested lists must stay
+        if is_end_of_array:  # if this is the only part, its nested lists must stay
             return items
         # Flat numbers take less memory than lists. If the lists differ in length, they stay lists.
         with suppress(ValueError):

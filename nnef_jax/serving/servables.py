@@ -149,7 +149,7 @@ class SingleCalls(Servable):
 
 
 class SequenceStep(NamedTuple):
-    """A request of a sequence: the sequence's id, and whether the request starts or ends it."""
+    """A request of a sequence: the sequence's id, and whether the sequence starts or ends."""
 
     id: int | str
     starts: bool
@@ -178,7 +178,7 @@ class SequenceStep(NamedTuple):
 
 
 class Sequences(SingleCalls):
-    """A network with a state, which keeps a separate state for each sequence of requests.
+    """A network with a state. A separate state is kept for each sequence of requests.
 
     States stay on the device. A state is dropped after `idle` seconds without use, and also if a
     cycle fails. A single thread makes all calls.
@@ -189,8 +189,8 @@ class Sequences(SingleCalls):
         self._most = most
         self._idle = idle
         self._shape_limit = shape_limit
-        # The key is the id of a sequence. The value is the time of its last use, in seconds by the
-        # monotonic clock, and its state. The sequence that was used longest ago comes first.
+        # Maps the id of a sequence to a pair: the time of the sequence's last use, in seconds by
+        # the monotonic clock, and the state. The sequence used longest ago comes first.
         self._states: dict[int | str, tuple[float, Any]] = {}
 
     def __len__(self) -> int:
@@ -232,6 +232,6 @@ class Sequences(SingleCalls):
         earliest_use = time.monotonic() - self._idle
         for id, (last_use, _) in list(self._states.items()):
             if last_use > earliest_use:
-                # The states are sorted by their last use, so all later ones are in use too.
+                # The states are sorted by their last use: all later states were used recently too.
                 break
             del self._states[id]

@@ -59,8 +59,8 @@ class Server(uvicorn.Server):
         self._app = app
         self._idle = idle
         self._listening = listening
-        # The key is a connection. The value is its last request, and the time in seconds, by the
-        # monotonic clock, since which the connection has been idle.
+        # Maps a connection to a pair: the connection's last request, and the time at which the
+        # connection became idle, in seconds by the monotonic clock.
         self._seen: dict[Any, tuple[Any, float]] = {}
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -179,7 +179,7 @@ class Archive:
         return data
 
     def subfolder(self, folder: str) -> Archive:
-        """Return a subfolder as an archive, which is readable until this archive is closed."""
+        """Return a subfolder as a new archive, readable until this archive is closed."""
         path = f"{self._folder}{folder}/"
         return Archive(self._open, self.location(folder), self._meter, folder=path)
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 # This many items are unpacked at a time. The number is a multiple of 8, so that each block starts
 # at a byte.
 _BLOCK_ITEMS = 1 << 16
-# Unpacking takes 1 to 3 ns for each bit of an item, and for each item the time of 2 further bits.
+# Unpacking an item of n bits takes the time of n + 2 bits, at 1 to 3 ns for each bit.
 # The work for 200 bits counts as one step of the meter.
 BITS_PER_STEP = 200
 BITS_FOR_ITEM = 2

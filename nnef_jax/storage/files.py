@@ -146,7 +146,7 @@ def contents_of(
     Raises `error` for a path that is not a regular file, or cannot be read.
     """
     if not isinstance(source, str | os.PathLike):
-        # A file object may have a name, which may also be the number of a descriptor.
+        # A file object may have no name, or the number of a descriptor as its name.
         file_name = getattr(source, "name", None)
         source_name = file_name if isinstance(file_name, str) else name
         return source_name, bytes_of(source, meter, source_name)

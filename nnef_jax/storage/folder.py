@@ -1,4 +1,4 @@
-"""Offers a folder as a container, whose files are mapped or read.
+"""Offers a folder as a container, and maps or reads the files in it.
 
 A path is opened part by part. Each part is opened relative to the descriptor of the folder before
 it, and the kernel follows no link. If a folder is replaced by a link during a load, nothing outside
@@ -55,7 +55,7 @@ class Folder:
         self._real = os.path.realpath(path)
         self._named = os.path.basename(named)
         self._blobs = _blobs_of(self._real, named)
-        # A dict from the name of each file that was read to the file's status at that time.
+        # Maps the name of a file to the status that the file had when it was read.
         self._read: dict[str, os.stat_result] = {}
         # `_root` is the descriptor of this folder. `_store` is the descriptor of the blobs' folder.
         self._root = os.open(path or ".", _ROOT_FLAGS) if _OPENAT else None
@@ -202,7 +202,7 @@ class Folder:
             yield None, self._resolved(name, parts, follow=follow)
             return
         folders = _OpenFolders(self._root)
-        # `remaining` has the parts of the path that are not resolved yet, the next part at its end.
+        # `remaining` has the unresolved parts of the path in reverse order.
         remaining = list(reversed(parts))
         link_count = 0
         try:
@@ -270,7 +270,7 @@ class Folder:
         raise self._outside(name)
 
     def _resolved(self, name: str, parts: Sequence[str], *, follow: bool) -> str:
-        """Return the path of a member, in which links are resolved.
+        """Return the path of a member, with links resolved.
 
         This function is for systems on which a path cannot be opened relative to a folder's
         descriptor. `parts` are the parts of the member's name. If `follow` is false, a link in the

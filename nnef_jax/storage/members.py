@@ -1,4 +1,4 @@
-"""Lists the members of a packed archive, which are at its top level or in its only folder."""
+"""Lists the members at the top level of a packed archive, or in its only folder."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _at_top(members: dict[str, _Member], name: str, graphs: Sequence[str]) -> di
     paths_at_top = [path for path in members if "/" not in path]
     if any(is_graph(path, graphs) for path in paths_at_top):
         return members
-    # A dict from the name of each folder with a graph to the path of the graph.
+    # Maps the name of each folder with a graph to the path of the graph.
     graphs_in_folders: dict[str, str] = {}
     for path in members:
         folder, _, file_name = path.partition("/")

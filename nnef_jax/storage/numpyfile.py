@@ -2,7 +2,7 @@
 
 A .npy file consists of:
 
-    0   93 "NUMPY", major, minor     8   length of the header: 2 bytes, from major 2 on 4
+    0   93 "NUMPY", major, minor     8   length of the header: 2 bytes if major is 1, else 4
     +0  the header, {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), } in any order
     +n  the items
 
@@ -133,7 +133,7 @@ def _header(text: str, name: str) -> _Header:
 
 
 def read_npz(data: memoryview, name: str, meter: Meter) -> dict[str, Array]:
-    """Return the arrays in the bytes of a .npz file by name. The arrays are read-only.
+    """Return a dict from names to read-only arrays, from the bytes of a .npz file.
 
     Only members that end in .npy are read. Raises DataError for a broken archive or member, and
     LimitError for an archive that expands to more than the meter allows.

@@ -30,7 +30,7 @@ def status(path: str) -> os.stat_result | None:
     """Return the status of a path, or None if it does not exist.
 
     If the path is a link, the result is the status of the link itself. Raises FileExistsError if
-    there is neither a file or folder at the path, nor a link to one, but for example a device.
+    the path leads to a device, a socket or the like, and not to a file or folder.
     """
     # For a link, `os.stat` returns the status of its target. `os.lstat` returns the status of the
     # link itself.

@@ -1,4 +1,4 @@
-"""Protects the files that a command reads from being replaced by its output.
+"""Keeps the output of a command from replacing the files that the command reads.
 
 Files are compared by device and inode number, so that links and other spellings of a path do not
 matter.
@@ -17,7 +17,7 @@ _read_files: ContextVar[set[tuple[int, int]] | None] = ContextVar("read", defaul
 
 
 def protecting_inputs() -> AbstractContextManager[None]:
-    """Return a context in which the files that are read are protected from being replaced.
+    """Return a context in which no output may replace a file that was read.
 
     Within such a context, another context of this kind has no effect. A thread that is started in
     the block must run in a copy of the block's context. Otherwise the files that the thread reads
@@ -28,14 +28,14 @@ def protecting_inputs() -> AbstractContextManager[None]:
 
 
 def without_noting() -> AbstractContextManager[None]:
-    """Return a context in which files that are read are not protected, such as cache files."""
+    """Return a context in which reading a file, such as a cache file, does not protect it."""
     return holding(_read_files, None)
 
 
 def note(status: os.stat_result) -> None:
     """Protect a file from being replaced, since the command reads it.
 
-    `status` is the status of the file, which identifies it.
+    `status` is the status of the file. It identifies the file.
     """
     read_files = _read_files.get()
     if read_files is not None:

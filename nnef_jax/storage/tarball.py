@@ -330,7 +330,7 @@ def _path(header: bytes) -> str:
 
 
 def _text(field: bytes) -> str:
-    """Return the text in a field, which ends at the first NUL character."""
+    """Return the text in a field, up to the first NUL character."""
     text, _, _padding = field.partition(b"\0")
     return text.decode("utf-8", "backslashreplace")
 
@@ -342,7 +342,7 @@ def _records(data: bytes) -> dict[str, str]:
     """Return the records "path", "size" and "sparse" of an extended header.
 
     A record consists of its length in decimal digits, a space, a key, '=', a value and a newline:
-    "12 size=123\n" has 12 bytes. "sparse" stands for any record whose key begins with GNU.sparse.
+    "12 size=123\\n" has 12 bytes. "sparse" stands for any record whose key begins with GNU.sparse.
     """
     records: dict[str, str] = {}
     position = 0

@@ -1,4 +1,4 @@
-"""Makes temporary files and folders beside their targets, and removes those of killed writers.
+"""Makes temporary files and folders beside their targets, and cleans up after killed writers.
 
 A temporary file or folder is locked while its writer lives. The system frees the lock however the
 process ends. The next writer into the same folder removes all temporaries whose locks are free.

@@ -364,7 +364,7 @@ def _check_length(data: memoryview, header: _Header, items: int, size: int, name
 def _decode(data: memoryview, header: _Header, items: int, meter: Meter, name: str) -> NDArray[Any]:
     """Return the items of a tensor file as a flat array, without a copy if possible.
 
-    `data` has the bytes of the items, and `items` is their number.
+    `data` has the bytes of the items, and `items` is the number of items.
     """
     dtype = header.dtype
     is_packed = header.bits != dtype.itemsize * 8

@@ -1,8 +1,8 @@
 """Offers a zip archive as a container.
 
 Stored members are views of the archive, and compressed members are inflated. The standard library
-reads the central directory, which has names, sizes and offsets. It is not used to read the data,
-because it would copy stored members, and has no limits.
+reads the central directory, which has names, sizes and offsets. But the standard library does not
+read the data: it would copy stored members, and has no limits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _BYTES_PER_STEP = 512
 _PADDING = 48
 # The entry of a member in the central directory has at least this many bytes.
 _LEAST_ENTRY_BYTES = 46
-_ENCRYPTED_FLAG = 1  # This bit in the flags of a member says that it is encrypted.
+_ENCRYPTED_FLAG = 1  # This bit in the flags of a member marks the member as encrypted.
 
 
 class ZipArchive(PackedArchive[zipfile.ZipInfo]):
@@ -161,7 +161,7 @@ def _check(content: memoryview, member: zipfile.ZipInfo, location: str) -> None:
 class _File(io.RawIOBase):
     """A file object over bytes. The standard library reads the central directory from it.
 
-    The meter counts the entries that the read bytes may contain.
+    The meter counts the entries that may be in the bytes that were read.
     """
 
     def __init__(self, data: memoryview, name: str, meter: Meter) -> None:
