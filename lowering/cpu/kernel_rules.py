@@ -28,8 +28,8 @@ from lowering.cpu.rows import may_be_in_rows
 from lowering.cpu.view_rules import RULES, bind, in_any_loop, moved, new_axes_in, ranks, view_of
 from lowering.extents import at_least
 from lowering.facts import renumbered
-from lowering.jaxpr_types import Equation
-from lowering.jaxprs import CONVOLUTION, PRODUCT
+from lowering.jaxpr_types import Atom, Equation
+from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive
 from lowering.kernels.precision import left_operand
 from lowering.passes.siblings import is_layer, kind_of
 from lowering.program import Program
@@ -131,17 +131,17 @@ def _layer(program: Program, equation: Equation, input: View, matrix: View) -> V
     axis = input.position(input_sum)
     x = full_array(input)
     width = matrix.shape[matrix_free]
-    is_copied = _is_copied(program, matrix)
+    is_copied = _is_copied(program, equation, matrix)
     columns_first = _puts_columns_first(program, equation, x, axis, matrix, is_copied=is_copied)
     order = matrix.order
     if is_copied:
         order = (matrix_free, matrix_sum) if columns_first else (matrix_sum, matrix_free)
     y = full_array(matrix, order)
-    keeps_layout = matrix.is_early and not is_copied
-    if is_copied and not columns_first and products.is_paired(x, axis, width):
-        array = products.row_by_column_parts(x, axis, y, kind)
-    elif keeps_layout and not columns_first and products.is_by_depth_parts(x, axis, width):
+    is_streamed = matrix.is_early and _is_shared(program, matrix)
+    if is_streamed and not columns_first and products.is_by_depth_parts(x, axis, width):
         array = products.row_by_depth_parts(x, axis, y, kind)
+    elif is_copied and not columns_first and products.is_paired(x, axis, width):
+        array = products.row_by_column_parts(x, axis, y, kind)
     else:
         matrix_axis = order.index(matrix_sum)
         array = products.product(
@@ -156,17 +156,34 @@ def _layer(program: Program, equation: Equation, input: View, matrix: View) -> V
     return plain(tensor(view)) if program.in_loop else view
 
 
-def _is_copied(program: Program, matrix: View) -> bool:
+def _is_shared(program: Program, matrix: View) -> bool:
+    """Tell whether a matrix is large, and programs for other shapes may read it too."""
+    is_large = math.prod(matrix.shape) >= products.COPIED
+    return is_large and program.is_open and not program.in_loop
+
+
+def _is_copied(program: Program, equation: Equation, matrix: View) -> bool:
     """Tell whether a layer may copy its matrix to another layout.
 
-    A matrix that varies from call to call keeps its layout. A large matrix also keeps its layout if
-    programs for other shapes read it, since each further layout is one more copy in memory. Only
-    products of 32 to 48 rows by 1024x1024 items would gain from the copy: they would take 0.67 to
-    0.87 of the time.
+    A matrix that varies from call to call keeps its layout. A parameter also keeps its layout if it
+    is large, and programs for other shapes read it, since each further layout is one more copy in
+    memory. Only products of 32 to 48 rows by 1024x1024 items would gain from the copy: they would
+    take 0.67 to 0.87 of the time. A matrix that is computed from parameters, such as the joined
+    matrices of several layers, is a copy in any layout.
     """
-    may_be_shared = program.is_open and not program.in_loop  # with programs for other shapes
-    is_large = math.prod(matrix.shape) >= products.COPIED
-    return matrix.is_early and not (may_be_shared and is_large)
+    return matrix.is_early and not (
+        _is_shared(program, matrix) and _is_parameter(program, equation.invars[1])
+    )
+
+
+def _is_parameter(program: Program, operand: Atom) -> bool:
+    """Tell whether an operand is an argument of the program, or such an argument transposed."""
+    while operand in program.makers:
+        maker = program.makers[operand]
+        if primitive(maker) not in ("reshape", "squeeze", "transpose"):
+            return False
+        operand = maker.invars[0]
+    return True
 
 
 def _puts_columns_first(
@@ -185,12 +202,15 @@ def _puts_columns_first(
     depth = x.shape[axis]
     width = matrix.shape[1 - matrix_sum]
     rows = x.size // max(depth, 1)
+    narrow = is_narrow(x, equation.params["preferred_element_type"])
+    if is_copied and _is_shared(program, matrix):
+        # All programs must choose the same layout, so the number of rows does not count.
+        return narrow or products.streams_columns(depth, width)
     if program.in_loop and rows > 1:
         (result,) = equation.outvars
         is_only_sliced = program.readers(result) == {"slice"}
         return is_only_sliced and is_transposed_faster(rows, depth, width)
     if is_copied:
-        narrow = is_narrow(x, equation.params["preferred_element_type"])
         return is_floating(x) and is_transposed_faster(rows, depth, width, narrow=narrow)
     has_few_rows = matrix.is_early or at_least(min(depth, width), rows)
     sums_last_axis = matrix.order[-1] == matrix_sum
