@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -406,3 +407,24 @@ def test_keys_of_two_kinds(tmp_path: Path) -> None:
     decoder = nnef_jax.decoder(model, 64)
     for key in (3, jax.random.key(3, impl="rbg")):
         assert decoder.generate([1, 2], 3, key=key, sample=Sampling(1.0)).tokens.shape == (1, 3)
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="jax removes barriers before it fuses")
+def test_a_loop_copies_no_cache(decoder: Decoder) -> None:
+    params = decoder.model.params
+    state = decoder.init_state()
+
+    def generate(state: Any, steps: Any) -> Any:
+        def step(_: Any, carry: Any) -> Any:
+            tokens, state = carry
+            logits, state = decoder.step(params, state, tokens)
+            return jnp.argmax(logits, -1), state
+
+        return jax.lax.fori_loop(0, steps, step, (jnp.zeros(1, int), state))
+
+    text = jax.jit(generate, donate_argnums=0).lower(state, 5).compile().as_text() or ""
+    caches = {x.shape for x in state.values() if x.ndim > 1}
+    copied = [",".join(map(str, shape)) for shape in caches]
+    loop = text.split("ENTRY")[0]
+    assert "dynamic-update-slice" in loop
+    assert not re.findall(rf"f32\[(?:{'|'.join(copied)})\]\S* copy\(", loop)
