@@ -23,8 +23,8 @@ WEIGHTS: dict[str, Any] = {
     "axis": np.array([0]), "one": np.array([1]), "flat": np.array([-1]), "zero": np.array(0),
     "pair": np.float32([[2, -3]]), "square": np.float32([[1, -1], [0.5, 2]]),
     "least": np.float32(0.2), "pairs": np.array([-1, 2]), "far": np.array([2**62]),
-    "last": np.array([-1]), "two_last": np.array([-2]), "step": np.array(1),
-    "less": np.float32([0.8]), "yes": np.array(True),
+    "last": np.array([-1]), "two_last": np.array([-2]), "three_last": np.array([-3]),
+    "step": np.array(1), "less": np.float32([0.8]), "yes": np.array(True),
     "padding": np.array([1, 0, 2, 0]), "scale": np.float32([1, 2]), "twice": np.array([2, 1]),
 }  # fmt: skip
 
@@ -105,12 +105,46 @@ def repeat(chain: Chain, count: str, state: str, body: Chain, after: str) -> str
     return chain.add("Loop", f"{count} yes {state}", body=graph)
 
 
-def append(chain: Chain, a: str, b: str) -> str:
-    """Append the items of a to b in a loop."""
+def appended(chain: Chain, a: str, b: str, after: Callable[[Chain, str], str]) -> str:
+    """Append the items of a to b in a loop.
+
+    `after` adds nodes to the body, and returns the next state. Its arguments are the body and the
+    state with an item of a.
+    """
     count = chain.add("Squeeze", f"{chain.add('Shape', a, start=0, end=1)} axis")
     body = Chain("body")
     item = body.add("Unsqueeze", f"{body.add('Gather', f'{a} i', axis=0)} axis")
-    return repeat(chain, count, b, body, body.add("Concat", f"state {item}", axis=0))
+    return repeat(chain, count, b, body, after(body, body.add("Concat", f"state {item}", axis=0)))
+
+
+def append(chain: Chain, a: str, b: str) -> str:
+    """Append the items of a to b in a loop."""
+    return appended(chain, a, b, lambda body, state: state)
+
+
+def append_last(chain: Chain, a: str, b: str) -> str:
+    """Append the items of a to b in a loop, and keep the last three items in each iteration."""
+    return appended(chain, a, b, lambda body, x: body.add("Slice", f"{x} three_last far axis"))
+
+
+def append_chosen(chain: Chain, a: str, b: str) -> str:
+    """Append the items of a to b in a loop, and drop items with small sums in each iteration."""
+    return appended(chain, a, b, lambda body, state: choose(body, state, ""))
+
+
+def append_large(chain: Chain, a: str, b: str) -> str:
+    """Append the items of a to b in a loop, if the sum of the state is large then."""
+
+    def next_state(body: Chain, state: str) -> str:
+        is_large = body.add("Greater", f"{body.add('ReduceSum', state, keepdims=0)} least")
+        branches: dict[str, Any] = {}
+        for name, tensor_name in (("then_branch", state), ("else_branch", "state")):
+            result = node("Identity", tensor_name, f"{name}_result")
+            output = tensor(f"{name}_result", None)
+            branches[name] = helper.make_graph([result], name, [], [output])
+        return body.add("If", is_large, **branches)
+
+    return appended(chain, a, b, next_state)
 
 
 def shrink(chain: Chain, a: str, b: str) -> str:
@@ -121,7 +155,8 @@ def shrink(chain: Chain, a: str, b: str) -> str:
 
 
 STEPS: Sequence[Callable[[Chain, str, str], str]] = (
-    attend, choose, number, expand, order, scatter, centre, transposed_pairs, append, shrink,
+    attend, choose, number, expand, order, scatter, centre, transposed_pairs, append, append_last,
+    append_chosen, append_large, shrink,
     lambda chain, a, b: chain.add("Concat", f"{a} {b}", axis=0),
     lambda chain, a, b: chain.add("Softmax", a, axis=0),
     lambda chain, a, b: chain.add("Slice", f"{a} one far axis"),
