@@ -1,6 +1,6 @@
 """Generates text by language models of any format.
 
-What makes a decoder of a model? `decoder`
+Which function turns a model into a decoder? `decoder`
 Which inputs and outputs have which role? `roles`
 How does a model with growing caches run on caches of fixed size? `decoder_network`
 How are prompts read and tokens generated? `decoder.Decoder`

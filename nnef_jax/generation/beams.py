@@ -1,4 +1,4 @@
-"""Beam search: generates the most probable continuation among several that are kept at a time."""
+"""Beam search: extends several continuations at a time, and returns the most probable one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nnef_jax.calls.arguments import State
 from nnef_jax.execution.routine import Step
 from nnef_jax.generation.token_sampling import last_logits
 
-_Arrays = Mapping[str, Array]  # by label
+_Arrays = Mapping[str, Array]  # maps labels to arrays
 # A function of the state and of one token per row (rows,). It returns logits (rows, words) and the
 # next state.
 _Read = Callable[[State, Array], tuple[Array, State]]
@@ -39,7 +39,7 @@ class Hypotheses(NamedTuple):
 
 
 class _Beams(NamedTuple):
-    """The continuations that are extended further: `beams` continuations of each prompt.
+    """The continuations that have not ended: `beams` continuations of each prompt.
 
     Attributes:
         logits: logits of the next token (batch * beams, words).
@@ -134,7 +134,7 @@ class BeamSearch:
 
 
 def _extended(read: _Read, ranking: Ranking, i: Array, beams: _Beams) -> _Beams:
-    """Extend each continuation by one token, the token number `i` after the prompt."""
+    """Extend each continuation by one token. `i` is the index of the token after the prompt."""
     batch, count, _ = beams.tokens.shape  # (batch, beams, steps)
     words = beams.logits.shape[-1]
     log_probabilities = jax.nn.log_softmax(beams.logits.astype(jnp.float32), axis=-1)

@@ -42,7 +42,7 @@ def rendered(
         shown: the name of the template's file, for errors.
 
     Raises UnsupportedError if jinja2 is not installed, DataError if the template is faulty or
-    refuses the messages, and LimitError if it takes too much time or memory.
+    refuses the messages, and LimitError if rendering takes too much time or memory.
     """
     if find_spec("jinja2") is None:
         raise extra_missing("chat templates need jinja2", "text")

@@ -26,8 +26,8 @@ _WITH_STOP = ("generation_config.json", "genai_config.json", "config.json")
 class CompanionFiles:
     """The files beside a language model.
 
-    A file is searched in three folders: the folder of the tokenizer, if `tokenizer` is not None;
-    the folder of the network; and the folder `tokenizer` beside the network's folder, where
+    A file is searched for in three folders: the folder of the tokenizer, if `tokenizer` is not
+    None; the folder of the network; and the folder `tokenizer` beside the network's folder, where
     torch_to_nnef writes the files.
 
     Args:
@@ -138,7 +138,7 @@ class CompanionFiles:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Return the bytes of a file. Raises LimitError if there are more than `most`."""
+    """Return the bytes of a file. Raises LimitError if there are more than `most` bytes."""
     with files.open_regular(str(path), DataError) as file:
         data = file.read(most + 1)
     if len(data) > most:

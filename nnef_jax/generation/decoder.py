@@ -83,9 +83,9 @@ class Decoder:
     your own. `generate` and `stream` run compiled loops over `step`.
 
     Attributes:
-        model: the network of a step. Its states are the caches, and the number of tokens in the
-            caches. It is a `Model` as any other: it can be sharded, and `nnef_jax.cost` estimates
-            it.
+        model: the network of a step. The states of the network are the caches, and the number of
+            tokens in the caches. `model` is a `Model` as any other: it can be sharded, and
+            `nnef_jax.cost` estimates the cost of a step.
         roles: the roles of the network's inputs and outputs.
         places: the largest number of tokens that a text can have.
         window: the number of positions to which a token attends, itself included. The caches hold
@@ -253,9 +253,9 @@ class Decoder:
     ) -> Array:
         """Return the log-probability of each token, except the first, given the tokens before it.
 
-        `tokens` has the shape (batch, tokens), and the result has the shape (batch, tokens -
-        1). The function is differentiable by `params`: the negative mean of its result is the
-        loss of training.
+        `tokens` has the shape (batch, tokens). The result has the shape (batch, tokens - 1). The
+        function is differentiable by `params`: the negative mean of the result is the loss of
+        training.
         """
         array = jnp.asarray(tokens)
         rows, width = array.shape
@@ -443,9 +443,10 @@ class Decoder:
             prompts = prompts._replace(lengths=jnp.zeros_like(prompts.lengths))
 
     def _bound_context(self, context: _Context, rows: int) -> list[Any]:
-        """Return the network's inputs other than tokens, in order, for `rows` rows.
+        """Return the network's inputs other than tokens, in the order in which a step takes them.
 
-        Raises InputError if an input is missing or does not fit its declaration.
+        The inputs are for `rows` rows. Raises InputError if an input is missing or does not fit its
+        declaration.
         """
         tokens = np.zeros((rows, 1), np.int32)
         inputs: dict[str, Any] = {self.roles.tokens: tokens, **context}

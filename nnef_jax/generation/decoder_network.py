@@ -50,7 +50,7 @@ class DecoderStep:
     window: int = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Traced functions do not pickle.
+        # Traced functions cannot be pickled.
         return DecoderStep, (self.definition, self.roles, self.places, self.window)
 
     @property
@@ -60,7 +60,7 @@ class DecoderStep:
 
     @cached_property
     def _functions(self) -> Once:
-        """Return the cache of traced functions. A key is a number of tokens, with shapes."""
+        """Return the store of traced functions. A key is a number of tokens and types of arrays."""
         return Once()
 
     @cached_property
@@ -80,7 +80,7 @@ class DecoderStep:
 
     @cached_property
     def cache_types(self) -> list[TensorType]:
-        """Return the types of the padded caches, whose batch is open."""
+        """Return the types of the padded caches. The extent of the batch is open."""
         types: list[TensorType] = []
         values = {x.name: x for x in self.graph.inputs}
         values |= {state.label: state.value for state in self.graph.states}
@@ -112,8 +112,8 @@ class DecoderStep:
         """Tell whether the network writes new keys into caches of a fixed size by itself.
 
         Such a network returns caches of the size that it took. It counts the positions in use by
-        its mask, or takes their number as an input. Networks with onnxruntime-genai's operator
-        GroupQueryAttention or ONNX's TensorScatter are examples.
+        the mask, or takes the number of these positions as an input. Networks with
+        onnxruntime-genai's operator GroupQueryAttention or ONNX's TensorScatter are examples.
         """
         roles = self.roles
         takes_length = roles.mask or roles.length or roles.total_length
@@ -189,7 +189,8 @@ class DecoderStep:
         types = _types((dict(params), list(caches), list(context)))
         shapes = tuple((x.shape, x.dtype) for x in jax.tree.leaves(types))
         grow = self._functions.get((count, shapes), lambda: self._traced(count, *types))
-        # The caches follow the parameters in the arguments of `grow`. Their padding is finite.
+        # The indices of the caches among the arguments of `grow`: the caches follow the parameters.
+        # The padding of the caches has finite numbers.
         finite = range(len(params), len(params) + len(caches))
 
         def compute(
@@ -202,7 +203,7 @@ class DecoderStep:
                 results = grow(symbols, params, caches, tokens, context, length, finite=finite)
             except NotPaddableError as error:
                 raise _refusal(error) from None
-            logits, *after = results  # the caches have `count` more positions
+            logits, *after = results  # usually, a cache now has `count` more positions than before
             most_after = most + count
             for i, (cache, x) in enumerate(zip(self.roles.caches, after, strict=True)):
                 if x.shape[cache.axis] != most_after:  # it has the keys of the new tokens only

@@ -56,11 +56,11 @@ def in_turn(sizes: NDArray[np.int32], chunks: Sequence[int]) -> Iterator[Chunk]:
 def lengths_by_loop(
     sizes: NDArray[np.int32], chunks: Sequence[int], *, overlaps: bool
 ) -> NDArray[np.int32]:
-    """Return how many tokens at the end of each prompt `TokenLoop` reads.
+    """Return, for each prompt, the number of tokens that `TokenLoop` reads.
 
-    The loop reads single tokens, in place of chunks of 1. If chunks of 16 overlap, only prompts of
-    less than 16 tokens need chunks of 1. If chunks do not overlap, a prompt of 40 tokens leaves its
-    last 8 tokens to the loop.
+    These are the last tokens of the prompt. The loop reads single tokens, in place of chunks of 1.
+    If chunks of 16 overlap, only prompts of less than 16 tokens need chunks of 1. If chunks do not
+    overlap, a prompt of 40 tokens leaves the last 8 tokens to the loop.
     """
     least = min((x for x in chunks if x > 1), default=1)
     return np.where(sizes < least, sizes, 0) if overlaps else sizes % least
@@ -105,7 +105,7 @@ def tokens_at(tokens: ArrayLike, positions: NDArray[np.int64]) -> Any:
 def where_read(is_read: NDArray[np.bool_], after: Any, before: Any) -> Any:
     """Return the rows of `after` where `is_read` is true, and the rows of `before` elsewhere.
 
-    `after` and `before` are pytrees of arrays, whose first axis counts the rows.
+    `after` and `before` are pytrees of arrays. The first axis of each array counts the rows.
     """
     if is_read.all():
         return after

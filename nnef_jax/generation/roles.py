@@ -25,7 +25,9 @@ _SIDES = re.compile(
 
 @dataclass(frozen=True)
 class Cache:
-    """The names of a cache, a tensor of keys or values. A step adds those of its tokens.
+    """The names of a cache.
+
+    A cache is a tensor of keys or values. A step adds the keys or values of the step's tokens.
 
     Args:
         before: the name of the input, or of the state, that holds the tensor before a step.

@@ -21,7 +21,7 @@ class LoopState(NamedTuple):
     """The values that an iteration of the loop over tokens hands to the next iteration."""
 
     logits: Array  # of the next token, (batch, words)
-    state: Mapping[str, Array]  # by label
+    state: Mapping[str, Array]  # maps labels to arrays
     key: Array
     seen: Array  # whether a word is in the text, (batch, words)
     last: Array  # the last generated token, (batch,)
@@ -36,7 +36,7 @@ class TokenChoice(NamedTuple):
 
 
 class Prompts(NamedTuple):
-    """The prompts for the loop to read before it generates. A row may have none.
+    """The prompts for the loop to read before it generates. A row may have no prompt.
 
     Each prompt stands at the end of its row. All rows then begin to generate in the same iteration.
     """
@@ -50,7 +50,7 @@ _Values = tuple[Array, Array, LoopState]  # the iteration, the generated tokens,
 
 @dataclass(frozen=True)
 class TokenLoop:
-    """A routine that reads prompts by single tokens, and then generates tokens.
+    """A routine that reads prompts token by token, and then generates tokens.
 
     Args:
         size: the most tokens that a run generates.

@@ -13,14 +13,14 @@ from nnef_jax.generation.companion_files import read_bytes
 
 _MOST = 256 << 20  # the most bytes of a tokenizer's file; the file for Gemma has 33 MB
 _LONGEST_CHARACTER = 4  # bytes in UTF-8
-_INCOMPLETE = "\ufffd"  # a decoder returns it for the bytes of an incomplete character
+_INCOMPLETE = "\ufffd"  # the text that a tokenizer returns for a part of a character
 
 
 class TextTokenizer:
     """The tokenizer in a file `tokenizer.json`, which transformers and exporters write.
 
     Raises UnsupportedError if the package tokenizers is not installed, DataError if the file is no
-    tokenizer, and LimitError if it is too large.
+    tokenizer, and LimitError if the file is too large.
     """
 
     def __init__(self, path: Path) -> None:
@@ -87,7 +87,10 @@ class TextPieces:
         self._pending: list[int] = []  # tokens whose text has not been returned
 
     def add(self, token: int) -> str:
-        """Add a token. Return the text that it completes, or "" in the middle of a character."""
+        """Add a token, and return the text that the token completes.
+
+        Return "" if the last character is still incomplete.
+        """
         self._pending.append(token)
         piece = self._text_of(self._pending)
         if not piece.endswith(_INCOMPLETE):
@@ -115,8 +118,8 @@ class TextPieces:
     def _forget(self, count: int) -> None:
         """Move the first `count` pending tokens to `_before`, the tokens of the previous piece."""
         returned = self._pending[:count]
-        # Special tokens have no text, so the tokens before them stay too. Alone they would be the
-        # beginning of a text, and a space after them would be dropped.
+        # If the moved tokens are special tokens, which have no text, earlier tokens are kept too.
+        # Otherwise a space after special tokens would seem to begin the text, and would be dropped.
         has_text = bool(self._tokenizer.decode(returned))
         self._before = returned if has_text else [*self._before, *returned]
         self._pending = self._pending[count:]

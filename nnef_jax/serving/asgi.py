@@ -156,7 +156,7 @@ class Application:
         return JSONResponse({"name": service.name, "ready": True})
 
     def _service(self, request: Request) -> Service:
-        """Return the service of the model that a path names.
+        """Return the service of the model that the path of a request names.
 
         Raises HTTPException if there is no model of this name.
         """
@@ -246,7 +246,7 @@ class Application:
         return HTTPException(500, f"'{name}' failed: {error}")
 
     async def _called(self, size: int, work: Callable[[], _Result]) -> _Result:
-        """Call the function `work`, and return its result.
+        """Call the function `work`, and return the result of the function.
 
         `size` is the amount of work, in bytes or items. A large amount is done by a thread, so that
         other requests can run.

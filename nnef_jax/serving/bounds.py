@@ -14,14 +14,15 @@ class ServingLimits:
 
     Args:
         body: the largest number of bytes of a request.
-        json: the largest number of bytes of JSON in a request. JSON takes twenty times its size in
-            memory.
+        json: the largest number of bytes of JSON in a request. A JSON value takes twenty times as
+            many bytes in memory as in the request.
         memory: the largest number of bytes of all requests that are being read or answered.
         queue: the largest number of requests that wait for one network.
         timeout: the time in seconds for reading a request, and the time for answering it.
         delay: the longest time in seconds that a request waits until its batch is full.
-        shapes: the largest number of different input shapes, apart from the batch, for which a
-            network is compiled.
+        shapes: the largest number of different input shapes for which a network is compiled. The
+            extent of the batch counts only if requests are computed singly. The shapes of states
+            count too.
         sequences: the largest number of open sequences of a network with a state.
         idle: the time in seconds without use after which a sequence is dropped.
     """
@@ -37,7 +38,7 @@ class ServingLimits:
     idle: float = 300.0
 
     def __post_init__(self) -> None:
-        """Raise TypeError or InputError for a bound that is not a positive number."""
+        """Raise TypeError or InputError unless bounds are positive numbers. `delay` may be 0."""
         for field in fields(self):
             value = getattr(self, field.name)
             types = int if field.type == "int" else int | float

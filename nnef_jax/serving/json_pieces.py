@@ -199,7 +199,7 @@ class _Reader:
         if not items:
             raise self._error("a value")
         is_end_of_array = region[end] == "]"
-        if is_end_of_array:  # if this is the only part, its nested lists must stay
+        if is_end_of_array:  # if the array has no other part, the nested lists must stay
             return items
         # Flat numbers take less memory than lists. If the lists differ in length, they stay lists.
         with suppress(ValueError):

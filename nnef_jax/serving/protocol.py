@@ -37,7 +37,8 @@ _DATATYPES = {
     "FP64": "float64",
 }
 _NAMES = {dtype: name for name, dtype in _DATATYPES.items()}
-# For each kind of dtype, JSON items must have one of these types. All other kinds take numbers.
+# Maps a kind of numpy's dtypes, such as "b" for bool, to the types that JSON items may have. Items
+# of all other kinds are numbers.
 _TYPES: Mapping[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}}
 _MOST_AXES = 32  # A tensor in a request has at most this many axes.
 _TOO_LARGE_EXTENT = 1 << 62  # The extents of a tensor in a request are smaller than this.
@@ -83,8 +84,8 @@ def described(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
 def json_length(header: str | None, size: int) -> int:
     """Return the number of bytes of JSON in a body of `size` bytes.
 
-    `header` is the value of the HTTP header `LENGTH`, which contains this number. If it is None,
-    the complete body is JSON. Raises InputError for a wrong number.
+    `header` is the value of the HTTP header `LENGTH`, which contains this number. If `header` is
+    None, the complete body is JSON. Raises InputError for a wrong number.
     """
     if header is None:
         return size
@@ -115,7 +116,7 @@ def decoded(
 
 
 def _inputs(request: _Object, binary: memoryview) -> dict[str, NDArray[Any]]:
-    """Return the inputs of a request by name.
+    """Return a dict from names to the inputs of a request.
 
     `binary` has the bytes of the binary tensors, one after the other. Raises InputError for a wrong
     input, and if some bytes belong to no input.

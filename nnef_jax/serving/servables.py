@@ -56,7 +56,7 @@ class Servable(Protocol):
     def compute(self, arrays: Arrays) -> Arrays:
         """Return the outputs for arrays that `bind` returned.
 
-        Arrays of several calls may be concatenated along the batch.
+        Arrays of several calls may be concatenated along the axis of the batch.
         """
 
     @property
@@ -68,9 +68,10 @@ class Servable(Protocol):
         return any(None in spec.shape[1:] for spec in self.inputs)
 
     def padded_shapes(self, arrays: Arrays) -> tuple[tuple[int, ...], ...]:
-        """Return the shapes of a request's inputs after padding, without the batch axis.
+        """Return the shapes of a request's inputs after padding.
 
-        `arrays` is the result of `bind`. Requests with equal shapes can be computed together.
+        If there are `sizes`, the shapes do not have the batch axis. `arrays` is the result of
+        `bind`. Requests with equal shapes can be computed together.
         """
         has_batch = bool(self.sizes)
         return tuple(x.shape[1:] if has_batch else x.shape for x in arrays)
@@ -78,7 +79,7 @@ class Servable(Protocol):
     def compute_each(self, requests: Sequence[Arrays]) -> Sequence[Arrays]:
         """Return the outputs of each request. A request is a result of `bind`.
 
-        The requests have equal `padded_shapes`. There is only one if there are no `sizes`.
+        The requests have equal `padded_shapes`. There is only one request if there are no `sizes`.
         """
         if len(requests) == 1:
             return [self.compute(requests[0])]
@@ -105,7 +106,7 @@ class FewShapes:
     def require(self, shapes: Hashable) -> None:
         """Raise InputError if the shapes of a request are new, and the limit is reached.
 
-        `shapes` stands for the shapes of all inputs of the request. Allowed shapes are noted.
+        `shapes` stands for the shapes of all inputs of the request. Allowed shapes are stored.
         """
         is_new = shapes not in self._served
         if is_new and len(self._served) >= self._most:
@@ -224,7 +225,7 @@ class Sequences(SingleCalls):
         return outputs
 
     def end(self, step: SequenceStep) -> None:
-        """Drop the state of the sequence of `step`, if it has one."""
+        """Drop the state of the sequence of `step`, if the sequence has a state."""
         self._states.pop(step.id, None)
 
     def expire(self) -> None:

@@ -41,7 +41,7 @@ class _Waiting:
     Args:
         arrays: the inputs.
         count: the number of items in the request.
-        shapes: the shapes of the inputs, without the axis of a batch.
+        shapes: the shapes of the inputs; see `Servable.padded_shapes`.
         step: the step of a sequence, or None.
         since: the time of arrival in seconds, by the clock of the event loop.
         result: the future outputs.
@@ -239,8 +239,8 @@ def _servable(name: str, model: Model, sizes: Sequence[int], limits: ServingLimi
 def batch_size(sizes: Sequence[int], waiting: int) -> int:
     """Return the size of the next batch if `waiting` items wait.
 
-    This is the largest size of which the items fill at least three quarters, or else the smallest
-    size. Of the sizes 1, 4 and 8, it is 8 for 6 items, and 4 for 5 items.
+    This is the largest size that the items fill to at least three quarters. If they fill none, it
+    is the smallest size. Of the sizes 1, 4 and 8, it is 8 for 6 items, and 4 for 5 items.
     """
     filled_sizes = [size for size in sizes if size * _LEAST_FILLED_SHARE <= waiting]
     return max(filled_sizes, default=min(sizes))

@@ -25,7 +25,7 @@ class Node:
         attributes: the values of attributes by name.
         references: the attributes whose values come from attributes of the function around the
             node. Maps the name of the node's attribute to the name of the function's attribute.
-        span: the node's line in the listing.
+        span: the node's line in the listing of nodes, for errors.
         reads: the names of the tensors that are read by the node or by graphs in the node's
             attributes. Tensors that these graphs compute are left out.
         overload: the overload of the function that the node calls.
@@ -85,7 +85,7 @@ class ModelGraph:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Function:
-    """A function of a model, which defines an operator by nodes.
+    """A function of a model. The nodes of the function define an operator.
 
     `inputs` and `outputs` are names of tensors. `defaults` are the defaults of the operator's
     attributes.

@@ -52,9 +52,9 @@ _VALUE_FIELDS = {
     1: "f", 2: "i", 3: "s", 4: "t", 5: "g", 6: "floats", 7: "ints", 8: "strings", 9: "tensors",
     10: "graphs",
 }  # fmt: skip
-# The codes of the types of attributes that are a sparse tensor, or a list of sparse tensors.
+# The type codes of an attribute that is a sparse tensor, and of a list of sparse tensors.
 _SPARSE, _SPARSE_LIST = 11, 12
-# The fields of TensorProto that have the items. The keys are dtypes. A field's name is written
+# The fields of TensorProto that hold the items. The keys are dtypes. A field's name is written
 # without its suffix "_data". Items of all other dtypes are in the field "int32_data".
 _ITEM_FIELDS = {
     "float32": "float", "complex64": "float", "float64": "double", "complex128": "double",
@@ -312,7 +312,7 @@ class Reader:
     def _external(self, proto: TensorProto, size: int) -> memoryview:
         """Return the bytes of a tensor that is stored in another file.
 
-        `size` is the number of bytes if the message does not give this number. Raises
+        If the message does not give the number of bytes, `size` bytes are returned. Raises
         `_AlreadyReported` if the file is one of `_unreadable`.
         """
         entries = {_decoded(x.key): _decoded(x.value) for x in proto.external_data}
@@ -366,8 +366,8 @@ class Reader:
         indices = self.tensor(proto.indices).array
         shape = _shape(proto)
         count = values.array.size
-        # An index is either one number or a number for each axis. One number is a position in the
-        # flat tensor.
+        # An index is either a single number or a number for each axis. A single number is a
+        # position in the flat tensor.
         has_allowed_shape = indices.shape in {(count,), (count, len(shape))}
         has_integers = indices.dtype.kind in "iu"
         if not has_integers or not has_allowed_shape or np.any(indices < 0):

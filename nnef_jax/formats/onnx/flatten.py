@@ -76,8 +76,7 @@ class NodeFlattener:
         document: the model.
         graph: the graph that operations are added to.
         versions: the versions of operator sets, by domain.
-        prefix: the text before the names of tensors. It is "" outside functions and graphs of
-            nodes.
+        prefix: the text before the names of tensors. It is "" for nodes of the model's graph.
         depth: the number of functions and graphs around the nodes.
         attributes: the attributes of the function that the nodes are in, or None if they are in
             no function.
@@ -94,7 +93,8 @@ class NodeFlattener:
         """Add an input of the model to the graph, and return the input's tensor.
 
         `port` describes the input, and `top` is the model's graph. If the file does not say the
-        dtype, the dtype is that of the input's fixed value, or float32 without a fixed value.
+        dtype, the input has the dtype of its value in `options.values`, or float32 if it has no
+        such value.
         """
         with locating_errors(f"input '{port.name}'", top.span):
             has_strings = port.dtype == "string"
@@ -292,8 +292,8 @@ class NodeFlattener:
         self, node: Node, function: Function, operands: list[NodeOperand]
     ) -> list[NodeOperand]:
         """Flatten the nodes of a function that a node calls; return the function's outputs."""
-        # In a merged dict, the last mapping has priority: the versions of the function, and the
-        # attributes of the node.
+        # In a merged dict, the last mapping has priority. Therefore versions of the function
+        # replace versions of the model, and attributes of the node replace defaults.
         inner = self._inside(
             node, "functions call each other",
             versions={**self.versions, **function.versions},
@@ -407,7 +407,7 @@ def _after_producers(nodes: Iterable[Node], producer_by_name: Mapping[str, Node]
     `producer_by_name` maps the name of a result to the node that computes it.
     """
     visited: set[Node] = set()
-    ordered: dict[Node, None] = {}  # the result; a dictionary keeps its order
+    ordered: dict[Node, None] = {}  # the result, in the order in which nodes are inserted
     for start in nodes:
         # A depth-first search. The nodes on the stack wait for the nodes above them.
         stack = [start]

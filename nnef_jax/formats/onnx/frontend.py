@@ -52,7 +52,9 @@ class OnnxFrontend(GraphFrontend):
         return flatten(self._document, options, self._data)
 
     def declared_shapes(self, options: Options) -> Shapes:
-        """Return the declared shapes of the inputs by name. Inputs with an open rank are left out.
+        """Return a dict from names of inputs to declared shapes.
+
+        Inputs with an open rank are left out.
 
         `options.extents` maps names of open extents to numbers. An open extent without such a
         number is None.
@@ -71,7 +73,7 @@ class OnnxFrontend(GraphFrontend):
         return shapes
 
     def output_shapes(self) -> Shapes:
-        """Return the declared shapes of the outputs by name, with None for an open extent."""
+        """Return a dict from names of outputs to declared shapes. An open extent is None."""
         shapes: dict[str, Sequence[int | None]] = {}
         for port in self._document.graph.outputs:
             if port.shape is not None:

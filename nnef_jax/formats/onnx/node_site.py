@@ -28,8 +28,9 @@ from nnef_jax.formats.base import ExtentImplied, Options
 from nnef_jax.formats.onnx.document import ModelGraph, Node
 from nnef_jax.formats.onnx.tensor_types import dtype_of
 
-# The host computes the cast of a real constant of at most this many items. Converters store the
-# scales of a resize in 16 bits, one scale for each axis, and cast the scales to 32 bits by a node.
+# A constant of real numbers is cast on the host if it has at most this many items. For example,
+# converters store the scales of a resize in 16 bits, one scale for each axis. A node casts the
+# scales to 32 bits.
 _MOST_CAST_REALS = 8
 
 # Descriptions of the values that an attribute may have, for errors. The keys are Python types.
@@ -97,8 +98,7 @@ class NodeSite(Site[NodeGraph]):
         flatten_subgraph: a function that flattens a graph in the node and returns its outputs. Its
             arguments are that graph, the graph to add operations to, and a dict from names to
             inputs.
-        prefix: the text before the names of tensors. It is "" outside functions and graphs of
-            nodes.
+        prefix: the text before the names of tensors. It is "" for nodes of the model's graph.
     """
 
     node: Node
@@ -162,7 +162,7 @@ class NodeSite(Site[NodeGraph]):
             raise ExtentImplied(operand.name, axis, extent)
 
     def axes(self, name: str, i: int) -> tuple[int, ...] | None:
-        """Return the axes that an operator works on, as numbers of 0 or more.
+        """Return the axes that an operator works on, as indices that are not negative.
 
         The axes are in input `i`. In old versions of operators, they are in the attribute `name`.
         Return None if the node has neither the input nor the attribute.
@@ -278,7 +278,7 @@ class NodeSite(Site[NodeGraph]):
     def name(self) -> str:
         """Return the prefix of the site, followed by the name of the first output that has a name.
 
-        If no output has a name, the name of the node or of the operator takes its place.
+        If no output has a name, the prefix is followed by the name of the node or of the operator.
         """
         for name in (*self.node.outputs, self.node.name):
             if name:
@@ -307,7 +307,7 @@ class NodeSite(Site[NodeGraph]):
         return Site._emit(self, kind, operands, attributes, inserted)
 
     def _typed(self, operands: Iterable[Any]) -> list[Any]:
-        """Return operands. If there are tensors, numbers get the dtype of the last tensor."""
+        """Return operands. If there are tensors, numbers take the dtype of the last tensor."""
         operands = list(operands)
         tensors = [x for x in operands if isinstance(x, Tensor)]
         if not tensors:
@@ -397,8 +397,9 @@ class NodeSite(Site[NodeGraph]):
     def item(self, x: Operand, like: Tensor) -> Any:
         """Return the number `x` as an operand with the dtype of the tensor `like`.
 
-        If the dtype is a default dtype of the network, the operand is a Python number. Otherwise it
-        is a tensor. If `x` is a tensor or a symbolic extent, it is returned unchanged.
+        The operand is a Python number if the dtype is the network's default for real numbers or for
+        integers. Otherwise the operand is a tensor. If `x` is a tensor or a symbolic extent, `x` is
+        returned unchanged.
         """
         if isinstance(x, Tensor) or is_symbolic(x):
             return x

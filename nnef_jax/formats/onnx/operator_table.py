@@ -1,6 +1,6 @@
 """The table of the ONNX operators for which the package `operators` has a function.
 
-The standard defines further operators by functions, which consist of nodes. These operators are
+The standard defines other operators by functions, which consist of nodes. These operators are
 supported too, but are not in the table.
 """
 

@@ -2,8 +2,8 @@
 
 A walk over the wire format removes the fields that `document_reader` does not read. The bytes
 of large tensors (`raw_data`) are replaced by marks, so that the arrays of these tensors are views
-of the file. The walk also counts messages and numbers, because these may take a hundred times more
-memory than bytes of the file. Then the `onnx` package parses the message.
+of the file. The walk also counts messages and numbers, because a message or a number may take a
+hundred times as many bytes in memory as in the file. Then the `onnx` package parses the message.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _LEAST_RAW_BYTES = 1024  # `raw_data` of this size or more is taken out of the m
 _DEEPEST = 60
 _RAW_DATA = 9  # the number of the field `raw_data` of a TensorProto
 
-# Contents of fields that are not messages. The contents `_NUMBERS`, `_FLOATS` and `_WHOLES` are
-# packed: such a field holds several numbers.
+# The kinds of content of a field, except for messages. A field of the kind `_NUMBERS`, `_FLOATS` or
+# `_WHOLES` is packed: the field holds several numbers.
 _TEXT, _NUMBER, _NUMBERS, _FLOATS, _WHOLES = "text", "number", "numbers", "floats", "wholes"
-# The fields that are read (onnx.proto). The keys are the kind of a message and the number of a
-# field. The value is the content of the field.
+# The fields that are read (onnx.proto). Maps the kind of a message to a dict from numbers of fields
+# to kinds of content.
 _READ_FIELDS: Mapping[str, Mapping[int, str]] = {
     "model": {1: _NUMBER, 7: "graph", 8: "operator set", 25: "function"},
     "operator set": {1: _TEXT, 2: _NUMBER},
@@ -139,7 +139,7 @@ class _Broken(ValueError):
 
 
 class _Walk:
-    """A walk over the bytes of a message, which removes the fields that nothing reads.
+    """A walk over the bytes of a message. The walk removes the fields that nothing reads.
 
     The walk also counts the memory that the remaining fields will take. `raw` gets the bytes of
     large tensors.
@@ -153,9 +153,9 @@ class _Walk:
     def read(self, data: memoryview, message: str, depth: int = 0) -> memoryview | bytearray:
         """Return the bytes of a message without the fields that nothing reads.
 
-        `data` has the bytes of the message, and `message` is its kind, such as "tensor". `depth` is
-        the number of messages that contain the message. If no field is changed, return `data`
-        itself.
+        `data` has the bytes of the message, and `message` is the kind of the message, such as
+        "tensor". `depth` is the number of messages that contain the message. If no field is
+        changed, return `data` itself.
         """
         if depth > _DEEPEST:
             raise LimitError(f"{self._name}: graphs are nested too deeply", hint=raising("nesting"))
@@ -197,7 +197,7 @@ class _Walk:
     def _count(self, part: memoryview, content: str) -> None:
         """Count the memory and the time that the content of a field will take.
 
-        `part` has the bytes of the content, and `content` is its kind, such as `_TEXT`.
+        `part` has the bytes of the content. `content` is the kind of the content, such as `_TEXT`.
         """
         steps = 0
         size = 0  # in bytes of memory
@@ -255,10 +255,10 @@ def _fields(data: memoryview) -> Iterator[_Field]:
 
 
 def _varint(data: memoryview, offset: int) -> tuple[int, int]:
-    """Decode the varint at an offset; return its value and the offset after it.
+    """Decode the varint at an offset; return the value and the offset after the varint.
 
-    A byte of a varint has 7 bits of the value, the lowest bits first. Its top bit is 1 unless the
-    byte is the last one. For example, the bytes 0x81 0x01 stand for 1 + 1 * 128 = 129.
+    A byte of a varint has 7 bits of the value, the lowest bits first. The top bit of a byte is 1
+    unless the byte is the last one. For example, the bytes 0x81 0x01 stand for 1 + 1 * 128 = 129.
     """
     value = data[offset]
     if value < 128:  # Most varints have a single byte.

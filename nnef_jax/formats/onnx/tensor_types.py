@@ -69,7 +69,7 @@ def unpacked(data: memoryview, dtype: str, shape: tuple[int, ...]) -> NDArray[An
 
 
 def converted(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Convert numbers that a message stores to items of a dtype.
+    """Convert the stored numbers of a message to items of a dtype.
 
     A stored integer may have the bits of a float of up to 16 bits, or the bits of several items of
     fewer than 8 bits. The result then has unsigned integers of the size of the dtype.

@@ -1,8 +1,9 @@
 """The functions that flatten ONNX's operators, with a module for each family of operators.
 
-The module `rows` has the operators that become a single operation. The operands of a function are
-constant or computed tensors, and lists of tensors for sequences. An operator without a function
-here is replaced by the nodes by which the standard defines the operator; see the module `schemas`.
+The module `rows` has the operators that become a single operation of the graph. The operands of a
+function are constant or computed tensors, and lists of tensors for sequences. An operator without a
+function here is replaced by the nodes by which the standard defines the operator; see the module
+`schemas`.
 
 Where is `auto_pad` converted to padding? `filters`
 """

@@ -14,8 +14,8 @@ from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 from nnef_jax.formats.onnx.operators.rows import RANDOM
 
-# Maps each operator on two tensors to the kind of its operation. Since version 7 of the operators,
-# the tensors broadcast as in numpy.
+# Maps the name of each operator on two tensors to the name of an operation. Since version 7 of the
+# operators, the tensors broadcast as in numpy.
 _PAIRS = {
     "Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Equal": "eq", "Less": "lt",
     "Greater": "gt", "And": "and", "Or": "or", "Xor": "bitwise_xor",
@@ -178,8 +178,8 @@ def _clip_by_attributes(site: NodeSite, x: Tensor) -> Any:
     return _clip(site, x, low, high)
 
 
-# Activations. The module `rows` has further activations. The ONNX standard defines the remaining
-# activations by functions.
+# Activations. Other activations are in the module `rows`, or defined by functions of the ONNX
+# standard.
 
 
 @operator(

@@ -68,8 +68,8 @@ def _activations(
 def _product(site: NodeSite, x: Tensor, weights: _Weights, bias: Tensor | None = None) -> Any:
     """Multiply x of shape (..., items) by weights, and add the bias if there is one.
 
-    `weights` is a tensor of shape (outputs, items), or a tuple of quantised levels, their scale and
-    their zero point.
+    `weights` is a tensor of shape (outputs, items). Quantised weights are a tuple: the levels, the
+    scale and the zero point.
     """
     if isinstance(weights, tuple):
         levels, scale, zero_point = weights
@@ -97,7 +97,7 @@ def _layer(
         betas: the parameters beta of activations.
         batch_first: whether the first axis of the input is the batch, not time.
         is_quantized: whether the weights are quantised.
-        fields: further fields of the `Cell`.
+        fields: the remaining fields of the `Cell`, by name.
     """
     reversals = _DIRECTIONS[direction]
     x = site.tensor(0)
@@ -245,9 +245,9 @@ def _biases(site: NodeSite, cell: Cell, hidden: int, direction: int) -> tuple[An
     Input 3 has the bias of the input, then the bias of the state. Usually their sum is the first
     result, and the second result is None.
 
-    A GRU is an exception if it applies its reset gate after the product with the state. Its reset
-    gate also multiplies the bias of the state for the candidate. Therefore this bias is not in the
-    sum. It is the second result.
+    A GRU is an exception if it applies its reset gate after the product with the state. Then the
+    reset gate also multiplies the candidate's part of the state's bias. Therefore this part is not
+    in the sum. It is the second result.
 
     Both results are None if input 3 is left out.
     """

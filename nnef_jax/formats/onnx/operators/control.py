@@ -1,4 +1,4 @@
-"""Functions for operators that run a graph by a condition: If and Loop."""
+"""Functions for If and Loop, the operators that run a graph if or while a condition is true."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from nnef_jax.formats.onnx.operators.registry import operator
 _State = Tensor | list[Any]  # a state of a loop; a list is a sequence of tensors
 _ENDLESS = 1 << 31  # a loop with this limit, or a larger one, counts as a loop without a limit
 _MOST_UNROLLED = 1024  # the largest number of iterations that are unrolled
-# A loop that failed as a scan is unrolled if it has at most this many iterations.
+# If flattening a loop to a scan raises an error, the loop is unrolled instead. A loop with more
+# iterations than this number is not unrolled.
 _MOST_RETRIED = 64
 # The body of a loop is flattened repeatedly to find out which states grow. The limit of repetitions
 # is this number plus the number of states, since a growing state may become another state in the
@@ -60,8 +61,9 @@ def _if(
     lengths = [_length(x) for x in then_outputs]
     else_lengths = [_length(x) for x in else_outputs]
     if lengths != else_lengths:
-        # Sequences of different lengths need a constant condition. This condition is computed in a
-        # run, so `known` raises InvalidOperation, with a hint how to make the condition a constant.
+        # Sequences of different lengths need a constant condition. The condition of this node is
+        # computed in a run, so `known` raises InvalidOperation, with a hint how to make the
+        # condition a constant.
         site.known(0)
     then_tensors = _tensors_of(replace(site, graph=then_body), then_outputs)
     else_tensors = _tensors_of(replace(site, graph=else_body), else_outputs)
@@ -112,10 +114,10 @@ def _loop(
     *,
     body: ModelGraph = _BODY,
 ) -> tuple[Any, ...]:
-    """Repeat a body while a condition that the body computes is true, but at most `count` times.
+    """Repeat a body while a condition is true, but at most `count` times.
 
-    `begins` is the condition before the first iteration. The node's inputs after the first two are
-    the states.
+    `begins` is the condition before the first iteration. The body computes the condition for the
+    next iteration. The node's inputs after the first two are the states.
     """
     states = list(site.operands[2:])
     # The inputs of the body are the number of the iteration, the condition and the states. The
@@ -229,7 +231,8 @@ def _as_loop(
         )  # fmt: skip
         return tuple(grown.behind(last_states))
     stacked_modes = [("full", 0, 1)] * len(outputs)
-    # A stacked output has an item for each iteration. The last value counts the iterations.
+    # A stacked output has an item for each iteration. `number`, the last of the values, counts the
+    # iterations.
     number = repetition.at.step.add(repetition.loop_inputs[0], 1)
     loop = repetition.add(
         site.insert, continue_condition, after, values=[*after, *outputs, number],
@@ -335,7 +338,7 @@ def _continues(site: NodeSite, body: ModelGraph, states: Sequence[_State]) -> bo
 def _as_state(body: RepeatedBody, state: _State) -> Any:
     """Return a state of a loop as a computed tensor of the body, even if the state is a constant.
 
-    A constant is the state only in the first iteration, since iterations may change the state. A
+    A constant would be right only in the first iteration, since iterations may change the state. A
     state that is a sequence becomes a sequence of computed tensors.
     """
     if isinstance(state, list):

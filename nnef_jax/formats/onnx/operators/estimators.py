@@ -66,9 +66,9 @@ def transformed(site: NodeSite, scores: Tensor, transform: str) -> Any:
 
 
 def _softmax_zero(site: NodeSite, scores: Tensor) -> Any:
-    """Compute the softmax of scores of shape (samples, classes), in which a score of 0 stays 0.
+    """Compute the softmax of scores of shape (samples, classes), but keep scores of 0.
 
-    The numerator of a score s is exp(s - m), where m is the largest score. If s is near 0, its
+    The numerator of a score s is exp(s - m), where m is the largest score. If s is near 0, the
     numerator is s * exp(-m).
     """
     step = site.step
@@ -201,7 +201,7 @@ def _imputer(site: NodeSite, x: Tensor) -> Any:
 
 @operator("ArrayFeatureExtractor", domain=DOMAIN)
 def _array_feature_extractor(site: NodeSite, x: Tensor, indices: Tensor) -> Any:
-    """Select features, which lie along the last axis of x, by their indices."""
+    """Select features of x by their indices. The features lie along the last axis of x."""
     if site.rank() == 1:  # to (1, features)
         x = site.unsqueezed(x, (0,))
     index_count = site.volume(site.known_shape(1))

@@ -1,4 +1,7 @@
-"""Functions for fused and quantised operators of com.microsoft, composed of standard operators."""
+"""Functions for operators of com.microsoft that are composed of standard operators.
+
+These operators of com.microsoft are fused or quantised.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from nnef_jax.formats.onnx.operators.registry import OPERATORS, operator
 from nnef_jax.formats.onnx.operators.transformers import require_supported
 from nnef_jax.formats.onnx.tensor_types import unpacked
 
-# The version of the operators of the ONNX standard that this module applies.
+# This module applies operators of the ONNX standard in this version.
 _STANDARD_VERSION = 21
 
 
@@ -307,7 +310,7 @@ def _fused_matmul(
 
 
 def _fused_meaning(standard: str) -> Meaning:
-    """Return the function that flattens an operator that is fused with an activation.
+    """Return the function that flattens an operator with a fused activation.
 
     The operator computes activation(standard(inputs 0 to 2) + input 3). `standard` is the name of
     the standard's operator, such as "Conv".

@@ -162,7 +162,7 @@ def attended(
         stage: the stage after which scores are returned. 0 is the product of queries and keys, 1 is
             the softcap, 2 is the mask, and 3 is the softmax. None stands for no scores.
         precision: the dtype of the softmax, or "" for the dtype of the query.
-        sink: the score of an additional key whose value is 0, of shape (heads, 1, 1).
+        sink: the score of an additional key, of shape (heads, 1, 1). The value of this key is 0.
     """
     site = mask.site
     step = site.step
@@ -286,8 +286,8 @@ def _attention(
 def _heads_of_inputs(site: NodeSite, query_heads: int, key_heads: int) -> tuple[Any, Any, Any]:
     """Return inputs 0 to 2 as heads of queries, keys and values.
 
-    `query_heads` and `key_heads` are the numbers of heads, for inputs of shape (batch, time, heads
-    * items).
+    `query_heads` and `key_heads` are the numbers of heads. They are used for inputs of shape
+    (batch, time, heads * items).
     """
     is_split = site.rank() != 3
     if is_split:
@@ -370,7 +370,7 @@ def rotated(site: NodeSite, x: Tensor, cos: Tensor, sin: Tensor, *, interleaved:
         raise InvalidShape(f"{angle_count} angles do not fit heads of {size} items")
     part = site.part(x, axis=3, first=0, last=rotated_size)
     fixed = site.part(x, axis=3, first=rotated_size, last=size)
-    # Angle i rotates a pair of items. Its cosine and its sine are repeated for both items.
+    # Angle i rotates a pair of items. The cosine and the sine of the angle are repeated for both.
     repeated: list[Any] = []
     for cos_or_sin in (cos, sin):
         by_head = site.unsqueezed(site.cast(cos_or_sin, site.dtype_of(x)), (1,))

@@ -193,8 +193,8 @@ def _index_in_update(
     """Return an index into the update for each position of a cache.
 
     The result has shape (batch, positions) or (1, positions). For example, an update of 2 items
-    starts at position 1 of 4 positions. The indices are -1, 0, 1, 2, or 3, 0, 1, 2 if
-    `is_circular`. Only the indices 0 and 1 stand for items of the update.
+    starts at position 1 of 4 positions. The indices are [-1, 0, 1, 2]. If `is_circular`, the
+    indices are [3, 0, 1, 2]. Only the indices 0 and 1 stand for items of the update.
     """
     index: Any = site.positions(cache_length, axis=1, rank=2)
     if starts is None:

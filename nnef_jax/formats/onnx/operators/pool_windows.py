@@ -71,8 +71,8 @@ def _by_columns(site: NodeSite, indices: Tensor, extents: Shape) -> Any:
     plane_size = math.prod(extents)
     index = step.rem(indices, plane_size)  # the index within the plane
     by_columns = step.sub(indices, index)  # the index of the first item of the plane
-    # The last coordinate is the remainder of the index. In column-major order, neighbours along the
-    # last axis are the farthest from each other.
+    # The last coordinate is the remainder of index / extent. In column-major order, neighbours
+    # along the last axis are the farthest from each other.
     distance = plane_size
     for extent in reversed(extents):
         distance //= extent
@@ -133,8 +133,8 @@ def _global_lp_pool(site: NodeSite, x: Tensor, *, power: float = number("p", 2))
 def _max_unpool(site: NodeSite, items: Tensor, indices: Tensor) -> Any:
     """Put items into a tensor of zeros, at the indices that MaxPool returned.
 
-    The tensor has the shape of MaxPool's input. Input 2 is the shape of the result. If this shape
-    is larger, zeros are added at the end of the axes.
+    The tensor has the shape of MaxPool's input. Input 2 is the shape of the result. If the shape of
+    the result is larger than the tensor, zeros are added at the end of the axes.
     """
     shape = _shape_before_pool(site)
     item_count = math.prod(site.known_shape())

@@ -32,7 +32,7 @@ def is_zero(x: object) -> bool:
 
 
 def broadcastable(site: NodeSite, x: Tensor, parameter: Tensor, axis: int, block: int = 0) -> Any:
-    """Return a parameter, which is a scale or a zero point, in a shape that broadcasts to x.
+    """Return `parameter`, a scale or a zero point, in a shape that broadcasts to x.
 
     If `block` is 0, the parameter has a single item, or an item for each item of x along `axis`.
     Otherwise the parameter has the rank of x, and along `axis` it has an item for each block of

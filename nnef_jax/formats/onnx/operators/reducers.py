@@ -33,8 +33,9 @@ def _axes(site: NodeSite) -> tuple[int, ...]:
 def _reduction_meaning(steps: tuple[str, str, str]) -> Meaning:
     """Return the function that flattens a reduction.
 
-    `steps` is a value of `REDUCTIONS`: the kinds of the operation before the reduction, of the
-    reduction, and of the operation after the reduction. A kind "" stands for no operation.
+    `steps` is a value of `REDUCTIONS`. It has the names of three operations: the operation before
+    the reduction, the reduction, and the operation after the reduction. The name "" stands for no
+    operation.
     """
     _, kind, kind_after = steps
 

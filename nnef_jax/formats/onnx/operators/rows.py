@@ -14,8 +14,8 @@ from nnef_jax.flattening.operators.registry import Meaning, Refusal, operation
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import OPERATORS
 
-# Kinds of operations on one tensor. The operator of a kind has the same name with a capital letter:
-# Abs has the kind "abs".
+# The names of operations on one tensor. The operator has the same name with a capital letter: the
+# operator Abs becomes the operation "abs".
 _SAME_NAME = (
     "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "ceil", "cos", "cosh", "erf", "exp",
     "floor", "log", "neg", "not", "relu", "sigmoid", "sign", "sin", "sinh", "softplus", "sqrt",

@@ -85,7 +85,7 @@ def defined(domain: str, name: str, version: int) -> Function | None:
 
 
 def specialised(node: Node, version: int, operands: Sequence[object]) -> Function:
-    """Return the function by which the standard defines an operator for a node.
+    """Return the function by which the standard defines the operator of a node.
 
     The function depends on the node's operands and attributes. Raises InvalidOperation if there is
     no such function.

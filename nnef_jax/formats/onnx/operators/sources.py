@@ -90,8 +90,8 @@ def _shape(
 ) -> Any:
     """Return the shape of a tensor, or its part from the axis `start` up to the axis `end`.
 
-    If x is a padded list, its extent is the number of items without padding, which the network
-    computes.
+    If x is a padded list, the extent is the number of items without padding. The network computes
+    this number.
     """
     shape: list[Any] = list(site.known_shape())
     return site.numbers_of(shape[start:end])
@@ -124,7 +124,7 @@ def _cast(
 
 
 def _clipped(site: NodeSite, x: Tensor, largest: float) -> Any:
-    """Clip x to the numbers from `-largest` to `largest`, in real numbers."""
+    """Clip x to the range from `-largest` to `largest`. Integers are cast to real numbers first."""
     dtype = site.dtype_of(x)
     has_enough_bits = is_float(dtype) and not dtype.startswith("float8")
     if not has_enough_bits:

@@ -128,12 +128,12 @@ def _of_real(site: NodeSite, x: Tensor, axis: int, count: int, *, onesided: bool
 
 @operator("STFT")
 def _stft(site: NodeSite, x: Tensor, *, onesided: bool = flag("onesided", True)) -> Any:
-    """Compute the spectra of frames, of shape (batch, frames, frequencies, 2).
+    """Compute the spectra of the frames of signals.
 
-    Input 1 is the distance between the starts of two frames, input 2 is the window, and input 3 is
-    the length of a frame. The signals have shape (batch, items, 1) if they are real and (batch,
-    items, 2) if they are complex. Real signals may also have shape (batch, items), which torch.onnx
-    writes and runtimes read.
+    The result has shape (batch, frames, frequencies, 2). Input 1 is the distance between the starts
+    of neighbouring frames, input 2 is the window, and input 3 is the length of a frame. Real
+    signals have shape (batch, items, 1), and complex signals have shape (batch, items, 2). Real
+    signals may also have shape (batch, items), which torch.onnx writes and runtimes read.
     """
     if site.rank() not in (2, 3):
         raise InvalidShape(f"its signal {show(site.shape())} must have two or three axes")

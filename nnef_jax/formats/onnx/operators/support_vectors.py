@@ -55,7 +55,8 @@ def _linear_function(
 def _kernels(site: NodeSite, count: int) -> Any:
     """Compute the kernel of each row and each of `count` support vectors.
 
-    The result has shape (samples, count). A row x and a vector v have one of these kernels:
+    The result has shape (samples, count). A row x and a vector v, with the inner product x v, have
+    one of these kernels:
 
     - "LINEAR": x v
     - "POLY": (gamma * x v + offset)^degree
@@ -115,7 +116,7 @@ def _classifier(
     rho: Sequence[float],
     coefficients: Sequence[float],
 ) -> Any:
-    """Return the label with the most votes for each row, and scores.
+    """Return, for each row, the label that most votes are for, and scores.
 
     Each pair of classes has a score, which is a sum of kernels times `coefficients`, plus an item
     of `rho`. Each pair votes for one of its classes. The returned scores are the scores of the
@@ -200,8 +201,8 @@ def _votes(site: NodeSite, scores: Tensor, count: int, pairs: Sequence[tuple[int
     for column, (i, j) in enumerate(pairs):
         is_first_of_pair[i, column] = 1
         is_second_of_pair[j, column] = 1
-    # At first all pairs vote for their second classes. If a pair votes for its first class, its
-    # column of `changes` is added, which moves its vote.
+    # At first all pairs vote for their second classes. For a pair that votes for its first class,
+    # the pair's column of `changes` is added. The vote then goes to the first class instead.
     votes_for_second = is_second_of_pair.sum(1).tolist()
     changes = is_first_of_pair - is_second_of_pair
     first_wins = site.cast(site.step.gt(scores, 0.0), site.dtype_of(scores))

@@ -1,6 +1,6 @@
-"""Functions for ensembles of decision trees, which become operations of the kind `tree_ensemble`.
+"""Functions for ensembles of decision trees. An ensemble becomes an operation `tree_ensemble`.
 
-The operands of this kind are tables of nodes and leaves.
+The operands of this operation are tables of nodes and leaves.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ def _scores(
     site: NodeSite, roots: Sequence[int], nodes: NDArray[np.int32], leaves: NDArray[np.int32],
     count: int, aggregate: str = "SUM",
 ) -> Any:  # fmt: skip
-    """Compute the scores of rows, of shape (samples, count).
+    """Compute the scores of rows. The result has shape (samples, count).
 
     Args:
         site: the node.
         roots: the indices of the roots in `nodes`.
         nodes: a table of shape (nodes, 5). The row of a branch is (feature, index if true, index if
-            false, threshold, comparison). The row of a leaf is (begin, end, 0, 0, 0), and its votes
-            are the rows from begin up to end of `leaves`.
+            false, threshold, comparison). The row of a leaf is (begin, end, 0, 0, 0), and the votes
+            of the leaf are `leaves[begin:end]`.
         leaves: a table of shape (votes, 2). The row of a vote is (class, weight).
         count: the number of classes.
         aggregate: how the weights of all trees are combined; one of `_AGGREGATES`.
@@ -257,7 +257,7 @@ def _with_base_values(site: NodeSite, scores: Tensor, count: int) -> Any:
 def _regressor(
     site: NodeSite, *, count: int = integer("n_targets"), transform: str = TRANSFORM, **trees: Any
 ) -> Any:
-    """Compute `count` scores for each row by trees, and apply the function `transform` to them."""
+    """Compute `count` scores for each row by trees, and apply `transform` to the scores."""
     aggregate = site.choice("aggregate_function", *_AGGREGATES, default="SUM")
     weights = _numbers(site, "target_weights")
     scores = _ensemble(site, _Trees(**trees), count, weights, aggregate)
@@ -377,7 +377,7 @@ def _tree_ensemble(
     transform: int = integer("post_transform", 0),
     **tables: Any,
 ) -> Any:
-    """Compute the scores of rows by trees, of shape (samples, targets).
+    """Compute the scores of rows by trees. The result has shape (samples, targets).
 
     `roots` are the indices of the trees' roots. `aggregate` and `transform` are indices in
     `_AGGREGATES` and `TRANSFORMS`. `tables` has the fields of `_Tables`.
@@ -398,8 +398,8 @@ def _tree_ensemble(
 def _node_table(ensemble: _Tables) -> NDArray[np.int32]:
     """Return the table of nodes that `_scores` takes.
 
-    The table has the nodes of the ensemble, then its leaves, then further nodes for members of
-    sets. Leaf i has a single vote, which is row i of the table of votes.
+    The table has the nodes of the ensemble, then the leaves of the ensemble, then additional nodes
+    for members of sets. Leaf i has a single vote, which is row i of the table of votes.
     """
     count = ensemble.modes.array.size
     sets = _sets(ensemble.members)
