@@ -1,7 +1,7 @@
 """The list of formats, with the name and the package of each.
 
-The module `base` defines the interface of a format. Only this module names formats. A format is
-imported when it is first asked whether it recognises a network.
+The module `base` defines the interface of a format. No other module has a list of formats. A format
+is imported when it is first asked whether it recognises a network.
 
 When a network is flattened, the format maps the document's operators to kinds of operations, by a
 registry that belongs to the format. The user's `rules=` are looked up before the registry.
@@ -37,9 +37,9 @@ FORMATS = {
     "openvino": "nnef_jax.formats.openvino",
     "onnx": "nnef_jax.formats.onnx",
 }
-# Names of operations that only one format has. The keys are the modules with the rules of these
-# operations. A converted network keeps them as custom operations. Therefore a graph of another
-# format may have these operations too.
+# Operations of a single format: maps a module to the names of the operations whose rules are in the
+# module. A network that is converted to another format keeps these operations as custom operations.
+# Therefore a graph of another format may have them too.
 KINDS = {
     "nnef_jax.formats.tract.rules": (
         "tract.exp_unit_norm",

@@ -27,8 +27,8 @@ from nnef_jax.storage.archive import Archive
 from nnef_jax.storage.writer import Member
 
 Expand = Literal["auto", "all"]
-# A function that is called with two numbers: the variables that were read so far, and all
-# variables.
+# A function that is called with two numbers: the number of variables that were read so far, and the
+# number of all variables.
 Progress = Callable[[int, int], None]
 # Maps names of inputs to shapes. An open extent is None.
 Shapes = Mapping[str, Sequence[int | None]]
@@ -67,7 +67,7 @@ class ExtentImplied(ExtentNeeded):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of a load: which operations are expanded, and which shapes and dtypes tensors have.
+    """The options of a load, such as the shapes of inputs and the dtype of real numbers.
 
     The keys of a mapping are names of inputs, unless a comment says otherwise.
     """
@@ -86,12 +86,12 @@ class Options:
     meter: Meter = field(default_factory=Meter)  # counts the steps and bytes of the load
     rounds: bool = True  # whether tensors that the document quantises are rounded
     progress: Progress | None = None  # is called before each variable is read
-    # The shapes of inputs, with symbolic extents of jax.export. In `input_shapes`, the symbolic
-    # extents are open.
+    # The shapes of inputs, with symbolic extents of jax.export. Where this mapping has a symbolic
+    # extent, `input_shapes` has an open extent.
     symbolic_shapes: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
     open_extent: int = UNKNOWN  # replaces each extent that the document leaves open
-    # Maps labels of states to their shapes before a cycle. A state of constant shape may be left
-    # out.
+    # Maps the label of a state to the state's shape before a cycle. A state of constant shape may
+    # be left out.
     state_shapes: Mapping[str, Shape] = field(default_factory=dict[str, Shape])
     # Whether the network is only shown, not run. Then it may have unsupported operators.
     outline: bool = False
@@ -141,8 +141,9 @@ class Options:
     def shape(self, name: str, declared: Sequence[int | str | None]) -> Shape:
         """Return the shape of an input: the shape that the user chose, or else the declared shape.
 
-        In the shape, a name is replaced by its extent in `extents`. An open extent is replaced by
-        `open_extent`.
+        The name of an extent, such as "N", is replaced by `extents["N"]`. An open extent is
+        replaced by `open_extent`. An extent is open if it is None or a name without an entry in
+        `extents`.
         """
         extents: list[int] = []
         for extent_or_name in self.input_shapes.get(name, declared):
@@ -196,7 +197,7 @@ class Format(Protocol):
     def read(self, archive: Archive, options: Options) -> Frontend:
         """Read the document of an archive and check it.
 
-        Raises NnefError, which contains all errors of the document.
+        Raises an NnefError that contains all errors of the document.
         """
         ...
 

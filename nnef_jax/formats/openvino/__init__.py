@@ -15,8 +15,8 @@ import os
 from nnef_jax.formats.base import Frontend, Options
 from nnef_jax.storage.archive import Archive
 
-# Maps the ending of a file's name to the framework of the network in the file. These networks are
-# converted.
+# Maps the ending of a file's name to the framework of the network in the file. Networks of these
+# frameworks are converted.
 _CONVERTED = {".tflite": "TensorFlow Lite", ".pb": "TensorFlow", ".pdmodel": "PaddlePaddle"}
 GRAPHS = ("*.xml", "saved_model.pb", "*.pdmodel")
 ALONE = {

@@ -4,9 +4,9 @@ Therefore the process that loads the network need not import openvino. The modul
 the script in a temporary folder, with three arguments:
 
 - the name of the network's file or folder, which is in the temporary folder
-- the largest number of seconds
-- the largest number of bytes of each file that the script writes, and of its memory beyond
-  `_BASE_MEMORY`
+- the time limit in seconds
+- a number of bytes, which limits each file that the script writes, and also limits the script's
+  memory beyond `_BASE_MEMORY`
 
 The script writes `converted.xml` and `converted.bin`. On failure the script exits with a status
 other than 0, and writes the reason to its standard error.
@@ -47,8 +47,8 @@ def main(source: str, seconds: int, size: int) -> None:
         _bound(resource.RLIMIT_CORE, 0)
         _bound(resource.RLIMIT_FSIZE, size)
         _bound(resource.RLIMIT_DATA, size + _BASE_MEMORY)
-    # Without the package openvino_telemetry, openvino uses a stub in its place. The stub starts no
-    # process that sends usage data.
+    # If openvino cannot import the package openvino_telemetry, it uses a stub instead. The stub
+    # starts no process that sends usage data.
     sys.modules["openvino_telemetry"] = None  # pyright: ignore[reportArgumentType]
     try:
         openvino: Any = import_module("openvino")
@@ -74,7 +74,7 @@ def _bound(limit: int, value: int) -> None:
 def _end_with_parent(folder: str) -> None:
     """Wait until the parent process closes the standard input, then end this process.
 
-    First, the parent's temporary folder `folder` is removed. All processes that this process
+    Before the end, remove the parent's temporary folder `folder`. All processes that this process
     started end too, except on Windows.
     """
     standard_input = 0

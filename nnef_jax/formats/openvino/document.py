@@ -24,7 +24,8 @@ _MOST_DIGITS = 20  # a number in an attribute has at most this many digits
 OLDEST, NEWEST = 2, 11  # the oldest and newest version of documents that are read
 FIRST_OF_OPSETS = 10  # the first version that stores all weights in Const layers
 CONSTANTS = ("const", "constant")  # types of layers that hold weights, in lower case
-# Maps a layer's type, in lower case, to its spelling in tags of version 2, such as `<fc_data>`.
+# Maps a layer's type, in lower case, to the word for this type in tags of version 2. For example,
+# "fullyconnected" is "fc" in `<fc_data>`.
 _OLD_TYPES = {
     "fullyconnected": "fc", "innerproduct": "fc", "norm": "lrn", "batchnormalization": "batch_norm",
 }  # fmt: skip
@@ -51,7 +52,7 @@ class Port:
 
 @dataclass(slots=True, eq=False)
 class Blob:
-    """The place of a layer's weights in the .bin file, and their element type.
+    """The position of a layer's weights in the .bin file, and the element type of the weights.
 
     `offset` and `size` are numbers of bytes. If `type` is "", the weights have the element type of
     the layer.
@@ -100,7 +101,7 @@ class NetLayer:
         return [(f"{self.name}.{i}", port) for i, port in enumerate(ports)]
 
 
-PortRef = tuple[int, int]  # a reference to a port: the ids of its layer and of the port
+PortRef = tuple[int, int]  # a reference to a port: the id of the layer, and the id of the port
 
 
 @dataclass(eq=False)
@@ -389,9 +390,9 @@ def _data(layer: Element, type: str) -> Element:
 
 
 def _blobs(layer: Element) -> dict[str, Blob]:
-    """Return a dict from tags to the places of a layer's weights in the .bin file.
+    """Return a dict from tags to the positions of a layer's weights in the .bin file.
 
-    A tag is the name of the element that declares the place, such as "weights" or "biases".
+    A tag is the name of the element that declares the position, such as "weights" or "biases".
     """
     elements = [*layer.children, *layer.below("blobs")]
     blobs: dict[str, Blob] = {}
@@ -434,7 +435,7 @@ def whole_number(attributes: Mapping[str, str], name: str, default: int | None =
 
 
 def _extent(text: str) -> int:
-    """Return the extent in a text, which is -1 for an open extent."""
+    """Return the extent that a text declares. For an open extent, return -1."""
     digits = text.strip()
     if digits == "-1":
         return -1

@@ -136,12 +136,12 @@ def storage_dtype(type: str, real: str) -> str:
 def computation_dtype(type: str, real: str) -> str:
     """Return the dtype in which tensors of an element type are computed.
 
-    f32, f16 and nf4 are computed in `real`: f16 too, because OpenVINO's runtime computes f16 in f32
-    on CPUs. Unless jax's x64 mode is on, f64 is computed in `real`, and integers of 64 bits are
-    computed in 32 bits.
+    f32, f16 and nf4 are computed in `real`. This includes f16, because OpenVINO's runtime computes
+    f16 in f32 on CPUs. Unless jax's x64 mode is on, f64 is computed in `real`, and integers of 64
+    bits are computed in 32 bits.
     """
     if type in ("f16", "nf4"):
         return real
-    if type not in _DTYPES:  # the type is that of strings
+    if type not in _DTYPES:  # strings have such a type
         raise InvalidOperation(f"there are no tensors of type '{type}'")
     return emission.computation_dtype(_NAMES[type], real)

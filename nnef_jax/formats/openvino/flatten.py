@@ -76,7 +76,7 @@ class Flattener:
     def input(self, name: str, layer: NetLayer, port: Port, net: Net) -> Tensor:
         """Add an input of the network to the graph, and return the input's tensor.
 
-        `name` is the name of the input, and `layer` and `port` declare its shape and type.
+        `name` is the name of the input. `layer` and `port` declare the input's shape and type.
         """
         declared = layer.attributes.get("element_type", "") or port.type or layer.precision
         with locating_errors(f"input '{name}'", layer.span):
@@ -93,9 +93,10 @@ class Flattener:
         return value
 
     def site(self, layer: NetLayer, net: Net, operands: Sequence[Tensor | None]) -> LayerSite:
-        """Make the site of a layer, by which the layer's function adds operations to the graph.
+        """Make the site of a layer.
 
-        `operands` are the layer's inputs in the order of its ports.
+        The function that flattens the layer adds operations to the graph by this site. `operands`
+        are the layer's inputs in the order of the layer's ports.
         """
         return LayerSite(
             layer,
@@ -118,8 +119,8 @@ class Flattener:
         """
         tensors: dict[PortRef, Tensor] = dict(feeds)
         layers = _needed(net, feeds, outputs)
-        # An outline is a graph that is only shown. It may contain layers that cannot run, but a
-        # body in it may not contain such layers.
+        # An outline is a graph that is only shown. Layers that cannot run are allowed in an
+        # outline, but not in the bodies of its layers.
         is_only_shown = self.graph.options.outline and not self.prefix
         if not is_only_shown:
             unsupported = [layer for layer in layers if not _is_supported(net, layer)]
@@ -144,7 +145,7 @@ class Flattener:
     def _flattened_for_show(
         self, layer: NetLayer, operands: Sequence[Tensor | None]
     ) -> Iterator[tuple[PortRef, Tensor]]:
-        """Add a layer that cannot run to an outline, which is a graph that is only shown.
+        """Add an unsupported layer to the graph, which is an outline: it is only shown.
 
         Yield pairs of a port and the layer's result at this port. The results have no types.
         """
@@ -187,10 +188,11 @@ class Flattener:
             yield (layer.id, port.id), value
 
     def _note_names(self, value: Value, output_name: str, port: Port) -> None:
-        """Make the document's names for a result of a layer aliases of the tensor `value`.
+        """Add aliases of the tensor `value`, which is a layer's result.
 
-        `output_name` is the layer's name, with an index if there are several ports. In a body, this
-        name gets a prefix, and the names that the port declares are left out.
+        The aliases are the document's names for the result: `output_name` and the names that `port`
+        declares. `output_name` is the layer's name, with an index if the layer has several output
+        ports. In a body, `output_name` gets a prefix, and the names of the port are left out.
         """
         name = self.prefix + output_name
         if value.name != name:
@@ -199,7 +201,7 @@ class Flattener:
             self._add_aliases(value, *port.names)
 
     def _add_aliases(self, value: Value, *names: str) -> None:
-        """Add aliases of a tensor. A name that another tensor of the graph has is left out."""
+        """Add aliases of a tensor. A name is left out if another tensor of the graph has it."""
         builder = self.graph.builder
         for name in names:
             if name != value.name and not builder.is_taken(name):
@@ -222,7 +224,7 @@ class Flattener:
             return self.graph.as_output(site.tensor(tensor), name, layer.span)
 
     def note_folded(self, net: Net, tensors: Mapping[PortRef, Tensor]) -> None:
-        """Tell the graph which tensors of the document are constants, and which layers read them.
+        """Tell the graph which tensors of the document are constant, and what each layer reads.
 
         `tensors` maps ports to all tensors of the network.
         """
@@ -312,7 +314,7 @@ def _needed(
     layers = [layer for layer in net.layers if layer.id in needed_ids]
     ids_of_read_layers = _ids_of_read_layers(net, layers)
     # A ReadValue declares its variable, so it must come before the Assign that writes the variable.
-    # Therefore each Assign comes last, unless a layer other than a Result reads it.
+    # Therefore each Assign comes last, unless its result is read by a layer other than a Result.
 
     def comes_last(layer: NetLayer) -> bool:
         return layer.kind == "assign" and layer.id not in ids_of_read_layers
@@ -342,9 +344,9 @@ def _needed_ids(net: Net, feeds: Mapping[PortRef, Tensor], outputs: Sequence[Por
 
 
 def _ids_of_read_layers(net: Net, layers: Sequence[NetLayer]) -> set[int]:
-    """Return the ids of the layers whose results other layers read.
+    """Return the ids of the layers whose results are read by one of `layers`.
 
-    `layers` are the layers that may read results. Result layers among them do not count.
+    Layers of the type Result do not count as readers.
     """
     ids = set[int]()
     for layer in layers:

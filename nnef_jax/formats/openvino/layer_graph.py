@@ -1,4 +1,4 @@
-"""The graph into which the layers of a network or body are flattened, and its weights."""
+"""The graph into which the layers and weights of a network or body are flattened."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nnef_jax.formats.openvino.network_ends import Variable
 class LayerGraph(TensorGraph):
     """A graph under construction, with the element types and variables of OpenVINO."""
 
-    # Maps the kind of an array's dtype, such as "b" for bool, to the element type of the array.
+    # Maps numpy's letter for a kind of dtype, such as "b" for bool, to an element type.
     TYPES: ClassVar[Mapping[str, str]] = {"b": "boolean", "i": "i64", "f": "f32"}
 
     def __init__(
@@ -78,7 +78,7 @@ class LayerGraph(TensorGraph):
         return cast
 
     def _looked_up(self, codes: Value, name: str, span: Span) -> Value:
-        """Replace each item of `codes`, a 4-bit index, by the number at this index in `NF4`.
+        """Replace each item of `codes` by `NF4[item]`. An item is a 4-bit index.
 
         The names of the new tensors begin with `name`.
         """

@@ -29,9 +29,10 @@ from nnef_jax.formats.openvino.layer_graph import LayerGraph
 from nnef_jax.storage.bitstream import CODES_PER_STEP
 
 # Types of layers that may be folded, that is, computed while the network is read. A layer is folded
-# only if its operands are constant and may decide shapes. Before version 10, only the types in
-# `_FOLDED_OLD` are folded. A conversion is folded only if an operand was computed from shapes or
-# from other constants. Conversions of stored numbers are left to the network.
+# only if all operands are constant, and the layer is probably part of the computation of a shape
+# (`is_folded`). Before version 10, only the types in `_FOLDED_OLD` are folded. A conversion is
+# folded only if an operand was computed from shapes or from other constants. Conversions of stored
+# numbers are left to the network.
 _CONVERSIONS = ("convert", "convertlike")
 _FOLDED_OLD = ("gather", "concat", "squeeze", "unsqueeze")
 _FOLDED = frozenset({
@@ -185,7 +186,7 @@ class LayerSite(Site[LayerGraph]):
     def dtype(self, name: str, default: str | None = None) -> str:
         """Return the computation dtype of the element type that is in the attribute `name`.
 
-        By default, the computation dtype of "i64" is "int32", for example.
+        For example, return "int32" for "i64", unless jax's x64 mode is on.
         """
         type = element_type(self.text(name, default))
         return computation_dtype(type, self.graph.options.real)
@@ -243,7 +244,7 @@ class LayerSite(Site[LayerGraph]):
 
     @property
     def span(self) -> Span:
-        """Return the place of the layer in the document."""
+        """Return the position (file, line and column) of the layer in the document."""
         return self.layer.span
 
     @property
@@ -297,10 +298,10 @@ class LayerSite(Site[LayerGraph]):
         return Constant(unpacked(data, type, shape), type, label)
 
     def _stored_type(self, blob: Blob) -> str:
-        """Return the element type of weights: the first type that the file declares.
+        """Return the element type of weights.
 
-        The type may be declared for the weights, for the layer, or for an output of the layer. If
-        no type is declared, return "f32".
+        The file may declare the type for the weights, for the layer, or for an output of the layer.
+        The first of these declarations counts. If there is none, return "f32".
         """
         if blob.type:
             return blob.type
@@ -419,7 +420,7 @@ class LayerSite(Site[LayerGraph]):
         return self.filled(item, dtype)
 
     def flattened(self, x: Value, first: int, last: int) -> Value:
-        """Join the axes from `first` to `last`, including `last`, as the layer's last operation."""
+        """Join the axes `first` to `last` (inclusive) by the last operation of the layer."""
         count = last - first + 1
         return self.last.reshape(x, shape=(-1,), axis_start=first, axis_count=count)
 
@@ -460,8 +461,8 @@ def stored(site: LayerSite, type: str = "") -> Constant:
     if not layer.outputs:
         raise InvalidOperation("it has no output")
     output = layer.outputs[0]
-    # Before version 10, the position of the items in the .bin file is a blob, which usually has the
-    # tag "custom". Later versions have the attributes `offset` and `size` instead.
+    # Before version 10, a blob declares the position of the items in the .bin file. Usually its tag
+    # is "custom". Later versions have the attributes `offset` and `size` instead.
     is_stored_as_blob = "element_type" not in layer.attributes and len(layer.blobs) > 0
     if is_stored_as_blob:
         return _stored_as_blob(site, output.shape or ())

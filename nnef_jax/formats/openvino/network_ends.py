@@ -26,8 +26,8 @@ from nnef_jax.formats.openvino.document import (
 
 INPUTS = ("input", "parameter")  # types of layers that are inputs
 _T = TypeVar("_T")
-# An input: its name, and the layer and port that declare it. An output: its name, and the port that
-# computes it.
+# `_NamedInput` is the name of an input, with the layer and the port that declare the input.
+# `_NamedOutput` is the name of an output, with the port that computes the output.
 _NamedInput = tuple[str, tuple[NetLayer, Port]]
 _NamedOutput = tuple[str, PortRef]
 
@@ -62,7 +62,7 @@ class Ends:
     variables: Mapping[str, Variable]
 
     def synonyms(self, net: Net) -> dict[str, str]:
-        """Return a dict from other names of inputs and outputs to their names in the graph."""
+        """Return a dict from alternative names of inputs and outputs to the names in the graph."""
         synonyms: dict[str, str] = {}
         for name, (layer, port) in self.inputs.items():
             for synonym in (layer.name, *port.names):
@@ -89,7 +89,7 @@ def ends_of(net: Net) -> Ends:
 
 
 def _inputs_at(layer: NetLayer, net: Net) -> list[_NamedInput]:
-    """Return the network's inputs at a layer, which declares or reads them.
+    """Return the inputs of the network that a layer declares or reads.
 
     Before version 10, an input port without an edge is an input of the network.
     """
@@ -108,7 +108,7 @@ def _inputs_at(layer: NetLayer, net: Net) -> list[_NamedInput]:
 
 
 def _outputs_at(layer: NetLayer, net: Net) -> list[_NamedOutput]:
-    """Return the network's outputs at a layer, which declares or computes them.
+    """Return the outputs of the network that a layer declares or computes.
 
     Since version 10, a Result declares an output. Before version 10, an output port without an edge
     is an output of the network.

@@ -1,9 +1,10 @@
 """Port maps, which connect the ports of a layer to the layers of its bodies.
 
-Before version 10, a map names ports of the body's layers. Since version 10, a map names Parameter
-and Result layers of the body. A line of the map may have an `axis`. An input is then cut along this
-axis into one part for each iteration. The results of the iterations are joined along the axis. If
-the parts run from -1 to 0 with stride -1, the first part is at the end of the axis.
+Before version 10, a map refers to ports of the body's layers. Since version 10, it refers to
+Parameter and Result layers of the body. A line of the map may have an `axis`. A line for an input
+then cuts the input along this axis into one part for each iteration. A line for an output joins the
+results of the iterations along the axis. If the parts run from -1 to 0 with stride -1, the first
+part is at the end of the axis.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def links(body: Body, *, inputs: bool) -> list[Link]:
 
 
 def _link(body: Body, attributes: Mapping[str, str]) -> Link:
-    """Read a line of a body's port map from the attributes of its element."""
+    """Read a line of a body's port map from the attributes of the line's element."""
     layer = body.net.by_id.get(_number(attributes, "internal_layer_id"))
     if layer is None:
         raise InvalidOperation(f"the body has no layer {attributes.get('internal_layer_id')}")
@@ -75,7 +76,7 @@ def _number(attributes: Mapping[str, str], name: str, default: int | None = None
 
 
 def _first_port(layer: NetLayer) -> int:
-    """Return the id of the first output of a Parameter, or of the first input of other layers.
+    """Return the id of a layer's first input, or of its first output if the layer is a Parameter.
 
     Return 0 if there is no such port.
     """
@@ -99,7 +100,7 @@ def back_edges(body: Body) -> dict[PortRef, PortRef]:
         if body.net.is_legacy:
             edges[target] = source
         else:
-            # A back edge names only layers, since Parameter and Result layers have one port.
+            # A back edge has no ids of ports, since Parameter and Result layers have one port.
             target_port = _first_port(layers[target_id])
             source_port = _first_port(layers[source_id])
             edges[target_id, target_port] = (source_id, source_port)

@@ -26,8 +26,8 @@ def pre_processed(
     """Return a copy of `feeds` in which inputs are normalised.
 
     `feeds` maps ports to inputs of a network. Each input x that has a `<pre-process>` element is
-    replaced by (x - mean) / scale. The function `site` makes the `LayerSite` of a layer, which adds
-    operations to the graph.
+    replaced by (x - mean) / scale. The function `site` makes the `LayerSite` of a layer. Operations
+    are added to the graph by this `LayerSite`.
     """
     inputs = dict(feeds)
     for element in net.element.children:
@@ -41,9 +41,9 @@ def pre_processed(
 def _input(
     net: Net, inputs: Mapping[PortRef, Tensor], element: Element
 ) -> tuple[NetLayer, PortRef, Value]:
-    """Return the input that a `<pre-process>` element is for: its layer, its port and its tensor.
+    """Return the layer, the port and the tensor of the input that a `<pre-process>` element is for.
 
-    If the element has no name, return the first input with four axes.
+    If the element does not name an input, return the first input with four axes.
     """
     name = element.attributes.get("reference-layer-name")
     for layer in net.layers:

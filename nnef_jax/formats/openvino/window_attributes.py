@@ -54,10 +54,11 @@ def kernel_of(site: LayerSite) -> list[int]:
 
 
 def _names_of_version_2(name: str, rank: int) -> list[str]:
-    """Return the attributes by which version 2 replaces an attribute, from the last axis on.
+    """Return the names of the attributes that stand for the attribute `name` in version 2.
 
-    For example, return "stride-x" and "stride-y" for the attribute `strides` of 2 axes. `rank` is
-    the number of axes. The list is empty if version 2 has no such attributes for this rank.
+    There is one name for each of `rank` axes, from the last axis on. For example, return "stride-x"
+    and "stride-y" for the attribute `strides` of 2 axes. The list is empty if version 2 has no such
+    attributes for this rank.
     """
     if name != "pads_end":
         stem = _OLD_NAMES.get(name, name)
@@ -79,7 +80,8 @@ def pads_of(site: LayerSite, rank: int) -> Pairs:
     """Return the padding that the file declares, as pairs (before, after) for `rank` spatial axes.
 
     If `pads_end` is missing, the padding after an axis depends on the version. Before version 10,
-    it is as large as the padding before the axis. Since version 10, it is 0.
+    the padding after the axis is as large as the padding before it. Since version 10, the padding
+    after the axis is 0.
     """
     begin = spatial(site, "pads_begin", rank, [0] * rank)
     default_end = begin if site.net.is_legacy else [0] * rank

@@ -168,13 +168,13 @@ def _prior_box(
 
     Section 2.2 of arXiv:1512.02325 (SSD) explains the boxes. If `scale_all`, each size has boxes of
     all ratios. Otherwise only the first size has boxes of all ratios, as in MXNet's MultiBoxPrior.
-    If not `scale_all`, from version 10 on, `smallest` and `step` are fractions of the image's
-    height instead of pixels.
+    In this case, `smallest` and `step` are fractions of the image's height in versions 10 and 11,
+    and pixels in older versions.
 
-    Each size in `smallest` has a square, a larger square if `largest` has an item for this size,
-    and a rectangle for each of `ratios` but the first one, 1. If `ratios_last`, the rectangles come
-    after the larger square. Each size in `fixed` has a grid of boxes at each position. `density`
-    has the numbers of points per side of these grids.
+    Each size in `smallest` has a square. If `largest` has an item for this size, the size also has
+    a larger square. Each ratio in `ratios[1:]` adds a rectangle. (`ratios[0]` is 1, the square.) If
+    `ratios_last`, the rectangles come after the larger square. Each size in `fixed` has a grid of
+    boxes at each position. `density` has the number of points per side for each grid.
     """
     (feature_height, feature_width), (image_height, image_width) = sizes
     are_fractions = not scale_all and not site.net.is_legacy
@@ -217,7 +217,7 @@ def _prior_box(
 def _grid_shapes(
     site: LayerSite, size: float, points_per_side: int, half_extents: Sequence[tuple[float, float]]
 ) -> list[_BoxShape]:
-    """Return clipped boxes around the points of a grid, which covers `size` * `size` pixels.
+    """Return clipped boxes around the points of a grid. The grid covers `size` * `size` pixels.
 
     Each point has one box for each pair (half width, half height) in `half_extents`.
     """
@@ -407,8 +407,8 @@ def _prior_grid_generator(
 
     `priors` has shape (priors, 4). The result has shape (height * width * priors, 4) if `flattens`,
     otherwise (height, width, priors, 4). Input 1 is the feature map, and input 2 is the image. If
-    `h` or `w` is 0, it is the extent of the feature map. If a stride is 0, it is the extent of the
-    image divided by the extent of the feature map.
+    `h` or `w` is 0, the extent of the feature map is used instead. If a stride is 0, the extent of
+    the image divided by the extent of the feature map is used instead.
     """
     height = h if h != 0 else site.known_shape(1)[2]
     width = w if w != 0 else site.known_shape(1)[3]

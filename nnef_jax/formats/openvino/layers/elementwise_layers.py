@@ -1,4 +1,4 @@
-"""Functions for elementwise layers: activations, conversions, rounding and functions of tensors."""
+"""Functions for elementwise layers: activations, conversions, rounding, and arithmetic."""
 
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ def _floored_mod(site: LayerSite, x: Tensor | float, y: Tensor | float) -> Value
     dtype = quotient.type.dtype
     if is_float(dtype):
         return site.last.sub(x, step.mul(step.floor(quotient), y))
-    # The remainder has the sign of x. If y has the other sign, y is added.
+    # The remainder has the sign of x. If y has the opposite sign, y is added to the remainder.
     remainder = step.rem(x, y)
     sign_product = step.mul(step.sign(remainder), y)
     signs_differ = step.lt(sign_product, site.number_like(sign_product, 0))
@@ -354,8 +354,8 @@ def _combined(
 ) -> Value:
     """Combine two operands by an operation of the layer Eltwise.
 
-    `last` adds the operation of the result, and `site.step` adds all operations that come before
-    it. Raises InvalidOperation if the layer has no such operation.
+    `last` adds the last operation, and `site.step` adds all operations before it. Raises
+    InvalidOperation if Eltwise has no operation with the name `operation`.
     """
     step = site.step
     if operation == "squared_diff":
@@ -390,7 +390,7 @@ def _legacy_power(
     power: float = number("power", 1),
 ) -> Value:
     """Compute (shift + scale * x) ** power."""
-    steps: list[Any] = []  # each step is (kind, operands after the first one, attributes)
+    steps: list[Any] = []  # each step is (operation name, operands from the second on, attributes)
     no_attributes: dict[str, Any] = {}
     if scale != 1:
         steps.append(("mul", [scale], no_attributes))

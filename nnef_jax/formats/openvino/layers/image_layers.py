@@ -53,7 +53,7 @@ def _interpolate(
     begin: Sequence[int] = integers("pads_begin", (0,)),
     end: Sequence[int] = integers("pads_end", (0,)),
 ) -> Value:
-    """Resize a tensor along axes, to sizes or by scales.
+    """Resize a tensor along axes, to given extents or by given factors.
 
     In operation set 1, input 1 has the sizes. In operation set 4, input 1 has the sizes and input 2
     the scales. In operation set 11, input 1 has the sizes or the scales. The attribute
@@ -137,7 +137,7 @@ def _kernel(site: LayerSite, mode: str, rank: int) -> tuple[str, dict[str, Any]]
     if mode == "bilinear_pillow":
         return "linear", attributes | {"antialias": True, "exclude_outside": True}
     if mode == "bicubic_pillow":
-        # Pillow's default of the coefficient differs from the default of the mode "cubic".
+        # In Pillow, the default for the coefficient differs from the default in the mode "cubic".
         attributes["cubic_coeff_a"] = site.number("cube_coeff", -0.5)
         return "cubic", attributes | {"antialias": True, "exclude_outside": True}
     if mode in ("linear", "linear_onnx"):
@@ -181,8 +181,8 @@ def _interp(
 def _resample(site: LayerSite, x: Value, *, type: str = text("type")) -> Value:
     """Resize to the declared shape by the nearest items, or by linear interpolation.
 
-    The interpolation takes the centre of an item as its position. If the attribute `antialias` is
-    set and the result is smaller than the input, the kernel of the interpolation is widened.
+    In the interpolation, the position of an item is the item's centre. If the attribute `antialias`
+    is set and the result is smaller than the input, the kernel of the interpolation is widened.
     """
     sizes = _resized_shape(site)
     if type.endswith("nearest"):
@@ -217,10 +217,11 @@ def _colour(site: LayerSite, chroma: Value, i: int, shape: tuple[int, int, int])
 def _planes(site: LayerSite, *, interleaved: bool) -> tuple[Value, Value]:
     """Return the brightness and the colours of images as two tensors of real numbers.
 
-    The brightness has shape (batch, height, width, 1), and the colours have shape (batch, height /
-    2, width / 2, 2). The inputs of the layer may be brightness and colours, brightness and two
-    colour planes, or one image. In a single image, the two colours of a pixel are side by side if
-    `interleaved`, otherwise they are in separate planes.
+    The brightness has shape (batch, height, width, 1). The colours have shape
+    (batch, height / 2, width / 2, 2). The layer has one, two or three inputs. A single input is an
+    image with brightness and colours. Two inputs are the brightness and a tensor with both colours.
+    Three inputs are the brightness and a plane for each colour. In a single image, the two colours
+    of a pixel are side by side if `interleaved`, otherwise they are in separate planes.
     """
     inputs = [site.cast(x, site.real) for x in site.tensors()]
     if len(inputs) == 2:

@@ -1,6 +1,7 @@
 """Functions for layers with indices: gather, scatter, one-hot, range, search, and nonzero items.
 
-If the number of items of a result depends on values, the result is padded to the largest length.
+If the number of items of a result depends on values, the result is padded to the largest number of
+items that it may have.
 """
 
 from __future__ import annotations
@@ -126,11 +127,11 @@ def _one_hot_result(
 
 
 def _one_hot_indices(site: LayerSite, depth: int, negative: str) -> Value:
-    """Return input 0, the indices of a one-hot, with ignored indices replaced by `depth`.
+    """Return the indices of a one-hot (input 0), with ignored indices replaced by `depth`.
 
     The index `depth` is outside the result. If `negative` is "normalize", negative indices count
-    from the end and are unchanged. Otherwise the layer ignores computed indices that are negative.
-    Constant indices are always unchanged.
+    from the end and are unchanged. Otherwise the layer ignores negative indices that the network
+    computes. Constant indices are always unchanged.
     """
     step = site.step
     indices = site.indices(0)
@@ -293,7 +294,7 @@ def _scatter_elements(
     zeros, ones = filled_like(x, 0), filled_like(updates, 1)
     update_count = scattered(site.step, zeros, ones, "add")
     one = site.step.constant(shape=(), value=(1,), dtype=dtype)
-    # Without the items of `x`, items that have no update are divided by 1 instead of 0.
+    # If the items of `x` do not count, items without updates are divided by 1 instead of 0.
     combine = site.step.add if keeps_first else site.step.max
     return site.last.div(total, combine(update_count, one))
 
@@ -324,8 +325,8 @@ def _scatter_update(
 ) -> Value:
     """Replace the slices of `x` at `indices` along an axis by `updates`.
 
-    `updates` has the axes of `indices` in place of the axis. For example, `x` has shape (2, 9, 5),
-    the axis is 1, `indices` has shape (3, 4), and `updates` has shape (2, 3, 4, 5).
+    In `updates`, the axes of `indices` are in place of this axis. For example, `x` has shape
+    (2, 9, 5), the axis is 1, `indices` has shape (3, 4), and `updates` has shape (2, 3, 4, 5).
     """
     rank = len(x.type.shape)
     indices_rank = len(indices.type.shape)
@@ -480,9 +481,9 @@ def _legacy_unique(
 def _filled_rows(site: LayerSite, values: Value, *, rows: int = integer_at(1)) -> list[Value]:
     """Add an entry with the default value to each empty row of a sparse matrix.
 
-    `rows` is the number of rows, and input 3 is the default value. The results are the indices of
-    the entries, of shape (entries, 2), the values of the entries, of shape (entries,), and a bool
-    for each row that tells whether the row was empty.
+    `rows` is the number of rows, and input 3 is the default value. The first result has the indices
+    (row, column) of the entries, and its shape is (entries, 2). The second result has the values of
+    the entries. The third result has a bool for each row: whether the row was empty.
     """
     step = site.step
     indices = site.integer_tensor(2)
@@ -491,8 +492,8 @@ def _filled_rows(site: LayerSite, values: Value, *, rows: int = integer_at(1)) -
     is_in_row = step.eq(row_indices, site.positions(rows, axis=1, rank=2))  # shape (entries, rows)
     entries_by_row = site.count(is_in_row, axis=0)
     is_empty = step.eq(site.reshaped(entries_by_row, (rows,)), 0)
-    # A default entry for each row is appended. Then all entries are sorted by row. The default of a
-    # row that is not empty gets the key `rows`, so that it comes last and is cut off.
+    # A default entry for each row is appended. Then all entries are sorted by row. If a row is not
+    # empty, the key of its default entry is `rows`. Such entries come last and are cut off.
     default_keys = step.select(is_empty, site.positions(rows), rows)
     keys = step.concat([site.reshaped(row_indices, (count,)), default_keys], axis=0)
     _, order = step.topk(keys, k=count + rows, axis=0, largest=False)

@@ -25,8 +25,8 @@ from nnef_jax.formats.openvino.layer_site import LayerSite, derived, stored
 from nnef_jax.formats.openvino.layers.registry import operator, opsets
 from nnef_jax.formats.openvino.ports import Link, back_edges, links, source_of
 
-# A loop with the attribute `limit` becomes a scan of `limit` steps. A loop with more iterations
-# than this gets no `limit`, and is ended by the operand `count`.
+# A loop with the attribute `limit` becomes a scan of `limit` steps. If a loop may have more than
+# `_MOST_ITERATIONS` iterations, it gets no `limit`, and the operand `count` ends the loop.
 _MOST_ITERATIONS = 1 << 16
 
 
@@ -171,7 +171,7 @@ class _Repetition:
         count: Tensor | int | None,
         first_condition: Tensor | bool,
     ) -> list[Any]:
-        """Add a loop that ends by its condition or after a computed number of iterations.
+        """Add a loop that ends when its condition is false, or after `count` iterations.
 
         `condition_port` is the port of the body that computes the condition, or None if the
         condition is always true. `count` is the largest number of iterations, or None if there is
@@ -237,7 +237,7 @@ class _Repetition:
         states = self._feed_uncut()
         states_before = [self.feeds[link.end] for link in states]
         next_ports = [source_of(self.body, self.next_states[link.end]) for link in states]
-        # A line of the port map has the port -1 if it has no port of the layer. The line of the
+        # A line of the port map that has no port of the layer has the port -1. The line for the
         # condition may be such a line.
         connected = [link for link in self.outputs if link.port >= 0]
         result_ports = [source_of(self.body, link.end) for link in connected]
@@ -272,7 +272,7 @@ class _Repetition:
     def _with_dtypes_of(
         self, states_before: Sequence[Tensor], next_states: Sequence[Tensor]
     ) -> list[Tensor]:
-        """Cast the states after an iteration to the dtypes of the states before it.
+        """Cast the states after an iteration to the dtypes of the states before the iteration.
 
         A state has the same dtype in all iterations.
         """
@@ -399,7 +399,7 @@ def _results(
     outputs = links(body, inputs=False)
     sources = [source_of(body, link.end) for link in outputs]
     tensors = site.flatten(body, graph, feeds, sources, site.layer.name)
-    results: dict[int, Tensor] = {}  # maps the id of an output port of the layer to its tensor
+    results: dict[int, Tensor] = {}  # maps ids of the layer's output ports to tensors
     for link, source in zip(outputs, sources, strict=True):
         results[link.port] = tensors[source]
     for port in site.layer.outputs:
@@ -463,10 +463,11 @@ def _cut_range(link: Link, extent: int) -> _CutRange:
 
 
 def _cut_items(site: LayerSite, value: Value, link: Link) -> tuple[Value, int, int]:
-    """Return the items of `value` that are cut into parts, the direction, and the axis.
+    """Return the tuple (items, direction, axis) for a tensor that is cut into parts along an axis.
 
-    `link` is the line of the port map that describes the parts. The direction is -1 if the first
-    part is at the end of the axis, otherwise 1.
+    The items are the range of `value` that the parts cover. The direction is -1 if the first part
+    is at the end of the axis, otherwise 1. `link` is the line of the port map that describes the
+    parts.
     """
     axis = site.axis(link.axis or 0, len(value.type.shape))
     extent = site.known_shape(value)[axis]

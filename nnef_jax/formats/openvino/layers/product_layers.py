@@ -156,11 +156,11 @@ def _attention(
 
 
 def _scaled_query(site: LayerSite, query: Value) -> tuple[Value, float]:
-    """Return the query, and the factor of its products with the keys.
+    """Return the query, and a factor for the products of the query with the keys.
 
-    If input 4, the scale, is a constant, the factor is the scale. If the network computes the
-    scale, it multiplies the query, and the factor is 1. Without input 4, the factor is 0, which
-    stands for 1 / sqrt(items), where `items` is the last extent of the query.
+    Input 4 is the scale. If the scale is a constant, the factor is the scale. If the network
+    computes the scale, the returned query is query * scale, and the factor is 1. Without input 4,
+    the factor is 0. It stands for 1 / sqrt(items), where `items` is the last extent of the query.
     """
     if not site.has(4):
         return query, 0.0

@@ -107,7 +107,7 @@ _SEQUENCES = ("LSTMSequence", "GRUSequence", "RNNSequence")
 
 @legacy(*_CELLS, cell=_cell_of)
 def _legacy_cell(site: LayerSite, x: Value, *, cell: Cell) -> list[Value]:
-    """Compute the next states of a cell, whose weights the layer stores.
+    """Compute the next states of a cell. The layer stores the cell's weights.
 
     The inputs are x and the states.
     """
@@ -180,10 +180,10 @@ def _run(
 ) -> list[Value]:  # fmt: skip
     """Run a cell over a sequence. Return the outputs of all time steps and the last states.
 
-    The sequence `x` has shape (batch, time, items), and the outputs have shape (batch, time,
-    hidden). `w` is the filter of the input, and `r` is the filter of the state. `mask` is true for
-    the time steps within each sequence. At all other time steps the states stay as they are. If
-    `reverse`, the sequence is read from the end.
+    The sequence `x` has shape (batch, time, items). The outputs have shape (batch, time, hidden).
+    `w` is the filter of the input, and `r` is the filter of the state. `mask` is true for the time
+    steps within each sequence. At all other time steps the states stay as they are. If `reverse`,
+    the sequence is read from the end.
     """
     if len(w.type.shape) == 2:
         w = site.unsqueezed(w, (0,))  # shape (1, gates * hidden, items)
@@ -209,8 +209,8 @@ def _sequence(
 ) -> list[Value]:
     """Run a cell over a sequence forward, backward or in both directions.
 
-    The sequence `x` has shape (batch, time, items), and the states have shape (batch, directions,
-    hidden).
+    The sequence `x` has shape (batch, time, items). The states have shape
+    (batch, directions, hidden).
     """
     # The inputs are x, the states, the lengths, w, r and the biases.
     initial_states = [site.tensor(1 + i) for i in range(cell.states)]

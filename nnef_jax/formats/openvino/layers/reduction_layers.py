@@ -169,7 +169,7 @@ def _scale_shift(site: LayerSite, x: Value) -> Value:
     weights_shape = (1, channels) if channel_axis == 1 else (channels,)
     scale = site.blob("weights", weights_shape)
     shift = site.blob("biases", weights_shape)
-    steps: list[Any] = []  # each step is (kind, operands after the first one, attributes)
+    steps: list[Any] = []  # each step is (operation name, operands from the second on, attributes)
     no_attributes: dict[str, Any] = {}
     if scale is not None:
         steps.append(("mul", [scale], no_attributes))
@@ -243,7 +243,7 @@ def _inverse_root(
 
 
 def _centred(site: LayerSite, x: Value, axes: Sequence[int]) -> tuple[Value, Value]:
-    """Return x - mean and the variance of `x`. The mean and the variance are taken along `axes`."""
+    """Return two tensors, x - mean and the variance. Mean and variance are taken along `axes`."""
     mean, variance = site.step.moments(x, axes=axes)
     return site.step.sub(x, mean), variance
 

@@ -36,17 +36,17 @@ def _has_centre(site: LayerSite) -> bool:
 
 
 def _has_count(site: LayerSite) -> bool:
-    """Tell whether the layer returns the number of remaining boxes: from operation set 5 on."""
+    """Tell whether the layer returns the number of remaining boxes. Layers of opset5 and 9 do."""
     return site.layer.opset in ("opset5", "opset9")
 
 
 def _softening(site: LayerSite) -> dict[str, Any]:
-    """Return {"sigma": sigma} for a suppression. Input 5 is sigma. Without input 5, sigma is 0."""
+    """Return the attributes of NonMaxSuppression. `sigma` is input 5, or 0 without input 5."""
     return {"sigma": site.scalar(5, 0)}
 
 
 def _rotation(site: LayerSite) -> dict[str, Any]:
-    """Return {"rotation": rotation} for a suppression: the direction of positive angles."""
+    """Return the attributes of NMSRotated. `rotation` is the direction of positive angles."""
     return {"rotation": "clockwise" if site.flag("clockwise", True) else "counterclockwise"}
 
 
@@ -117,7 +117,7 @@ def _matrix_order(site: LayerSite) -> str:
 
 
 def _box_counts(site: LayerSite) -> Any:
-    """Return input 2, the number of boxes of each image, or False if the layer ignores input 2.
+    """Return the number of boxes of each image (input 2), or False if the layer ignores input 2.
 
     The layer reads input 2 if the scores in input 1 have two axes.
     """
@@ -295,8 +295,8 @@ def _roi_feature_extractor(
 ) -> Any:
     """Pool each region from one level of a pyramid of feature maps.
 
-    Return the pooled regions and the regions. Input 0 has the regions and the other inputs are the
-    levels.
+    Return the pooled regions and the regions themselves. Input 0 has the regions, and the other
+    inputs are the levels.
     """
     step = site.step
     rois, *levels = site.tensors()
@@ -320,10 +320,11 @@ def _roi_feature_extractor(
 
 
 def _pyramid_level(site: LayerSite, rois: Value, count: int) -> Value:
-    """Return the level of each region in a pyramid of `count` levels, of shape (regions, 1).
+    """Return the level of each region in a pyramid of `count` levels.
 
-    By equation 1 of arXiv:1612.03144, the level is floor(2 + log2(sqrt(area) / 224)). Regions
-    without an area get the level -1. There is no such level, so their results are 0.
+    The result has shape (regions, 1). By equation 1 of arXiv:1612.03144, the level is
+    floor(2 + log2(sqrt(area) / 224)). Regions without an area get the level -1. There is no such
+    level, so the results of these regions are 0.
     """
     step = site.step
     left, top, right, bottom = step.split(rois, axis=1, ratios=(1, 1, 1, 1))
@@ -380,7 +381,7 @@ def _region_yolo(
 def _top_k_rois(
     site: LayerSite, rois: Value, probabilities: Value, *, most: int = integer("max_rois", 0)
 ) -> Value:
-    """Return the `most` regions with the highest probabilities, of shape (most, 4)."""
+    """Return the regions with the highest probabilities, in shape (most, 4)."""
     count = min(most, site.known_shape(probabilities)[0])
     _, best_indices = site.step.topk(probabilities, axis=0, k=count, largest=True)
     return site.last.gather(rois, best_indices, axis=0)

@@ -1,8 +1,9 @@
 """The registry of OpenVINO's layers, and functions that read constant inputs.
 
 Layers are looked up by their type, in upper or lower case. Versions are versions of the document.
-Some attributes of old layers are constant inputs of layers in operation sets. A reader in this
-module reads such an input, and passes its value to the function of the layer as an attribute.
+Some values are attributes in old layers, but constant inputs in the layers of operation sets. A
+reader in this module reads such an input, and passes the value to the function of the layer as an
+attribute.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def element(name: str, default: str | None = None) -> Any:
 
 
 def either(attribute: Attribute, name: str) -> Any:
-    """Return a function that reads an attribute, whose name is `name` in some files."""
+    """Return a function that reads `attribute`. In some files the attribute's name is `name`."""
     renamed_attribute = replace(attribute, name=name)
 
     def read(site: LayerSite) -> Any:

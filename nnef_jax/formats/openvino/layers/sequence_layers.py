@@ -46,8 +46,8 @@ def _greedy_decoder(
         shifted = site.padded(best_classes, {1: (1, 0)}, value=-1.0)
         previous = site.part(shifted, axis=1, first=0, last=steps)
         is_in_path = step.and_(is_in_path, step.ne(best_classes, previous))
-    # The classes of the path are moved to the front, in the order of time. The key of a class that
-    # is not in the path is the number of time steps, so that it comes last.
+    # The classes of the path are moved to the front, in the order of time. A class that is not in
+    # the path has the number of time steps as its key, so that it comes last.
     sort_keys = step.select(is_in_path, times, steps)
     _, order = step.topk(sort_keys, k=steps, axis=1, largest=False)
     sorted_classes = step.gather_elements(best_classes, order, axis=1)
@@ -179,8 +179,8 @@ _REDUCTION = word("reduction", "sum", "mean")
 def _offset_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
     """Sum or average rows of a table for each bag.
 
-    Input 1 has the indices of the rows of all bags, one bag after the other. Input 2 has the
-    position in this list at which each bag starts.
+    Input 1 is a list of the rows' indices, one bag after the other. Input 2 has a number for each
+    bag: the position in this list at which the bag starts.
     """
     step = site.step
     indices = site.integer_tensor(1)
@@ -255,7 +255,7 @@ def _segment_max(
 @legacy("SparseSegmentMean", reduction="mean")
 @legacy("SparseSegmentSqrtN", reduction="sqrtn")
 def _sparse_segments(site: LayerSite, *, reduction: str) -> Value:
-    """Sum rows of a table for each segment. `reduction` decides how the sums are divided.
+    """Sum rows of a table for each segment. `_sums` explains how `reduction` divides the sums.
 
     Input 1 has the indices of the rows, and input 2 has the index of the segment of each row.
     """
@@ -270,7 +270,7 @@ def _sparse_to_dense(site: LayerSite) -> Value:
     """Return a tensor with values at indices, and a default elsewhere.
 
     Input 0 has the indices, of shape (items, axes). Input 2 has the values, and input 3 has the
-    default, which is 0 without this input.
+    default. Without input 3, the default is 0.
     """
     values = site.tensor(2)
     shape = site.declared

@@ -189,7 +189,7 @@ def _tile(site: LayerSite, x: Value, *, repeats: list[int] = integers_at(1)) -> 
     """Repeat the items of `x` along each axis.
 
     If `x` has fewer axes than `repeats` has items, axes of extent 1 are inserted before the first
-    axis. If `repeats` has fewer items, ones are inserted before its first item.
+    axis. If `repeats` has fewer items than `x` has axes, ones are inserted before the first item.
     """
     missing_axes = len(repeats) - len(x.type.shape)
     if missing_axes < 0:
@@ -358,8 +358,9 @@ def _batch_to_space(
     batch, *input_extents = site.known_shape()
     block_counts = [batch // math.prod(block), *input_extents]
     split = site.reshaped(x, [*block, *block_counts])
-    # The first `rank` axes of `split` are positions within blocks. Each of them is moved behind the
-    # axis to which the blocks belong. For two axes, the order is [2, 0, 3, 1].
+    # The first `rank` axes of `split` are positions within blocks, and the other axes count the
+    # blocks. Each axis of positions is moved behind its axis of blocks. For two axes, the order is
+    # [2, 0, 3, 1].
     order: list[int] = []
     for i in range(rank):
         order += [rank + i, i]
@@ -404,8 +405,8 @@ def _reorg_yolo(site: LayerSite, x: Value, *, strides: Sequence[int] = integers(
     plane_channels = channels // stride**2
     items = channels * height * width
     site.spend(items)
-    # c, i and j are the channel, the row and the column of each item of the result, before it is
-    # reshaped. They have shape (channels, height, width).
+    # c, i and j are the channel, the row and the column of each item of `moved`. They have shape
+    # (channels, height, width).
     c, i, j = np.meshgrid(*map(np.arange, (channels, height, width)), indexing="ij")
     # Darknet reads the input as if its shape were (plane_channels, height * stride,
     # width * stride). Item (c, i, j) of `moved` is item (channel, row, column) in this shape.

@@ -38,7 +38,7 @@ def _eye(
     batch: Sequence[int] = integers_at(3, ()),
     dtype: str = dtype("output_type"),
 ) -> Value:
-    """Return matrices with ones on one diagonal, of shape (*batch, rows, columns).
+    """Return matrices with ones on one diagonal, in shape (*batch, rows, columns).
 
     Input 2 is the distance from the main diagonal to the ones, positive to the right.
     """
@@ -190,8 +190,8 @@ def _halved(site: LayerSite, spectrum: Value, axis: int) -> Value:
 def _real_signal(site: LayerSite, spectrum: Value, axis: int, size: int) -> Value:
     """Compute real signals from half of their frequencies, and multiply the signals by `size`.
 
-    `spectrum` has the frequencies 0 to size // 2 along `axis`, as pairs [re, im] along its last
-    axis. A signal has `size` items along `axis`.
+    `spectrum` has the frequencies 0 to size // 2 along `axis`. A frequency is a pair [re, im] along
+    the last axis of `spectrum`. A signal has `size` items along `axis`.
     """
     spectrum = site.cut_or_padded(spectrum, axis=axis, size=size // 2 + 1)
     # Frequency size - i is the conjugate of frequency i. For 6 items, the frequencies 0 to 3 are
@@ -301,9 +301,10 @@ def _istft(
 
 
 def _without_edges(site: LayerSite, signal: Value, edge: int) -> Value:
-    """Cut off `edge` items at the start of a signal of shape (batch, items), and then its end.
+    """Cut off `edge` items at the start of a signal of shape (batch, items).
 
-    The result has the length in input 4. Without input 4, `edge` items are cut off at the end too.
+    The rest is cut or padded to the length in input 4. Without input 4, `edge` items are cut off at
+    the end too.
     """
     extent = signal.type.shape[1]
     if not site.has(4):

@@ -48,8 +48,8 @@ def _mask(site: LayerSite, name: str, count: int, *, default: bool = False) -> l
 class _StridedSlice(NamedTuple):
     """The steps of a strided slice: slice axes of the input, drop axes, then add axes.
 
-    `dropped_axes` are axes of the input, of which the slice takes a single item. `added_axes` are
-    axes of the result.
+    `dropped_axes` are axes of the input. The slice takes a single item along each of these axes.
+    `added_axes` are axes of the result.
     """
 
     bounds_by_axis: dict[int, SliceBounds]
@@ -76,9 +76,9 @@ def _strided_slice(site: LayerSite, x: Value, *, with_bound: bool) -> Value:
 def _steps_of_slice(site: LayerSite, rank: int, *, with_bound: bool) -> _StridedSlice:
     """Read the bounds and the masks of a strided slice. `rank` is the number of axes of the input.
 
-    At each position of the bounds, the masks choose one of four cases: the slice takes a range of
-    an axis, takes one item and drops the axis, adds an axis, or skips axes. `with_bound` is the bit
-    in `begin_mask` and `end_mask` that stands for "use the bound".
+    At each index of the bounds, the masks choose one of four cases: the slice takes a range of an
+    axis, takes one item and drops the axis, adds an axis, or skips axes. `with_bound` is the bit in
+    `begin_mask` and `end_mask` that stands for "use the bound".
     """
     begin = site.integers(1)
     end = site.integers(2)
@@ -97,7 +97,7 @@ def _steps_of_slice(site: LayerSite, rank: int, *, with_bound: bool) -> _Strided
     dropped_axes: list[int] = []  # axes of the input
     for i in range(count):
         if skips_axes[i]:  # as `...` in an index of numpy
-            # Each later position belongs to an axis of the input, unless it adds an axis.
+            # Each later bound belongs to an axis of the input, unless the bound adds an axis.
             later_axes = adds_axis[i + 1 :].count(False)
             skipped = rank - axis - later_axes
             axis += skipped
@@ -134,8 +134,9 @@ def _crop(
     """Crop a tensor along axes.
 
     The attributes `crop_begin` and `crop_end` have the numbers of items to cut off at both ends. If
-    they are missing, `offsets` are the numbers of items to cut off at the start. The extents of the
-    result are then the attribute `dim`, or the extents of input 1, or the declared extents.
+    these attributes are missing, `offsets` are the numbers of items to cut off at the start. The
+    extents of the result are then the attribute `dim`, or the extents of input 1, or the declared
+    extents.
     """
     axes = [site.axis(axis) for axis in axes]
     if not axes:

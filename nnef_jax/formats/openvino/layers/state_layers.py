@@ -1,4 +1,7 @@
-"""Functions for layers with states, which last from call to call: Memory, ReadValue and Assign."""
+"""Functions for the layers Memory, ReadValue and Assign, which use states.
+
+A state lasts from call to call.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +96,7 @@ def _read_value(site: LayerSite) -> Value:
     # The tensor that the first call computes as the initial value, or None.
     computed_start = initial_tensor if variable.starts_from_inputs else None
     if computed_start is not None and options.starts:
-        # In the graph of the first call, the variable is its initial value.
+        # In the graph of the first call, the initial value stands in for the variable.
         value = site.last.copy(site.tensor(computed_start))
         graph.builder.starting(label, variable=value, initial=value, span=site.layer.span)
         return value
@@ -107,7 +110,7 @@ def _read_value(site: LayerSite) -> Value:
     if graph.symbolic is not None:
         graph.symbolic.declare(value, extents)
     if computed_start is not None:
-        # The zeros that `_variable` stored are dropped, since the first call computes the value.
+        # The zeros that `_variable` stored are dropped. The first call computes the initial value.
         graph.data.pop(label)
         initial = site.tensor(computed_start)
         graph.builder.starting(label, variable=value, initial=initial, span=site.layer.span)
@@ -115,7 +118,7 @@ def _read_value(site: LayerSite) -> Value:
 
 
 def _declared_dtype(site: LayerSite) -> str:
-    """Return the dtype of the variable that a ReadValue layer without inputs declares."""
+    """Return the dtype that a ReadValue layer without inputs declares for its variable."""
     declared = site.layer.attributes.get("variable_type") or site.layer.outputs[0].type
     return computation_dtype(element_type(declared or "f32"), site.real)
 
@@ -123,7 +126,7 @@ def _declared_dtype(site: LayerSite) -> str:
 def _initial_array(
     site: LayerSite, start: Tensor | None, shape: Sequence[int], dtype: str
 ) -> NDArray[Any]:
-    """Return the array of `start`, the initial value of a variable, or zeros if `start` is None.
+    """Return an array with the initial value of a variable: `start`, or zeros if `start` is None.
 
     Zeros have the shape `shape`, in which 0 replaces open extents.
     """

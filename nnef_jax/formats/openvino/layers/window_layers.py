@@ -58,7 +58,7 @@ def _filter(i: int = 1) -> Reader:
 
 
 def _grouped(site: LayerSite) -> _Filter:
-    """Return input 1, the filter of a grouped convolution, without its axis of groups.
+    """Return the filter of a grouped convolution (input 1) without the axis of groups.
 
     Input 1 has shape (groups, outputs, inputs, ...), where `outputs` is the number of output
     channels of a group. The returned filter has shape (groups * outputs, inputs, ...).
@@ -74,8 +74,8 @@ def _legacy_filter(*, is_transposed: bool = False, may_be_input: bool = False) -
     """Return a function that reads the filter and the bias of a layer of versions before 10.
 
     The layer stores the filter and the bias. If `may_be_input`, the filter may be input 1 instead,
-    and the bias input 2. `is_transposed` tells whether the layer is a transposed convolution, whose
-    filter has shape (channels, outputs / groups, ...).
+    and the bias input 2. `is_transposed` tells whether the layer is a transposed convolution. The
+    filter then has shape (channels, outputs / groups, ...).
     """
 
     def read(site: LayerSite) -> _Filter:
@@ -279,7 +279,7 @@ def _binary(site: LayerSite, x: Value, *, filter: Constant, mode: str, pad: floa
 
 
 def _mask(site: LayerSite) -> Value | bool:
-    """Return the mask of a deformable convolution, input 3. Return False if input 3 is left out."""
+    """Return the mask of a deformable convolution (input 3), or False if input 3 is left out."""
     return site.tensor(3) if site.has(3) else False
 
 
@@ -313,7 +313,7 @@ _LEAVES_OUT = either(flag("exclude-pad"), "exclude_pad")
 def _pool(
     site: LayerSite, x: Value, kind: str, *, rounding: str, dilated: bool = True, **attributes: Any
 ) -> Any:
-    """Add a pool of the kind `kind`, such as "max_pool", with windows along the spatial axes.
+    """Add the pool operation `kind`, such as "max_pool", with windows along the spatial axes.
 
     `rounding` is the way to round the extents of the result. If `dilated` is false, the windows
     have no dilation, and the attribute `dilations` is not read. `attributes` are passed to
@@ -356,8 +356,8 @@ def _pooling(
 def _max_pool(site: LayerSite, x: Value, *, rounding: str = _ROUNDING) -> Any:
     """Return the maxima of windows, and the index of each maximum if a layer reads the indices.
 
-    The axes of `x` from the attribute `axis` to the last axis are flattened. An index is a position
-    in these flattened axes.
+    An index counts the items of `x` as if the last axes of `x` were flattened, beginning with the
+    axis in the attribute `axis`.
     """
     reads_indices = site.is_read(1)
     if not reads_indices:
