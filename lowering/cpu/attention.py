@@ -33,13 +33,13 @@ from lowering.targets.target import Target
 # (..., keys, size) and masks. The first equation of the function computes the scores.
 ATTENTION = primitives.call_primitive("attention")
 
-# Fewer than FEW queries are few queries, and fewer than FEW keys are few keys. Few queries or keys
-# do not fill vectors.
+# This is the limit of few queries, and also of few keys. Fewer than FEW queries or keys do not fill
+# vectors.
 FEW = 32
 
 # Masks hide keys. If an attention has few queries, hidden keys are skipped only under two
-# conditions: all keys together have at least _FEWEST_KEY_BYTES bytes, and an item of a key has at
-# most _MOST_ITEM_BYTES bytes. The table has the milliseconds of a step of GPT-2 with 1024
+# conditions: all keys together have at least _FEWEST_KEY_BYTES bytes, and one number of a key has
+# at most _MOST_ITEM_BYTES bytes. The table has the milliseconds of a step of GPT-2 with 1024
 # positions. A step was measured with all keys and with only the visible keys:
 #   dtype     position  all keys  visible keys
 #   bfloat16       128      21.6          18.2
@@ -108,7 +108,7 @@ class _Matched(NamedTuple):
     last: Equation  # the product with the values
     end: Equation  # `last`, or a division of the result of `last`
     dependent: Collection[Variable]  # the variables that depend on the scores
-    masks: Sequence[Variable]  # variables read inside that are independent of the scores
+    masks: Sequence[Variable]  # other variables that are read between the two products
 
 
 def _matched(
@@ -252,7 +252,7 @@ def _function(
     division: Equation | None,
     broadcast: Equation | None,
 ) -> Callable[..., list[Array]]:
-    """Return the function of queries, keys, values and masks that computes an attention.
+    """Return a function that computes an attention from queries, keys, values and masks.
 
     `part` is the attention as a program, and `first` and `last` are its products. `division` is
     the equation that divides the weights, and `broadcast` is the equation that broadcasts the
@@ -294,7 +294,7 @@ def _function(
 
 
 def _product(equation: Equation, left: Array, right: Array, *, right_axis: int) -> Array:
-    """Multiply, and sum over the last axis of `left` and the axis `right_axis` of `right`.
+    """Multiply two arrays, and sum over the last axis of `left` and axis `right_axis` of `right`.
 
     `left` has the shape (*batch, *rows, size). `right_axis` is -1 or -2. The result has the shape
     (*batch, *rows, items). If `left` has many rows, the rows are the last axis of the result in

@@ -48,9 +48,13 @@ Evaluate = Callable[[Program, Sequence[View]], list[View]]
 
 
 class _Loop(NamedTuple):
-    """A loop over blocks of heads or queries, or the first block of the keys without a loop."""
+    """A division of one axis into blocks.
 
-    axes: Axes  # maps each variable with heads (or queries, or keys) to the number of this axis
+    Heads and queries are computed by a loop over their blocks. Of the keys only the first block is
+    read, without a loop.
+    """
+
+    axes: Axes  # maps each variable to the index of its axis of heads (or queries, or keys)
     extent: int  # the number of items along the axis
     size: int  # the number of items in a block
 
@@ -94,7 +98,7 @@ def _in_blocks(block: _Block, views: Sequence[View]) -> View:
     # parameters, these numbers are then computed once, before all calls.
     has_masks = block.hidden is not None
     key_counts = lax.map(key_count_of_block, starts_of_blocks) if has_masks else None
-    # This is a block's result without items. Only its dtype and its order of axes are used.
+    # This is a block's result without data. Only its dtype and its order of axes are used.
     example = jax.eval_shape(lambda: block.result(block_views(starts_of_blocks[0])))
     (result,) = program.results
     loop_positions = [example.position(loop.axes[result]) for loop in loops]
@@ -140,13 +144,14 @@ def _loops(program: Program) -> list[_Loop]:
         return []
     # Heads may be sharded over several devices, so that only a program on one device divides them.
     divided_head_rank = len(keys.aval.shape) - 2 if program.is_alone else 0
-    # A row has the scores of one query, in one divided head and all heads that are not divided.
+    # A row has the scores of one query. Along divided axes of heads it has one head, and along
+    # other axes of heads it has all heads.
     row_items = math.prod((*shape[divided_head_rank:-2], keys.aval.shape[-2]))
     row_bytes = row_items * scores.dtype.itemsize
-    most_rows = max(1, _MOST_BYTES_OF_BLOCK // row_bytes)  # in a block
-    # A candidate is a possible loop: a dict that maps operands to the axis of the loop, and the
-    # most items of a block along this axis. The first candidate divides the queries. The later
-    # candidates divide the heads.
+    most_rows = max(1, _MOST_BYTES_OF_BLOCK // row_bytes)  # the most rows of a block
+    # A candidate is a possible loop. It has a dict that maps operands to the axis of the loop, and
+    # a number: a block has at most this number of items along the axis. The first candidate divides
+    # the queries. The later candidates divide the heads.
     candidates = [({queries: len(shape) - 2}, _MOST_QUERIES)]
     for axis in reversed(range(divided_head_rank)):
         candidates.append((dict.fromkeys((queries, keys, values), axis), most_rows))
@@ -192,7 +197,7 @@ class _Block:
 
         `count` is the number of keys up to the last visible key, or None to read all keys. The
         result is computed from one, two, three or four quarters of the keys: the fewest quarters
-        that have `count` keys.
+        that have `count` keys. Without loops all keys are read instead of three quarters.
         """
         if self.hidden is None or count is None:
             return self.result(views)

@@ -104,13 +104,13 @@ def _loop(
         elif _varies(program, equation):
             read_outside += variables(equation.invars)
     read_outside += variables(program.results)
-    # The loop computes all variables of its body that are not inputs.
+    # The body computes these variables. All other variables that the body reads are inputs.
     computed_in_body = {*program.known, *computed}
     inputs = [v for v in dict.fromkeys(read_inside) if v not in computed_in_body]
     results = [v for v in dict.fromkeys(read_outside) if v in computed]
     parameters = program.arguments[: program.parameters]
-    # The loop also has equations that depend only on parameters, since their broadcasts may be as
-    # large as a batch.
+    # The loop also has equations that depend only on parameters, since broadcasts among these
+    # equations may be as large as a batch.
     body = run(resized(program.part([*parameters, *inputs], results), (axes, size)), target)
 
     def loop(*operands: Array) -> list[Array]:
@@ -138,7 +138,7 @@ def _divided(x: Array, axis: int, size: int) -> Array:
 
 
 def _joined(x: Array, axis: int) -> Array:
-    """Undo `_divided`: join the parts, which are stacked along axis 0, along `axis`."""
+    """Undo `_divided`: take the parts from axis 0 of x, and join them along `axis`."""
     x = jnp.moveaxis(x, 0, axis)  # (*before, parts, size, *after)
     before = x.shape[:axis]
     after = x.shape[axis + 2 :]
@@ -154,7 +154,7 @@ def _stages(
     items as its equations and all later equations allow.
     """
     divisors = [n for n in range(1, batch + 1) if batch % n == 0]
-    traffic = [_traffic(equation, axes) for equation in equations]  # in bytes of the full batch
+    traffic = [_traffic(equation, axes) for equation in equations]  # in bytes, for the full batch
     # All equations allow this number of items, since the heaviest equation does.
     allowed_by_all = _most_items(divisors, max(traffic, default=0), _MOST_BYTES)
     if not is_enabled("stages"):
@@ -172,8 +172,8 @@ def _stages(
         stop = start
         while stop < len(equations) and allowed[stop] <= allowed[start]:
             stop += 1
-        # The equations from `stop` on allow more items. The group may take a few of these
-        # equations, so that it hands on fewer bytes.
+        # The equations from `stop` on allow more items than this group has. The group may take a
+        # few of these equations, so that the group hands on fewer bytes.
         stop = _cheapest_end(equations, stop)
         group = equations[start:stop]
         has_products = any(primitive(equation) in _PRODUCTS for equation in group)
@@ -199,7 +199,7 @@ def _most_items(divisors: Sequence[int], nbytes: int, limit: int) -> int:
 
 
 def _cheapest_end(equations: Sequence[Equation], start: int) -> int:
-    """Return the index before which to end a stage, so that it hands on the fewest bytes.
+    """Return the index before which a stage ends, so that the stage hands on the fewest bytes.
 
     The index is at least `start` and at most `start` + `_ADDITIONAL_EQUATIONS`.
     """
@@ -225,7 +225,10 @@ def _cheapest_end(equations: Sequence[Equation], start: int) -> int:
 
 
 def _traffic(equation: Equation, axes: Axes) -> int:
-    """Return the number of bytes that an equation reads and writes in variables with the batch."""
+    """Return the number of bytes that an equation reads and writes.
+
+    Only variables that have the axis of the batch are counted.
+    """
     operands_and_results = variables([*equation.invars, *equation.outvars])
     return sum(_bytes(v) for v in operands_and_results if v in axes)
 

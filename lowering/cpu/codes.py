@@ -61,7 +61,7 @@ class Codes:
 
     @property
     def extents(self) -> tuple[int, ...]:
-        """Return the shape, of the tensor's rank, to which step and start broadcast."""
+        """Return the common shape of step and start, with as many axes as the tensor has."""
         ones = (1,) * self.codes.ndim
         start_shape = () if self.start is None else np.shape(self.start)
         return broadcast_shapes(ones, np.shape(self.step), start_shape)
@@ -316,14 +316,14 @@ def _joined(
     Args:
         total: the sums of products of codes.
         operands: the codes of the left and of the right operand.
-        aligned: two functions that return the step, start or sums of the left and of the right
-            operand in a shape that broadcasts to the result.
+        aligned: a function for each operand. The function reshapes the step, start or sums of the
+            operand, so that they broadcast to the result.
         code_sums: the sums of codes of the left and of the right operand.
         depth: the number of summed items.
     """
-    # Here p and q are the sums of codes, and the other names are those of the formula. The result
-    # is a * c * P + a * d * (p - n * y) + b * c * (q - n * z) + n * b * d, where P is total - z * p
-    # - y * (q - n * z).
+    # Here p and q are the sums of codes. The other names are those of the formula. The result is
+    #     a * c * P + a * d * (p - n * y) + b * c * (q - n * z) + n * b * d
+    # where P is total - z * p - y * (q - n * z).
     left, right = operands
     along_left, along_right = aligned
     left_sums, right_sums = code_sums

@@ -41,8 +41,8 @@ def convolution(x: Array, filter: Array, window: Window, *, varies: bool = False
     name = kernel_for(x, filter, window, varies=varies)
     multiplies_bfloat16 = name in _NARROW and profile().multiplies_bfloat16
     if x.dtype == jnp.bfloat16 and not multiplies_bfloat16:
-        # XLA's convolution is no faster in bfloat16 than in float32, and fewer of the other kernels
-        # support bfloat16.
+        # XLA's convolution is no faster in bfloat16 than in float32, and some of the other kernels
+        # do not support bfloat16.
         wide_input = x.astype(jnp.float32)
         wide_filter = filter.astype(jnp.float32)
         result = convolution(wide_input, wide_filter, window, varies=varies)
@@ -310,7 +310,7 @@ def is_tiled(filter: Array, window: Window) -> bool:
 
 
 def tiled(x: Array, filter: Array, window: Window) -> Array:
-    """Compute a transposed convolution whose windows lie side by side, by one product."""
+    """Compute by one product a transposed convolution whose windows lie side by side."""
     *size, depth, count = filter.shape
     batch, *extents, _ = x.shape
     rank = len(size)
@@ -320,7 +320,7 @@ def tiled(x: Array, filter: Array, window: Window) -> Array:
     result = result.reshape(batch, *extents, *size, count)
     # Put each axis of cells behind the matching axis of positions, and join the two. For images the
     # order (batch, rows, columns, cell rows, cell columns, outputs) becomes (batch, rows, cell
-    # rows, columns, cell columns, outputs), which is (0, 1, 3, 2, 4, 5).
+    # rows, columns, cell columns, outputs). Here `order` is (0, 1, 3, 2, 4, 5).
     order = [0]
     joined_extents: list[int] = []
     for i in range(rank):
@@ -329,8 +329,8 @@ def tiled(x: Array, filter: Array, window: Window) -> Array:
     order.append(1 + 2 * rank)
     result = result.transpose(*order)
     result = result.reshape(batch, *joined_extents, count)
-    # The result belongs to a padding of k - 1 before and after, for a window of k cells. If the
-    # window has less padding, the result is cut by a negative padding.
+    # So far, the result is that of a padding of k - 1 before and after, for a window of k cells. If
+    # the window has less padding, the result is cut by a negative padding.
     edges = [(0, 0, 0)]
     for (before, after), cell_count in zip(window.padding, size, strict=True):
         edges.append((before + 1 - cell_count, after + 1 - cell_count, 0))
@@ -341,8 +341,8 @@ def tiled(x: Array, filter: Array, window: Window) -> Array:
 def has_few_positions(x: Array, filter: Array, window: Window) -> bool:
     """Tell whether a convolution has few positions.
 
-    The positions are few if they are no more than the output channels, and no more than the items
-    of a window.
+    The positions are few if there are at most as many positions as output channels, and at most as
+    many positions as items in a window.
 
     If there are few positions, a filter that differs from call to call is neither laid out nor
     transformed, since this would cost more than it gains. ResNet-50 with a batch of 1 takes 2.9

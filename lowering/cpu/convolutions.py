@@ -1,4 +1,4 @@
-"""Compute the convolutions of a program with channels last, by kernels that suit their extents."""
+"""Compute a program's convolutions with channels last, by kernels that suit the extents."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _by_matrix(
         array = kernels.patches(x, matrix, weights.shape[:-2], window)
         return View(array, (channel, batch, *spatial), shape)
     if is_pointwise and not filter.is_early:
-        # Each call has another filter, which keeps the order of its input and output axes.
+        # The filter differs from call to call. Its input and output axes keep their order.
         matrix_axes = [axis for axis in filter.order if axis not in filter_cells]
         matrix = full_array(filter).reshape([filter.shape[axis] for axis in matrix_axes])
         matrix_axis = matrix_axes.index(filter_inputs)

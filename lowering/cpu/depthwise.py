@@ -78,7 +78,7 @@ def _by_vectors(x: Array, filter: Array, window: Window) -> Array:
     *size, _, count = filter.shape
 
     def split_channels(array: Array) -> Array:
-        """Split the last axis into an axis of vectors, which becomes axis 0, and 16 channels."""
+        """Split the last axis into vectors of 16 channels. The axis of vectors becomes axis 0."""
         vectors = array.reshape(*array.shape[:-1], -1, _VECTOR_CHANNELS)
         return jnp.moveaxis(vectors, -2, 0)
 
@@ -171,7 +171,7 @@ def filter_gradient(gradient: Array, x: Array, size: Sequence[int], window: Wind
     positions = (*gradient.shape[:-1], x.shape[-1])
     windows = extended.windows_over(size, upscaled=x.shape, downscaled=positions)
     sums: list[Array] = []
-    # The items that one cell of the windows covers have the shape of the positions.
+    # `items` has the items of x under one cell of all windows, in the shape of the positions.
     for items in covered(x, windows):
         terms: list[Array] = []
         for box, gradient_part in zip(boxes, gradient_parts, strict=True):

@@ -112,7 +112,7 @@ def _by_cells(
 
 
 def _of_narrow_groups(gradient: Array, x: Array, size: Sequence[int], window: Window) -> Array:
-    """Return the gradient by a filter of a convolution with many narrow groups.
+    """Return the gradient by the filter, for a convolution with many narrow groups.
 
     The result has the shape (*window, channels / groups, outputs). `gradient` is the derivative
     by the convolution's result, and x is the convolution's input. Several groups form a block that
@@ -167,6 +167,6 @@ def _within_groups(pairs: Array) -> Array:
     """
     joined = pairs.shape[2]
     diagonal = np.eye(joined, dtype=bool).reshape(1, 1, joined, 1, joined, 1)
-    # Products of two different groups are replaced by 0, so that the sum over the output groups has
-    # one product.
+    # Products of two different groups are replaced by 0, so that the sum over the output groups is
+    # the product within a group.
     return jnp.sum(jnp.where(diagonal, pairs, np.array(0, pairs.dtype)), axis=-2)

@@ -12,15 +12,15 @@ from jax import Array
 from lowering.extents import with_ones
 from lowering.graph import Graph, Value
 
-# Operations of these kinds round to levels.
+# These operations round numbers to a few levels.
 _ROUNDING = frozenset(("min_max_linear_quantize", "zero_point_linear_quantize", "fake_quantize"))
 
 
 def in_integers(graph: Graph, gains: bool) -> frozenset[str]:
     """Return the names of a graph's operations that are computed in integers.
 
-    Products of stored integers are included. If `gains` is true, products of real numbers that can
-    be rewritten as sums of integer codes are included too.
+    The operations include products of stored integers. If `gains` is true, they also include
+    products of real numbers that can be rewritten as sums of integer codes.
     """
     names = products_of_bytes(graph)
     return names | sums_of_codes(graph) if gains else names

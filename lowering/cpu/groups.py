@@ -44,9 +44,9 @@ _NARROWEST = 8
 # channel of a group. A sum of 343 terms takes 0.87 s to compile.
 _MOST_TERMS = 128
 
-# The gradient by the filter takes some items of the batch at a time. These items have at most this
-# number of bytes. One or two items may have more bytes. The table has the measured milliseconds of
-# 3x3 windows with all items, two items and four items at a time:
+# The gradient by the filter takes some items of the batch at a time. Three or more items are taken
+# only if they have at most this number of bytes together. The table has the measured milliseconds
+# of 3x3 windows with all items, two items and four items at a time:
 #   groups  channels  positions  batch   all    2    4
 #       32         4      56x56      8    90   37   46
 #       32         8      28x28      8    38   19   30
@@ -71,7 +71,7 @@ def is_by_depthwise(filter: Array, groups: int) -> bool:
 
 
 def joined_at_a_time(depth: int, groups: int) -> int:
-    """Return the number of groups to join to one group. A group has `depth` channels.
+    """Return the number of groups that are joined to one group. A group has `depth` channels.
 
     Groups of 16 to 32 channels are best. The smallest groups of this range are taken, unless there
     would be too many groups to unroll.
@@ -82,7 +82,7 @@ def joined_at_a_time(depth: int, groups: int) -> int:
     wide_counts = [count for count in counts if count * depth >= _WIDE]
     if not wide_counts:
         return max(counts)
-    # The counts ascend. The first one is taken that leaves few enough groups to unroll.
+    # The counts ascend. The first count that leaves few enough groups to unroll is taken.
     for count in wide_counts:
         if groups // count <= UNROLLED_GROUPS:
             return count
@@ -90,7 +90,7 @@ def joined_at_a_time(depth: int, groups: int) -> int:
 
 
 def joined(filter: Array, groups: int, count: int) -> Array:
-    """Return a filter of fewer groups that computes the convolution of `filter`.
+    """Return a filter with fewer and wider groups, for the same convolution as `filter`.
 
     `filter` has `groups` groups, and the shape (*window, channels of a group, outputs). Each group
     of the returned filter joins `count` groups. The joined group has `count` times as many
@@ -121,9 +121,10 @@ def fewest_wide(depth: int, groups: int) -> int:
 
 
 def items_at_a_time(batch: int, size: int) -> int:
-    """Return the number of items of a batch to compute at a time, a divisor of `batch`.
+    """Return the number of items of a batch that are computed at a time.
 
-    An item has `size` bytes. Two items are allowed even if they have many bytes.
+    This number is a divisor of `batch`. An item has `size` bytes. Two items are allowed even if
+    they have many bytes.
     """
     counts = [count for count in range(1, batch + 1) if batch % count == 0]
     allowed = [n for n in counts if n <= 2 or n * size <= _MOST_BYTES_AT_A_TIME]

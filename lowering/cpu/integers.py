@@ -59,12 +59,14 @@ def _names_of_products(program: Program) -> list[str]:
 
 
 def _read(has_products_of_codes: bool, matcher: Matcher, equation: Equation) -> Any:
-    """Replace a note of levels by the noted tensor, or by the tensor computed from its codes.
+    """Replace a note of levels by the tensor itself, or by a computation of the tensor from codes.
 
-    The tensor is computed from its codes of 8 bits if a product reads the codes, so that they are
-    in memory anyway. In a program with products of codes, the tensor is also computed from its
-    codes if several equations read the tensor. Each equation then reads 8 bits for an item instead
-    of 32 bits.
+    A note of levels is an equation that marks a tensor as rounded to levels.
+
+    The tensor is computed from its codes of 8 bits if a product reads the codes. They are then in
+    memory anyway. In a program with products of codes, the tensor is also computed from its codes
+    if several equations read the tensor. Each equation then reads 8 bits for an item instead of 32
+    bits.
     """
     x, level, step, start = equation.invars
     (result,) = equation.outvars
@@ -72,7 +74,7 @@ def _read(has_products_of_codes: bool, matcher: Matcher, equation: Equation) -> 
     has_codes = level.aval.dtype == BYTE
     if not has_codes:
         return x
-    # The note reads the codes too. If there is another reader, it is a product.
+    # The note is one reader of the codes. Any other reader is a product.
     is_read_by_product = uses[level] > 1
     is_read_repeatedly = has_products_of_codes and uses[result] > 1
     if not is_read_by_product and not is_read_repeatedly:
@@ -107,7 +109,7 @@ def _coded(matcher: Matcher, equation: Equation) -> Equation | None:
 
 @_RULES("convert_element_type")
 def _converted(matcher: Matcher, equation: Equation) -> None:
-    """Note the codes of a result that is converted from integers of 8 bits: these integers."""
+    """Note the codes of a result that is converted from 8 bits. The 8-bit operand has the codes."""
     (operand,) = equation.invars
     (result,) = equation.outvars
     if operand.aval.dtype in (BYTE, np.uint8) and result.aval.dtype == FLOAT:

@@ -129,7 +129,7 @@ def summed(e: Extents) -> float:
 
 
 def _read(matrix: float, rows: int) -> float:
-    """Return the number of a matrix's items that a product of `rows` rows reads and lays out first.
+    """Return the number of items that a product of `rows` rows reads from a matrix and lays out.
 
     `matrix` is the number of all items of the matrix. A product of few rows reads only a part of
     the matrix.
@@ -143,7 +143,7 @@ def _vectors(channels: int) -> int:
 
 
 def _seconds(multiply_adds: float, moved_items: float, starts: float) -> float:
-    """Return the seconds that work takes at the rates of the machine.
+    """Return the seconds that an amount of work takes at the rates of the machine.
 
     `multiply_adds`, `moved_items` (of 4 bytes) and `starts` (of operations) are the amounts of
     work.

@@ -157,7 +157,7 @@ def _layer(program: Program, equation: Equation, input: View, matrix: View) -> V
 
 
 def _is_shared(program: Program, matrix: View) -> bool:
-    """Tell whether a matrix is large, and programs for other shapes may read it too."""
+    """Tell whether a matrix is large and may also be read by programs for other shapes."""
     is_large = math.prod(matrix.shape) >= products.COPIED
     return is_large and program.is_open and not program.in_loop
 
@@ -165,11 +165,11 @@ def _is_shared(program: Program, matrix: View) -> bool:
 def _is_copied(program: Program, equation: Equation, matrix: View) -> bool:
     """Tell whether a layer may copy its matrix to another layout.
 
-    A matrix that varies from call to call keeps its layout. A parameter also keeps its layout if it
-    is large, and programs for other shapes read it, since each further layout is one more copy in
-    memory. Only products of 32 to 48 rows by 1024x1024 items would gain from the copy: they would
-    take 0.67 to 0.87 of the time. A matrix that is computed from parameters, such as the joined
-    matrices of several layers, is a copy in any layout.
+    A matrix that varies from call to call keeps its layout. A large parameter also keeps its layout
+    if programs for other shapes read the parameter, since a second layout would need a second copy
+    in memory. Only products of 32 to 48 rows by 1024x1024 items would gain from the copy: they
+    would take 0.67 to 0.87 of the time. A matrix that is computed from parameters, such as the
+    joined matrices of several layers, is a copy in any layout.
     """
     return matrix.is_early and not (
         _is_shared(program, matrix) and _is_parameter(program, equation.invars[1])
@@ -192,8 +192,8 @@ def _puts_columns_first(
     """Tell whether a layer computes the transposed product, whose first axis has the columns.
 
     The layer multiplies the axis `axis` of x by the matrix. `is_copied` tells whether the matrix
-    may be copied to another layout. If the matrix may not be copied, its layout decides. If the
-    matrix is not prepared either, the number of rows counts too.
+    may be copied to another layout. If the matrix may not be copied, the layout of the matrix
+    decides. If such a matrix differs from call to call, the number of rows counts too.
 
     A loop computes the transposed product only if nothing but slices reads the result. Otherwise
     XLA would undo the transposition, and an LSTM of 32 rows would take 73 ms instead of 47 ms.
@@ -277,12 +277,12 @@ def _rows(equation: Equation, left: View, right: View) -> View | None:
 
 
 def _matrix_gradient(equation: Equation, left: View, right: View) -> View | None:
-    """Compute a product that sums all axes but one of each operand, or return None.
+    """Compute a product that keeps one axis of each operand and sums the others, or return None.
 
-    The gradient of a matrix is such a product. The axis that is not summed must be the operand's
-    last axis in memory. None is returned for other products. If several axes are summed, XLA
-    transposes an operand in the loop that computes the operand. For 25088 rows of 384 items, with
-    the derivative of gelu, this takes 130 ms. With the operands in their own layout it takes 20 ms.
+    The gradient of a matrix is such a product. The axis that is kept must be the operand's last
+    axis in memory. None is returned for other products. If several axes are summed, XLA transposes
+    an operand in the loop that computes the operand. For 25088 rows of 384 items, with the
+    derivative of gelu, this takes 130 ms. With the operands in their own layout it takes 20 ms.
     """
     (left_sums, right_sums), batch = equation.params["dimension_numbers"]
     precision = equation.params["precision"]

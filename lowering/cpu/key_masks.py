@@ -21,9 +21,9 @@ class Hidden:
     """The masks of an attention, which hide keys from queries.
 
     The equations of the masks compute the variable `masked` from the variable `scores`. They add
-    numbers to scores, or select numbers instead of scores. Therefore a masked score that is -inf
-    for a score of 0 is -inf for all finite scores. The weight of its key after softmax is 0, so
-    that neither the key nor the key's value matters.
+    numbers to scores, or select numbers instead of scores. Therefore, if the masks turn the score 0
+    into -inf, they turn all finite scores into -inf. After softmax the key of such a score has the
+    weight 0, so that neither the key nor the key's value matters.
     """
 
     scores: Variable  # the scores before the masks
@@ -99,8 +99,8 @@ def _is_neutral(program: Program, masked: Variable, axes: Axes) -> bool:
     # Without an axis of keys in the masked scores no key can be cut off.
     if masked not in axes:
         return False
-    # This map has, for each variable, the item that the variable has at a hidden key. The item is
-    # -inf or 0, or None if it may be another number.
+    # This map has the number that each variable has at a hidden key: -inf, 0, or None for any other
+    # number.
     item_of: dict[Variable, float | None] = {masked: -math.inf}
     for equation in program.equations:
         (result,) = equation.outvars

@@ -102,9 +102,9 @@ def _orders(program: Program) -> dict[Variable, Order]:
 
 
 def _orders_of_images(convolution: Equation) -> list[tuple[Atom, Order]]:
-    """Return the two images of a convolution, with their orders of axes.
+    """Return the two images of a convolution, each with its order of axes.
 
-    The order has the channels last. The images are the input and the result. In the gradient by a
+    This order has the channels last. The images are the input and the result. In the gradient by a
     filter, the images are the input and the gradient of the result. The gradient of the result is
     then the second operand, in place of a filter.
     """
@@ -151,7 +151,8 @@ def evaluated(
     def constant_view(constant: Array) -> View:
         return plain(constant, is_early=True)
 
-    # Early equations are moved to the front, so that rules for products have the matrices.
+    # Equations that run before all calls or before a loop are moved to the front, so that rules for
+    # products have the matrices.
     return program.early_first().evaluated(arguments, compute, constant_view)
 
 

@@ -1,4 +1,4 @@
-"""Defines views of arrays, whose transposition and broadcast wait until a consumer needs them."""
+"""Defines views. A view delays transpositions and broadcasts until a consumer needs them."""
 
 from __future__ import annotations
 
@@ -121,8 +121,8 @@ def common_order(views: Sequence[View]) -> Order:
 def _larger(first: View, second: View) -> View:
     """Return the view with more items in its array.
 
-    If the arrays have equally many items, a view whose axes are not in order is preferred, and
-    then the first view.
+    If the arrays have equally many items, a view whose axes are not in order is preferred. If this
+    does not decide, the first view is returned.
     """
     first_size = jnp.size(first.array)
     second_size = jnp.size(second.array)

@@ -1,7 +1,8 @@
 """Splits an input into phases. The items of a phase are a stride apart.
 
 A cell of the windows covers adjacent items of one phase. Phases are few and small. Without phases,
-strided slices, or the spread terms of a backward pass, would be written to memory for each cell.
+XLA would write an array to memory for each cell: a strided slice, or in a backward pass the terms
+with zeros between them.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ Cell = tuple[int, ...]
 def covered(x: Array, windows: Windows) -> Iterator[Array]:
     """Yield the items that each cell of the windows covers at all positions of the windows.
 
-    The items are slices of phases, which are kept in memory. A phase has the items of the padded x
-    that are a stride apart: with the stride 2, the items 0, 2, 4 and so on are a phase.
+    The items are slices of phases. The phases are kept in memory. A phase has the items of the
+    padded x that are a stride apart: with the stride 2, the items 0, 2, 4 and so on are a phase.
     """
     padded = extend(x, windows.padding, "constant")
     phases: dict[Cell, Array] = {}
@@ -56,8 +57,8 @@ def scattered_sums(
     t(2, 0) + t(0, 1), t(1, 1) and t(2, 1), where t(c, p) is the term of cell c at position p.
 
     Args:
-        arrays: pairs of an array with an item for each position of the windows, and a number that
-            fills the array outside of these positions.
+        arrays: pairs of an array and a number. The array has an item for each position of the
+            windows, and the number fills the array outside of these positions.
         windows: the windows. Their up-scaled shape is the shape of the input.
         term: a function `term(cell, *slices)` that returns the terms of a cell at some positions,
             from slices of the arrays at these positions. The term of the filling numbers must be 0.
@@ -118,8 +119,8 @@ def _sums_of_phase(
         distances = [cell[axis] * windows.dilation[axis] - offsets[axis] for axis in axes]
         if any(distances[axis] % windows.stride[axis] for axis in axes):
             continue  # the cell covers items of another phase
-        # The window whose cell lies on the phase's first item is at the position -distance /
-        # stride.
+        # For one window, `cell` lies on the phase's first item. The position of this window is
+        # -(distance / stride): it is -2 for the distance 4 and the stride 2.
         starts = [fronts[axis] - distances[axis] // windows.stride[axis] for axis in axes]
         stops = [starts[axis] + lengths[axis] for axis in axes]
         slices = [lax.slice(array, starts, stops) for array in arrays]

@@ -59,11 +59,12 @@ def _in_order(items: Sequence[T], order: Order) -> tuple[T, ...]:
 
 
 def maximum_gradient(equation: Equation, source: View, operand: View) -> View | None:
-    """Compute the derivative of maxima over windows, the equation `select_and_scatter_add`.
+    """Compute the derivative of maxima over windows. It is the equation `select_and_scatter_add`.
 
     `source` is the gradient of the maxima, and `operand` is the input of the windows. None is
-    returned if the windows are large, or if the equation is of minima. XLA's own operation searches
-    for the maxima again, position by position, which takes 190 of the 850 ms of ResNet-18.
+    returned if the windows are large, or if the equation is the derivative of minima. XLA's own
+    operation searches for the maxima again, position by position, which takes 190 of the 850 ms of
+    ResNet-18.
     """
     params = equation.params
     order = operand.order

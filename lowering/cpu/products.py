@@ -128,7 +128,7 @@ def row_product(row: Array, matrix: Array, axis: int, params: Params) -> Array:
 
 
 def row_twice(row: Array, matrix: Array, axis: int, params: Params) -> Array:
-    """Multiply a row of 8 or 16 bits by a matrix, by a product of two equal rows.
+    """Multiply a row of 8 or 16 bits by a matrix. The row is repeated to two equal rows.
 
     The product sums over the axis `axis` of the matrix. The result is a vector: one of the two
     equal results. XLA computes one row by a loop in 32 bits, but two rows by a library. For a
@@ -156,7 +156,7 @@ def is_floating(x: Array) -> bool:
 
 
 def is_narrow(x: Array, sum_dtype: np.dtype[np.generic] | None) -> bool:
-    """Tell whether x is bfloat16, and products with x are summed in float32."""
+    """Tell whether x is bfloat16 and `sum_dtype`, the dtype of sums, is float32."""
     return x.dtype == jnp.bfloat16 and sum_dtype == jnp.float32
 
 
@@ -226,7 +226,7 @@ def row_by_depth_parts(x: Array, axis: int, matrix: Array, params: Params) -> Ar
 
 
 def _with_columns(row: Array, x: Array, axis: int) -> Array:
-    """Reshape the product of x with a matrix, in which the axis `axis` of x was summed.
+    """Reshape `row`, the product of x with a matrix, summed over the axis `axis` of x.
 
     The result has the other axes of x, and then the columns: for x of the shape (1, depth, 1) and
     the axis 1, the shape is (1, 1, columns).

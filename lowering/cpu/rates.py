@@ -104,7 +104,7 @@ def _rates(*trials: _Trial) -> list[float]:
 
 
 def _compiled(trial: _Trial) -> Callable[[], Any]:
-    """Compile a trial and call it once, and return a function that calls it again.
+    """Compile a trial, call the trial once, and return a function that calls the trial again.
 
     Each call waits until the result is computed.
     """

@@ -19,7 +19,7 @@ from lowering.targets.target import Target
 
 @in_loops
 def run(program: Program, target: Target) -> Program:
-    """Put a barrier behind each update of a slice whose result has several readers."""
+    """Put a barrier behind each update of a slice, if the updated tensor has several readers."""
     return rewritten(program, {"dynamic_update_slice": _behind_barrier})
 
 

@@ -120,7 +120,7 @@ class Window:
 
 
 def padded(x: Array, window: Window) -> Array:
-    """Return an input (batch, *input positions, channels) with the window's padding, in zeros."""
+    """Pad an input (batch, *input positions, channels) with zeros, as the window says."""
     return extend(x, ((0, 0), *window.padding, (0, 0)), "constant")
 
 
@@ -130,7 +130,7 @@ def cells(
     """Yield each cell of the window, and the items that the cell covers at all positions.
 
     The items have the shape (batch, *positions, channels). `counts` has the number of positions
-    along each axis, by default as many as the window has on the input.
+    along each axis. By default these are all positions of the window on the input.
     """
     if counts is None:
         counts = window.positions(x, size)

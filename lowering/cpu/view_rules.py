@@ -136,7 +136,7 @@ def _transpose(program: Program, equation: Equation, view: View) -> View:
 def _broadcast_in_dim(
     program: Program, equation: Equation, view: View, *extents: View
 ) -> View | None:
-    """Add axes of extent 1 to the array, along which the view repeats the items."""
+    """Add axes of extent 1 to the array. Along these axes the view repeats the items."""
     if extents:
         return None  # under jax.export the operands `extents` are symbolic extents of the result
     rank = len(equation.params["shape"])
@@ -215,7 +215,7 @@ def _reshape(program: Program, equation: Equation, view: View, *extents: View) -
         return plain(lax.reshape(tensor(view), shape))
 
     def position_of_group(group: tuple[Sequence[int], Sequence[int]]) -> int:
-        """Return the position in the array of a group's last old axis.
+        """Return the index of the array's axis that is the last old axis of a group.
 
         A group has old axes, and the new axes that replace them. A group without old axes has the
         position -1, so that it comes first.

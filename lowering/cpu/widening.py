@@ -92,7 +92,7 @@ _FROM_BFLOAT16 = Rules(
 
 
 def _is_computed(matcher: Matcher, operand: Atom) -> bool:
-    """Tell whether an operand is computed, and may not have been rounded to bfloat16 yet.
+    """Tell whether an operand is computed and possibly not rounded to bfloat16 yet.
 
     Arguments and constants are not computed. A result of `reduce_precision` is rounded already,
     even if it was converted or moved since.
@@ -110,7 +110,7 @@ def _is_computed(matcher: Matcher, operand: Atom) -> bool:
 
 
 def _only_moves(equation: Equation) -> bool:
-    """Tell whether an equation moves the items of one operand, and does not convert them."""
+    """Tell whether an equation moves the items of one operand without converting them."""
     is_conversion = primitive(equation) == "convert_element_type"
     has_one_operand = len(equation.invars) == 1
     return facts(equation).moves and has_one_operand and not is_conversion
@@ -181,9 +181,9 @@ def _computed(
 ) -> list[Atom]:
     """Trace a function in the place of an equation, and return the variables of its results.
 
-    The function's results are converted to the dtypes of the equation's results. Its arguments are
-    `operands`. By default they are the equation's operands, where each operand that was converted
-    from 32 bits is replaced by the variable of 32 bits.
+    The function's results are converted to the dtypes of the equation's results. The arguments of
+    the function are `operands`. By default these are the equation's operands. An operand that was
+    converted from 32 bits is then replaced by the variable of 32 bits.
     """
 
     def converted_results(*arguments: Array) -> list[Array]:
@@ -238,7 +238,7 @@ def _converted(matcher: Matcher, equation: Equation) -> Any:
     are_narrow = _is_narrow(operand) and _is_narrow(result)
     if are_narrow and operand.aval.dtype != result.aval.dtype:
         # The operand's format has fewer digits or a smaller range than the result's format.
-        # Therefore the rounding to the operand's format may not be left out.
+        # Therefore the rounding to the operand's format must stay.
         return None
     source = _source(matcher, operand)
     if source.aval.dtype == result.aval.dtype:
@@ -295,7 +295,7 @@ def _loop(matcher: Matcher, equation: Equation) -> Any:
     body = matcher.program.body(equation)
 
     def step(*operands: Array) -> list[Array]:
-        """Call the body with operands of its dtypes, and convert the results to 32 bits."""
+        """Call the body with operands of the body's dtypes, and convert the results to 32 bits."""
         pairs = zip(operands, body.arguments, strict=True)
         arguments = [jnp.asarray(operand, variable.aval.dtype) for operand, variable in pairs]
         return list(map(_wide, body(*arguments)))

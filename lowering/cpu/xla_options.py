@@ -103,7 +103,7 @@ def compiler_options(
 
 
 def of_program(program: Program, call: ClosedJaxpr, is_alone: bool) -> dict[str, str]:
-    """Return `jax.jit`'s options for `call`, into which passes have rewritten `program`.
+    """Return `jax.jit`'s options for `call`, which is `program` after the passes.
 
     `is_alone` tells whether the call is compiled on its own. If `is_alone` is false, the call is
     compiled with other functions, which may compute in 16 bits.

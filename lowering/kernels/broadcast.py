@@ -123,7 +123,7 @@ def _bound_of(x: Any, y: Operand) -> float | None:
 
 
 def _bounded(x: Any, *bounds: tuple[Callable[..., Array], float]) -> Array:
-    """Apply maxima and minima of x and a number, one after another.
+    """Bound x by maxima and minima with numbers, one after another.
 
     A bound is a pair (`jnp.maximum` or `jnp.minimum`, the number). Without this function the
     backward passes of `jnp.maximum` and `jnp.minimum` read an array that is computed by

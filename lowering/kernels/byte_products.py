@@ -128,8 +128,8 @@ def _sums_of_products(p: Array, q: Array, slide: Slide) -> Array:
 def _signed(x: Array, zero: Array) -> tuple[Array, Array]:
     """Return codes x as int8, and the zero point of the int8 codes.
 
-    The uint8 codes x with the zero point `zero` become x - 128 with the zero point `zero` -
-    128.
+    Codes of uint8 become x - 128, and their zero point becomes `zero` - 128. Codes of int8 stay
+    unchanged.
     """
     x = jnp.asarray(x)
     if x.dtype == _CODE_DTYPE:
@@ -141,6 +141,6 @@ def _signed(x: Array, zero: Array) -> tuple[Array, Array]:
 
 
 def _aligned(zero: Array, x: Array) -> Array:
-    """Return the zero point `zero` with leading axes of extent 1 added up to the rank of x."""
+    """Put axes of extent 1 before the axes of the zero point `zero`, up to the rank of x."""
     added_axes = (1,) * (x.ndim - zero.ndim)
     return zero.reshape(added_axes + zero.shape)

@@ -92,7 +92,7 @@ def _extents(shapes: Sequence[Shape], terms: Sequence[str]) -> dict[str, int]:
 
 
 def multiply_adds(shapes: Sequence[Shape], terms: Sequence[str], output: str) -> int:
-    """Return the number of multiply-adds of `contract`, in the order of its products.
+    """Return the number of multiply-adds of `contract`, which multiplies in the order of `_order`.
 
     If a letter is in one operand only, and not in the result, the axis of this letter is summed
     before the product. Such sums are not counted.
@@ -138,8 +138,8 @@ def _order(
 def _equation(terms: Iterable[Iterable[str]], output: str, extents: dict[str, int]) -> str:
     """Return the equation for `jnp.einsum`, as in "ab,bc->ac".
 
-    `terms` has the letters of each operand. A letter that is not in ASCII is replaced by one that
-    is. Letters of `output` that no operand has are left out.
+    `terms` has the letters of each operand. A letter outside of ASCII is replaced by a letter of
+    ASCII. Letters of `output` that no operand has are left out.
     """
     names = dict(zip(extents, string.ascii_letters, strict=False))
     result = "".join(letter for letter in output if letter in extents)
@@ -171,7 +171,7 @@ def contract(
     # Letters that no operand has are axes of extent 1, which are added to the result.
     added_axes = tuple(axis for axis, letter in enumerate(output) if letter not in extents)
     if not _is_product(letters, output):
-        # `jnp.einsum` also sums outside of products, and such sums need the dtype of sums.
+        # `jnp.einsum` also sums single operands. These must have the dtype of the sums.
         arrays = [array.astype(accumulator) for array in arrays]
     elif arrays[0].dtype == jnp.bfloat16:
         # Here `_product` is needed, since it applies `left_operand_anywhere`.

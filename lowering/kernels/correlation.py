@@ -92,7 +92,7 @@ def correlate(
 
 
 def by_cells(x: Array, filter: Array, slide: Slide, wide: DType) -> Array:
-    """Correlate integers as `correlate` does, and sum one product for each cell of the filter.
+    """Correlate integers as `correlate` does, by a sum of one product for each cell of the filter.
 
     XLA's convolution of integers does not run on every GPU. On CPUs XLA's convolution takes 1.5
     times as long as this sum for 3x3 windows of int32 from 3 to 16 channels, and 50 times as long
@@ -146,7 +146,7 @@ def transposed_filter(filter: Array, groups: int) -> Array:
     """Turn the filter of a deconvolution into a filter for `deconv`.
 
     The filter has the shape (input channels, output channels / groups, *size). The result has the
-    shape (output channels, input channels / groups, *size), in which each spatial axis is reversed.
+    shape (output channels, input channels / groups, *size), and each spatial axis is reversed.
     """
     inputs, group_outputs, *size = filter.shape
     group_inputs = inputs // groups

@@ -163,8 +163,8 @@ def softened(
     """Return the indices (most,) of selected boxes, followed by -1, and the scores of these boxes.
 
     Each step selects the box with the highest score. The step multiplies the score of each other
-    box by exp(-o^2 / (2 sigma)), where o is the overlap with the selected box, and leaves out boxes
-    whose new score is at most `least` (Bodla et al. 2017, arXiv:1704.04503).
+    box by exp(-o^2 / (2 sigma)), where o is the overlap with the selected box. Then the step leaves
+    out boxes whose new score is at most `least` (Bodla et al. 2017, arXiv:1704.04503).
     """
     coordinates = boxes.T  # (k, n)
 
@@ -208,7 +208,7 @@ def filled_first(rows: Array, filled: Array) -> tuple[Array, Array]:
 def best_mask(scores: Array, eligible: Array, most: int) -> Array:
     """Return the mask of the `most` largest scores among the eligible scores.
 
-    `scores`, `eligible` and the mask have the shape (n,). Of equal scores the first win.
+    `scores`, `eligible` and the mask have the shape (n,). Among equal scores the first ones win.
     """
     count = len(scores)
     if most >= count:

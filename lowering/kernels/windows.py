@@ -78,7 +78,7 @@ class Windows:
 
     @property
     def dilated(self) -> Shape:
-        """Return the number of items that a window spans along each axis, with its gaps."""
+        """Return the number of items from the first to the last cell of a window, for each axis."""
         return spans(self.size, self.dilation)
 
     @property
@@ -88,7 +88,7 @@ class Windows:
 
     @property
     def reach(self) -> Padding:
-        """Return the numbers of items that a reverse operation reads beyond its input, by axis.
+        """Return, for each axis, how many items a reverse operation reads beyond its input.
 
         Each axis has a pair: the number before the input, and the number after it. Reverse
         operations are deconvolutions and deboxes.
@@ -192,7 +192,7 @@ def reverse_windows(
 
 
 def spans(size: Sequence[int], dilation: Sequence[int]) -> Shape:
-    """Return the number of items that a window spans along each axis, with the dilation's gaps.
+    """Return the number of items from the first to the last cell of a window, along each axis.
 
     For the size (3, 3) and the dilation (1, 2) the result is (3, 5).
     """
@@ -250,7 +250,7 @@ def _mirrored(x: Array, axis: int, before: int, after: int, border: str) -> Arra
 
 
 def valid_counts(windows: Windows, fold: Callable[[int], None]) -> Any:
-    """Return the number of cells of each window that lie on the input and not on its padding.
+    """Return, for each window, the number of cells that lie on the input, not on its padding.
 
     The returned array broadcasts to the shape `windows.downscaled`. `fold` is called with the
     number of items that are computed on the host.
@@ -308,9 +308,9 @@ def _first_of_cells(
 ) -> tuple[Array, Array]:
     """Return the maximum along one axis of each window, and the index of the cell that has it.
 
-    `index` has the index of each item of x in the cells along the axes that are reduced already.
-    `index_step` is the number by which the index grows from cell to cell along this axis. If
-    several maxima are equal, the first is taken.
+    x is the maximum along the axes that are reduced already. For each item of x, `index` has the
+    number of the cell of this maximum along these axes. `index_step` is the number by which the
+    index grows from cell to cell along this axis. If several maxima are equal, the first is taken.
     """
 
     def take_better(
@@ -410,8 +410,8 @@ def require_reverse(windows: Windows, padding: Padding, first_axis: int = 0) -> 
     """Raise InvalidShape if the output of a deconvolution or debox is empty or has a wrong shape.
 
     Windows on the output must have as many positions as the input has items. `padding` is the
-    attribute of the operation, in which axes with automatic padding have no item. `first_axis`
-    is the number that the error gives to the first axis of the windows.
+    attribute of the operation. It has no item for axes with automatic padding. `first_axis` is the
+    number that the error gives to the first axis of the windows.
     """
     on_output = basic_windows(
         windows.upscaled,

@@ -82,8 +82,8 @@ def _keeps_items(equation: Equation) -> bool:
 def _reshaped(matcher: Matcher, equation: Equation) -> Rewrite:
     """Merge a reshape with an earlier reshape of its operand, or remove both if they cancel out.
 
-    A sum over axes of extent 1 becomes a reshape too. A broadcast reads the operand of an earlier
-    reshape.
+    A sum over axes of extent 1 becomes a reshape too. A broadcast that repeats items then reads the
+    operand of the earlier reshape.
     """
     if not _keeps_items(equation):
         is_broadcast = primitive(equation) == "broadcast_in_dim"
@@ -158,7 +158,7 @@ def _chosen(matcher: Matcher, equation: Equation) -> Rewrite:
     (result,) = branch.results
     if result not in branch.arguments:
         return None
-    # The first operand of the equation is the index of the branch, the others are its arguments.
+    # The first operand is the index of the branch. The other operands are the branch's arguments.
     index_of_argument = branch.arguments.index(result)
     return equation.invars[1 + index_of_argument]
 
@@ -205,7 +205,7 @@ def _narrow(matcher: Matcher, equation: Equation) -> Rewrite:
         if is_literal(source) or not _widens(source.aval.dtype, result.aval.dtype):
             return equation
         sources.append(source)
-    # A precision that is not None, a tuple or a `lax.Precision` is an algorithm. An algorithm asks
+    # A precision is an algorithm unless it is None, a tuple or a `lax.Precision`. An algorithm asks
     # for certain dtypes of operands.
     precision = equation.params["precision"]
     is_algorithm = precision is not None and not isinstance(precision, tuple | lax.Precision)

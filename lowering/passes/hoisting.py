@@ -34,7 +34,7 @@ def _hoisted(body: Program, equation: Equation) -> Computed | None:
     has_no_shared_values = all(map(body.is_late, body.equations))
     if has_no_shared_values:
         return None
-    # What `split` calls parameters of the body are the constants of the loop.
+    # `split` treats the constants of the loop as the parameters of the body.
     parts = split(body)
 
     def prepare_and_scan(*operands: Array) -> list[Array]:

@@ -34,7 +34,7 @@ class _Slice(NamedTuple):
 
 
 class _SumOfSlice(NamedTuple):
-    """A sum of two terms. One is a slice, the other a slice of another tensor or an early vector.
+    """A sum of a slice and another term: a slice of another tensor, or an early vector.
 
     An early vector is computed once, before all calls or before a loop.
     """
@@ -72,8 +72,8 @@ def run(program: Program, target: Target) -> Program:
         group = group_by_first_id.get(id(matcher.original))
         return None if group is None else _joined(group)
 
-    # Early equations are moved to the front, since all vectors must be computed before the first
-    # sum.
+    # Equations that run before all calls or before a loop are moved to the front, since all vectors
+    # must be computed before the first sum.
     return rewritten(program.early_first(), {"add": join_sums})
 
 

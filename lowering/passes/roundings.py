@@ -1,7 +1,7 @@
 """Leaves out roundings to 16 bits between computations in 32 bits.
 
-XLA leaves out such roundings too, but only after all its other passes. If a network has
-floating-point arguments of 32 bits, it has asked for its roundings, and they stay.
+XLA leaves out such roundings too, but only after all its other passes. A network with
+floating-point arguments of 32 bits asks for its roundings. These roundings stay.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _RULES = Rules()
 def run(program: Program, target: Target) -> Program:
     """Remove conversions from 32 to 16 bits and back from a program and from its loops.
 
-    A program is returned unchanged if one of its floating-point arguments has not 16 bits.
+    A program is returned unchanged if one of its floating-point arguments does not have 16 bits.
     """
     dtypes = {v.aval.dtype for v in program.arguments}
     floating = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)]

@@ -28,7 +28,7 @@ def run(program: Program, target: Target) -> Program:
 
 
 def for_loops(program: Program, target: Target) -> Program:
-    """Merge products as `run` does, but only products in loops or with results read by loops.
+    """Merge products as `run` does, but only products in loops and products that loops read.
 
     On a TPU, all other products are faster apart than as one product whose result is sliced. By
     the compiler's estimate for a v5e, BERT with a batch of 128 in bfloat16 takes 4,192 us with
@@ -80,8 +80,8 @@ def _merged(program: Program, is_chosen: Callable[[Equation], bool]) -> Program:
         group = group_by_first_id.get(id(matcher.original))
         return None if group is None else _joined(equation, group)
 
-    # Early equations are moved to the front, since all matrices must be computed before the first
-    # product.
+    # Equations that run before all calls or before a loop are moved to the front, since all
+    # matrices must be computed before the first product.
     return rewritten(program.early_first(), {PRODUCT: join_group})
 
 

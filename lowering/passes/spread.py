@@ -50,7 +50,8 @@ def run(program: Program, target: Target) -> Program:
         return program
     parameter_divisions = plan.parameters.divisions
     walk = FactorWalk(program)
-    # If a parameter is not divided along the first factor of an axis, factorise this axis.
+    # If a factor other than the first factor of an axis is divided, factorise the axis. For divided
+    # heads in an axis of 3 * heads * items, `before` is 3.
     for i, division in parameter_divisions.items():
         if division.before > 1:
             axis = walk.operand_axes(program.arguments[i])[division.axis]
@@ -118,7 +119,10 @@ def _extent(factors: Iterable[Factor]) -> int:
 
 
 class _Spread:
-    """Evaluates a program on split arrays, whose axes are split before divided factors.
+    """Evaluates a program on split arrays.
+
+    In a split array each axis is split before each divided factor. For example, with divided heads,
+    an axis of 3 * heads * items becomes two axes, of 3 and of heads * items.
 
     `divided` maps each divided factor to an item of a PartitionSpec.
     """
@@ -143,7 +147,7 @@ class _Spread:
         return [list(map(_extent, sub_axes)) for sub_axes in self._sub_axes(operand)]
 
     def shape(self, operand: Atom) -> tuple[int, ...]:
-        """Return the shape of a variable whose axes are split before divided factors."""
+        """Return the shape of the split array of a variable."""
         return tuple(itertools.chain.from_iterable(self.sub_extents(operand)))
 
     def _sub_axes(self, operand: Atom) -> Iterator[list[list[Factor]]]:
@@ -178,11 +182,11 @@ class _Spread:
         return lax.with_sharding_constraint(self.split(x, variable), sharding)
 
     def split(self, x: Array, operand: Atom) -> Array:
-        """Split the axes of x, the value of `operand`, before divided factors."""
+        """Split each axis of x before each divided factor. x is the value of `operand`."""
         return _shaped(x, self.shape(operand))
 
     def _all_split(self, arrays: Sequence[Array], operands: Sequence[Atom]) -> list[Array]:
-        """Split the axes of arrays, the values of `operands`, before divided factors."""
+        """Split the axes of arrays as `split` does. The arrays are the values of `operands`."""
         return [self.split(x, operand) for x, operand in zip(arrays, operands, strict=True)]
 
     def _compute(self, equation: Equation, operands: list[Array]) -> Sequence[Array]:
@@ -205,8 +209,8 @@ class _Spread:
         results = self._computed(equation, arrays)
         if first_result not in self.walk.columns:
             return results
-        # The equation is a product with a parameter, which has only one result. XLA derives other
-        # shardings from the constraint of this result.
+        # The equation is a product with a parameter. A product has only one result. From the
+        # constraint of this result XLA derives other shardings.
         (result,) = results
         column_axes = self.walk.columns[first_result]
         return [self.sharded(first_result, result, fixed=column_axes)]
@@ -291,8 +295,8 @@ _RULES = Rules()
 def _renumbered(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Results:
     """Evaluate an equation with the numbers of sub-axes in place of the numbers of axes.
 
-    Return None if axes of two operands correspond to each other in the equation, and have different
-    sub-axes.
+    Return None if two operands have different sub-axes along axes that the equation pairs, such as
+    the summed axes of a product.
     """
     sub_extents = list(map(spread.sub_extents, equation.invars))
     # A tuple in this set has, for each axis of an operand, the count of its sub-axes.

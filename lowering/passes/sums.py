@@ -1,4 +1,4 @@
-"""Moves sums of products out of a loop, and merges products that an iteration adds.
+"""Moves sums of products out of a loop, and merges products that an iteration adds up.
 
 In each iteration the backward pass of a recurrent layer adds a product to the gradient of its
 matrix. This addition reads and writes the whole matrix. Without this pass a training step of an
@@ -28,10 +28,10 @@ _SUMS = ("add", "add_any")
 
 @in_loops
 def run(program: Program, target: Target) -> Program:
-    """Move sums over all iterations out of loops, and merge products that an iteration adds.
+    """Move sums over all iterations out of loops, and merge products that an iteration adds up.
 
-    A sum over all iterations becomes one product after the loop. In the loop of a backward
-    pass, several products that an iteration adds become one product.
+    A sum over all iterations becomes one product after the loop. In the loop of a backward pass,
+    several products that an iteration adds up become one product.
     """
 
     def rewrite_loop(matcher: Matcher, equation: Equation) -> Computed | None:
@@ -114,7 +114,7 @@ def _chain(program: Program, variable: Atom) -> tuple[Equation | None, list[Equa
 
 
 def _totals(body: Program, constant_count: int, carried_count: int) -> Iterator[_Total]:
-    """Yield the carried values of a scan's body to which each iteration adds a product.
+    """Yield each carried value to which every iteration of a scan adds a product.
 
     The first `constant_count` arguments of the body are constants of the scan. The next
     `carried_count` arguments are carried values.
@@ -185,7 +185,7 @@ def _without_totals(equation: Equation, body: Program) -> Computed | None:
 def _stacking_body(
     equation: Equation, body: Program, remaining: Sequence[int], factors: Sequence[Atom]
 ) -> ClosedJaxpr:
-    """Return the body of a scan with fewer carried values and with further outputs.
+    """Return the body of a scan without some of its carried values, and with additional outputs.
 
     `remaining` has the numbers of the carried values that stay. The results of the returned body
     are the remaining carried values, the outputs of the old body, and the variables `factors`.
@@ -203,8 +203,8 @@ class _Sum(NamedTuple):
     Args:
         last_addition: the equation of the last addition.
         products: the equations of the products.
-        reshapes: the reshapes between a product and the additions, which are equal for all
-            products.
+        reshapes: the reshapes between a product and the additions. All products have equal
+            reshapes.
         terms: the terms of the sum that are not among `products`.
     """
 
@@ -255,7 +255,7 @@ def _sums(program: Program) -> Iterator[_Sum]:
 
 
 def _sum(program: Program, last_addition: Equation, inner_additions: set[int]) -> _Sum | None:
-    """Return the sum that ends with an addition, or None unless the sum has similar products.
+    """Return the sum that ends with an addition, or None if the sum has no similar products.
 
     There must be at least two products, with equal parameters, types and reshapes. The ids of the
     other additions of the sum are added to `inner_additions`.

@@ -37,9 +37,10 @@ class _OverwrittenSlice(NamedTuple):
     Along each axis of the tensor, the slice has either one item or all items.
 
     Args:
-        coordinates: maps each axis along which the slice has one item to the number of a
-            coordinate. This number is an index of the last axis of the scatter's indices.
-        axes: maps each axis along which the slice has all items to an axis of the updates.
+        coordinates: the keys are the axes along which the slice has one item. The values are
+            numbers of coordinates: indices of the last axis of the scatter's indices.
+        axes: the keys are the axes along which the slice has all items. The values are axes of
+            the updates.
     """
 
     coordinates: Mapping[int, int]
@@ -107,11 +108,11 @@ def _overwritten_slice(items: _Items, equation: Equation) -> _OverwrittenSlice |
     if coordinates_of_items is None:
         return None
     window_axes = [axis for axis in range(len(tensor_shape)) if axis not in indexed_axes]
-    # Maps each axis along which the slice has all items to an axis of the updates.
+    # The keys are the axes along which the slice has all items. The values are axes of the updates.
     update_axes = dict(zip(window_axes, numbers.update_window_dims, strict=True))
-    # The axes of the updates that come from the axes of the indices, in order.
+    # These axes of the updates come from the axes of the indices, in the same order.
     scatter_axes = [i for i in range(len(update_shape)) if i not in numbers.update_window_dims]
-    # Maps each axis along which the slice has only one item to the number of the coordinate.
+    # The keys are the axes along which the slice has one item. The values number coordinates.
     coordinate_numbers: dict[int, int] = {}
     for number, axis in enumerate(indexed_axes):
         coordinate = coordinates_of_items[..., number]
@@ -126,7 +127,7 @@ def _overwritten_slice(items: _Items, equation: Equation) -> _OverwrittenSlice |
         update_axes[axis] = scatter_axes[counted_axis]
     extents = [tensor_shape[axis] for axis in update_axes]
     update_extents = [update_shape[axis] for axis in update_axes.values()]
-    # The updates must have each item of the slice, and have it once.
+    # The updates must have each item of the slice exactly once.
     if extents != update_extents or math.prod(extents) != updates.aval.size:
         return None
     return _OverwrittenSlice(coordinate_numbers, update_axes)

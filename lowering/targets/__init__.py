@@ -1,4 +1,4 @@
-"""The targets that programs are lowered for, each with its list of passes.
+"""The targets that programs are lowered for. Each target has a list of passes.
 
 Which passes run for CPUs, for TPUs, for GPUs of CUDA? `cpu`, `tpu`, `cuda`
 Which passes run for other platforms, and before derivatives? `portable`

@@ -1,4 +1,4 @@
-"""The target for GPUs of CUDA: its passes in order, and the values that are not prepared for it."""
+"""The target for GPUs of CUDA: the passes in order, and the values that are not prepared."""
 
 from __future__ import annotations
 

@@ -24,9 +24,9 @@ class Target:
     Args:
         platform: jax's name of the platform; None if the platform is unknown.
         passes: functions `run(program, target)`, in the order in which they run.
-        options: a function that returns the compiler's options. It takes the program before its
-            passes, then the call that is split from the program, and whether the call is compiled
-            alone. None stands for no options.
+        options: a function that returns the compiler's options. It takes three arguments: the
+            program before its passes, the call that is split from the program, and whether the
+            call is compiled alone. None stands for no options.
         keeps_derivatives: whether the program is differentiated after the passes.
         has_kernels: whether the platform has kernels of its own. These kernels read prepared
             parameters. They need extents that are numbers, and arguments that are not empty.
