@@ -21,7 +21,7 @@ from nnef_jax.wording.similar import did_you_mean
 
 
 class ArrayType(Protocol):
-    """A protocol for the types of arrays, which have a shape and a dtype.
+    """A protocol for types of arrays. Such a type has a shape and a dtype.
 
     It is used in annotations instead of the class `jax.ShapeDtypeStruct`, because jax does not
     annotate the attributes of that class.
@@ -144,7 +144,7 @@ def _inputs(names: Sequence[str]) -> str:
 
 
 def _input_of_alias(graph: Graph, alias: str) -> str:
-    """Return the name of the input that has an alias. If there is none, return the alias."""
+    """Return the name of the input that has the alias `alias`, or `alias` if no input has it."""
     value = graph.aliases.get(alias)
     if value is None or value not in graph.inputs:
         return alias

@@ -274,7 +274,7 @@ def require_sizes(sizes: Sequence[int]) -> None:
 
 
 def _require_equal(counts: Mapping[str, int]) -> None:
-    """Raise InputError unless all inputs have equally many items. `counts` is by input name."""
+    """Raise InputError unless all inputs have equally many items, as counted in `counts`."""
     if len({*counts.values()}) > 1:
         numbers = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise InputError(f"the inputs have different numbers of items: {numbers}")

@@ -46,7 +46,7 @@ _PICTURES = (".png", ".svg", ".pdf")
 def calls_of(
     model: Model, files: Sequence[str], pictures: PictureOptions | None = None
 ) -> list[dict[str, Any]]:
-    """Return a dict from input names to arrays, for each call whose inputs are in the files."""
+    """Return the inputs of each call in the files: a dict of arrays by input name."""
     from nnef_jax.cli.inputs import read_inputs
     from nnef_jax.cli.pictures import PictureOptions
 

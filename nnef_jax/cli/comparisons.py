@@ -228,7 +228,7 @@ def _inputs(
 
 
 def _is_model(source: object) -> bool:
-    """Tell whether a source is a model. The import of the class Model imports jax."""
+    """Tell whether a source is a model. The class Model is imported here, because it loads jax."""
     from nnef_jax import Model
 
     return isinstance(source, Model)

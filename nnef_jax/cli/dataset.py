@@ -139,7 +139,7 @@ class ItemReader:
     """A function that reads a file as an item: an array for each input, with a batch extent of 1.
 
     Args:
-        specs: the inputs of a single item, whose first extent is 1.
+        specs: the inputs of a single item. The first extent of each input is 1.
         pictures: the options for converting pictures.
     """
 

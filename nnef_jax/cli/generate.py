@@ -250,7 +250,7 @@ def _default_stops(companions: CompanionFiles, tokenizer: TextTokenizer | None) 
     stops = companions.stop()
     if stops or tokenizer is None:
         return stops
-    # The configuration has no numbers of tokens, but it may have the text of the token.
+    # The configuration has no numbers of end tokens, but it may have the text of the end token.
     end_text = companions.special_tokens().get("eos_token")
     end_token = None if end_text is None else tokenizer.token(end_text)
     return [] if end_token is None else [end_token]

@@ -215,7 +215,7 @@ def _use_only_cpu() -> None:
 
 
 def _axes(text: str) -> dict[str, int]:
-    """Return a dict from names of axes to extents, from a text such as "data=4,model=4"."""
+    """Read a text such as "data=4,model=4"; return a dict that maps names of axes to extents."""
     axes: dict[str, int] = {}
     for part in text.split(","):
         name, _, extent = part.partition("=")

@@ -25,7 +25,7 @@ from nnef_jax.storage import files
 
 Where = Device | Sharding
 _Stored = jax.Array | NDArray[np.generic] | jax.ShapeDtypeStruct
-Leaves = tuple[Any, Any]  # Both are dicts by label: of parameters, and of the initial state.
+Leaves = tuple[Any, Any]  # The parameters by label, and the initial state by label.
 
 _ABSTRACT = (
     "nnef_jax.load reads them if parameters is 'arrays', and model.with_params(...) sets them; "
@@ -127,9 +127,9 @@ class Arrays:
         return params, state
 
     def parameters(self, where: Where | None = None) -> dict[str, jax.Array]:
-        """Return a dict from labels to parameters, on a device or sharding.
+        """Return the parameters on a device or sharding, as a dict by label.
 
-        By default they are on jax's default device.
+        By default the parameters are on jax's default device.
         """
         return self._on_device(where, _PARAMETERS)
 
@@ -152,9 +152,9 @@ class Arrays:
         return Prepared(params, divided, self.definition)
 
     def initial_state(self, where: Where | None = None) -> dict[str, jax.Array]:
-        """Return a dict from labels to initial values of states, on a device or sharding.
+        """Return the initial values of states on a device or sharding, as a dict by label.
 
-        By default they are on jax's default device.
+        By default the values are on jax's default device.
         """
         state = self._on_device(where, _STATE)
         if self.are_traced and not self.state_from_user:
@@ -163,7 +163,7 @@ class Arrays:
         return state
 
     def select(self, labels: Iterable[str]) -> dict[str, Any]:
-        """Return a dict from the given labels to parameters.
+        """Return the parameters with the given labels, as a dict by label.
 
         A parameter that no operation reads is a numpy array.
         """
@@ -179,7 +179,7 @@ class Arrays:
 
     @property
     def by_label(self) -> dict[str, Any]:
-        """Return a dict from labels to all arrays, also to parameters that no operation reads.
+        """Return all arrays by label, including parameters that no operation reads.
 
         An array from a file is a numpy array until it is put on a device.
         """
@@ -259,9 +259,9 @@ class Arrays:
 
     @cached_property
     def _checked_arrays(self) -> dict[str, Any]:
-        """Return a dict from labels to the arrays that a user passed.
+        """Return the arrays that a user passed, as a dict by label.
 
-        Raises InputError if they do not fit the graph's parameters and states.
+        Raises InputError if the arrays do not fit the graph's parameters and states.
         """
         definition = self.definition
         params, state = self._leaves

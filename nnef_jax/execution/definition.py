@@ -95,7 +95,7 @@ class Definition:
         return options.optimize
 
     def with_layout(self, layout: Layout | None) -> Definition:
-        """Return a definition of the network on the mesh of a layout, or on no mesh for None."""
+        """Return a definition on the mesh of `layout`, or on no mesh if `layout` is None."""
         network = replace(self.network, data=self.unread, _specialised={})
         return Definition(network, self.options, layout)
 
@@ -264,8 +264,7 @@ class Definition:
     ) -> dict[str, Any]:
         """Return a dict from labels of states to initial values that the graph computes.
 
-        `inputs` maps names to arrays. These are the inputs of the first cycle on which the initial
-        values depend.
+        `inputs` maps names to arrays. The initial values depend on these inputs of the first cycle.
         """
         initial_values = {
             variable.label: variable.initial
@@ -338,13 +337,13 @@ class Definition:
         preparation = None
         if isinstance(params, Prepared):
             raw_params = params.params
-            # Values are prepared for the network without edits and captures.
+            # Prepared values are valid only for the network without edits and captures.
             has_edits_or_captures = probe.edits or probe.capture
             if not has_edits_or_captures:
                 preparation = params.values.get(function.__name__)
         arguments = raw_params, self.state_of(state), list(map(jnp.asarray, inputs)), probe
-        # The passes for CPUs choose kernels by these rates. If jax's default device is a CPU, they
-        # are the rates of the host. Otherwise they are rates that the package ships.
+        # The passes for CPUs choose kernels by these rates (speeds of a machine). If jax's default
+        # device is a CPU, the host's rates are used. Otherwise the package's own rates are used.
         rates = host_profile.rates(self.network.graph, self.options, default_platform())
         about = self.about._replace(rates=rates)
 

@@ -172,7 +172,7 @@ class DiskCache:
         return paths
 
     def _keep(self, write: Callable[[], None]) -> None:
-        """Call `write`, which writes a file. If it fails, as on a full disk, warn once."""
+        """Call `write`, which writes a file. If the call fails, as on a full disk, warn once."""
         try:
             write()
         except Exception as error:

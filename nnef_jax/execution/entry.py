@@ -133,7 +133,7 @@ class Entry:
         return list(inputs), [state[label] for label in self.labels]
 
     def state_types(self, state: Arrays, rows: int, inputs: Inputs) -> dict[str, Any]:
-        """Return a dict from labels to types of a state, for a batch of `rows` items.
+        """Return the types of a state's arrays by label, for a batch of `rows` items.
 
         `state` is a state for a batch of any size, as arrays or types. On a mesh the returned
         types have the shardings for a call with `inputs`.
@@ -248,7 +248,7 @@ def results_of(graph: Graph) -> Callable[..., Any]:
 
 @cache
 def _namedtuple(names: tuple[str, ...], aliases: tuple[tuple[str, int], ...]) -> Any:
-    """Return a class of namedtuples with the fields `names`, whose instances can be pickled.
+    """Return a class of namedtuples with the fields `names`. The namedtuples can be pickled.
 
     A field can also be read by a name or an alias in brackets, as in `outputs["y"]`. `aliases` has
     pairs of an alias and the index of a field.

@@ -50,9 +50,9 @@ class Store:
     """The compiled and jitted functions of a network, for one set of options.
 
     Args:
-        compiled: the executables, by entry, place and shapes.
-        functions: jitted functions by entry, which take the parameters as an argument. This cache
-            also has the compiler options, by platform.
+        compiled: the executables. A key has the entry, the device or sharding, and the shapes.
+        functions: a jitted function for each entry, which takes the parameters as an argument. This
+            cache also has the compiler options for each platform.
     """
 
     compiled: Once
@@ -144,7 +144,7 @@ class Executables:
         return self._store.functions.get(key, lambda: jax.jit(compute, static_argnums=2))
 
     def jitted(self, entry: Entry) -> Any:
-        """Return a jitted function of parameters, state, inputs and a probe for one kind of call.
+        """Return the jitted function of an entry. It takes parameters, state, inputs and a probe.
 
         The function may be called within a trace.
         """
@@ -232,7 +232,7 @@ class Executables:
         *,
         keeps_values: bool,
     ) -> partial[Any]:
-        """Return the executable for a kind of call, bound to the prepared values of the call.
+        """Return the executable for calls of an entry, bound to the prepared values of the calls.
 
         The executable takes the arguments of a call. It is compiled once, even if several
         threads ask for it.
@@ -298,7 +298,7 @@ class Executables:
         platform: str,
         devices: int = 1,
     ) -> tuple[Split, Callable[..., Any]]:
-        """Lower a kind of call for devices of a platform. Return a split, and the call.
+        """Lower a call of an entry for devices of a platform. Return a split, and the call.
 
         The returned call is a function of prepared values and `arguments`. Arrays and arguments
         may be types. Nothing is compiled, so the host needs no device of the platform.
@@ -338,7 +338,7 @@ class Executables:
         arguments: Sequence[Any],
         place: Placement,
     ) -> tuple[Split, jax.stages.Wrapped]:
-        """Lower a kind of call. Return the split, and the call as a jitted function.
+        """Lower a call of an entry. Return the split, and the call as a jitted function.
 
         The function has compiler options that suit the call. With the option `autotune` the
         compiler options are chosen by trial.

@@ -56,10 +56,12 @@ class Execution:
         self.types: Callable[..., list[Any]] = definition.types
         self.check_params: Callable[..., Any] = definition.check_params
         self.check_state: Callable[..., dict[str, Any]] = definition.check_state
-        # Functions for use in a caller's trace, by entry and by `debugs_or_disables_jit`.
+        # Functions for use in a caller's trace. A key has the name of the entry, and the result of
+        # `debugs_or_disables_jit`.
         self._in_trace = Once()
-        # Bound executables. Each has a key (entry, place, types of arguments). An executable of the
-        # kind `outputs` has a second key, which `_key_of_types` computes faster.
+        # Bound executables. Each has a key: the entry, the device or sharding, and the types of the
+        # arguments. An executable of the entry `outputs` has a second key, which `_key_of_types`
+        # computes faster.
         self._recent = Once(definition.options.max_executables)
 
     @property
@@ -233,7 +235,7 @@ class Execution:
         params: Params | None = None,
         probe: Probe = NOTHING,
     ) -> Any:
-        """Run the network on inputs, and also on a state if the kind of call takes a state.
+        """Run the network on inputs, and also on a state if the entry takes a state.
 
         If `params` is None, the network runs on the model's parameters, on the device to which
         the arrays are committed. A call outside of traces, without `params` and without a
@@ -386,7 +388,7 @@ class Execution:
         return self._recent.keep(key, executable)
 
     def _arrays_read(self, entry: Entry | RoutineEntry, place: Placement) -> dict[str, Any]:
-        """Return the arrays at `place` that a kind of call reads, as a dict from labels."""
+        """Return the arrays that calls of an entry read, by label. The arrays are at `place`."""
         params = self.arrays.parameters(place.where)
         if entry.takes_state:
             return params
@@ -485,7 +487,7 @@ def _without_probe(run: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _key_of_types(arrays: Inputs) -> tuple[Any, ...]:
-    """Return an executable's key, from the types of `arrays`. They are arrays of numpy or jax."""
+    """Return an executable's key, made from the types of `arrays` (arrays of numpy or jax)."""
     default_device: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     key: list[Any] = [default_device]
     for x in arrays:

@@ -1,4 +1,4 @@
-"""Notes whether this process was forked after jax had run, and refuses computations in that case.
+"""Records whether this process was forked after jax had run; if so, refuses computations.
 
 The forked process lacks the threads of jax's runtime, and a computation that waits for them never
 ends. The package imports this module first, to observe every fork.

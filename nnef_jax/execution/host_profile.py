@@ -130,7 +130,7 @@ def _measure_and_write(path: str) -> MachineProfile:
 
     If the host cannot be measured or the file cannot be written, the package's own profile is
     returned. If the measured profile were used without a file, this process and other processes
-    would choose by different rates.
+    would choose kernels by different rates.
     """
     # If this version of XLA lacks a compiler option, XLA may raise any exception.
     with suppress(Exception):
@@ -167,7 +167,7 @@ def path_in(folder: str | None = None) -> str | None:
 
 
 def _host_identity() -> tuple[str, ...]:
-    """Return texts that identify the host and its compiler. A profile is valid only for both."""
+    """Return texts that identify the host and its compiler. A profile is valid only for these."""
     names = ",".join((*MachineProfile.names(), *Costs.names()))
     return *processor(), f"threads: {threads()}", *compiler_versions(), f"rates: {names}"
 
@@ -198,7 +198,7 @@ def quota(root: str = "/sys/fs/cgroup") -> int:
         with suppress(OSError, ValueError, ArithmeticError):
             texts = [Path(root, name).read_text("ascii") for name in names]
             # The text "150000 100000" allows 150000 us of processor time in each period of 100000
-            # us, which are 1.5 cores.
+            # us. This is the time of 1.5 cores.
             allowed, period = map(int, " ".join(texts).split())
             # Without a limit the first word is -1 in version 1. In version 2 it is "max", for which
             # `int` raises ValueError.

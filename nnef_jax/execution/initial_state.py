@@ -38,7 +38,7 @@ def first_state(execution: Execution, inputs: Callable[[], Inputs]) -> dict[str,
 
 
 def _needed_inputs(graph: Graph, inputs: Inputs) -> dict[str, Any]:
-    """Return a dict from names to the inputs from which initial values are computed.
+    """Return the inputs from which initial values are computed, as a dict by name.
 
     Raises InputError if such an input is a type, which has no values.
     """

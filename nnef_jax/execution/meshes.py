@@ -136,11 +136,11 @@ class Layout:
 
         The array may be on the host, for example in a mapped file. Then only the shards for the
         host's own devices are read. If the devices of the mesh are not attached, the result is
-        the array's type. Raises InputError for an array on devices of several hosts that are
-        not the mesh's devices.
+        the array's type. Raises InputError for an array on devices of several hosts, unless
+        these are the mesh's devices.
 
         Args:
-            name: what the error calls the array.
+            name: the name of the array in the error.
             x: the array.
             sharding: the sharding of the result.
             stays: whether an array that is on the mesh already keeps its sharding.
@@ -172,9 +172,9 @@ class Layout:
         return arrays
 
     def divided(self, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """Return a dict from labels to divided parameters: reshaped by `with_axes`, and sharded.
+        """Return divided parameters by label: reshaped by `with_axes`, and sharded.
 
-        They are the parameters that have a sharding in `divided_shardings`.
+        These are the parameters that have a sharding in `divided_shardings`.
         """
         shardings: dict[str, NamedSharding] = {}
         for label, sharding in self.divided_shardings().items():
@@ -188,10 +188,11 @@ class Layout:
     def divided_shardings(self) -> dict[str, NamedSharding]:
         """Return a dict from labels to shardings, for the parameters that `with_axes` reshapes.
 
-        A parameter is reshaped if its divided axis has factors before the divided factor: the 3 if
-        the extent is 3 * 4, and 4 is divided. Without such factors, the axis itself is divided, and
-        the stored parameter needs no reshape. A parameter that is also sharded along
-        the batch's axes is left out, since each call gathers and reshapes the parameter.
+        An axis is divided along one factor of its extent. If the extent is 3 * 4, and the 4 is
+        divided, a reshape makes the 4 an axis. If no factor precedes the divided factor, the axis
+        itself is divided, and the stored parameter needs no reshape. A parameter that is also
+        sharded along the batch's axes is left out, since each call gathers and reshapes the
+        parameter.
         """
         shardings: dict[str, NamedSharding] = {}
         for label, division in self.divisions:
@@ -219,8 +220,7 @@ class Layout:
 
         An axis is a product of factors, one of which is divided. The extent of the first new axis
         is the product of the factors that precede the divided factor. The second new axis is
-        divided. If the preceding factors are 3, an axis of extent 12 becomes axes of extents 3
-        and 4.
+        divided. If the product is 3, an axis of extent 12 becomes axes of extents 3 and 4.
         """
         arrays: dict[str, jax.Array] = {}
         for label, x in params.items():

@@ -60,10 +60,10 @@ def default_platform() -> str:
 
 
 def place_of(arrays: Sequence[object]) -> Placement:
-    """Return the device or sharding on which jax computes with arrays. They must not be tracers.
+    """Return the device or sharding on which jax computes with arrays.
 
-    The first committed array determines the place. For an array on a mesh, the place is the
-    sharding that replicates values over the mesh.
+    The arrays must not be tracers. The first committed array determines the result. For an array on
+    a mesh, the result is the sharding that replicates values over the mesh.
     """
     for array in arrays:
         if isinstance(array, jax.Array) and array.committed:

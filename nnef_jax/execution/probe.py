@@ -75,7 +75,7 @@ class Probe:
         return cls(edits=tuple(edits), arrays=arrays, capture=names)
 
     def captured(self, graph: Graph) -> dict[str, Value]:
-        """Return a dict from names to the tensors to capture.
+        """Return the tensors to capture, as a dict by name.
 
         Raises InputError for an unknown name.
         """

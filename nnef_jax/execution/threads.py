@@ -19,7 +19,7 @@ _ABSENT = object()
 
 
 class Once:
-    """A cache of values by key. The first thread that needs a value makes it. Others wait.
+    """A cache of values by key. The first thread that needs a value makes it. Other threads wait.
 
     If there is a limit, the cache holds at most that many values, and drops the least recently
     used ones. The values are in the order of their last use.

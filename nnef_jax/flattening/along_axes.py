@@ -58,7 +58,7 @@ def sliced(
                 stop = items.stop if items.stop >= 0 else -FAR - 1
                 bounds_by_axis[axis] = (items.start, stop, step)
         elif _is_number(end) and end == 0 and step > 0:
-            # The slice has no items. To the operation, an end of 0 is the end of the axis.
+            # The slice has no items. The operation would take an end of 0 as the end of the axis.
             lengths[axis] = 0
         else:
             bounds_by_axis[axis] = _open_bounds(site, x, begin, end, step)
@@ -82,10 +82,11 @@ def _sliced_constant(x: Constant, slices: Mapping[int, SliceBounds]) -> Constant
 def _without_items(
     site: Site[TensorGraph], add: ByKind, x: Tensor, lengths: Mapping[int, int]
 ) -> Any:
-    """Add a constant without items, which has the dtype of `x`.
+    """Add a constant without items.
 
-    The constant also has the shape of `x`, except along the axes in `lengths`. `lengths` maps each
-    such axis to its extent in the constant. At least one of these extents is 0.
+    The constant has the dtype of `x`. It has the shape of `x` too, except along the axes in
+    `lengths`. `lengths` maps each such axis to its extent in the constant. At least one of these
+    extents is 0.
     """
     shape = list(site.known_shape(x))
     for axis, length in lengths.items():
@@ -94,10 +95,10 @@ def _without_items(
 
 
 def _has_counted_extent(site: Site[TensorGraph], x: Tensor, axis: int, *numbers: Any) -> bool:
-    """Tell whether the extent of an axis, or one of `numbers`, has a symbol for counted items.
+    """Tell whether an axis's extent, or one of `numbers`, contains a symbol for a count.
 
-    Counted items are items that the network counts in a run. `numbers` are, for example, the bounds
-    of a slice.
+    The network computes such a count of items in a run. `numbers` are, for example, the bounds of a
+    slice.
     """
     if not site.graph.has_lists:
         return False
@@ -114,8 +115,7 @@ def _sliced_list(
     step: int,
     limit: Any = FAR,
 ) -> Tensor:
-    """Slice a tensor along an axis, and count the items of the result, which is a list.
-
+    """Slice a tensor along an axis, and count the items of the result in a run.
     The number of items is at most the extent `limit`.
 
     The number of items is computed by operations of the graph. An expression of jax's symbols, such
@@ -269,7 +269,7 @@ def split_by_lengths(
 
 
 def _split_list(site: Site[TensorGraph], x: Tensor, axis: int, lengths: Sequence[Any]) -> list[Any]:
-    """Split a tensor along an axis. The extent or a length has a symbol for counted items."""
+    """Split a tensor along an axis. The extent, or a length, depends on values in a run."""
     graph = site.graph
     parts: list[Any] = []
     start: Any = 0
@@ -323,12 +323,12 @@ def reduced(
     """
     before, kind, after = steps
     attributes: dict[str, Any] = {"axes": axes}
-    # The mean of integers is a normalized sum, which is an integer.
+    # The mean of integers is computed as a normalized sum, so that it is an integer.
     is_mean_of_integers = kind == "mean_reduce" and is_integer(site.dtype_of(x))
     if kind == "sum_reduce" or is_mean_of_integers:
         kind = "sum_reduce"
         attributes["normalize"] = is_mean_of_integers
-    last_steps: list[Any] = []  # the name, operands and attributes of each operation after `after`
+    last_steps: list[Any] = []  # name, operands and attributes of operations that follow `after`
     is_empty = any(site.shape(x)[axis] == 0 for axis in axes)
     if before == "exp" and not is_empty:  # without items, there is no largest item
         # Overflow is avoided by log(sum(exp(x))) = log(sum(exp(x - m))) + m, where m is the largest

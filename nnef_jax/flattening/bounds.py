@@ -16,8 +16,8 @@ _MOVES = frozenset({
     "reshape", "slice", "squeeze", "transpose", "unsqueeze",
 })  # fmt: skip
 _JOINS = frozenset({"concat", "stack"})
-# Maps an operation's name to a function, which computes an upper bound of the result from a list of
-# upper bounds of the operands.
+# Maps an operation's name to a function. The function takes a list of upper bounds of the operands,
+# and returns an upper bound of the result.
 _RESULT_BOUNDS: Mapping[str, Callable[[Sequence[int]], int]] = {
     "add": sum, "mul": math.prod, "max": max, "concat": max, "stack": max,
 }  # fmt: skip

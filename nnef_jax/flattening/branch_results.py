@@ -42,8 +42,8 @@ def with_extents(
         span: the place of the choice in the document.
 
     Returns:
-        The padded results of each branch, followed by an extent of shape (1,) for each varying
-            axis; and the varying axes.
+        The padded results of each branch, followed by the extent of each varying axis, a tensor of
+            shape (1,); and the varying axes.
     """
     padded = [list(branch_results) for branch_results in results]
     varying: list[VaryingAxis] = []
@@ -66,8 +66,8 @@ def with_extents(
 def _varying_axes(graphs: Sequence[TensorGraph], values: Sequence[Value]) -> list[int]:
     """Return the axes along which a result has different extents in the branches.
 
-    The result also has each axis whose extent is counted in a branch. `values` has the result of
-    each branch.
+    Axes whose extent is counted in a branch are returned too. `values` has the result of each
+    branch.
     """
     if len({x.type for x in values}) == 1 and is_known(values[0].type.shape):
         return []
@@ -90,7 +90,7 @@ def _varying_axes(graphs: Sequence[TensorGraph], values: Sequence[Value]) -> lis
 def as_lists(
     graph: TensorGraph, results: Sequence[Value], varying: Sequence[VaryingAxis], span: Span | None
 ) -> list[Value]:
-    """Return the results of a choice or loop, as lists along the axes `varying`.
+    """Return the results of a choice or loop as lists, with counted extents along `varying`.
 
     `graph` is the graph that has the choice or loop. `results` has the padded results, followed by
     the extent of each axis in `varying`.

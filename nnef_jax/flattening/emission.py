@@ -1,4 +1,4 @@
-"""Adds operations to a graph, checks its `Limits`, and gives errors a place in the document."""
+"""Adds operations to a graph within `Limits`, and gives errors a place in the document."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from nnef_jax.limits import EXTENT_STEPS, OPERATION_STEPS, Limits, Meter, raisin
 ByName = Mapping[str, Any]  # maps parameter names of an operation to operands or attributes
 _ARRAYS = frozenset({list, tuple})
 _SEQUENCES = _ARRAYS | {str}
-# If a node reads a folded tensor, at most this number of the node's results is noted.
+# If a node reads a folded tensor, at most this number of the node's results is recorded.
 _MOST_RESULTS = 4
 _NARROW = {"int64": "int32", "uint64": "uint32", "complex128": "complex64"}
 
@@ -151,7 +151,7 @@ class Emission:
     def note_folded(
         self, constants: Iterable[str], nodes: Iterable[tuple[Iterable[str], Sequence[str]]]
     ) -> None:
-        """Note folded constants, and the results of the nodes that read these constants.
+        """Record the folded constants, and the results of the nodes that read these constants.
 
         `constants` are the names of the constants that were computed while flattening. `nodes` has
         a pair for each node of the document: the names of the tensors that the node reads, and the
@@ -159,7 +159,7 @@ class Emission:
         """
         results_by_constant: dict[str, list[str]] = {}
         for name in constants:
-            # If the graph already uses the name, the constant is a tensor of the graph: not folded.
+            # If the graph already uses the name, the constant is in the graph and was not folded.
             if not self.builder.is_taken(name):
                 results_by_constant[name] = []
         for reads, results in nodes:
@@ -172,8 +172,9 @@ class Emission:
     def hint_to_fix(self, *values: Value) -> str:
         """Return a hint that tells which input of the network to fix, to make `values` constant.
 
-        Return "" in a body. Return "" also if `values` depend on a variable, or on an input that
-        has several axes and is not one of `values`.
+        The hint is "" if this graph is the body of a loop, scan or branch, or if `values` depend on
+        a variable. The hint is also "" if `values` depend on an input with several axes, such as an
+        image, unless this input is one of `values`.
         """
         if self.is_body:
             return ""

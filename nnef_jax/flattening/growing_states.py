@@ -1,7 +1,8 @@
 """Growing states of loops, such as a state to which each iteration adds a row.
 
 Such a state is padded to its largest possible extent. The loop carries the actual extent as an
-additional state. In the body, and after the loop, the state is a list.
+additional state. In the body, and after the loop, the state is a list: a tensor whose extent is
+counted in a run.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class GrowingStates:
         self._limit = limit
         self.axes: Sequence[GrowingAxis] = axes
         self._varying: list[VaryingAxis] = []
-        # For each of `axes`: the largest extent before the first iteration, and during the loop.
+        # The largest extent of each of `axes`: first before the first iteration, then in the loop.
         self._initial_most: list[int] = []
         self._most: list[int] = []
         graph = site.graph
@@ -91,7 +92,7 @@ class GrowingStates:
         extents = body.inner_states[count:]
         for growing, most_after, extent in zip(self.axes, self._most, extents, strict=True):
             state, axis = growing.state, growing.axis
-            # The last `step` indices are padding before the iteration. The iteration may fill them.
+            # Before an iteration, the last `step` items are padding. The iteration may fill them.
             most = most_after - growing.step
             items = body.at.tensor(body.at.part(states[state], axis, first=0, last=most))
             states[state] = body.graph.listed(items, axis, extent, most, self._site.span)
@@ -110,7 +111,7 @@ class GrowingStates:
             initial_most[growing.state, growing.axis] = most
         axes: list[GrowingAxis] = []
         for state, (old, new) in enumerate(zip(before, after, strict=True)):
-            # A state with another rank is refused when the loop is added.
+            # A state whose rank changes is refused later, when the loop is added.
             has_other_rank = len(old.type.shape) != len(new.type.shape)
             if has_other_rank or graph.has_shape_of(old, new):
                 continue
@@ -131,8 +132,8 @@ class GrowingStates:
         """Return the fields `step` and `least` of a growing axis. At least one of them is 0.
 
         `graph` is the graph of the body. `initial_most` is the largest extent before the first
-        iteration. `old_extent`, a symbol, and `extent` are the extents before and after an
-        iteration.
+        iteration. `old_extent` is the extent before an iteration, a symbol. `extent` is the extent
+        after this iteration.
         """
         bounds = bounds_by_symbol(extent, str(old_extent), graph.symbols.limits)
         step = max(bounds.excess, 0)

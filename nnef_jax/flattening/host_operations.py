@@ -100,7 +100,7 @@ def _with_unknown(integer_function: Callable[..., int]) -> Callable[..., int]:
 
 
 def _map_items(integer_function: Callable[..., int], *operands: Host) -> Host:
-    """Apply a function to the items of integer operands, which numpy broadcasts."""
+    """Broadcast integer operands as numpy does, and apply a function to the items."""
     compute = np.frompyfunc(_with_unknown(integer_function), len(operands), 1)
     result: Any = compute(*operands)
     if isinstance(result, np.ndarray):
@@ -191,7 +191,7 @@ def _differ(a: int, b: int) -> bool:
 
 
 def binary(integer: Callable[..., int], real: Callable[..., Host]) -> Callable[..., Host]:
-    """Make an operation on two host values from two functions.
+    """Combine two functions into an operation on two host values.
 
     The operation calls `real` with two arrays of floats, or `integer` with each pair of integers.
     """
@@ -222,7 +222,7 @@ def _comparison(predicate: Callable[..., bool]) -> Callable[..., Host]:
 
 
 def _logical(predicate: Callable[..., bool]) -> Callable[..., Host]:
-    """Make an operation on host values, converted to bool, from a predicate on items."""
+    """Turn a predicate on items into an operation, which converts host values to bool first."""
 
     def compute(*operands: Host) -> Host:
         logicals = [cast(operand, "logical") for operand in _aligned(*operands)]
@@ -232,7 +232,7 @@ def _logical(predicate: Callable[..., bool]) -> Callable[..., Host]:
 
 
 def _unary(integer: Callable[..., Any] | None, real: Callable[..., Host]) -> Callable[..., Host]:
-    """Make an operation on a host value from two functions.
+    """Combine two functions into an operation on one host value.
 
     The operation calls `real` with an array of floats, or `integer` with each integer. If `integer`
     is None, integers are converted to floats first.
@@ -316,7 +316,7 @@ def _gather(input: Host, indices: Host, axis: int) -> Host:
     for position in positions:
         if not -extent <= position < extent:
             raise InvalidShape(f"index {position} is not in the {extent} items of axis {axis}")
-    items = np.take(input, np.array(positions, np.intp), axis=axis)  # such as (2, 30, 4)
+    items = np.take(input, np.array(positions, np.intp), axis=axis)  # shape (2, 30, 4)
     axis %= input.ndim
     before, after = input.shape[:axis], input.shape[axis + 1 :]
     return items.reshape(before + indices.shape + after)

@@ -200,8 +200,8 @@ def _topk(
 ) -> ByName | list[Value]:
     """Add an operation that chooses the `k` best items of a list. Return the results, as lists.
 
-    If neither the extent nor `k` is symbolic, return the operands. The results have at most as many
-    items as the list.
+    If neither the extent nor `k` is symbolic, add nothing and return the operands. The results have
+    at most as many items as the list.
     """
     x = operands["input"]
     k = attributes["k"]

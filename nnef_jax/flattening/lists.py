@@ -43,7 +43,7 @@ _OF_EXTENTS = (TypeError, ValueError, NotImplementedError, InconclusiveDimension
 
 @dataclass(slots=True, eq=False)
 class Symbols:
-    """The symbols of a network, which its graph and the graphs of its bodies share.
+    """The symbols that a network's graph shares with the graphs of the bodies.
 
     A symbol stands for a number of items that the network counts.
 
@@ -105,8 +105,8 @@ class ListEmission(Emission):
             self.symbols: Symbols = Symbols(dimensions, names_of_user)
         else:
             self.symbols = outer.symbols
-        # Maps a list to the number that pads it as an output. A list without an entry is padded by
-        # the default number of its dtype.
+        # Maps a list to the number that pads the list if it is an output. A list without an entry
+        # is padded by the default number of its dtype.
         self.list_padding: dict[Value, float] = {}
         self.computations: Computations = Computations(self.builder)
         self._symbol_by_key: dict[Any, Any] = {}  # maps keys of counts to symbols
@@ -155,7 +155,7 @@ class ListEmission(Emission):
         return results[0] if len(results) == 1 else results
 
     def _define(self, symbol: str, value: Value) -> None:
-        """Note in all outer graphs that `value`, a tensor of this body, defines `symbol`."""
+        """Record in all outer graphs that `value`, a tensor of this body, defines `symbol`."""
         graph = self._outer_lists
         while graph is not None:
             graph.builder.symbols.setdefault(symbol, value)
@@ -219,7 +219,7 @@ class ListEmission(Emission):
     # Questions
 
     def is_list(self, x: object) -> bool:
-        """Tell whether a tensor is a list: the network counts its items along an axis."""
+        """Tell whether a tensor is a list, whose items along an axis are counted in a run."""
         if self.symbolic is None or not self.has_lists or not isinstance(x, Value):
             return False
         if is_known(x.type.shape):
@@ -241,7 +241,7 @@ class ListEmission(Emission):
         outer = self._outer_lists
         if outer is None:
             return False
-        # The symbols of this graph are left out: `_define` noted them in the outer graph too.
+        # The symbols of this graph are subtracted: `_define` recorded them in the outer graph too.
         outer_symbols = outer.builder.symbols.keys() - self.builder.symbols.keys()
         counted_symbols = symbols_in(extent) & self.symbols.most.keys()
         return not counted_symbols <= outer_symbols
@@ -297,10 +297,10 @@ class ListEmission(Emission):
         return self._symbol_by_key[key]
 
     def defined_symbol(self, count: Value, limit: Any, span: Span | None) -> Any:
-        """Return the symbol for a number of items, and add an operation that defines the symbol.
+        """Return the symbol for a number of items, and add operations that define the symbol.
 
-        The operation makes a list of `count` integers. In a run, this list defines the symbol's
-        value. The arguments are as for `symbol`.
+        The operations make a list of `count` integers: 0, 1, 2 and so on. In a run, the value of
+        the symbol is the number of these integers. The arguments are as for `symbol`.
         """
         dtype = self.builder.integer
         most = self.bound(limit)
@@ -352,9 +352,9 @@ class ListEmission(Emission):
     def as_output(self, x: Value, name: str, span: Span | None) -> Value:
         """Return `x`, an output of the network, with defined values in its padding.
 
-        `list_padding` has the padding. By default the padding is NaN for real numbers, -1 for
-        signed integers and 0 for other dtypes. `name` is the name of the output. A run can capture
-        the number of items under the name that `length_name` returns.
+        `list_padding` may have a number for the padding of `x`. Otherwise the padding is NaN for
+        real numbers, -1 for signed integers and 0 for other dtypes. `name` is the name of the
+        output. A run can capture the number of items under the name that `length_name` returns.
         """
         if not self.is_list(x):
             return x

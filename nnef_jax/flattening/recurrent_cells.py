@@ -39,7 +39,7 @@ PARAMETERS: Mapping[str, tuple[float | None, float | None]] = {
 
 
 def activation(name: str, alpha: float | None = None, beta: float | None = None) -> Activation:
-    """Return the activation function with the name `name`, which is in lower case.
+    """Return the activation function with the lower-case name `name`.
 
     If `alpha` or `beta` is None, the activation's default is used. Raises InvalidOperation if no
     activation has this name, or if a parameter without a default is None.
@@ -81,7 +81,7 @@ class Cell:
 
     Args:
         kind: "lstm", "gru" or "rnn".
-        order: the order of an LSTM's gates, by letter: i(nput), o(utput), f(orget), c(ell).
+        order: the order of an LSTM's gates as letters: i(nput), o(utput), f(orget), c(ell).
         activations: the activation of the gates, then the activation of the candidate for the
             state, then the activation of an LSTM's memory, in the order of `DEFAULTS`. An RNN has
             only one activation.
@@ -122,9 +122,10 @@ class Cell:
             x: the product of the input with its weights, plus the biases, of shape (batch, gates *
                 hidden).
             states: the states before the time step.
-            product: a function of a state and two numbers `first` and `end`, which multiplies the
-                state with the weights of the gates `first` to `end` - 1.
-            peepholes: the weights with which an LSTM's memory enters a gate, by letter of the gate.
+            product: a function that takes a state and two numbers `first` and `end`. It multiplies
+                the state with the weights of the gates `first` to `end` - 1.
+            peepholes: maps the letter of a gate to the weights with which an LSTM's memory enters
+                the gate.
         """
         if self.kind == "gru":
             return [self._next_gru(site, x, states[0], product)]
@@ -160,7 +161,7 @@ class Cell:
         """Return the output and the memory of an LSTM after a time step.
 
         `gates` are the gates before the activations, and `old_memory` is the memory before the time
-        step. `peepholes` are the weights with which the memory enters a gate, by letter of the
+        step. `peepholes` maps the letter of a gate to the weights with which the memory enters the
         gate.
         """
         step = site.step

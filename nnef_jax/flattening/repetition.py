@@ -214,7 +214,7 @@ def add_choice(
 ) -> list[Value]:
     """Add a `branch`, which runs one of two bodies; return the results.
 
-    A result whose extents depend on the body becomes a list.
+    A result whose extents depend on the body becomes a list, whose extents are counted in a run.
 
     Args:
         site: the layer or node that has the bodies.

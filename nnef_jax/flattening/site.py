@@ -239,7 +239,7 @@ class Site(OperatorSite[_Graph]):
             return self.step.reshape(x, shape=shape, axis_start=first, axis_count=count)
         if shape == self.shape(x):
             return x
-        has_placeholder = 0 in shape or -1 in shape  # stands for an extent that follows from `x`
+        has_placeholder = 0 in shape or -1 in shape  # these stand for extents that follow from `x`
         # Weights keep their label, so they are not reshaped here.
         if isinstance(x, Constant) and not x.label and not has_placeholder:
             return Constant(x.array.reshape(shape), x.type, derived=x.derived)

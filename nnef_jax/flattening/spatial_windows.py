@@ -111,8 +111,8 @@ def pooled(
         rounding: how the number of windows is rounded. "floor" and "ceil" round down and up.
             "ceil_torch" rounds up too, but without windows that begin in the padding behind an
             axis.
-        includes_padding: whether means include the padding.
-        includes_round_up: whether means also include the items that rounding up adds to the
+        includes_padding: whether averages include the padding.
+        includes_round_up: whether averages also include the items that rounding up adds to the
             padding.
         attributes: additional attributes of the operation.
     """
@@ -126,8 +126,8 @@ def pooled(
     if includes_padding and has_padding:
         excludes_round_up = any(round_up) and not includes_round_up
         if excludes_round_up:
-            # Means include the padding, so the padding becomes items of the tensor. Means ignore
-            # the items that rounding up adds.
+            # The averages include the padding, so the padding becomes items of the tensor. The
+            # averages ignore the items that rounding up adds.
             item_padding = [(0, 0), (0, 0), *padding]
             x = site.step.pad(x, padding=item_padding, border="constant", value=0.0)
             padding = [(0, 0)] * len(kernel)

@@ -31,9 +31,9 @@ class SymbolicShapes:
 
     builder: GraphBuilder | Graph  # has the operations
     dimensions: Dimensions = field(default_factory=Dimensions)
-    # For each symbol that stands for a counted number of items: its largest value.
+    # Maps each symbol that stands for a counted number of items to the symbol's largest value.
     most: Mapping[str, int] = field(default_factory=dict[str, int])
-    # Maps a tensor to its shape and dtype, or to its array if tracing computes it on the host.
+    # Maps a tensor to its shape and dtype, or to its array if tracing computes the array.
     _structs: dict[Value, Any] = field(default_factory=dict[Value, Any])
     _traced: int = 0  # the number of operations that were traced or did not need a trace
     # Maps the `_key` of a traced operation to the shapes or arrays of the operation's results.
@@ -56,7 +56,7 @@ class SymbolicShapes:
         return tuple(self._struct_of(value).shape)
 
     def _reads_arrays(self, operation: Operation) -> bool:
-        """Tell whether the operands are arrays that tracing computed, or there are no operands.
+        """Tell whether all operands are arrays that tracing computed, or there are no operands.
 
         Tracing may then compute the results too, and a later shape may depend on the results.
         Return False for results with many items.
@@ -71,12 +71,12 @@ class SymbolicShapes:
         return _struct(value, value.type.shape) if struct is None else struct
 
     def _trace(self, operation: Operation) -> None:
-        """Note the shapes of an operation's results.
+        """Record the shapes of an operation's results.
 
-        If the host computes a result during the trace, the result is noted instead of its shape.
-        Equal operations on operands of equal shapes, such as those of repeated layers, are traced
-        once. Lists are padded in the trace, as in a run. Raises InvalidComputation if the operation
-        cannot be computed.
+        If the host computes a result during the trace, the result itself is recorded, not its
+        shape. Equal operations on operands of equal shapes, such as those of repeated layers, are
+        traced once. Lists are padded in the trace, as in a run. Raises InvalidComputation if the
+        operation cannot be computed.
         """
         reads = tuple(dict.fromkeys(operation.reads()))
         structs = [self._struct_of(value) for value in reads]
@@ -119,7 +119,7 @@ class SymbolicShapes:
         return results
 
     def _is_list(self, struct: Any) -> bool:
-        """Tell whether a shape and dtype are those of a list."""
+        """Tell whether a shape and dtype are those of a list, whose items are counted in a run."""
         return not symbols_in(tuple(struct.shape)).isdisjoint(self.most)
 
     def _padded_type(self, struct: Any) -> jax.ShapeDtypeStruct:
@@ -130,7 +130,7 @@ class SymbolicShapes:
         return jax.ShapeDtypeStruct(shape, struct.dtype)
 
     def _padded(self, x: jax.Array, struct: Any) -> Any:
-        """Return an array as a list if `struct` is the type of a list."""
+        """Return an array as a `PaddedArray` if `struct` is the type of a list."""
         if not self._is_list(struct):
             return x
         # Imported here: networks without lists load none of the modules for traced programs.

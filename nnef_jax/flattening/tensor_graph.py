@@ -177,7 +177,7 @@ class TensorGraph(ListEmission, ABC):
         return self.outer.hint_to_fix(*outer_values)
 
     def input_for(self, value: Value, name: str = "") -> Value:
-        """Return the input of this graph, which is a body, for a tensor of the outer graph.
+        """Return the input that this body has for a tensor of the outer graph.
 
         `name` is the name of the input if it is new, by default the name of the tensor.
         """

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-SAMPLE = 1 << 17  # An array of more items is sampled. The sample has this many items.
+SAMPLE = 1 << 17  # A larger array is sampled. The sample has this many items.
 # A sample consists of 64 contiguous blocks. Fewer pages of a mapped file are read for blocks than
 # for single items.
 _BLOCKS_OF_SAMPLE = 64

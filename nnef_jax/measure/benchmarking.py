@@ -159,7 +159,7 @@ def benchmark(
         entry: "apply" is a call; a network with a state runs one cycle from its initial state.
             "step" also returns the state. "scan" runs many cycles, on inputs with a time axis.
         batches: the batch sizes to measure, with random inputs.
-        against: a dict from engines to files with the same network. "onnxruntime" and "openvino"
+        against: maps names of engines to files with the same network. "onnxruntime" and "openvino"
             read ONNX, and "tract" reads NNEF.
         rounds: the number of turns of each engine and batch size.
         seconds: the duration of the timed calls in a turn. A turn has at least 3 timed calls.
@@ -222,7 +222,7 @@ class _Case:
     """An engine and a batch size. The engine's calls with this batch size are timed."""
 
     timing: Timing
-    # This function makes a call. If the engine failed, it is None.
+    # This function makes a call. It is None if the engine failed.
     run: Callable[[], Any] | None = None
     # For each round, these are the durations of the calls in seconds.
     rounds: list[list[float]] = field(default_factory=list[list[float]])

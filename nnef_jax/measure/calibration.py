@@ -274,7 +274,7 @@ def _zero_point(low: Array, high: Array, bits: int, signed: bool, symmetric: boo
         high = np.maximum(-low, high)
         low = -high
     steps = highest_code - lowest_code
-    # A scale of 0 would be a division by 0, so the scale is at least the smallest normal float32.
+    # A division by the scale 0 must not occur, so the scale is at least the least normal float32.
     scale = np.maximum((high - low) / steps, np.finfo(np.float32).tiny)
     zero_point = np.clip(np.rint(lowest_code - low / scale), lowest_code, highest_code)
     zero_point_text = _number_text(zero_point.astype(np.int64))

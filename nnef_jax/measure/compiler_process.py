@@ -76,8 +76,8 @@ def compile_program(
         serialized: the function.
         donated: positions of the arguments whose memory the program may overwrite.
         devices: all devices. The mesh takes as many of the first devices as it needs.
-        axes: extents of the mesh by name. If `axes` is empty, the function is compiled for a mesh
-            with one axis, over as many devices as the function was exported for.
+        axes: maps names of the mesh's axes to extents. If `axes` is empty, the function is compiled
+            for a mesh with one axis, over as many devices as the function was exported for.
         axis_types: names of the axis types of the mesh, such as "Auto". The list may be empty for
             a mesh with one axis.
     """

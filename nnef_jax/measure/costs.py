@@ -169,7 +169,7 @@ def cost(
         platform: "cpu", "cuda", "rocm" or "tpu"; by default the platform on which jax computes.
         topology: devices that need not be attached: "v5e:1", "v5e:4x4", "v4:2x2x1", "v5p:2x2x1",
             "v6e:2x2", "tpu7x:2x2x1", "a100", "h100", "h200", "h100:8", "h100:2x8" (2 hosts).
-        mesh: extents of a mesh by name. The model is sharded over this mesh as by `Model.shard`.
+        mesh: extents of a mesh by axis name. The model is sharded over it as by `Model.shard`.
             The mesh may use fewer devices than the topology has. The default is the mesh of the
             model; without a mesh one device computes.
         batch: axes of `mesh` as in `Model.shard`. The default "data" holds only if the mesh has
@@ -290,7 +290,7 @@ def _cost_on_topology(
 ) -> DeviceCost:
     """Return the cost of a model's call on the devices of a topology.
 
-    `axes` are the extents of a mesh by name, and `batch` and `params` are axes of this mesh as in
+    `axes` maps names of a mesh's axes to extents. `batch` and `params` are axes of this mesh as in
     `Model.shard`. `inputs` and `named` are the arguments of the call.
     """
     devices = topology_of(topology)

@@ -56,7 +56,7 @@ class DeviceCost(Result):
     Attributes:
         network: the name of the network or of the function.
         topology: the name of the devices.
-        mesh: extents of the mesh by name.
+        mesh: extents of the mesh by axis name.
         refusal: the compiler's reason for not compiling the program, such as too little memory, or
             "" if the program was compiled.
         argument_bytes: bytes of inputs and prepared parameters.
@@ -84,8 +84,8 @@ class DeviceCost(Result):
         collectives: exchanges between devices, by kind.
         link_seconds: the time of the collectives if they run in rings, one after the other, at the
             published bandwidth of the links. This is an estimate of nnef_jax, not of the compiler.
-        rows: `seconds` by kernel, from slowest to fastest. Each kernel has a share of `seconds`, in
-            proportion to the cycles that the compiler estimates for the kernel. The compiler
+        rows: the share of each kernel in `seconds`, from slowest to fastest. The shares are in
+            proportion to the cycles that the compiler estimates for the kernels. The compiler
             estimates no cycles for collectives, so their time is divided among the kernels too.
     """
 
@@ -230,7 +230,7 @@ class DeviceCost(Result):
 def mesh_of(topology: Topology, axes: Mapping[str, int]) -> AbstractMesh:
     """Return an abstract mesh over devices of a topology.
 
-    `axes` are the extents of the mesh by name. Raises InputError if the topology has too few
+    `axes` maps names of the mesh's axes to extents. Raises InputError if the topology has too few
     devices.
     """
     require("mesh", axes, Mapping, "numbers of devices by axis: {'data': 4}")
@@ -320,7 +320,7 @@ def _refused_cost(
 ) -> DeviceCost:
     """Return the cost of a program that the compiler refuses because it needs too much memory.
 
-    `axes` are the extents of the mesh by name. The compiler reports no figures of the program.
+    `axes` maps names of the mesh's axes to extents. The compiler reports no figures.
     """
     return DeviceCost(
         network=network,

@@ -164,7 +164,7 @@ def _tract(module: Any, path: str) -> Callable[[Mapping[str, Any]], Call]:
 
 
 def _in_order(inputs: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return inputs by an engine's names, in the order of the engine.
+    """Return inputs with an engine's names as keys, in the order of the engine.
 
     `names` are the engine's names of the inputs. If `inputs` has different names, the first input
     gets the first name, and so on. Raises InputError for a wrong number of inputs.

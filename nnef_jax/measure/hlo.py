@@ -46,7 +46,7 @@ _BITS = {"pred": 8, "token": 0, "opaque": 0}
 
 @dataclass(frozen=True)
 class Instruction:
-    """An instruction of a program that is not inside a fusion.
+    """An instruction of a program, outside of fusions.
 
     Attributes:
         name: the name of the instruction.
@@ -93,9 +93,9 @@ class Collective:
 def computations(text: str) -> tuple[str, dict[str, list[tuple[str, str]]]]:
     """Split a program into computations.
 
-    The first result is the name of the computation that runs first. The second result is a dict
-    from the name of each computation to its instructions, which are pairs of a name and a
-    definition. Computations precede their callers.
+    The first result is the name of the computation that runs first. The second result maps the name
+    of each computation to its instructions. An instruction is a pair (name, definition).
+    Computations precede their callers.
     """
     instructions_by_computation: dict[str, list[tuple[str, str]]] = {}
     entry = ""
@@ -184,7 +184,7 @@ class HloText:
 
     @cached_property
     def cycles(self) -> dict[str, int]:
-        """Return a dict from names of instructions to their estimated cycles in a call.
+        """Return a dict that maps the name of an instruction to its estimated cycles in a call.
 
         The cycles of all runs of an instruction are summed.
         """

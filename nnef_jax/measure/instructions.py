@@ -195,7 +195,7 @@ def recorded(data: Any, module: str, call: str) -> tuple[list[Run], list[Run]]:
 
 
 def times(runs: Iterable[Run], call: Run, control: Collection[str]) -> dict[str, float]:
-    """Return a dict from names of instructions to the seconds that they took during a call.
+    """Return the seconds that each instruction took during a call, as a dict by name.
 
     The seconds sum to the time in which at least one instruction ran. If several instructions run
     at the same time, each gets an equal share of the time. An instruction in `control` gets only
@@ -205,7 +205,7 @@ def times(runs: Iterable[Run], call: Run, control: Collection[str]) -> dict[str,
     active: list[Run] = []
     last_time = call.start
     for edge in _edges(runs, call):
-        # The time since the last edge is divided among the runs in `sharing`.
+        # The time since the last edge (a start or an end) is divided among the runs in `sharing`.
         sharing = [run for run in active if run.name not in control]
         if not sharing:
             # All active runs are loops, branches or calls. The run that began last is the innermost

@@ -32,7 +32,7 @@ def list_shapes(graph: Graph) -> Mapping[Value, Shape]:
 
 
 def _largest_values(graph: Graph) -> dict[str, int]:
-    """Return a dict from symbols in extents to largest values, also for graphs in attributes."""
+    """Return the largest value of each symbol in extents, also in the graphs of attributes."""
     largest_values: dict[str, int] = {}
     for operation in graph.operations:
         attributes = dict(operation.attributes)

@@ -160,7 +160,7 @@ def _matched(a: Mapping[str, TensorKind], b: Mapping[str, TensorKind]) -> dict[s
 
 
 def _variables(graph: Graph) -> dict[str, TensorKind]:
-    """Return a dict from labels of variables to their dtypes and shapes."""
+    """Return a dict that maps the label of a variable to the variable's dtype and shape."""
     kinds: dict[str, TensorKind] = {}
     for variable in (*graph.parameters, *graph.states):
         tensor_type = variable.value.type
@@ -169,7 +169,7 @@ def _variables(graph: Graph) -> dict[str, TensorKind]:
 
 
 def _kinds(operations: Mapping[str, Operation]) -> dict[str, TensorKind]:
-    """Return a dict from names of operations to their kinds and shapes."""
+    """Return a dict that maps the name of an operation to the operation's kind and shape."""
     kinds: dict[str, TensorKind] = {}
     for name, operation in operations.items():
         kinds[name] = TensorKind(operation.kind, _shape(operation))
@@ -177,7 +177,7 @@ def _kinds(operations: Mapping[str, Operation]) -> dict[str, TensorKind]:
 
 
 def _structures(operations: Mapping[str, Operation]) -> dict[str, TensorKind]:
-    """Return a dict from names of operations to their structures.
+    """Return a dict that maps the name of an operation to the operation's structure.
 
     A structure consists of the kind, the attributes, the number of operands, and the shape.
     """

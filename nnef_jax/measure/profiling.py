@@ -64,7 +64,7 @@ class Row:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Profile(Result):
-    """The time of a call by operation.
+    """The time that each operation takes in a call.
 
     Times are means over the faster half of the calls, since other processes can only slow calls
     down.
@@ -92,7 +92,7 @@ class Profile(Result):
     operations: Mapping[str, Mapping[str, Any]]
 
     def by_operation(self) -> dict[str, float]:
-        """Return a dict from names of operations to the seconds that they take in a call.
+        """Return the seconds that each operation takes in a call, as a dict by name.
 
         The time of a fusion is assigned to its operation with the most multiply-adds. If several
         operations have the most, the first one gets the time.
@@ -107,8 +107,8 @@ class Profile(Result):
     def to_dict(self) -> dict[str, object]:
         """Return the profile as values that JSON can hold.
 
-        "rows" has the rows. "operations" has a dict for each operation, which includes the seconds
-        that `by_operation` returns.
+        "rows" has the rows. "operations" has a dict for each operation. The dict includes the
+        seconds that `by_operation` returns.
         """
         names = "network", "device", "calls", "seconds", "recorded_seconds", "other_seconds"
         attributes: dict[str, object] = {name: getattr(self, name) for name in names}
@@ -166,7 +166,7 @@ class Profile(Result):
 
     @property
     def _total(self) -> float:
-        """Return the duration of a recorded call in seconds, to divide by. It is never 0."""
+        """Return the duration of a recorded call in seconds, as a divisor. It is never 0."""
         return self.recorded_seconds or 1.0
 
     def _columns(self, seconds: float) -> tuple[float, float]:
@@ -330,7 +330,7 @@ def _faster(calls: Sequence[Run]) -> Sequence[Run]:
 
 
 def _operations(graph: Graph) -> dict[str, dict[str, Any]]:
-    """Return a dict from names of operations to their kind, line, bytes and multiply-adds.
+    """Return the kind, line, bytes and multiply-adds of each operation, as dicts by name.
 
     Bytes and multiply-adds of operations with the same name are summed.
     """

@@ -225,7 +225,7 @@ def _not_started(topology: Topology, reason: str) -> InputError:
 
 
 def _last_line(text: str) -> str:
-    """Return the last line, neither empty nor indented, in the messages of a process."""
+    """Return the last line of a process's messages, ignoring empty and indented lines."""
     for line in reversed(text.splitlines()):
         if line.strip() and not line.startswith("\t"):
             return line.strip()

@@ -21,7 +21,7 @@ from nnef_jax.workings import require_arrays
 
 _BINS = 16  # A histogram has this many bins.
 _BLOCKS = "▁▂▃▄▅▆▇█"
-# For `bits` and `histogram`, an array of more items is sampled.
+# For `bits` and `histogram`, an array with more items than this number is sampled.
 _SAMPLE = 1 << 18
 
 Array = NDArray[Any]

@@ -186,7 +186,7 @@ def statistics(
 def _fixed_tensors(
     lowered: Any, instead: Mapping[str, Array], *arrays: Array
 ) -> tuple[dict[str, Tensor | Array], dict[str, Array]]:
-    """Return two dicts by name: the tensors of a lowered network, and masks of overflow.
+    """Return two dicts with names as keys: a lowered network's tensors, and overflow masks.
 
     `arrays` are the inputs of a call. `instead` maps names of tensors to arrays. An operation that
     would read such a tensor reads the array.
@@ -197,7 +197,7 @@ def _fixed_tensors(
 
 
 def _layers_by_tensor(steps: Sequence[PlanStep]) -> dict[str, str]:
-    """Return a dict from each tensor's name to the name of the layer that computes the tensor.
+    """Return a dict that maps a tensor's name to the name of the layer that computes the tensor.
 
     If no layer computes a tensor, the value is "".
     """

@@ -127,8 +127,7 @@ def _splits(
     largest_input = max(-limits.min, limits.max)  # the inputs have the dtype of the filter
     channels = filter.shape[1]
     cells = math.prod(filter.shape[2:])
-    # A bound of the sum of absolute weights of an output. A digit has the factor 2**(index *
-    # width).
+    # A bound of the sum of absolute weights of an output. Digit i has the factor 2**(i * width).
     largest_filter_sum = 0
     for index, digit_sums in enumerate(sums):
         largest_filter_sum += int(digit_sums.sum(1).max()) << (index * width)

@@ -86,7 +86,7 @@ class Lowered:
 
     @cached_property
     def clipped(self) -> dict[str, int]:
-        """Return a dict from names of operands to the number of weights that were clipped.
+        """Return a dict that maps the name of an operand to its number of clipped weights.
 
         Such weights are outside the range of the fixed-point type. A name consists of the names of
         a layer and an operand, such as "conv1.filter". Operands without such weights are left out.
@@ -151,7 +151,7 @@ class Lowered:
         return self._applied(params, [jnp.asarray(x) for x in inputs])
 
     def intermediates(self, *args: ArrayLike, **kwargs: ArrayLike) -> dict[str, Tensor | Array]:
-        """Return a dict from names to all tensors inside the network, for floating-point inputs.
+        """Return all tensors inside the network as a dict by name, for floating-point inputs.
 
         A `Tensor` is in fixed point. If no layer of OpenVX computes an operation, the result of the
         operation is a floating-point array instead.
@@ -163,7 +163,7 @@ class Lowered:
     def inside(
         self, *inputs: Array, instead: Mapping[str, Array] | None = None
     ) -> tuple[dict[str, Tensor | Array], dict[str, Array]]:
-        """Return a dict from names to tensors inside the network, and a dict from names to masks.
+        """Return two dicts with names as keys: the tensors inside the network, and masks.
 
         A mask tells which items of a tensor overflow. Only tensors that can overflow have a mask.
         `instead` maps names of tensors to floating-point arrays. Operations that read such a tensor
@@ -173,7 +173,7 @@ class Lowered:
         return self._inside(weights, list(inputs), dict(instead or {}))
 
     def entering(self, *inputs: Array) -> tuple[dict[str, Tensor | Array], dict[str, Array]]:
-        """Return a dict from names to inputs in fixed point, and a dict from names to masks.
+        """Return two dicts with names as keys: the inputs in fixed point, and masks.
 
         A mask tells which items of an input overflow.
         """
@@ -290,15 +290,14 @@ class Lowered:
         return self._weights[key]
 
     def real_weights(self, evaluation: Evaluation) -> dict[str, dict[str, Array]]:
-        """Return a dict from names of steps to dicts from names of operands to weights.
-
+        """Return the weights of all steps as dicts: `result[step name][operand name]`.
         Weights are the operands that depend only on parameters and constants. They are in floating
         point.
         """
         return evaluation.real_weights(self.model.params)
 
     def evaluation(self, shapes: Sequence[Shape]) -> Evaluation:
-        """Return the plan and positions of the network for inputs of the shapes `shapes`."""
+        """Return the network's plan and fixed-point positions for inputs of these shapes."""
         key = tuple(map(tuple, shapes))
         if key not in self._evaluations:
             choices = self.choices
@@ -399,8 +398,8 @@ def _bind_tensors(
     input is passed as an array. Raises InputError for wrong names and shapes.
     """
     dtypes = {value.name: value.type.dtype for value in model.graph.inputs}
-    # The lengths may differ: `args` may have fewer items, since the last inputs may be passed by
-    # name, and `bind_inputs` below raises the error for more items.
+    # `args` may be shorter than `dtypes`, since the last inputs may be passed by name. If `args` is
+    # longer, `bind_inputs` below raises the error.
     positional = dict(zip(dtypes, args, strict=False))
     inputs = positional | dict(kwargs)
     for name, x in inputs.items():

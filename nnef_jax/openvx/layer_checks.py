@@ -23,13 +23,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _TOO_MANY_ITEMS = 1 << 31  # a tensor must have fewer items than this number
-# The numbers of bits by which layers can shift sums of products to the position of the result, or
-# biases to the position of the sums.
+# The numbers of bits by which layers can shift. Sums of products are shifted to the fixed-point
+# position of the result, and biases to the fixed-point position of the sums.
 SHIFTS = range(-16, 47)
 
 
 def layer(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function for a layer, such that its errors begin with the name of the layer."""
+    """Decorate the function of a layer, such that errors begin with the name of the layer."""
 
     @wraps(function)
     def located(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -101,7 +101,8 @@ def position_of_output(strict: bool, output_position: int | None, inputs: Tensor
 def shift_of(title: str, shift: int) -> int:
     """Return a shift between two fixed-point positions.
 
-    Raises VxError if the shift is not in `SHIFTS`. `title` names the shifted position in the error.
+    Raises VxError if the shift is not in `SHIFTS`. `title` is the first part of the error, such as
+    "the output's position".
     """
     if shift not in SHIFTS:
         wrong_format(
@@ -169,8 +170,9 @@ def output_shape(
 ) -> tuple[int, ...]:
     """Return the shape of an output as a tuple, after checking it.
 
-    The shape must have the extents `leading`, followed by any `free` extents: 2 for (..., height,
-    width). Raises TypeError if `values` are not integers, and VxError for any other fault.
+    The shape must begin with the extents `leading`. After these, it must have `free` extents of any
+    size: 2 for (..., height, width). Raises TypeError if `values` are not integers, and VxError for
+    any other fault.
     """
     extents = shape("output_shape", values)
     has_rank = len(extents) == len(leading) + free

@@ -37,7 +37,7 @@ _AFFINE_KINDS = frozenset({"batch_normalization", "add", "sub", "mul", "div"})
 class PlanStep:
     """An operation of a plan, with the layer that computes it.
 
-    If there is no layer, `layer` is None, and `reason` is the reason. `folded` are later operations
+    If no layer computes it, `layer` is None, and `reason` says why. `folded` are later operations
     that are folded into the weights of the layer.
     """
 
@@ -70,7 +70,7 @@ class Plan:
     """The steps of a graph in order.
 
     The tensors in `fixed` do not depend on inputs. `folded` maps each folded operation to the step
-    whose weights it changes.
+    whose weights the operation changes.
     """
 
     graph: Graph
@@ -238,10 +238,9 @@ def _product_before(
 
 
 def weights_of(step: PlanStep, values: Mapping[Value, ArrayLike]) -> dict[str, Any]:
-    """Return a dict from names to fixed operands of a step, in the layouts of NNEF.
+    """Return a dict that maps names to the fixed operands of a step, in the layouts of NNEF.
 
-    An operand is an array or a number.
-
+    A fixed operand does not depend on inputs. It is an array or a number.
     Operations that are folded into a product change the weights and the bias of the product. A bias
     of 0 is left out.
     """
@@ -274,7 +273,7 @@ def weights_of(step: PlanStep, values: Mapping[Value, ArrayLike]) -> dict[str, A
 
 
 def _fixed_operands(operation: Operation, values: Mapping[Value, ArrayLike]) -> dict[str, Any]:
-    """Return the fixed operands of an operation by name: numbers, and arrays from `values`.
+    """Return the operands that do not depend on inputs: numbers, and arrays from `values`.
 
     If an operand is a list, each of its tensors has a name of its own, such as "x[0]".
     """

@@ -24,8 +24,9 @@ from nnef_jax.openvx.tensor import StaticWeights, Tensor, static_weights
 # The results of operations. A result in fixed point is a `Tensor`. A result in floating point, or
 # of integers, is an array.
 Values = Mapping[Value, Tensor | Array]
-# Both types map the name of a step to a dict from names of operands to fixed operands. `Weights`
-# are in floating point, and `Prepared` are in the form in which the layers read them.
+# Both types hold operands that do not depend on inputs: `weights["conv1"]["filter"]` is the operand
+# "filter" of the step "conv1". `Weights` are in floating point. `Prepared` are in the form in which
+# the layers read operands.
 Weights = Mapping[str, Mapping[str, ArrayLike]]
 Prepared = Mapping[str, Mapping[str, Tensor | StaticWeights | ArrayLike]]
 
@@ -40,9 +41,9 @@ class Evaluation:
     positions: Mapping[Value, int]
 
     def real_weights(self, params: Mapping[str, ArrayLike]) -> dict[str, dict[str, Any]]:
-        """Return the fixed operands in floating point, as `Weights`.
+        """Return the operands that do not depend on inputs, in floating point, as `Weights`.
 
-        `params` are arrays by label.
+        `params` maps labels to the arrays of parameters.
         """
         plan = self.plan
         operands: list[Value] = []
@@ -57,9 +58,9 @@ class Evaluation:
         return {step.name: weights_of(step, fixed) for step in plan.needed}
 
     def quantised(self, step: PlanStep, name: str, weights: ArrayLike) -> Tensor:
-        """Convert the fixed operand `name` of a step to fixed point.
+        """Convert the weights `name` of a step to fixed point.
 
-        The numbers are rounded to nearest even, and then saturated.
+        The weights are rounded to nearest even, and then saturated.
         """
         positions = dict(self.choices.positions)
         position = positions.get(weights_name(step, name), self.plan.profile.position)
@@ -93,7 +94,7 @@ class Evaluation:
 
     @property
     def tensor_steps(self) -> list[tuple[PlanStep, VxLayer]]:
-        """Return the steps whose fixed operands are fixed-point tensors, with their layers."""
+        """Return the steps whose weights are fixed-point tensors, each with its layer."""
         pairs: list[tuple[PlanStep, VxLayer]] = []
         for step in self.plan.needed:
             layer = step.layer
@@ -104,7 +105,7 @@ class Evaluation:
     def _arranged(self, weights: Weights) -> dict[str, dict[str, Tensor]]:
         """Convert weights to fixed point, in the layouts that the layers read.
 
-        Return a dict from names of steps to dicts from names of operands to tensors.
+        The result is a dict of dicts: `result[step name][operand name]` is a tensor.
         """
         tensors: dict[str, dict[str, Tensor]] = {}
         for step, layer in self.tensor_steps:
@@ -118,7 +119,7 @@ class Evaluation:
         return tensors
 
     def clipped(self, weights: Weights) -> dict[str, Array]:
-        """Return the number of weights outside the range of the type, by operand.
+        """Return the number of weights outside the range of the type, for each operand.
 
         A key consists of the names of a step and an operand, such as "conv1.filter".
         """
@@ -306,9 +307,9 @@ class Evaluation:
         return values
 
     def _weight(self, step: PlanStep, name: str, x: ArrayLike) -> Array:
-        """Return the fixed operand `name` of a step in floating point, rounded to fixed point.
+        """Round the weights `name` of a step to fixed point, and return them in floating point.
 
-        `x` is the operand before it is rounded. The result has the derivative of `x`.
+        `x` has the weights before rounding. The result has the derivative of `x`.
         """
         tensor = self.quantised(step, name, lax.stop_gradient(jnp.asarray(x)))
         return self._with_clipped_derivative(tensor, x)
@@ -360,5 +361,5 @@ def _outside(x: Array, low: float, high: float) -> Array:
 
 
 def weights_name(step: PlanStep, name: str) -> str:
-    """Return the name of a fixed operand of a step, such as "conv1.filter"."""
+    """Return the name of the weights of a step, such as "conv1.filter"."""
     return f"{step.name}.{name}"

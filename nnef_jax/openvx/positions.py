@@ -81,8 +81,8 @@ def _limit_positions_of_biases(
     """Lower the positions of biases that have more fractional bits than the products.
 
     A bias is added to sums of products, and a product has the fractional bits of both factors.
-    `positions` maps names of tensors to positions, and `choices` has the same positions. `weights`
-    maps names of steps to dicts from names of operands to weights.
+    `positions` maps names of tensors to positions, and `choices` has the same positions. The dict
+    `weights[step name]` maps names of operands to weights.
     """
     position_by_value = plan.positions(choices)
     for step in plan.needed:

@@ -79,8 +79,9 @@ class Steps:
         """
         totals, overflowed = sums
         _, rounding_policy = self.policies
-        # `factors` has divided a product in float32 by 2^shift already. A product in int32 is
-        # divided below. To add 0.5 to the quotient, 2^(shift - 1) is added before the division.
+        # If numbers saturate, the method `factors` has divided the product by 2^shift already.
+        # Otherwise the product is divided below. To add 0.5 to the quotient, 2^(shift - 1) is added
+        # before the division.
         half = 0.5 if self.saturates else (1 << self.shift) >> 1
         if self.shift and rounding_policy == "nearest_even":
             product = product + np.asarray(half, product.dtype)
@@ -101,7 +102,7 @@ class Steps:
         return in_range, overflowed
 
     def _brought_into_range(self, x: Array, overflowed: Array | None) -> Sums:
-        """Note the numbers outside the range of the type, and clip them if numbers saturate.
+        """Record the numbers outside the range of the type, and clip them if numbers saturate.
 
         `overflowed` is the mask so far, or None if overflow is not reported.
         """
@@ -178,7 +179,7 @@ def stepwise(x: Array, filter: Array, biases: Array | None, *, slide: Slide, ste
 
 
 def _first_sums(biases: Array | None, shape: tuple[int, ...], groups: int) -> Array:
-    """Return the sums before the first product, which are the biases, or 0 without biases.
+    """Return the sums before the first product is added: the biases, or 0 without biases.
 
     `shape` is the shape of the result, (batch, outputs, *output positions). The sums have the shape
     (groups, outputs of a group, batch * output positions).
@@ -195,10 +196,10 @@ class _Operands(NamedTuple):
     """The operands of the products of a convolution, by channel. A matrix product has one channel.
 
     Args:
-        cells: a function from the index of a channel to the inputs in its windows (cells of the
-            window, groups, batch * output positions).
-        weights: a function from the index of a channel to its weights (cells of the window, groups,
-            outputs of a group).
+        cells: a function that takes the index of a channel and returns the channel's inputs in all
+            windows, of shape (cells of the window, groups, batch * output positions).
+        weights: a function that takes the index of a channel and returns the channel's weights, of
+            shape (cells of the window, groups, outputs of a group).
         channels: the number of channels.
         extents: the extents of the output's positions.
     """

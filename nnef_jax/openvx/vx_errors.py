@@ -47,7 +47,7 @@ def _refusal(status: str) -> Refuse:
 wrong_format: Refuse = _refusal("VX_ERROR_INVALID_FORMAT")
 # Raises the error for a wrong rank or a wrong extent.
 wrong_dimension: Refuse = _refusal("VX_ERROR_INVALID_DIMENSION")
-# Raises the error for a wrong value of a parameter such as a stride or a policy, not of a tensor.
+# Raises the error for a wrong value of a parameter that is no tensor, such as a stride or a policy.
 wrong_parameter: Refuse = _refusal("VX_ERROR_INVALID_PARAMETERS")
 # Raises the error for a valid request that is not implemented.
 unsupported: Refuse = _refusal("VX_ERROR_NOT_SUPPORTED")

@@ -72,7 +72,7 @@ class _SingleFile:
 
 
 class _InMemory:
-    """A container that exists only in memory. The bytes of a member are made when it is read."""
+    """A container in memory. The bytes of a member are made when the member is read."""
 
     def __init__(self, members: Mapping[str, Callable[[], memoryview]]) -> None:
         self._members = members
@@ -94,7 +94,7 @@ class _InMemory:
 
 _Container = Folder | Tarball | ZipArchive | _Texts | _InMemory | _SingleFile
 # The function takes the first bytes of a file. If the file may hold a whole network, the function
-# returns a name for it as the member of a container. Otherwise it returns ''.
+# returns a name for the file as the member of a container. Otherwise the result is ''.
 Sniff = Callable[[bytes], str]
 
 
@@ -137,7 +137,7 @@ class Archive:
 
     @property
     def texts(self) -> Mapping[str, str]:
-        """Return a dict from names of members to texts, for members that `read_text` has read."""
+        """Return the texts of the members that `read_text` has read, as a dict by name."""
         return {name: source.text for name, source in self._texts.items()}
 
     def names(self) -> list[str]:
@@ -203,7 +203,7 @@ class Archive:
     def _inner(self, name: str) -> str:
         """Return the name that a member of this folder has in the container.
 
-        No member has an absolute name. An absolute name is returned unchanged.
+        An absolute name is returned unchanged, since no member has such a name.
         """
         return name if name.startswith("/") else self._folder + name
 
@@ -294,8 +294,8 @@ def _graph_in(container: _Container, graphs: Sequence[str], name: str) -> str:
 
     members_at_top: Iterable[str] = filter(is_at_top, container.names())
     if isinstance(container, Folder):
-        # A folder may have millions of members in subfolders. It lists the members at its top level
-        # first, so the search ends at the first member in a subfolder.
+        # A folder may have millions of members in subfolders. `names` yields the members at the top
+        # level first, so the search ends at the first member in a subfolder.
         members_at_top = takewhile(is_at_top, container.names())
     matches = [member for member in members_at_top if is_graph(member, graphs)]
     if len(matches) > 1:

@@ -77,7 +77,7 @@ def pack(values: NDArray[np.generic], bits: int) -> bytes:
     return b"".join(blocks)
 
 
-# For each dtype of fewer than 8 bits, this is the number of bits of an item.
+# Maps each dtype of fewer than 8 bits to the number of bits of an item.
 BITS = {"uint4": 4, "int4": 4, "float4_e2m1fn": 4, "uint2": 2, "int2": 2}
 
 
@@ -99,6 +99,6 @@ def codes_of(
     codes = stored_bytes[:, None] >> shifts  # Each row has the codes of one byte.
     mask_of_item = 2**bits - 1
     codes &= mask_of_item
-    # The last byte may contain codes beyond the last item, which are cut off.
+    # The last byte may contain codes beyond the last item. These codes are cut off.
     item_count = math.prod(shape)
     return codes.reshape(-1)[:item_count].reshape(shape)

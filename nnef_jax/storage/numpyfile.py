@@ -133,7 +133,7 @@ def _header(text: str, name: str) -> _Header:
 
 
 def read_npz(data: memoryview, name: str, meter: Meter) -> dict[str, Array]:
-    """Return a dict from names to read-only arrays, from the bytes of a .npz file.
+    """Read the bytes of a .npz file, and return a dict of read-only arrays by name.
 
     Only members that end in .npy are read. Raises DataError for a broken archive or member, and
     LimitError for an archive that expands to more than the meter allows.

@@ -180,7 +180,7 @@ def remove(path: str) -> None:
 
 @contextmanager
 def locked(folder: str) -> Generator[None]:
-    """Hold the lock of a folder in the block, so that no other writer replaces or removes it.
+    """Hold the lock of a folder in the block. No other writer then replaces or removes the folder.
 
     The function waits for the lock for at most 2 s. A writer holds the lock of its new folder until
     it has removed the old folder. Without the lock, a second writer might see a folder that the

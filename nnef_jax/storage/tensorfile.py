@@ -253,7 +253,7 @@ def _read_header(data: memoryview, name: str) -> _Header:
 
 
 def _is_old(data: memoryview, header: FinalHeader) -> bool:
-    """Tell whether the Khronos tools wrote the header before 2018-10-19. It has a surplus word."""
+    """Tell whether a header has the surplus word of the Khronos tools from before 2018-10-19."""
     if header.item_type not in _OLD_TYPES or header.bits % 8:
         return False
     surplus_count = len(data) - HEADER_SIZE - header.length

@@ -95,9 +95,9 @@ def write_members(
 
 
 def _opener_for(path: str) -> _Opener | None:
-    """Return the function that opens an archive for writing. The ending of the path selects it.
+    """Return the function that opens an archive for writing, selected by the path's ending.
 
-    Returns None if the path has no ending of an archive. It is then the path of a folder.
+    Returns None if the path has no ending of an archive. The path is then the path of a folder.
     """
     for suffixes, opener in _FORMATS.items():
         if path.endswith(suffixes):

@@ -1,8 +1,8 @@
 """Offers a zip archive as a container.
 
 Stored members are views of the archive, and compressed members are inflated. The standard library
-reads the central directory, which has names, sizes and offsets. But the standard library does not
-read the data: it would copy stored members, and has no limits.
+reads the central directory, which has names, sizes and offsets. This module reads the data, because
+the standard library would copy stored members, and has no limits.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from nnef_jax.limits import MEMBER_STEPS, PIECE_STEPS, Meter
 from nnef_jax.storage.members import PackedArchive
 
 _LOCAL_SIGNATURE = b"PK\x03\x04"  # A member's header begins with these bytes.
-# A zip archive begins with the header of its first member. An empty archive consists only of the
-# record at the end of each archive, which begins with the second of these texts.
+# A zip archive begins with the header of its first member. An empty archive has only the record at
+# the end of each archive. This record begins with the second of these texts.
 ZIP_SIGNATURES = _LOCAL_SIGNATURE, b"PK\x05\x06"
 # The fields of a member's header that are read: the signature, and the lengths of the name and of
 # the extra field.
@@ -153,7 +153,7 @@ def _require_readable(member: zipfile.ZipInfo, location: str) -> None:
 
 
 def _check(content: memoryview, member: zipfile.ZipInfo, location: str) -> None:
-    """Raise ArchiveError if the size or the checksum of a member's bytes differs from its entry."""
+    """Raise ArchiveError if a member's bytes differ from its entry in size or checksum."""
     if len(content) != member.file_size or zlib.crc32(content) != member.CRC:
         raise ArchiveError(f"'{location}' is damaged: its checksum differs")
 

@@ -45,7 +45,7 @@ _FAMILIES = re.compile(r"nnef_jax\.formats\.\w+\.\w+\.")
 
 @dataclass(slots=True)
 class Inspection:
-    """The kinds and attributes that the function of an operator uses.
+    """The operations and attributes that the function of an operator uses.
 
     Args:
         kinds: the names of all operations that the operator may become. Constants that become
@@ -59,7 +59,7 @@ class Inspection:
 
 
 def inspected(operator: Operator, site: type) -> Inspection:
-    """Return the kinds and attributes that the function of an operator uses.
+    """Return the operations and attributes that the function of an operator uses.
 
     The code of all functions of this package that the function calls is inspected too. `site` is
     the class of the format's sites.
@@ -116,7 +116,7 @@ def _objects_used(code: CodeType, namespace: dict[str, Any], site: type) -> Iter
         names = {*inner_code.co_names}
         for name in names.intersection(namespace):
             used = namespace[name]
-            if isinstance(used, dict):  # such as the functions or the kinds of several operators
+            if isinstance(used, dict):  # a table of functions or operation names, for example
                 yield [*used, *used.values()]
             else:
                 yield used
@@ -137,8 +137,8 @@ def _may_add_operations(class_: type) -> bool:
 def _kinds(code: CodeType) -> Iterator[str]:
     """Yield the kinds (names of operations) that may occur in a function's code.
 
-    These are the attributes that the code reads from a `ByKind`, and all strings of the code: a
-    string may be a kind that the code passes as an argument.
+    An attribute that the code reads from a `ByKind` is a kind. All strings of the code are yielded
+    too, because the code may pass a kind as an argument.
     """
     calls_builder = not _CALLED.isdisjoint(code.co_names)
     previous: Any = ""  # the name that the previous instruction loads

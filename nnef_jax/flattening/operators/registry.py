@@ -146,7 +146,7 @@ class Operators:
             register(meaning)
 
     def get(self, name: str, version: int = NEWEST, domain: str = "") -> Operator | None:
-        """Return the operator `name` in a version of its domain, or None if there is none."""
+        """Return the operator `name` for a version of the domain, or None if there is none."""
         if self.families:
             self._load()
         operators = self._by_name.get((domain, self.key(name)), ())

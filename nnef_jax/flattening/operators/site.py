@@ -120,7 +120,7 @@ class OperatorSite(ABC, Generic[_Graph]):
         return word
 
     def axis_of(self, name: str, default: int | None = None, rank: int | None = None) -> int:
-        """Return the attribute `name`, an axis, as a number from 0 on.
+        """Return the attribute `name`, an axis, as an index that is not negative.
 
         The axis is one of `rank` axes. If `rank` is None, it is an axis of input 0.
         """
@@ -161,7 +161,7 @@ class OperatorSite(ABC, Generic[_Graph]):
         return len(self.shape(x))
 
     def axis(self, axis: int, rank: int | None = None) -> int:
-        """Return an axis as a number from 0 on. A negative axis counts from the end.
+        """Return an axis as an index that is not negative. Of 3 axes, axis -1 is axis 2.
 
         `rank` is the number of axes, by default the rank of input 0. Raises InvalidOperation if
         there is no such axis.
@@ -198,7 +198,7 @@ class OperatorSite(ABC, Generic[_Graph]):
         return self._emit(kind, operands, attributes, inserted=False)
 
     def insert(self, kind: str, operands: ByName, /, **attributes: object) -> Any:
-        """Add an operation of the operator that is not its last one, and return the result.
+        """Add an operation that precedes the operator's last operation, and return the result.
 
         If the operation has several results, return a tuple.
         """
@@ -226,7 +226,7 @@ class OperatorSite(ABC, Generic[_Graph]):
 
     @abstractmethod
     def _emit(self, kind: str, operands: ByName, attributes: ByName, inserted: bool) -> Any:
-        """Add an operation of a kind to the graph, and return its result.
+        """Add an operation of the kind `kind` to the graph, and return the operation's result.
 
         If `inserted`, the operation comes before the operator's last operation, otherwise it is the
         last operation.

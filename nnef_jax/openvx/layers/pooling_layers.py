@@ -68,8 +68,8 @@ def pooling_layer(
     checks.bounded_padding(x, padding, shape)
     if pooling_type == "avg" and size[0] * size[1] > _MOST_CELLS:
         unsupported(f"a mean of more than {_MOST_CELLS} items: pooling_size {size[::-1]}")
-    # For the rows, then for the columns: the padding before and after the axis. The pairs of OpenVX
-    # are reversed to this order.
+    # `pads` has a pair (before, after) for the rows, then a pair for the columns. The pairs (x, y)
+    # of OpenVX are reversed to this order.
     pads = tuple(map(ends, extents, padding[::-1], size, shape[-2:], skip[::-1]))
     windows = _Windows(size, skip[::-1], pads)
     if pooling_type == "avg":

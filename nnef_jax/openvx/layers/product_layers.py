@@ -128,7 +128,7 @@ def _convolution_slide(
     spans: list[int] = []  # the number of items from the first to the last cell of a window
     for window_extent, zeros_between in zip(size, dilation[::-1], strict=True):
         spans.append(window_extent + (window_extent - 1) * zeros_between)
-    # For the rows, then for the columns: the padding before and after the axis.
+    # `pads` has a pair (before, after) for the rows, then a pair for the columns.
     pads = tuple(map(ends, extents, padding_before[::-1], spans, output, skip[::-1]))
     # The extension's dilation is the number of zeros between two weights. The dilation of `Slide`
     # is the distance between two weights, which is larger by 1.
@@ -170,7 +170,7 @@ def deconvolution_layer(
         inputs: ([batch,] input channels, height, width).
         weights: (output channels, input channels / groups, window height, window width).
         padding: the number of items (x, y) that are cut off at each end of an axis.
-        a: the number of items (x, y) that are added at the end, which must be below `upscale`.
+        a: the number of items (x, y) that are added at the end. It must be below `upscale`.
         upscale: the distance (x, y) between neighbouring inputs once they are spread. By default it
             follows from `output_shape`; without an `output_shape` it is 1.
 
@@ -232,18 +232,19 @@ def _deconvolution_slide(
     upscale: shapes.Pair,
     groups: int,
 ) -> correlation.Slide:
-    """Return the positions of the windows of a deconvolution on the spread input.
+    """Return the positions of a deconvolution's windows.
 
+    The windows slide over the input after `upscale` - 1 zeros are put between neighbouring items.
     `extents`, `size` and `output` are the extents of the input, the windows and the output, for the
     rows and the columns. The pairs are (x, y).
     """
-    # Without padding, the first window has one input, which is its last cell. Therefore (size of
+    # Without padding, only the last cell of the first window lies on the input. Therefore (size of
     # the window - 1) zeros stand before the input. The padding removes some of these zeros: windows
     # of 3 cells and a padding of 1 leave one zero.
     before: list[int] = []
     for window_extent, pad in zip(size, padding[::-1], strict=True):
         before.append(window_extent - 1 - pad)
-    # For the rows, then for the columns: the zeros before and after the axis.
+    # `pads` has the zeros (before, after) of the rows, then those of the columns.
     no_skip = (1, 1)
     pads = tuple(map(ends, extents, before, size, output, no_skip, upscale[::-1]))
     return correlation.Slide(

@@ -97,9 +97,10 @@ def table(operation: MappedOperation) -> VxLayer:
 
 @maps("clamp", "min", "max")
 def bounded(operation: MappedOperation) -> VxLayer:
-    """Map the bound 0 onto RELU, bounds (0, number) onto BRELU, and other bounds onto a table.
+    """Map `max`, `min` or `clamp` onto RELU, BRELU or a table.
 
-    The table has the result of the operation for each number of the type.
+    RELU has the lower bound 0. BRELU has the lower bound 0 and an upper bound. Other bounds need a
+    table, which has the result of the operation for each number of the type.
     """
     kind = operation.kind
     if operation.is_fixed("x"):
@@ -257,7 +258,7 @@ VIEWS = (
 
 @maps(*VIEWS)
 def view(operation: MappedOperation) -> VxLayer:
-    """Map an operation that only moves items onto a view.
+    """Map an operation onto a view, if the operation only moves items.
 
     The view applies the operation's rule to raw integers.
     """

@@ -69,10 +69,12 @@ Scaling = Callable[[Array, Array], Array]
 class VxLayer:
     """The layer of an operation: the nodes of OpenVX that compute it.
 
+    Fixed operands are those that depend only on parameters and constants.
     Args:
         name: the name of the node in OpenVX, preceded by a count if there are several nodes.
         run: the computation on raw integers.
-        arrange: maps names of fixed operands to functions that convert them to OpenVX's layout.
+        arrange: maps the name of a fixed operand to a function that converts the operand to
+            OpenVX's layout.
         static: the names of operands that are weights of products. They are prepared once.
         scale: the name of the weights, and a function that multiplies the weights by a factor for
             each channel. `scale` is None if no operation can be folded into the weights.
@@ -84,7 +86,7 @@ class VxLayer:
         takes_numbers: whether fixed operands stay floating-point numbers, as parameters of the
             layer.
         is_table: whether the layer reads a table of the function instead of fixed operands.
-        keeps_position: whether results have the position of the operand.
+        keeps_position: whether results have the fixed-point position of the operand.
     """
 
     name: str
@@ -222,7 +224,7 @@ def as_planes(x: Tensor) -> Tensor:
 
 
 def reshaped(x: Tensor, shape: Shape) -> Tensor:
-    """Return a tensor in another shape, which is a view in OpenVX."""
+    """Return a tensor in another shape. In OpenVX the result is a view."""
     return Tensor(x.data.reshape(shape), x.fixed_point_position)
 
 

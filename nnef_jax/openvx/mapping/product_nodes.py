@@ -343,7 +343,7 @@ def require_smallest_strides(window: windows.Windows, padding: list[int]) -> Non
     the right strides by the ceiling.
     """
     reasons: list[str] = []
-    is_exact = True  # whether no number of positions needs rounding, on all axes
+    is_exact = True  # whether the number of positions needs no rounding on any axis
     for extent, span, stride, pad, count in zip(
         window.upscaled, window.dilated, window.stride, padding, window.downscaled, strict=True
     ):
