@@ -93,7 +93,7 @@ class Options:
     # Maps the label of a state to the state's shape before a cycle. A state of constant shape may
     # be left out.
     state_shapes: Mapping[str, Shape] = field(default_factory=dict[str, Shape])
-    # Whether the network is only shown, not run. Then it may have unsupported operators.
+    # Whether the network is only shown, not run. Such a network may have unsupported operators.
     outline: bool = False
     # Whether the graph is for the first run, in which the network may compute initial states.
     starts: bool = False
@@ -183,14 +183,15 @@ class Format(Protocol):
     # the name of this member, and the value is a regular expression that matches the first bytes
     # of the file.
     ALONE: Mapping[str, bytes]
-    # Whether all weights are in one file beside the graph. Then `load(weights=)` may name that
-    # file.
+    # Whether all weights are in one file beside the graph. If so, `load(weights=)` may name the
+    # file of the weights.
     HAS_WEIGHTS_BESIDE: bool
 
     def recognises(self, archive: Archive) -> bool:
         """Tell whether an archive is of this format.
 
-        The archive has a member whose name matches one of `GRAPHS`.
+        The name of the archive's graph matches a pattern in `GRAPHS` of some format, which need not
+        be this one.
         """
         ...
 
@@ -245,7 +246,7 @@ class Frontend(ABC):
         """
 
     def declared_shapes(self, options: Options) -> Shapes:
-        """Return the shapes that the document declares for its inputs. The order does not matter.
+        """Return the shapes that the document declares for its inputs, in any order of the inputs.
 
         An input is left out if its shape depends on the shape of another input. This method is only
         called after `flatten` raised ExtentNeeded.

@@ -30,9 +30,9 @@ ITEMS_PER_STEP = 16
 # graphs of other formats, these items may also be 0.
 _POSITIVE_ATTRIBUTES = {"constant": "shape", "tile": "repeats"}
 
-# A generator that evaluates an expression. It yields a generator for each part of the expression.
-# The value of the part is sent back to this generator. In the end, this generator returns the value
-# of the expression.
+# A generator that evaluates an expression. For each part of the expression, this generator yields
+# an inner generator, and then receives the value of the part. In the end, this generator returns
+# the value of the expression.
 Step = Generator["Step", Any, Any]
 
 

@@ -361,7 +361,7 @@ class ExpressionTypes:
             concrete = t.substitute(parameter.type, generic or "scalar")
             if self.fits(actual, concrete):
                 continue
-            due = parameter.type if generic is None else concrete  # as the message shows it
+            due = parameter.type if generic is None else concrete  # the type in the message
             title = f"'{parameter.name}' of '{fragment.name}'"
             message = f"{title} must be of type {self.shown(due)}, this is {actual}"
             argument = node.arguments[positions[parameter.name]]

@@ -59,7 +59,7 @@ def flatten(
 
 
 def evaluate(expression: tree.Expression, source: Source, scope: Scope, options: Options) -> Any:
-    """Evaluate a checked expression outside of bodies, such as an argument in graph.quant.
+    """Evaluate a checked expression that is in no body, for example an argument in graph.quant.
 
     Raises SemanticError if the expression has no value or invokes an operation, ExtentNeeded if it
     reads a name, and LimitError if its value is too large.
@@ -119,7 +119,7 @@ class _Flattener(Evaluator):
             try:
                 self._assign(assignment, frame)
             except Poisoned:
-                pass  # The assignment reads a name whose error is already in `errors`.
+                pass  # The assignment reads a name whose own assignment has an error.
             except LimitError as error:
                 error.span = error.span or tree.span_in(source, assignment.value)
                 raise
@@ -358,7 +358,7 @@ class _Flattener(Evaluator):
         tensor_dtypes = [x.type.dtype for x in operands.values() if isinstance(x, Value)]
         integer_dtypes = set(filter(is_integer, tensor_dtypes))
         is_single_dtype = len(integer_dtypes) == 1
-        # Python integers have the dtype `builder.integer` without a conversion.
+        # Without a conversion, Python integers have the dtype `builder.integer`.
         if not is_single_dtype or self.builder.integer in integer_dtypes:
             return operands
         convert = np.dtype(integer_dtypes.pop()).type
@@ -444,8 +444,8 @@ class _Flattener(Evaluator):
         return self.bound(variable, node, frame)
 
     def _update(self, variable: Any, value: Any, place: CallPlace) -> Value:
-        """Update a variable by `value`, a tensor or a number, and return the new tensor."""
-        is_tensor = isinstance(variable, Value)  # If not, `builder.update` refuses it.
+        """Update a variable to `value` (a tensor or a number). Return the new tensor."""
+        is_tensor = isinstance(variable, Value)  # Otherwise `update` refuses `variable`.
         if not isinstance(value, Value):
             rank = len(variable.type.shape) if is_tensor else 1
             value = self._constant(value, rank, place)
@@ -458,8 +458,8 @@ class _Flattener(Evaluator):
     def _is_atomic(self, fragment: tree.Fragment) -> bool:
         """Tell whether a call of a fragment becomes a single operation of the graph.
 
-        A call becomes a single operation if the fragment has no body. It also does if the fragment
-        has a rule, unless the user expands all fragments. Otherwise the body is evaluated.
+        A call becomes a single operation if the fragment has no body. The same happens if the
+        fragment has a rule, unless the user expands all fragments. Otherwise the body is evaluated.
         """
         is_atomic = self._atomic.get(id(fragment))
         if is_atomic is None:

@@ -161,8 +161,8 @@ class StandardFrontend(TextFrontend):
                     "or another algorithm into graph.quant",
                 )
             array = dequantize(file, self._entries[name], member, meter)
-            # Rounding would not change the decoded values of a parameter, so its entry is removed.
-            # The entry of a state remains, since a state gets new values in a run.
+            # Rounding would not change the decoded values of a parameter, so the entry of a
+            # parameter is removed. The entry of a state remains, since a run changes the state.
             if isinstance(variable, Parameter):
                 rounding.pop(name, None)
         return convert(array.reshape(declared.shape), jnp.dtype(declared.dtype), member, meter)
@@ -310,16 +310,17 @@ class _Conversion:
         """Return another name of the value that is called `name`, or None.
 
         In the document, the entry for `name` does not round the value under the returned name. A
-        flat document has a single name for the value. There the entry would round all its uses.
+        flat document has a single name for the value. There the entry would round the value for all
+        operations that read the value.
         """
         value = self.graph.values[name]
         aliases = self._aliases.get(value, frozenset[str]())
         if name in aliases:
-            # `name` is an alias. Its entry does not round the value under the value's first name.
+            # The entry for an alias does not round the value under the value's first name.
             return value.name
-        # The entry for the first name also rounds aliases that later assignments make of the value.
-        # It does not round aliases in the same assignment, such as (a, b). Nor does it round other
-        # variables with the same label.
+        # The entry for the first name also rounds the aliases that later assignments give to the
+        # value. The entry does not round aliases in the same assignment, such as (a, b). The entry
+        # also does not round other variables with the same label.
         if value not in self._variables:
             aliases = aliases & self._same_target[name]
         return min(aliases, default=None)

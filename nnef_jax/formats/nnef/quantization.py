@@ -131,7 +131,7 @@ class QuantizationReader:
         `text` is the invocation in the header, and `member` is the name of the file. Raises
         NnefSyntaxError or SemanticError if the invocation is not valid.
         """
-        # The invocation is parsed as an entry of graph.quant. The name of its tensor is arbitrary.
+        # The invocation is parsed as an entry of graph.quant for a tensor with an arbitrary name.
         source = Source(member, f'"data": {text}')
         entries = parse_quantization(source, self.meter)
         if len(entries) != 1:
@@ -149,7 +149,7 @@ class QuantizationReader:
         assert isinstance(node, tree.Invocation)
         tensor, *parameters = fragment.parameters
         _check_names(node, source, fragment)
-        # An entry leaves out the first argument, the tensor. To be checked, it needs this argument.
+        # An entry leaves out the first argument (the tensor), but the check needs this argument.
         tensor_argument = tree.Argument(node.offset, None, tree.Identifier(node.offset, _TENSOR))
         call = replace(node, operation=fragment.name, arguments=(tensor_argument, *node.arguments))
         errors: list[NnefError] = []
@@ -164,8 +164,8 @@ class QuantizationReader:
             position = positions.get(parameter.name)
             if position is None:  # The parameter has its default.
                 continue
-            # Every argument is evaluated, so that its errors are found. A quantiser does not have
-            # the values of arrays and tuples.
+            # Every argument is evaluated, so that all errors are found. The values of arrays and
+            # tuples are then dropped, since a quantiser does not have them.
             value = self._value(call.arguments[position].value, source)
             value = _as_declared(value, parameter.type)
             if not isinstance(parameter.type, ArrayOf | TupleOf):

@@ -247,12 +247,12 @@ class _Checker:
         their invocations in the graph's body.
         """
         parameters = {parameter.name for parameter in graph.parameters}
-        # The ids of `external` invocations that need no further report.
+        # The ids of `external` invocations that the last loop does not report.
         settled: set[int] = set()
         for assignment in graph.body:
             value = assignment.value
             is_external = isinstance(value, tree.Invocation) and value.operation == "external"
-            if is_external:  # It is valid, or one of its names is reported below.
+            if is_external:  # The `external` is valid, or the loop below reports one of the names.
                 settled.add(id(value))
             for identifier in tree.identifiers(assignment.target):
                 name = identifier.name
@@ -364,7 +364,7 @@ def unsupported(
                 span = None
                 is_from_library = fragment.source not in sources
                 if is_from_library:
-                    # A call in a library is reported at the document's call that leads to it.
+                    # A call in a library is reported at the call in the document that leads to it.
                     span = body.span or tree.span_in(body.source, nodes[0])
                 calls = calls_of(assignment.value for assignment in fragment.body)
                 pending.append(_Body(fragment, calls, fragment.source, span))

@@ -62,7 +62,7 @@ def _divide(dividend: Known, divisor: Known) -> Known:
 def _power(base: Known, exponent: Known) -> Known:
     """Compute the power of an integer or a real number.
 
-    If the power of a real number exceeds the range of floats, it becomes infinity or -infinity.
+    If a real result exceeds the range of floats, the result is infinity or -infinity.
     """
     if isinstance(base, int):
         if exponent < 0:

@@ -51,7 +51,7 @@ def custom_kind(fragment: tree.Fragment) -> str:
         return ""
     name = fragment.name.removeprefix(_PREFIX).replace("__", ".")
     name_without_number = _NUMBER_AT_END.sub("", name)
-    # A kind may itself end with a number, so the full name comes first.
+    # A kind may itself end with a number, so the full name is tried first.
     for candidate in (name, name_without_number):
         kind = _FORMER_KINDS.get(candidate, candidate)
         if kind in rules:
@@ -75,10 +75,10 @@ def _with_strings(argument: Any) -> Any:
 
 
 def with_list_extents(argument: Any) -> Any:
-    """Replace strings that stand for extents by `Extent`s, in a custom operation's argument.
+    """Replace strings by `Extent`s in the argument of a custom operation.
 
-    For example, "list extent: 2*n0 + 1" becomes `Extent("2*n0 + 1")`. Raises ValueError if the text
-    of an extent is no expression of symbols.
+    For example, "list extent: 2*n0 + 1" becomes `Extent("2*n0 + 1")`. Strings without this
+    beginning are kept. Raises ValueError if the text of an extent is no expression of symbols.
     """
     if isinstance(argument, list | tuple):
         items: Sequence[Any] = argument
@@ -97,8 +97,8 @@ class KeepingWriter(FlatWriter):
     The document can declare tensors of three dtypes: int32, bool, and `real`, which is the dtype of
     `scalar` items. A tensor of any other dtype is the result of a custom operation.
 
-    A body, such as that of a loop, has a writer of its own. There, `outer` is the writer of the
-    graph with the loop. The fragments of both writers get into the same document.
+    A body, such as that of a loop, has a writer of its own. In this writer, `outer` is the writer
+    of the graph that contains the loop. The fragments of both writers get into the same document.
     """
 
     def __init__(self, graph: Graph, meter: Meter, real: str, outer: KeepingWriter | None) -> None:

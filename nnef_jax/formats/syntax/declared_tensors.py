@@ -24,7 +24,7 @@ from nnef_jax.formats.syntax.types import ANY, LITERALS, ArrayOf, Tensor, Type, 
 from nnef_jax.limits import Meter
 from nnef_jax.storage.archive import Archive
 
-# Maps numpy's code for the kind of a dtype to the word that errors have for items of the dtype.
+# Maps numpy's code for the kind of a dtype to a word for the items of such a dtype in errors.
 _KINDS = {
     "f": "scalars", "i": "integers", "u": "integers", "b": "logical values",
     "c": "complex numbers", "O": "strings",
@@ -188,9 +188,9 @@ def convert(
     """Return an array converted to another dtype.
 
     A real number is rounded; a finite number stays finite. Errors name `member`, the file that
-    stores the array. Raises DataError if items of this kind are not converted, such as bool to
-    float32, or if an integer is beyond the range of the dtype. The second error has the hint
-    `hint`. Raises LimitError if the result takes more memory than the meter allows.
+    stores the array. Raises DataError if the conversion is not allowed, such as bool to float32.
+    Raises DataError with the hint `hint` if an integer is beyond the range of the dtype. Raises
+    LimitError if the result takes more memory than the meter allows.
     """
     if array.dtype == dtype:
         return array
@@ -223,7 +223,7 @@ def require_range(
 
 
 def require_kind(array: NDArray[Any], dtype: np.dtype[Any], title: str) -> None:
-    """Raise DataError if items of this kind are not converted to a dtype.
+    """Raise DataError if the items of an array must not be converted to a dtype.
 
     For example, bool is not converted to a dtype of real numbers, but integers are. `title` names
     the array in the error.

@@ -140,6 +140,6 @@ class Emitter(Emission):
         node: tree.SyntaxNode,
         frame: Frame,
     ) -> NnefError:
-        """Return the error, placed at `node`, of an operation that refuses its arguments."""
+        """Return the error at `node` for an operation that refuses its arguments."""
         span = tree.span_in(frame.source, node)
         return refused(error, kind, operands, span, frame.calls)

@@ -305,7 +305,8 @@ class FlatWriter:
     def _arguments(self, invoked: Invoked, operation: Operation) -> tuple[tree.Argument, ...]:
         """Return the arguments of an invocation, without those that equal the defaults.
 
-        The first tensors are positional arguments. All other arguments are named.
+        Tensors are positional up to the first attribute, or the first argument that is left out.
+        All other arguments are named.
         """
         arguments: list[tree.Argument] = []
         is_positional = True

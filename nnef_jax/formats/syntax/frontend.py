@@ -110,7 +110,7 @@ class TextFrontend(Frontend):
         return self._archive(self.flat_text(graph, options, cut), arrays, quantization)
 
     def _archive(self, text: str, arrays: Arrays, quantization: str | None) -> Written:
-        """Return an archive with the text of a graph, the arrays of its data, and a graph.quant.
+        """Return an archive with the text of a graph, the arrays of variables, and a graph.quant.
 
         Raises NnefError if the graph.quant is not valid.
         """

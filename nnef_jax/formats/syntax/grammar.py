@@ -19,7 +19,7 @@ from nnef_jax.formats.syntax.tree_builder import TreeBuilder
 # The largest number of allowed terminals that a message lists. If more terminals are allowed, the
 # message lists none.
 _MOST_SHOWN = 8
-# Matches the word or mark at the offset of an error, which the message shows.
+# Matches the word or mark at the offset of an error. The message of the error shows this word.
 _WORD = re.compile(r"[A-Za-z_0-9.]+|[=<>!]=|->|&&|\|\||[^A-Za-z_0-9]")
 _STRING = re.compile(STRING)
 _STATEMENT_START = re.compile(r"[A-Za-z_([}]")
@@ -76,7 +76,7 @@ class GrammarReader:
 
         The text is that of the builder's source. It may have semicolons in the place of white
         space, which changes no offset. Raises NnefSyntaxError if the text does not follow the
-        grammar, and errors of the builder.
+        grammar. Errors of the builder are raised too.
         """
         with self._lock:
             self._callbacks.builder = builder

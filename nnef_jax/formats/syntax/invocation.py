@@ -38,8 +38,8 @@ class Form:
         operands: the names of the parameters that take tensors.
         attributes: the names of all other parameters.
         positions: maps names of parameters to the positions of their arguments.
-        sources: for each parameter, the position of its argument, or its default if there is no
-            argument.
+        sources: for each parameter, the position of the argument, or the parameter's default if
+            there is no argument.
     """
 
     names: Sequence[str]
@@ -51,8 +51,8 @@ class Form:
     def expressions(self, invocation: tree.Invocation) -> list[tree.Expression]:
         """Return the expression for each parameter, in the order of the declaration.
 
-        The expression is the argument of `invocation` for the parameter. If there is none, it is
-        the parameter's default.
+        The expression is the argument of `invocation` for the parameter. If there is no such
+        argument, the expression is the parameter's default.
         """
         arguments = invocation.arguments
         expressions: list[Any] = []
@@ -152,11 +152,11 @@ def _unknown_parameter(
 
 
 def refuse(uses: Mapping[str, Sequence[Span]], explain: Callable[[str], tuple[str, str]]) -> None:
-    """Raise UnsupportedError for operations without a rule; do nothing if there are none.
+    """Raise UnsupportedError for operations without a rule; do nothing if `uses` is empty.
 
     `uses` maps the names of the operations to the places of their calls. `explain` returns two
-    texts for the name of an operation: its origin, which follows the name in the message, and a
-    hint.
+    texts for the name of an operation. The first text is the origin of the operation, and follows
+    the name in the message. The second text is a hint.
     """
     errors: list[UnsupportedError] = []
     for name, spans in uses.items():

@@ -41,8 +41,8 @@ class Parser:
         """Parse a text by the production `start`; return the tree that the builder makes.
 
         `text` replaces the text of the source. All offsets must be the same in both texts. Raises
-        NnefSyntaxError if the text does not follow the grammar, LimitError if expressions are
-        nested too deeply or there are too many tokens, and errors of the builder.
+        NnefSyntaxError if the text does not follow the grammar. Raises LimitError if expressions
+        are nested too deeply, or if there are too many tokens. Raises errors of the builder.
         """
         text = source.text if text is None else text
         new_builder = partial(self.builder, source, meter.limits.nesting, provisional)
@@ -52,8 +52,8 @@ class Parser:
         return tree
 
     def fast(self, start: str, text: str, builder: TreeBuilder, meter: Meter) -> Any:
-        """Return the tree that the fast reader builds, or None if it gives up."""
-        # As many tokens may be read as the remaining steps allow.
+        """Return the tree that the fast reader builds, or None if the reader gives up."""
+        # The remaining steps of the meter bound the number of tokens that may be read.
         most_tokens = (meter.limits.steps - meter.steps) // TOKEN_STEPS
         try:
             reader = FastReader(text, builder, self.language, most_tokens)

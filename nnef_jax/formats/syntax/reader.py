@@ -188,7 +188,7 @@ class FastReader(TokenReader):
 
     def body(self) -> tuple[tree.Assignment, ...]:
         """Read the statements of a body, from its opening to its closing brace."""
-        offset = self.stop  # the end of the brace, and then of each statement
+        offset = self.stop  # the end of the opening brace, and later of the last read statement
         statements: list[tree.Assignment] = []
         self.expect("{")
         while True:
@@ -250,8 +250,8 @@ class FastReader(TokenReader):
         semicolon = _SEMICOLON.match(self.text, end_of_call)
         is_flat = self.tokens_left == tokens_left  # no token was read one by one
         if semicolon is None or not is_flat or self.build.nesting < _FLAT_LEVELS:
-            # The invocation may be the beginning of a larger expression, and expressions may be
-            # nested too deeply. The builder checks this.
+            # The invocation may be the beginning of a larger expression. Expressions may also be
+            # nested too deeply, which the builder checks.
             generic_token = token_of(start, 3) if generic else None
             opening = None  # the builder ignores the opening bracket
             value = self.build.invocation(token_of(start, 2), generic_token, opening, *arguments)
@@ -295,8 +295,8 @@ class FastReader(TokenReader):
                 elif string.isprintable() and "\\" not in string:
                     value = tree.Literal(match.start(5), string[1:-1])
             if match is None or value is None:
-                # The argument is read by recursive descent. There may be no argument before the
-                # bracket.
+                # The argument is read by recursive descent. If there is no argument, the closing
+                # bracket is read here.
                 self.advance(offset)
                 may_end = loose or not items
                 if self.token == ")" and may_end:
@@ -333,7 +333,7 @@ class FastReader(TokenReader):
     def binary(self, level: int = 1, first: tree.Expression | None = None) -> tree.Expression:
         """Read an expression of binary operators with the precedence `level` or a higher one.
 
-        `first` is the beginning of the expression if that is already read.
+        `first` is the part that is already read, or None.
         """
         levels = self.language.levels
         left = self.unary(first)
@@ -347,7 +347,7 @@ class FastReader(TokenReader):
     def unary(self, first: tree.Expression | None = None) -> tree.Expression:
         """Read an expression of unary operators and powers.
 
-        `first` is the beginning of the expression if that is already read.
+        `first` is the part that is already read, or None.
         """
         if first is None:
             if self.token in self.language.signs:

@@ -14,7 +14,7 @@ from lowering.graph import Operation, Value
 Resampling = tuple[str, dict[str, Any]]
 
 # For each pair (`coordinate_transformation_mode`, `nearest_mode`) of a resize that makes tensors
-# larger: the largest factor with which the resize repeats each item, as nearest_upsample does.
+# larger: the largest factor for which the resize equals nearest_upsample, which repeats each item.
 _LARGEST_REPEATING_FACTORS = {
     ("asymmetric", "floor"): math.inf,
     ("asymmetric", "round_prefer_floor"): 2,
@@ -29,8 +29,8 @@ _LARGEST_REPEATING_FACTORS = {
     ("align_corners", "round_prefer_ceil"): 2,
 }
 # For each pair (`coordinate_transformation_mode`, `nearest_mode`) of a resize that makes tensors
-# smaller: the largest factor n with which the resize takes the first of every n items, as
-# nearest_downsample does.
+# smaller: the largest factor n for which the resize equals nearest_downsample, which takes the
+# first of every n items.
 _LARGEST_SELECTING_FACTORS = {
     ("asymmetric", "floor"): math.inf,
     ("asymmetric", "ceil"): math.inf,
@@ -113,7 +113,7 @@ def _downsample(
     # The spatial axes are those from axis 2 on.
     shrunk_axes = [axis for axis, factor in enumerate(factors, start=2) if factor > 1]
     if any(x.type.shape[axis] is UNKNOWN for axis in shrunk_axes):
-        return None  # the extent of a run may not be divisible by the factor
+        return None  # in a run, the factor may fail to divide the extent
     mode = attributes["mode"]
     coordinates = attributes["coordinate_transformation_mode"]
     rounding = attributes["nearest_mode"]

@@ -20,8 +20,8 @@ NAME = r"[A-Za-z_][A-Za-z0-9_]*+"
 NUMBER = r"[0-9]++(?:\.[0-9]*+)?(?:[eE][+-]?[0-9]++)?"
 _STRING = r"""(?:'(?:[^'\\\n]++|\\.)*+'{end}|"(?:[^"\\\n]++|\\.)*+"{end})"""
 STRING = _STRING.format(end="")
-# A string. If its closing quote is missing, the string ends with its line. Therefore the pattern
-# always matches, and no text is scanned twice.
+# A string. If its closing quote is missing, the string ends at the end of the line. Therefore the
+# pattern always matches, and no text is scanned twice.
 OPEN_STRING = _STRING.format(end="?")
 
 _TYPE = r"<\s*+(?:(?:\?|[A-Za-z_]++)\s*+)?(?:=\s*+[A-Za-z_]++\s*+)?>"
@@ -44,7 +44,7 @@ _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 class Token(str):
     """A piece of a text. `start_pos` is its offset in the text.
 
-    The name `start_pos` is that of the attribute of lark's tokens.
+    Tokens of lark have an attribute of the same name.
     """
 
     __slots__ = ("start_pos",)

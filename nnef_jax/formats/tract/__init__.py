@@ -35,7 +35,7 @@ def recognises(archive: Archive) -> bool:
 def read(archive: Archive, options: Options) -> Frontend:
     """Read the document of an archive. Raises NnefError, also if the archive has no data.
 
-    The types of variables are only in the data files, so the text cannot be read without them.
+    The text cannot be read without the data files, since only these have the types of variables.
     """
     from nnef_jax.formats.tract.frontend import TractFrontend
 

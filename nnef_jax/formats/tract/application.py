@@ -24,7 +24,7 @@ from nnef_jax.formats.tract.operations import words
 from nnef_jax.formats.tract.operators import OPERATORS
 from nnef_jax.limits import RESULT_STEPS
 
-# Operations with a bias, which the function `_bias` converts to real numbers.
+# Operations that have a bias. The function `_bias` converts the bias to real numbers.
 _BIASED = ("conv", "deconv", "linear")
 # Operations whose result has the same quantisation scale as their operand.
 _KEEPS_SCALE = frozenset(
@@ -173,8 +173,8 @@ def _folded(site: CallSite, kind: str, operands: ByName, attributes: ByName) -> 
 
     Raises NotFolded if an operand is not a constant.
     """
-    # If another operand is constant, a small parameter of the graph may be a shape. Then the array
-    # of the parameter is read.
+    # A small parameter of the graph may hold a shape. The array of the parameter is read if any
+    # operand is a constant.
     if any(map(_is_known, operands.values())):
         operands = {name: site.graph.known(x, only_shapes=True) for name, x in operands.items()}
     if not all(map(_is_known, operands.values())):
@@ -280,7 +280,7 @@ def _added(
         except InvalidOperation as error:
             raise inner.invalid(error, kind, operands) from None
         results = cast(tuple[Any, ...], tensors if isinstance(tensors, tuple) else (tensors,))
-    # The document's operation is recorded under its first result, for flat texts in the dialect.
+    # `calls` maps the first result to the document's operation, for flat texts in the dialect.
     first = results[0]
     if first and isinstance(first, list):  # a result that is an array of tensors
         first = cast(list[Any], first)[0]

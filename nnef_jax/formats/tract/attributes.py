@@ -73,7 +73,7 @@ def attribute(value: object, type: Type) -> Any:
 
 
 def known_integer(value: object, name: str) -> int:
-    """Return the argument `value`, which must be an integer. The error shows its name, `name`.
+    """Return the argument `value`, which must be an integer. Errors show the argument as `name`.
 
     Raises InvalidOperation if the integer depends on an open extent or is symbolic.
     """

@@ -37,7 +37,8 @@ from nnef_jax.formats.tract.unit import Unit
 
 _NO_OPERANDS: ByName = {}
 # The type of the operands that the function of an operator takes. At a site that folds, each
-# operand is a host value. An operand that the document leaves out is False.
+# operand is a host value, which is known while the document is flattened. An operand that the
+# document leaves out is False.
 TractOperand = Operand | Host
 # The exceptions that `CallSite.located` converts to errors with a span.
 REFUSALS = (NnefError, InvalidOperation, InconclusiveDimensionOperation, ExtentNeeded)
@@ -191,7 +192,7 @@ class CallSite(OperatorSite[FlatGraph]):
     def _attribute(self, name: str, type: Type) -> Any:
         """Return the argument `name`, converted to an attribute of a type.
 
-        If the call leaves the argument out, the argument is the default of its declaration.
+        If the call leaves the argument out, the declared default is taken.
         """
         return attribute(self.arguments[name], type)
 
@@ -210,7 +211,7 @@ class CallSite(OperatorSite[FlatGraph]):
         return dtype_of(self.text(name), self.graph.builder.real)
 
     def choice(self, name: str, *allowed: Any, default: Any = None) -> Any:
-        """Return an argument. Raises InvalidOperation if it is not one of `allowed`."""
+        """Return an argument. Raises InvalidOperation if the argument is not one of `allowed`."""
         value = self.arguments[name]
         if value not in allowed:
             values = ", ".join(map(repr, allowed))
@@ -220,8 +221,8 @@ class CallSite(OperatorSite[FlatGraph]):
     def axis_of(self, name: str, default: int | None = None, rank: int | None = None) -> int:
         """Return the axis in the argument `name`, counted from 0.
 
-        `rank` is the number of axes from which the axis is chosen. The default is the rank of the
-        first operand.
+        `rank` is the number of axes from which the axis is chosen. If `rank` is None, this is the
+        rank of the first operand.
         """
         if rank is None:
             rank = self.rank()
@@ -285,12 +286,12 @@ class CallSite(OperatorSite[FlatGraph]):
         operands in the graph. In the returned error, the document's names of arguments replace
         these names.
         """
-        # `words` are the document's words for the operands of the call, not of another operation.
+        # `self.words` has words for operands of the called operation only, not of other kinds.
         words = self.words if kind == self.operation else dict[str, str]()
         operands_by_word = {words.get(name, name): x for name, x in operands.items()}
 
         def translated(text: str) -> str:
-            """Replace each name in quotes by the document's word for it."""
+            """Replace each name in quotes by the document's word for this name."""
 
             def translated_name(match: re.Match[str]) -> str:
                 name = match[1]
@@ -344,8 +345,8 @@ class CallSite(OperatorSite[FlatGraph]):
             return operands
         dtype = dtypes[-1]
         builder = self.graph.builder
-        is_default = dtype in (builder.real, builder.integer)  # Python numbers have this dtype
-        is_elementwise = kind in ON_ITEMS or "y" in operands  # kinds of two tensors have x and y
+        is_default = dtype in (builder.real, builder.integer)  # dtypes of Python numbers
+        is_elementwise = kind in ON_ITEMS or "y" in operands  # x and y are two tensors
         if is_default or not is_elementwise:
             return operands
         number_type = jnp.dtype(dtype).type
@@ -356,7 +357,7 @@ class CallSite(OperatorSite[FlatGraph]):
         return typed
 
     def _insert(self, kind: str, operands: ByName, attributes: ByName, suffix: str) -> Any:
-        """Add an operation that is not the call's last one. If the site folds, compute it instead.
+        """Add an operation that is not the last one of the call, or compute it if the site folds.
 
         Return the result, or a tuple of results. The name of the result ends with `suffix`.
         """

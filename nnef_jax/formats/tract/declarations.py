@@ -33,7 +33,7 @@ _HIDES_CACHE = (
     "it hides a cache that grows inside the network: export the cache as inputs and outputs instead"
 )
 _DRAWS_NUMBERS = "it draws random numbers: pass them to the network as an input instead"
-# Maps operations that are always refused to the reason, or to a way around the operation.
+# Operations that are always refused. The value is the reason, or a way around the operation.
 REFUSED = {
     "tract_transformers_dyn_kv_cache": _HIDES_CACHE,
     "tract_transformers_quantized_dyn_kv_cache": _HIDES_CACHE,

@@ -103,7 +103,7 @@ class TractDocument:
 
 
 def repeated_by(call: s.Invocation) -> str:
-    """Return the name of the fragment that `call`, a scan, repeats. Return "" for other calls."""
+    """Return the name of the fragment that the scan `call` repeats. Return "" for other calls."""
     if call.operation != SCAN:
         return ""
     body = _argument(call, "body", position=0)

@@ -36,7 +36,7 @@ DATUM_TYPES = {
     "f16": "float16", "f32": "float32", "f64": "float64",
     "complexf32": "complex64", "complexf64": "complex128", "complexf16": "complex64",
 }  # fmt: skip
-# Parameters of operations whose arguments are datum types.
+# The names of parameters that take the name of a datum type as their argument.
 DATUM_PARAMETERS = frozenset(
     {
         "to", "datum_type", "acc", "acc_datum_type", "output", "output_type", "output_dt",
@@ -45,8 +45,8 @@ DATUM_PARAMETERS = frozenset(
 )  # fmt: skip
 # Matches the beginning of the name of a quantised datum type, such as "QU8(Z:0 S:0.1)".
 _QUANTISED = re.compile(r"q(u8|i8|i32)\s*\(")
-# The kinds of dtypes, in the order in which numbers may become numbers of another kind: an integer
-# may become a real number, but not the reverse.
+# The kinds of dtypes, in the order of conversion: an integer may become a real number, but not the
+# reverse.
 _BOOL, _INTEGER, _REAL, _COMPLEX = range(4)
 
 
@@ -85,7 +85,7 @@ def common_dtypes(
     """Return a dtype for each item type: the common dtype of all operands with this item type.
 
     `item_types` maps the name of each operand to the declared item type, such as "scalar". `kind`
-    is the operation.
+    is the name of the operation.
     """
     dtypes = {"logical": "bool"}
     for item_type in ("?", "scalar"):
@@ -109,11 +109,11 @@ def _common_dtype(
     """Return the dtype in which operands of the same item type are computed together.
 
     Computed tensors decide the dtype. Without computed tensors, the parameters of the graph decide
-    it. Without parameters, the constants decide it. If the deciding dtype is one of integers, a
+    it. Without parameters, the constants decide it. If the deciding dtype is an integer dtype, a
     real constant without fractions, such as 2.0, is read as an integer, unless `exact` is true.
     """
     parameters = defaults.parameters
-    # `deciding` are the dtypes that decide the result. `constants` are the other operands.
+    # `deciding` are the dtypes of the computed tensors. `constants` are all other operands.
     deciding = [x.type.dtype for x in operands if isinstance(x, Value) and x not in parameters]
     constants = [x for x in operands if not isinstance(x, Value) or x in parameters]
     if not deciding:

@@ -59,14 +59,13 @@ class FlatGraph(Emitter):
         # Maps a tensor to its scale, which is one number or one number for each channel.
         self.scales: dict[Value, Stored] = {}
         self.captured: dict[Value, Value] = {}  # maps variables of `outer` to inputs of this body
-        # Maps the label of a state to the number of labels that were made from this label by a
-        # suffix.
+        # Maps the label of a state to the number of labels that consist of this label and a suffix.
         self._states: dict[str, int] = {}
 
     def report(self) -> None:
-        """Call the user's `progress` function before another variable is read.
+        """Call the user's `progress` function before the next variable is read.
 
-        Its arguments are the number of variables that have been read, and the number of all
+        The function gets the number of variables that have been read, and the number of all
         variables.
         """
         if self.options.progress is not None:
@@ -85,8 +84,8 @@ class FlatGraph(Emitter):
     ) -> Value:
         """Add an input to the graph and return its tensor.
 
-        `shape` is the shape of `type`, but may have symbolic extents. If the graph is a body, and
-        the input stands for a constant of the graph around it, `stored` is the constant's array.
+        `shape` is the shape of `type`, but may have symbolic extents. If this graph is a body, and
+        the input stands for a constant of `outer`, `stored` is the array of the constant.
         """
         value = self.builder.input(name, type)
         if self.symbolic is not None:

@@ -79,7 +79,7 @@ def flatten(
             # A network that is only shown may have operations that cannot run.
             operations = unsupported.unsupported(document, options.rules)
             unsupported_names = callers_of(operations, document.fragments)
-        no_values = dict.fromkeys(inputs)  # all inputs are inputs of the graph
+        no_values = dict.fromkeys(inputs)  # every input becomes an input of the graph
         flattener = _UnitFlattener(unit, graph, extents, no_values, unsupported_names)
         outputs = flattener.outputs(frame)
         _note_names(graph, header, frame.values)
@@ -125,8 +125,8 @@ class _UnitFlattener:
     """The evaluation of a network into a graph.
 
     `extents` are the values of the network's symbols, and `inputs` the values of its inputs.
-    `unsupported_names` are the fragments and operations that cannot run, if the network is only
-    shown.
+    If the network is only shown, `unsupported_names` are the fragments and operations that cannot
+    run.
     """
 
     unit: Unit
@@ -175,7 +175,7 @@ class _UnitFlattener:
         return outputs
 
     def _evaluate_body(self, frame: Frame) -> list[NnefError]:
-        """Evaluate all statements of the network. Return the errors that no other error causes.
+        """Evaluate all statements of the network. Return the errors that do not follow from others.
 
         The values of assigned names are stored in `frame`. After an error, the value of a name is
         `Poisoned`.
@@ -280,8 +280,8 @@ class _UnitFlattener:
     def lookup(self, node: s.Identifier, frame: Frame) -> Any:
         """Return the value of an identifier.
 
-        The identifier is a name to which a statement has assigned a value, or a symbol, or `inf` or
-        `nan`. Raises Poisoned if the statement was wrong, and NnefError if the identifier has no
+        The identifier is `inf`, `nan`, a symbol, or a name to which a statement has assigned a
+        value. Raises Poisoned if the statement was wrong, and NnefError if the identifier has no
         value.
         """
         name = node.name
@@ -292,7 +292,7 @@ class _UnitFlattener:
             return value
         if name in self.extents:
             extent = self.extents[name]
-            # Only the length of a stream may be open here.
+            # If no extent of the inputs is open, only the length of a stream may be open.
             may_be_open = self.graph.is_open or self.unit.document.is_pulsed
             if extent is UNKNOWN and not may_be_open:
                 message = f"symbol '{name}' does not follow from the shapes of the inputs"

@@ -177,7 +177,7 @@ class TractFrontend(TextFrontend):
         if data is not None:
             stored = cast("dict[str, NDArray[Any]]", flat_data)
             arrays = {x.label: stored[x.label] for x in flat_graph.parameters}
-        # The text needs no graph.quant, since its operations round.
+        # A flat text needs no graph.quant, since rounding is an operation in the text.
         return self._archive(text, arrays, quantization=None)
 
     def _flat(
@@ -221,7 +221,7 @@ class _QuotedNames(Names):
         if _IDENTIFIER.fullmatch(name):
             return super().fresh(name)
         quoted = f'i"{name}"'
-        # All other names become identifiers.
+        # A name with quotes, backslashes or line breaks is not quoted, but becomes an identifier.
         has_plain_characters = re.fullmatch(r'[^"\\\n]+', name) is not None
         if has_plain_characters and quoted not in self.taken:
             return self.reserve(quoted)
@@ -299,7 +299,7 @@ class _DialectWriter(FlatWriter):
         return s.Identifier(_NO_OFFSET, symbol)
 
     def invoked(self, operation: Operation) -> Invoked | None:
-        """Return the invocation for an operation of the graph, or None if it is not written.
+        """Return the invocation for an operation, or None if the operation is not written.
 
         Errors are recorded by `refuse`.
         """

@@ -58,7 +58,7 @@ def read_json(source: Source, meter: Meter) -> Any:
         document = json.loads(source.text)
     except json.JSONDecodeError as error:
         raise DataError(f"not JSON: {error.msg}", span=Span(source, error.pos)) from None
-    except ValueError as error:  # Python converts no integers with so many digits
+    except ValueError as error:  # Python refuses integers with very many digits
         raise DataError(f"{source.name}: {error}") from None
     except RecursionError:
         raise too_deep from None
@@ -149,7 +149,7 @@ def _parts(value: object) -> Iterable[Any]:
 class SafetensorsFile:
     """A safetensors file, whose tensors are views of the bytes of the file.
 
-    Raises DataError if the header is invalid, and LimitError if it is too large.
+    Raises DataError if the header is invalid, and LimitError if the header is too large.
     """
 
     def __init__(self, data: memoryview, name: str, meter: Meter) -> None:

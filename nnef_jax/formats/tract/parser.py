@@ -86,7 +86,7 @@ def _refuse_frequent_faults(source: Source, text: str) -> None:
     """Raise NnefSyntaxError for a template, and for an extension line without a semicolon.
 
     The errors of the grammar would not name these faults. `text` is the text of `source` without
-    its properties.
+    the properties.
     """
     template = _TEMPLATE.search(text)
     if template is not None:
@@ -119,7 +119,7 @@ def without_properties(text: str) -> tuple[str, dict[str, str]]:
 def _properties_in(text: str) -> re.Match[str] | None:
     """Return the match of the fragment `tract_core_properties` in a text, or None."""
     for sign in tract.signs(text):
-        # No other sign of the dialect begins with "fragment".
+        # Only the sign of the properties begins with "fragment".
         if sign[1].startswith("fragment"):
             return _PROPERTIES.match(text, sign.start())
     return None

@@ -51,7 +51,7 @@ def _rounded(site: CallSite, name: str, value: object, entry: Quantizer) -> Any:
     """Round the value of `name` by the operation in the entry of graph.quant for `name`."""
     graph = site.graph
     real = tensor(site, value, graph.builder.real, name)
-    # The operation is evaluated in a frame in which `name` is the only value.
+    # The operation is evaluated in a frame in which only `name` has a value.
     frame = Frame(
         fragment=None, source=entry.source, values={name: real}, prefix=f"{name}_quantized_"
     )
@@ -106,7 +106,7 @@ def _decoded(site: CallSite, codes: Value, entry: Quantizer, name: str) -> Value
 def _zero_point_and_scale(entry: Quantizer, x: Value, *, variable: bool) -> list[Any]:
     """Return the zero point and the scale of a quantiser, in shapes that broadcast to `x`.
 
-    `variable` tells whether `x` is a variable, which may have a number for each channel.
+    `variable` tells whether `x` is a variable, whose channels may be along axis 0.
     """
     arguments = ("zero_point", "scale")
     return [entry.value(name, x.type.shape, variable=variable) for name in arguments]
@@ -115,7 +115,7 @@ def _zero_point_and_scale(entry: Quantizer, x: Value, *, variable: bool) -> list
 def _code_dtype(entry: Quantizer) -> str:
     """Return the dtype of a quantiser's codes, such as "uint8".
 
-    Return "" if the quantiser has no zero point, or if no dtype has its number of bits.
+    Return "" if the quantiser has no zero point, or if no dtype has the quantiser's number of bits.
     """
     arguments = entry.arguments
     if "zero_point" not in arguments or arguments["bits"] not in (8, 16, 32):

@@ -78,8 +78,8 @@ def exp_unit_norm(
     x = jnp.moveaxis(widened(jnp.asarray(input)), axis, 0)
     if complex:
         squares = jnp.sum(jnp.square(x), axis=-1)
-        # The derivative of sqrt is infinite at 0, which would make the derivative NaN even where
-        # the root is not selected.
+        # The derivative of sqrt is infinite at 0. This would make the derivative of the magnitudes
+        # NaN even where the root is not selected.
         is_small = squares <= epsilon * epsilon
         magnitudes = jnp.where(is_small, epsilon, jnp.sqrt(jnp.where(is_small, 1.0, squares)))
     else:
@@ -120,8 +120,8 @@ def pulse_mask(
 ) -> Array:
     """Return a piece of a stream in which the items before `begin`, and from `end` on, are `value`.
 
-    `begin` and `end` are indices in the stream. `position` is the index in the stream of the first
-    item of `input` along `axis`.
+    `begin` and `end` are indices in the stream. `position` is the stream's index of the first item
+    of `input` along `axis`.
     """
     x = jnp.asarray(input)
     offsets = lax.broadcasted_iota(position.dtype, x.shape, normal_axis(axis, x.ndim))

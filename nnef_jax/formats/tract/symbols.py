@@ -19,7 +19,7 @@ from nnef_jax.formats.tract.document import Assertion, TractDocument
 from nnef_jax.limits import Meter
 
 _LARGEST_SYMBOL = 1 << 40  # the search for a symbol's value ends here
-# Values of expressions are clamped to this bound and to its negative. No extent is so large.
+# Values of expressions are clamped to -_BEYOND and _BEYOND. All extents are between these bounds.
 _BEYOND = 1 << 64
 _EQUATION_STEPS = 20  # steps of the meter for an equation or an assertion
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
@@ -233,7 +233,7 @@ def _binary(operator: str, left: int, right: int) -> int:
 def _check(document: TractDocument, assertion: Assertion, values: Mapping[str, int]) -> None:
     """Raise InputError if an assertion is false. `values` are the values of symbols."""
     if assertion.scenario:
-        # A scenario names a single use of the network, such as the first step of decoding.
+        # The assertion is only for one use of the network, such as the first step of decoding.
         return
     is_false = evaluate(assertion.condition, values) is False
     if not is_false:
@@ -263,7 +263,7 @@ def _divides(expression: s.Expression) -> bool:
 
 
 def _parts(expression: s.Expression) -> Iterator[s.Expression]:
-    """Yield an expression and all its operands that `evaluate` computes."""
+    """Yield an expression and the operands, at any depth, that `evaluate` computes."""
     pending = [expression]
     while pending:
         part = pending.pop()

@@ -1,4 +1,4 @@
-"""Reads tensor files of the dialect, which are NNEF 1.0's with additional item types.
+"""Reads tensor files of the dialect, which are those of NNEF 1.0 with additional item types.
 
 The header is that of NNEF 1.0 (`storage.tensorfile`). Item types of vendor 0 are the standard's.
 The two quantised types are plain integers, however, since tract writes all integers as quantised.
@@ -7,8 +7,8 @@ The item types of vendor 'TR' are:
     0x0000    complex numbers of 32, 64 and 128 bits, the real part first
     0x1000    strings, which are refused
     0x3040    Q4_0: blocks of 18 bytes: the scale in float16, then 16 bytes of two codes of 4 bits.
-              A number is (code - 8) * scale. Low halves of bytes are codes 0 to 15, high halves 16
-              to 31.
+              A number is (code - 8) * scale. The low halves of the bytes are the first 16 codes,
+              and the high halves are the last 16 codes
     0x2040    Q4_0 in tract's older order: byte j has code 2j (low half) and 2j + 1 (high half)
     0x3080    Q8_1: blocks of 36 bytes: the scale in float16, scale * sum of the codes in float16,
               then 32 signed codes of 8 bits. A number is code * scale. tract reads this item type.
@@ -55,14 +55,14 @@ _COMPLEX_TYPES = {
 
 
 def _scales(blocks: _Codes) -> _Reals:
-    """Return the scale of each block, a float16 in the block's first two bytes."""
+    """Return the scale of each block. A scale is the float16 in the first two bytes of a block."""
     return blocks[:, :2].copy().view("<f2").astype(np.float32)
 
 
 def _numbers_of_q4_0(blocks: _Codes) -> _Reals:
     """Decode blocks in the format Q4_0: a scale, then 16 bytes with two codes of 4 bits each.
 
-    The low halves of the bytes have codes 0 to 15, and the high halves have codes 16 to 31.
+    The low halves of the bytes are the first 16 codes, and the high halves are the last 16 codes.
     """
     code_pairs = blocks[:, 2:]  # the scale takes the first two bytes
     numbers = np.concatenate([code_pairs & 15, code_pairs >> 4], axis=1).astype(np.float32)

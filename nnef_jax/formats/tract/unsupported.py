@@ -78,7 +78,7 @@ def _readers_of_padding(graph: Graph) -> Iterator[tuple[Operation, str]]:
 
 
 def _padded_in_bodies(graph: Graph) -> Iterator[tuple[Operation, str]]:
-    """Yield pairs: an operation in a body whose result is padded, and the message of the error."""
+    """Yield pairs: an operation with a padded result in a body, and the message of the error."""
     for operation in _in_bodies(graph):
         if operation.kind in _PADDED:
             reason = "in the body of a scan has an extent that depends on the data"
@@ -116,7 +116,7 @@ def _reached(document: TractDocument, rules: Registry) -> Iterator[s.Invocation]
 
 
 def _runs(name: str) -> bool:
-    """Tell whether tract declares an operation, and it can run without a rule of the user's."""
+    """Tell whether an operation is declared by tract, and can run without a user's rule."""
     fragment = declarations.declarations().get(name)
     if fragment is None:
         return False

@@ -174,7 +174,7 @@ def _outputs_of(entries: Sequence[tuple[Any, ...]]) -> list[_Output]:
 
 
 def _axis_and_chunk(values: Sequence[Any]) -> tuple[int, int]:
-    """Read [axis, chunk] or [axis], the end of an entry, as integers. The default chunk is 1."""
+    """Read the end of an entry as integers: [axis, chunk] or [axis]. The default chunk is 1."""
     axis, *chunks = values
     chunk = known_integer(chunks[0], "chunk") if chunks else 1
     return known_integer(axis, "axis"), chunk
@@ -304,7 +304,7 @@ class _Bindings:
         self._parameter = _identifier_finder(parameter.name for parameter in fragment.parameters)
 
     def bind(self, name: str, value: object, axis: int | None = None, chunk: int = 1) -> Any:
-        """Bind the parameter `name` to a value from outside the body, or to slices of it.
+        """Bind the parameter `name` to a value from outside the body, or to slices of this value.
 
         If `axis` is not None, the parameter is a slice of |chunk| items along this axis. Return the
         body's input for the parameter, or None if the value is a constant.
@@ -365,7 +365,7 @@ def _without_unused(
 
 
 def _identifier_finder(identifiers: Iterable[str]) -> Callable[[str], str | None]:
-    """Return a function that finds the identifier for a string, or None.
+    """Return a function that maps a string to an identifier, or to None.
 
     The first of these identifiers that exists is the result:
 
@@ -389,9 +389,9 @@ def _identifier_finder(identifiers: Iterable[str]) -> Callable[[str], str | None
 
 
 def _escape(name: str) -> str:
-    """Escape a name as tract does to write it without quotes.
+    """Escape a name by the rules of tract for names without quotes.
 
-    For example, `/rnn/X.0` is `__rnn_X_0`. Letters of all alphabets are kept.
+    For example, `/rnn/X.0` becomes `__rnn_X_0`. Letters of all alphabets are kept.
     """
     escaped = re.sub(r"[\W_]", "_", name)
     return escaped if name[:1].isalpha() or name[:1] == "_" else f"_{escaped}"

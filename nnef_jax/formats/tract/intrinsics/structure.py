@@ -175,8 +175,8 @@ def cast(site: CallSite, value: object) -> Any:
         return apply(site, "copy", *site.names, x=value)
     dtype = dtype_of(datum_type, graph.builder.real)
     is_known = not isinstance(value, Value)
-    # Maps the dtypes in which host values are computed to the types of host values. A host value
-    # remains a host value if it is cast to one of these dtypes.
+    # The keys are the dtypes that host values get in the graph. The values are the types of host
+    # values. A host value remains a host value if it is cast to one of these dtypes.
     host_types = {
         graph.builder.integer: "integer", graph.builder.real: "scalar", "bool": "logical",
     }  # fmt: skip
@@ -194,7 +194,7 @@ def cast(site: CallSite, value: object) -> Any:
 
 
 def _datum_type(site: CallSite) -> str:
-    """Return the datum type to which a call casts. It may be "", which keeps the type."""
+    """Return the datum type to which a call casts. If the result is "", the call keeps the type."""
     if site.has_attribute("to"):
         return site.text("to")
     if site.generic in _GENERIC:
@@ -262,7 +262,7 @@ def _item_of(number: h.Host) -> Any:
 def _number(site: CallSite, name: str) -> h.Host:
     """Return the argument `name` as a host value with one number.
 
-    Raises InvalidOperation if it is not one number, or depends on the data of inputs.
+    Raises InvalidOperation if the argument is not one number, or depends on the data of inputs.
     """
     value = site.graph.known(site.arguments[name])
     if isinstance(value, Value):

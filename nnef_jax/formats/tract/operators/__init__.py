@@ -1,7 +1,7 @@
 """The functions that flatten the dialect's operations, with a module for each family.
 
 The module `rows` has a table of the operations of the dialect that become a single operation of the
-graph. All others have functions. A function takes the site and the first operands. The operands
+graph. The other modules have functions. A function takes the site and the first operands. These
 have the names of the parameters of the graph's operation. An operation that is in no module here
 becomes the graph's operation of the same name.
 """

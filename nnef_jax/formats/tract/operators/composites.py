@@ -37,7 +37,7 @@ def rms_norm(
     site: CallSite, input: TractOperand, epsilon: TractOperand, *, axis: int = axis("axis")
 ) -> TractOperand:
     """Divide the input by the root of its mean square along an axis."""
-    scale = jnp.dtype(site.dtype_of(input)).type(1)  # the kind multiplies the result by a scale
+    scale = jnp.dtype(site.dtype_of(input)).type(1)  # rms_norm multiplies by a scale
     return site.last.rms_norm(input, scale, epsilon, axis=axis, dtype="")
 
 
@@ -84,7 +84,7 @@ def masked_softmax(
     acts again has numbers, not truth values.
     """
     dtype = site.dtype_of(mask)
-    # The second application of a mask of truth values would not change the result. It is left out.
+    # A mask of truth values is applied once, since a second time would not change the result.
     if acts_again and dtype != "bool":
         message = f"'post_softmax_mask' takes a mask of logical values, this one holds {dtype}"
         raise InvalidOperation(message)
@@ -142,7 +142,7 @@ def _require_hidden(site: CallSite, name: str, x: TractOperand, items: int) -> N
 def lstm_pointwise(
     site: CallSite, gates: TractOperand, cell: TractOperand, *, hidden: int = integer("hidden")
 ) -> Any:
-    """Compute the pointwise operations that end an LSTM step, from the gates and the cell state."""
+    """Compute the last, pointwise part of an LSTM step from the gates and the cell state."""
     _require_hidden(site, "cell", cell, hidden)
     return site.last.lstm_pointwise(gates, cell)
 
@@ -267,8 +267,9 @@ def resize(
 ) -> TractOperand:
     """Resize a tensor by scales or to sizes.
 
-    If the coordinates are "align_corners", the sizes are computed from the scales, since tract
-    aligns the last items even where extent * scale is not an integer.
+    If the coordinates are "align_corners", the scales are replaced by the sizes of the result. With
+    scales, the graph's `resize` aligns the last items only if extent * scale is an integer, whereas
+    tract always aligns them.
     """
     # tract has all transformations of coordinates except the one that crops the input.
     modes = tuple(name for name in resampling.COORDINATES if name != resampling.CROP)
@@ -284,8 +285,8 @@ def resize(
         sizes = tuple(lengths)
         scales = ()
     if coordinates == "pytorch_half_pixel":
-        # The two transformations differ only for an axis of one item, where tract does not make the
-        # exception that "pytorch_half_pixel" makes.
+        # In ONNX, "pytorch_half_pixel" differs from "half_pixel" for a result of one item. tract
+        # makes no such difference.
         coordinates = "half_pixel"
     region = False  # only the transformation that crops has a region
     return site.last.resize(

@@ -55,7 +55,7 @@ def sliced(
     end: Sequence[int] = integers("end"),
     stride: Sequence[int] = integers("stride"),
 ) -> TractOperand:
-    """Slice a tensor along axes. Bounds outside an axis are clamped to it.
+    """Slice a tensor along axes. Bounds outside an axis are clamped to the axis.
 
     If a stride is negative, the items between the bounds are taken from the last to the first.
     """
@@ -95,7 +95,7 @@ def _bounds(shape: Shape, axis: int, begin: int, end: int, step: int) -> tuple[i
 
 
 def _known_bounds(shape: Shape, axis: int, begin: int, end: int, step: int) -> tuple[int, int]:
-    """Return the bounds as `_bounds` does, for constant numbers. Bounds are clamped to the axis."""
+    """Return the result of `_bounds` for constant numbers. Bounds are clamped to the axis."""
     extent = shape[axis]
     stop = None if end == 0 else end  # an end of 0 stands for the end of the axis
     first, last, _ = slice(begin, stop).indices(extent)
@@ -146,7 +146,7 @@ def pad(
     cuts = any(_cut_items(before) or _cut_items(after) for before, after in padding)
     if cuts:
         input = _cut(site, input, padding)
-        # The negative padding is done, so 0 replaces it.
+        # `_cut` has applied the negative padding, so 0 replaces negative padding.
         padding = [
             (before + _cut_items(before), after + _cut_items(after)) for before, after in padding
         ]
@@ -185,6 +185,6 @@ def _cut(site: CallSite, input: TractOperand, padding: Sequence[tuple[int, int]]
 
 
 def _cut_items(padding: int) -> int:
-    """Return the number of items that negative padding cuts off. It is 0 for other padding."""
+    """Return the number of items that negative padding cuts off, such as 2 for -2 and 0 for 3."""
     is_negative = not is_symbolic(padding) and padding < 0
     return -padding if is_negative else 0

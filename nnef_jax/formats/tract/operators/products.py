@@ -16,7 +16,7 @@ from nnef_jax.formats.tract.operators.registry import operator
 
 @operator("matmul")
 def matmul(site: CallSite, a: TractOperand, b: TractOperand) -> TractOperand:
-    """Multiply matrices. If one operand has a lower rank, axes are added to it."""
+    """Multiply matrices. If one operand has a lower rank, axes are added to this operand."""
     return site.last.matmul(*_of_one_rank(site, {"A": a, "B": b}))
 
 
@@ -30,7 +30,7 @@ def _of_one_rank(site: CallSite, factors: dict[str, TractOperand]) -> list[Tract
     """Add axes of extent 1 to the operand of lower rank. Return the two operands.
 
     `factors` maps names to the two operands. A vector becomes a column first. Then axes are added
-    before the other axes.
+    at the front.
     """
     shapes = {name: site.shape(x) for name, x in factors.items()}
     rank = max(map(len, shapes.values()))
@@ -124,8 +124,8 @@ def quantized_matmul(
     term_a, term_b, term_c = _terms(site, axes)
     return site.last.quantized_einsum(
         a, b, bias, a_zero_point, a_scale, b_zero_point, b_scale, output_zero_point, output_scale,
-        # The terms are those of A, B, the bias, and the zero point and scale of A, of B and of the
-        # output.
+        # Each operand above has a term, in the same order. The zero point and the scale of the
+        # output have empty terms.
         expr=f"{term_a},{term_b},m,m,m,n,n,,->{term_c}", dtype=dtype,
     )  # fmt: skip
 

@@ -7,9 +7,9 @@ from typing import Any
 from nnef_jax.flattening.operators.attributes import attribute
 from nnef_jax.flattening.operators.registry import Operators, Registration
 
-# The registry of operators on tensors. Operands are converted to the declared types. If the
-# function of an operator does not give an argument to its last operation, the operation gets the
-# call's argument of the same name.
+# The registry of operators on tensors. Operands are converted to the declared types. The function
+# of an operator adds operations to the graph. If the last of these operations lacks an argument, it
+# gets the call's argument of the same name.
 OPERATORS = Operators()
 operator: Registration = OPERATORS.operator
 

@@ -116,7 +116,7 @@ def deconv(
             f"axes, or for each of all {rank} axes"
         )
     if output_shape:
-        # The spatial extents are the last items. The kind does not read the extent of the batch.
+        # The spatial extents are the last items. `deconv` does not read the extent of the batch.
         output_shape = [1, outputs, *output_shape[2 - rank :]]
     filter = _inputs_first(site, filter, groups)
     return site.last.deconv(
@@ -161,8 +161,8 @@ def quantized_conv(
 ) -> TractOperand:
     """Add a convolution of quantised tensors.
 
-    tract declares the parameter `group`, but its writer writes `groups`. Therefore `group` is the
-    number of groups if `groups` is 1.
+    tract declares the parameter `group`, but tract's writer writes `groups`. Therefore `group` is
+    the number of groups if `groups` is 1.
     """
     if groups == 1:
         groups = group
@@ -211,7 +211,7 @@ def _checked_windows(site: CallSite, groups: int) -> tuple[int, Sequence[tuple[i
 
 
 def _group_count(groups: int, channels: int, channels_of_group: int) -> int:
-    """Return the number of groups of a convolution. Raises InvalidOperation if it is negative.
+    """Return the number of groups of a convolution. Raises InvalidOperation for a negative number.
 
     If the argument `groups` is 0, the number follows from the channels of the input and of a group.
     """
@@ -249,14 +249,14 @@ def _spatial_padding(site: CallSite, rank: int) -> Sequence[tuple[int, int]]:
 
 
 def _bias(site: CallSite) -> TractOperand:
-    """Return operand 2, a bias, with its items along axis 1.
+    """Return the bias (operand 2) with its items along axis 1.
 
     Raises InvalidShape unless the bias has one item, or one item for each output channel.
     """
     bias = site.operand(2)
     shape = site.shape(2)
     channels = site.shape(1)[0]
-    extents: Shape = tuple(extent for extent in shape if differ(extent, 1))  # all but those of 1
+    extents: Shape = tuple(extent for extent in shape if differ(extent, 1))  # without extents of 1
     fits_channels = len(extents) == 1 and not differ(extents[0], channels)
     if extents and not fits_channels:
         raise InvalidShape(
