@@ -41,17 +41,20 @@ def _default_signals() -> None:
 
 
 def _fill_closed_streams() -> None:
-    """Open the null device for closed standard streams: no other file gets descriptor 0, 1 or 2."""
+    """Open the null device in place of each closed standard stream.
+
+    Otherwise a file that is opened later would get the descriptor 0, 1 or 2.
+    """
     standard_input, standard_output, standard_error = 0, 1, 2
     for descriptor, flags in (
         (standard_input, os.O_RDONLY),
-        (standard_output, os.O_RDONLY),  # Writing to it fails, since the result would be lost.
-        (standard_error, os.O_WRONLY),  # Writing to it has no effect.
+        (standard_output, os.O_RDONLY),  # A write fails instead of losing its text unnoticed.
+        (standard_error, os.O_WRONLY),  # A write has no effect.
     ):
         try:
             os.fstat(descriptor)
         except OSError:
-            # The stream is closed. `os.open` takes the lowest free number: this descriptor.
+            # The stream is closed. `os.open` returns the lowest free number, which is `descriptor`.
             os.open(os.devnull, flags)
             if descriptor == standard_output:
                 sys.stdout = os.fdopen(descriptor, "w", closefd=False)

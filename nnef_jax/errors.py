@@ -34,7 +34,7 @@ class NnefError(ValueError):
     `str(error)` shows all of the following.
 
     Args:
-        message: the message without a place.
+        message: the message, without the place in the document.
         span: the place in the document.
         calls: the fragment calls that led to this place, the outermost call first.
         hint: advice.
@@ -73,7 +73,7 @@ class NnefError(ValueError):
     def lines(self) -> list[str]:
         """Return the text of this error, as `block` returns it, in lines.
 
-        A line may quote a name, and a name may contain a line break.
+        A line may quote a name from the document, and may therefore contain a line break.
         """
         lines = [self.message]
         if self.span:
@@ -132,7 +132,7 @@ class InputError(NnefError):
 
 
 def extra_missing(message: str, extra: str, instead: str = "") -> UnsupportedError:
-    """Return the error for a missing extra of the package, with the command that installs it.
+    """Return the error for a missing extra (optional packages), with the command to install it.
 
     `message` is the message of the error. `instead` follows the command in the hint, and names
     another way, such as "; or give the prompt as token numbers".
@@ -163,7 +163,7 @@ def at_operation(error: InvalidComputation, family: type[NnefError] = SemanticEr
 
 @contextmanager
 def computing() -> Generator[None]:
-    """Convert an InvalidComputation that is raised in the block to an NnefError."""
+    """Turn an InvalidComputation from the `with` block into an NnefError."""
     try:
         yield
     except InvalidComputation as error:

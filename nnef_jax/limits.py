@@ -48,8 +48,8 @@ class Limits:
     # The work of OpenVINO's converter cannot be counted. Instead, the converter is stopped after
     # one second for each 170,000 steps.
     steps: int = 10_000_000
-    nesting: int = 200  # depth of expressions in the text
-    call_depth: int = 2_000  # depth of fragment calls within one another
+    nesting: int = 200  # depth of nested expressions in the text
+    call_depth: int = 2_000  # depth of nested fragment calls
     array_items: int = 10_000_000  # items of one array, characters of one string
     operations: int = 100_000  # operations of the flat graph
     tensor_items: int = 1 << 34  # items of one tensor of the graph
@@ -105,7 +105,10 @@ class Meter:
         return True
 
     def fold(self, items: int) -> None:
-        """Count `items`: elements of constants that the host computes while a network is traced."""
+        """Count elements of constants that the host computes while a network is traced.
+
+        `items` is the number of elements.
+        """
         self.spend(items // FOLDED_PER_STEP, "folding constants")
 
     def expand(self, size: int, name: str) -> None:
@@ -121,13 +124,16 @@ class Meter:
 
 
 def raising(limit: str) -> str:
-    """Return the hint of a LimitError: how a call of `load` can set a higher limit `limit`."""
+    """Return the hint of a LimitError, which tells how a user can raise a limit in `load`.
+
+    `limit` is the name of the limit, such as "steps".
+    """
     return f"load(..., limits=nnef_jax.Limits({limit}=...)) allows more, if the file is trusted"
 
 
 @contextmanager
 def within_memory(what: str) -> Generator[None]:
-    """Convert a MemoryError or a RecursionError that is raised in the block to a LimitError.
+    """Turn a MemoryError or a RecursionError from the `with` block into a LimitError.
 
     `what` names the object that is too large, such as "the network".
     """

@@ -122,10 +122,11 @@ def load(
             faster on unusual hosts. The measured speeds are stored in `cache_dir`, or otherwise in
             the user's cache folder: see docs/performance.md. False chooses kernels by speeds that
             are shipped with the package.
-        max_executables: the number of compiled functions in memory, one for each method (call, step
-            or scan), shape and device. Beyond this number the least recently used function is
-            dropped, with the parameters that were prepared only for this function. A small number
-            saves memory, but a shape that occurs again may have to be compiled again.
+        max_executables: the largest number of compiled functions in memory. There is one for each
+            method (call, step or scan), shape and device. Beyond this number the least recently
+            used function is dropped, with the parameters that were prepared only for this function.
+            A small number saves memory, but a shape that occurs again may have to be compiled
+            again.
 
     A network in a folder or a plain tar archive is memory-mapped, and a CPU computes from the map.
     While the model is in use, the files of the network may be deleted, or replaced by renaming
@@ -165,7 +166,7 @@ def load(
     reads_arrays = parameters == "arrays"
 
     def model_of(network: Network) -> Model:
-        """Return the model of a network, with arrays or only with their types."""
+        """Return the model of a network. It has only types of arrays if no arrays are read."""
         if reads_arrays:
             return Model(Execution.loaded(network, options))
         return Model(Execution.abstract(network, options))

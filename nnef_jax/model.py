@@ -114,12 +114,12 @@ class Model(Writable):
         >>> half = model.with_params(jax.tree.map(lambda x: x / 2, model.params))
 
         Args:
-            params: arrays by label, as in `params`. Unused parameters may be included; they are
-                saved if they are not traced.
-            state: arrays by label, as in `init_state`. They become the initial state of calls and
-                the result of `init_state`; by default the new model has the initial state of this
-                model. The new model has derivatives with respect to a `state` that is passed here,
-                but not with respect to the default.
+            params: a dict from labels to arrays, as the property `params` is. Unused parameters may
+                be included; they are saved if they are not traced.
+            state: a dict from labels to arrays, as `init_state` returns it. It becomes the initial
+                state of calls and the result of `init_state`; by default the new model has the
+                initial state of this model. The new model has derivatives with respect to a `state`
+                that is passed here, but not with respect to the default.
         """
         definition = self._execution.definition
         current_params, current_state = self._execution.arrays.leaves()
@@ -175,8 +175,9 @@ class Model(Writable):
         >>> model.with_state_dict(torch.load("trained.pt"))
 
         Args:
-            state_dict: numpy, jax or torch arrays by name. Superfluous arrays are accepted if they
-                have no effect, such as counts of batches, and norms with weight 1 and bias 0.
+            state_dict: a dict from names to numpy, jax or torch arrays. Superfluous arrays are
+                accepted if they have no effect, such as counts of batches, and norms with weight 1
+                and bias 0.
             strict: whether missing and superfluous names are errors. If not, superfluous arrays are
                 ignored, and this model's arrays are used for missing names.
         """
@@ -333,7 +334,10 @@ def _children(model: Model) -> tuple[Any, Any]:
 
 
 def _unflattened(static: tuple[Executables, bool], children: Any) -> Model:
-    """Return the model with a static part. `children` are the model's parameters and its state."""
+    """Return the model that consists of a static part and of children.
+
+    `children` are the model's parameters and its state.
+    """
     executables, state_from_user = static
     arrays = Arrays(executables.definition, tuple(children), state_from_user=state_from_user)
     return Model(Execution(executables, arrays))

@@ -119,7 +119,7 @@ def names_of(name: str, value: object, hint: str) -> tuple[str, ...]:
     try:
         names: tuple[Any, ...] = tuple(value)  # pyright: ignore[reportUnknownArgumentType]
     except TypeError:
-        # An array without axes cannot be iterated. It is refused below, as an item.
+        # An array without axes cannot be iterated. The loop below refuses it, as it is no string.
         names = (value,)
     for item in names:
         if not isinstance(item, str):

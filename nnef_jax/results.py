@@ -46,7 +46,7 @@ def static(default: object = ...) -> Any:
     frozen_default=True, kw_only_default=True, eq_default=False, field_specifiers=(static,)
 )
 def result(cls: type[_R]) -> type[_R]:
-    """Make a class a frozen dataclass, and a pytree of those fields that are not static.
+    """Turn a class into a frozen dataclass and into a pytree of its non-static fields.
 
     Functions that return such results can be jitted and mapped. `jax.vmap` adds a first axis to the
     arrays of a result.

@@ -29,6 +29,6 @@ class TensorSpec:
 
 
 def spec_of(name: str, value: Value, extents: Sequence[str] = ()) -> TensorSpec:
-    """Return a spec with the type of a value of a graph. `extents` names the value's extents."""
+    """Return a spec with the type of a graph's value. `extents` are the names of its extents."""
     shape = tuple(None if extent is UNKNOWN else extent for extent in value.type.shape)
     return TensorSpec(name, shape, value.type.dtype, tuple(extents))

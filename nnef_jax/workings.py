@@ -31,7 +31,7 @@ def graph_for(model: Runnable, inputs: Inputs) -> Graph:
 
 
 def stored(model: Runnable) -> Mapping[str, Any]:
-    """Return all arrays of a model by label, without a copy.
+    """Return a dict from labels to all arrays of a model, without copying the arrays.
 
     Arrays from a file are numpy arrays until they are put on a device. Raises InputError if the
     model has only the types of its arrays.
@@ -41,9 +41,9 @@ def stored(model: Runnable) -> Mapping[str, Any]:
 
 
 def stored_or_types(model: Runnable) -> Mapping[str, Any]:
-    """Return all arrays of a model by label, without a copy.
+    """Return a dict from labels to all arrays of a model, without copying the arrays.
 
-    If the model has only the types of its arrays, return the types.
+    If the model has only the types of its arrays, the dict has the types.
     """
     return execution_of(model).arrays.by_label
 
@@ -90,12 +90,18 @@ def checked_params(model: Runnable, params: Params) -> Any:
 
 
 def packed(model: Runnable, outputs: Inputs) -> Any:
-    """Pack outputs into the result of a call: an array if there is one, otherwise a namedtuple."""
+    """Return the result of a call from its outputs.
+
+    The result is the output itself if there is only one output, and otherwise a namedtuple.
+    """
     return execution_of(model).packed(outputs)
 
 
 def rounds_straight_through(model: Runnable) -> bool:
-    """Tell whether roundings have a derivative, because the model was loaded with "ste"."""
+    """Tell whether the model was loaded with quantization="ste".
+
+    The derivative of a rounding is then not 0.
+    """
     return execution_of(model).definition.options.straight_through
 
 
@@ -119,7 +125,7 @@ def without_mesh(model: _Model) -> _Model:
 
 
 def for_one_call(model: _Model, inputs: Inputs) -> _Model:
-    """Return a variant of a model for which compilation and one call together take least time."""
+    """Return a variant of a model that takes the least time for compilation and one call."""
     return type(model)(execution_of(model).for_one_call(inputs))
 
 

@@ -225,7 +225,7 @@ def smallest_perturbation(
     classes: int = 10,
     **options: Unpack[AttackOptions],
 ) -> Adversarial:
-    """Search the smallest change of each item that changes the answer.
+    """Search for the smallest change of each item that changes the answer.
 
     To first order, two scores are equal on a plane. Each step goes just beyond the nearest such
     plane (DeepFool, Moosavi-Dezfooli et al. 2015, arXiv:1511.04599). If the answer has changed
@@ -257,7 +257,7 @@ def smallest_perturbation(
 
 @partial(jax.jit, static_argnames=("steps", "classes"))
 def _smallest(attack: Attack, steps: int, classes: int) -> Adversarial:
-    """Search the smallest change. Steps to planes come first, and a bisection follows."""
+    """Search for the smallest change, first by steps to planes, and then by a bisection."""
     attack = attack.with_original()
     nearest = attack.nearest_success(steps, classes)
     _, succeeds = attack.margins_and_success(nearest)

@@ -24,7 +24,7 @@ from nnef_jax.analysis.intervals import (
 )
 from nnef_jax.analysis.relaxations import BackwardStep
 
-_MORE_THAN_OPERANDS = 99  # No equation has so many operands.
+_MORE_THAN_OPERANDS = 99  # Every equation has fewer than 99 operands.
 SUMS = {"reduce_sum", "cumsum", "reduce_window_sum", "scatter-add"}
 PRODUCTS = {jaxprs.PRODUCT, jaxprs.CONVOLUTION}
 
@@ -32,7 +32,7 @@ PRODUCTS = {jaxprs.PRODUCT, jaxprs.CONVOLUTION}
 def is_affine(equation: Equation, operands: Sequence[Bounded]) -> bool:
     """Tell whether an equation is affine in the operands that are intervals.
 
-    The result is False if the equation's result, or one of these operands, is not floating-point.
+    Return False if the equation's result, or one of these operands, is not floating-point.
     """
     name = primitive(equation)
     varying = varying_operands(operands)
@@ -60,7 +60,7 @@ def varying_operands(operands: Sequence[Bounded]) -> dict[int, Interval]:
 
 
 def _index_positions(name: str) -> range:
-    """Return the positions of a primitive's operands that are indices or conditions.
+    """Return the positions of those operands of a primitive that are indices or conditions.
 
     For example, operand 1 of "gather" has the indices, and operand 0 of "select_n" is the
     condition. The rules for bounds require that the operands at these positions are arrays.

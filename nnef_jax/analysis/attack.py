@@ -177,9 +177,10 @@ class Attack:
         return self._within(x + length * direction)
 
     def projected(self, x: Array, radius: Array) -> Array:
-        """Return the point nearest to `x` in the ball around the original, clipped to bounds.
+        """Return the point nearest to `x` in a ball around the original.
 
-        `radius` is the radius of the ball. For the norm "linf", the ball is a cube.
+        `radius` is the radius of the ball. For the norm "linf", the ball is a cube. The point is
+        clipped to the bounds.
         """
         change = x - self.original
         if self.norm == "linf":
@@ -200,9 +201,9 @@ class Attack:
             return self._within(x + radius * share_by_entry)
         direction_key, radius_key = jax.random.split(key)
         direction = jax.random.normal(direction_key, x.shape, x.dtype)
-        # For a point at the distance d from the centre, let the share be (d / radius) **
-        # dimensions, the part of the ball's volume that is nearer to the centre than the point.
-        # This share is uniform from 0 to 1 if the point is uniform in the ball.
+        # Let a point have the distance d from the centre. The part of the ball's volume that is
+        # nearer to the centre than the point is the share (d / radius) ** dimensions. This share is
+        # uniform from 0 to 1 if the point is uniform in the ball.
         dimensions = max(1, x[:1].size)
         volume_share = jax.random.uniform(radius_key, radius.shape, x.dtype)
         radius_share = volume_share ** (1 / dimensions)

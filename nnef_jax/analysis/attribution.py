@@ -31,8 +31,8 @@ class Attribution(Result):
         classes: the class of each score, int32 [batch]; None if the target is a function.
         gap: the sum of an item's values, minus the score at the item, plus the score at the
             baseline, [batch].
-            The gap is None for methods whose values do not add up to this change. With infinitely
-            many steps from the baseline to the item, the gap would be 0.
+            The gap is None for methods whose values do not add up to the change of the score. For a
+            method that integrates along a line, the gap would be 0 with infinitely many steps.
         method: the name of the method.
         of: the name of the attributed tensor.
         output: the name of the tensor with the scores.

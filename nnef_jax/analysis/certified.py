@@ -57,7 +57,7 @@ class Bounds(Result):
 
     @property
     def margin(self) -> Array:
-        """Return the lower bound of the class's score minus the highest other score, [batch].
+        """Return a lower bound of (score of the item's class - highest other score), [batch].
 
         If the target is a function, return the lower bound of its score.
         """
@@ -72,7 +72,7 @@ class Bounds(Result):
         return self.margin > 0
 
     def table(self) -> Table:
-        """Return a table with a row for each item: class, whether it is certified, margin."""
+        """Return a table. The row of an item has its class, whether it is certified, its margin."""
         columns = {"certified": self.certified, "margin": self.margin}
         if self.classes is not None:
             columns = {"class": self.classes, **columns}

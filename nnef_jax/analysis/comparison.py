@@ -93,7 +93,7 @@ class Comparison(Result):
         return tuple(name for name, x in self.tensors.items() if x.own)
 
     def to_dict(self) -> dict[str, object]:
-        """Return a dict of all fields, `first` and `origins`. JSON can hold its values.
+        """Return a dict of all fields, and of `first` and `origins`. JSON can hold its values.
 
         `first` is the name in `a` of the first tensor that differs, or None. `origins` is a list.
         """
@@ -192,13 +192,13 @@ def compare(
 ) -> Comparison:
     """Compare two networks tensor by tensor; `a` is the reference.
 
-    Each of `a` and `b` is a model, a dict of arrays by name that another engine recorded (such as
-    `numpy.load` of a .npz), or a function of the inputs. A function returns such a dict, or the
-    outputs as an array or a tuple of arrays. Models may differ in format and dtype. A model runs as
-    it is written, without passes; a model with state runs one cycle from its initial state. All
-    tensors of both networks are in memory together.
+    Each of `a` and `b` is a model, a dict from names to arrays, or a function of the inputs. The
+    arrays of a dict were recorded by another engine (`numpy.load` of a .npz is such a dict). A
+    function returns such a dict, or the outputs as an array or a tuple of arrays. Models may differ
+    in format and dtype. A model runs as it is written, without passes; a model with state runs one
+    cycle from its initial state. All tensors of both networks are in memory together.
 
-    `by` tells how a pair of tensors was matched:
+    The field `by` tells how a pair of tensors was matched:
 
     - "given": the pair is in `names`.
     - "name": the names are equal, or become equal if only letters and digits are kept.
@@ -225,7 +225,7 @@ def compare(
     Args:
         a: the reference.
         b: the network that is compared with the reference.
-        inputs: the inputs of a call of each network, in order, or one dict by name.
+        inputs: the inputs of a call of each network, in order, or one dict from names to inputs.
         names: a dict from names in a to names in b, for pairs that the other rules do not match.
         rtol: the relative tolerance.
         atol: the absolute tolerance.
@@ -311,8 +311,8 @@ def _tensors(
     Args:
         side: "a" or "b", the name of the network in errors.
         source: the network.
-        other: the other network. If it is a model, outputs of a function `source` that lack names
-            get the names of the model's outputs.
+        other: the other network. If `other` is a model, and `source` is a function that returns
+            outputs without names, these outputs get the names of the model's outputs.
         inputs: the inputs of a call.
     """
     if isinstance(source, Model):

@@ -16,7 +16,7 @@ _HALVINGS = 24  # A bisection halves its interval this many times.
 
 
 class Line(NamedTuple):
-    """An elementwise function of operands x, y, ...: slopes[0] * x + slopes[1] * y + constant."""
+    """The elementwise function slopes[0] * x + slopes[1] * y + ... + constant of operands x, y."""
 
     slopes: Sequence[Array]
     constant: Array
@@ -109,13 +109,13 @@ def _line_above(curve: Curve, x: Interval) -> tuple[Array, Array]:
     tangent_point = jnp.clip(_point_of_tangent(curve, x), 0, jnp.maximum(x.high, 0))
     point = jnp.where(is_concave, middle, tangent_point)
     tangent_slope, _ = _tangent(curve, point)
-    # A line with the slope of the tangent that passes through the curve at `place` has the constant
-    # curve(place) - tangent_slope * place. The line with the largest of the three constants is
-    # not below the curve at any of the three points, even after rounding.
+    # Three lines have the slope of the tangent. Each meets the curve at one of three places, and
+    # has the constant curve(place) - tangent_slope * place. The line with the largest constant is
+    # not below the curve at any of the three places, even after rounding.
     constants = [curve(place) - tangent_slope * place for place in (x.low, point, x.high)]
     tangent_constant = reduce(jnp.maximum, constants)
-    # The chord is above a convex curve. It is also above a curve that begins convex, if the curve
-    # is steeper than the chord at the upper end of x.
+    # The chord is above a convex curve. It is also above a curve that is convex only at first, if
+    # the curve's slope at the upper end of x is larger than the chord's slope.
     chord_slope, chord_constant = _chord(curve, x)
     is_convex = x.high <= 0
     starts_convex = x.low < 0

@@ -35,8 +35,8 @@ from nnef_jax.options import names_of, require_flags, require_samples
 from nnef_jax.results import Axes, Result, Table, axes, literally, table_of
 from nnef_jax.workings import graph_for
 
-# Effective ranks are computed for tensors of at most 1024 units. One rank of 1024 units takes
-# 0.3 s.
+# Effective ranks are computed for tensors of at most 1024 units. For a tensor of 1024 units, the
+# computation takes 0.3 s.
 _MOST_UNITS_FOR_RANK = 1024
 
 
@@ -155,9 +155,10 @@ def activation_statistics(
     initial state.
 
     Args:
-        batches: the inputs of each call: an array, a tuple of arrays, or a dict of arrays by name.
+        batches: the inputs of each call: an array, a tuple of arrays, or a dict from names to
+            arrays.
         names: names or patterns of tensors, by default all tensors on which outputs depend.
-        params: arrays by label, used instead of `model.params`.
+        params: a dict from labels to arrays, used instead of `model.params`.
         rank: whether effective ranks are computed, for floating-point tensors of at most 1024
             units.
 
@@ -199,14 +200,15 @@ def gradient_statistics(
     gradient 0.
 
     Args:
-        batches: the inputs of each call: an array, a tuple of arrays, or a dict of arrays by name.
+        batches: the inputs of each call: an array, a tuple of arrays, or a dict from names to
+            arrays.
         loss: a function from the outputs to a floating-point number. If `targets` are passed, the
             second argument of the function is the target of the batch. Each function object is
             traced once.
         targets: the second argument of the loss for each batch, such as classes.
         names: names or patterns of floating-point tensors, by default all; [] for none.
         labels: labels or patterns of floating-point parameters, by default all; [] for none.
-        params: arrays by label, used instead of `model.params`.
+        params: a dict from labels to arrays, used instead of `model.params`.
         rank: whether effective ranks are computed.
 
     Raises InputError if there is no batch, a batch does not fit the network's inputs, a name is

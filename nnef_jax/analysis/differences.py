@@ -141,7 +141,8 @@ def _saturated(x: Array, y: Array) -> Array:
 
     An array is saturated at a position if three conditions hold. Its item is the array's minimum
     or maximum. Several of its items are equal to this extreme. The item of the other array is
-    beyond the extreme. For example, [6, 6, 1] is saturated at the first position beside [9, 6, 1].
+    beyond the extreme. For example, compared with [9, 6, 1], the array [6, 6, 1] is saturated at
+    the first position.
     """
     is_saturated = np.zeros(x.shape, bool)
     if not x.size:

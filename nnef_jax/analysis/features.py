@@ -232,8 +232,8 @@ def _features(
         raise InputError(message, hint="give an array that broadcasts") from None
     if mask_array.dtype.kind not in "iu":
         raise InputError(f"mask must be of integers, it is {mask_array.dtype}")
-    # A mask may have any integers, such as 10, 20 and 10. `flat_groups` numbers its different
-    # integers from 0, and has 0, 1 and 0 for this example.
+    # A mask may have any integers, such as 10, 20 and 10. In `flat_groups` they are replaced by
+    # numbers from 0 on: 0, 1 and 0 in this example.
     different, flat_groups = np.unique(batch_of_one[0], return_inverse=True)
     groups = jnp.asarray(flat_groups.reshape(shape))
     return _Features(question, baseline, groups, count=len(different))
@@ -381,8 +381,8 @@ def _values_from_gains(rows: Array, gains: Array, change: Array) -> Array:
 
         c_1 v_1 + ... + c_n v_n = gain
 
-    All values together are the change, so v_n = change - (v_1 + ... + v_(n-1)). With this value the
-    equation becomes
+    The values v_1 to v_n add up to `change`, so v_n = change - (v_1 + ... + v_(n-1)). With this v_n
+    the equation becomes
 
         (c_1 - c_n) v_1 + ... + (c_(n-1) - c_n) v_(n-1) = gain - c_n change
 

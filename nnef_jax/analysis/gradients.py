@@ -41,7 +41,8 @@ def saliency(
 
     Args:
         model: any network; a network with state runs one cycle from its initial state.
-        inputs: the inputs of a call, in order, or one dict by name. The first axis is the batch.
+        inputs: the inputs of a call, in order, or one dict from names to inputs. The first axis of
+            an input is the batch.
         target: the class whose score is explained: an integer, or an integer for each item. By
             default the target is the class with the highest score. The score is the mean of
             `output[:, target]`. The target may also be a function that returns scores [batch] from
@@ -53,7 +54,8 @@ def saliency(
         wrt: the name of the tensor by which the score is explained: an input, or the result of an
             operation, such as the embeddings of integer ids. The default is the first
             floating-point input.
-        params: arrays by label, used instead of `model.params`; they may be traced.
+        params: a dict from labels to arrays, used instead of `model.params`. The arrays may be
+            traced.
         times_input: whether the gradient is multiplied by the tensor (Shrikumar et al. 2016,
             arXiv:1605.01713).
 
@@ -92,7 +94,7 @@ def integrated_gradients(
 
     Args:
         baseline: the start of the line: a number, or an array that broadcasts to the tensor `wrt`.
-            If `wrt` is a tensor inside the network that depends on floating-point inputs, the
+            If the tensor `wrt` is inside the network and depends on floating-point inputs, the
             baseline replaces these inputs.
         steps: the number of gradients.
         method: the quadrature rule: "riemann_middle", "riemann_left", "riemann_right",

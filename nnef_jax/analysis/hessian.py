@@ -146,7 +146,7 @@ def hessian_trace(
     et al. 2020, arXiv:1911.03852). For a diagonal Hessian the estimate is exact.
 
     Args:
-        inputs: the inputs of a call, in order, or one dict by name.
+        inputs: the inputs of a call, in order, or one dict from names to inputs.
         loss: a function from the outputs to a floating-point number. Each function object is traced
             once, as in `jax.jit`.
         labels: labels of parameters, or patterns of `fnmatch`; by default all floating-point
@@ -181,9 +181,9 @@ def hessian_eigenvalues(
     """Return the eigenvalues of largest magnitude of the Hessian of a loss.
 
     The derivatives are with respect to the parameters. The Hessian is never formed. Its products
-    with vectors span a block Krylov space with full reorthogonalisation; for k = 1 this is
-    Lanczos's method. Yao et al. 2020, arXiv:1912.07145, use power iteration instead. If the
-    parameters have at most k * steps entries, the values are exact up to rounding.
+    with vectors span a block Krylov space, and the basis of this space is fully reorthogonalised;
+    for k = 1 this is Lanczos's method. Yao et al. 2020, arXiv:1912.07145, use power iteration
+    instead. If the parameters have at most k * steps entries, the values are exact up to rounding.
 
     Args:
         k: the number of eigenvalues; at most the number of entries of the parameters.
@@ -226,7 +226,8 @@ def _gradient(
 ) -> Callable[[Params], dict[str, Array]]:
     """Return the function that computes the gradients of the loss at the chosen parameters.
 
-    The function takes and returns dicts: from labels to parameters, and from labels to gradients.
+    The function takes a dict from labels to parameters, and returns a dict from labels to
+    gradients.
     """
 
     def loss_at(chosen: Params) -> Array:

@@ -100,8 +100,8 @@ def tracin(
         data: the training items: a pair of inputs and answers. Inputs are an array or a tuple of
             arrays. The first axis of every array counts items.
         test: the test items, as a pair of the same form.
-        loss: a function from the outputs and the answers of a batch of one item to a number or an
-            array [1].
+        loss: a function that takes the outputs and the answers of a batch of one item. It returns a
+            number or an array [1].
         checkpoints: parameters or models at steps of the training, by default the model itself.
         rates: the learning rate at all checkpoints, or a learning rate for each checkpoint.
         labels: labels or patterns of the differentiated parameters, by default all.
@@ -252,7 +252,8 @@ def tcav(
 
     Args:
         layer: the name of a floating-point tensor inside the network.
-        concept: inputs that show the concept: an array, a tuple in order, or a dict by name.
+        concept: inputs that show the concept: an array, a tuple in order, or a dict from names to
+            inputs.
         counterexamples: inputs that do not show the concept.
 
     All other arguments, and the errors, are as in `saliency`.

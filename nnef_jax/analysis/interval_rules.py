@@ -204,7 +204,7 @@ def _product(equation: Equation, x: Bounded, y: Bounded) -> Interval:
         raise NoBounds
 
     def centre_and_radius(operand: Bounded) -> tuple[Array, Array | None]:
-        """Return the middle and half the width of an interval. For an array, return it and None."""
+        """Return the middle and half the width of an interval; for an array, the array and None."""
         if not isinstance(operand, Interval):
             return operand, None
         centre = (operand.low + operand.high) / 2
@@ -226,8 +226,8 @@ def _product(equation: Equation, x: Bounded, y: Bounded) -> Interval:
         error = relative_error * times(magnitude_x + radius_x, magnitude_y + radius_y)
         radius = radius + error
     elif radius_x is not None:
-        # If y is an array, q is 0. Radius and error together are then a single product, (p + share
-        # (|a| + p)) |b|, where `share` is the relative error.
+        # If y is an array, q is 0. The sum of radius and error is then a single product:
+        # (p + share (|a| + p)) |b|, where `share` is the relative error.
         radius = times(radius_x + relative_error * (magnitude_x + radius_x), magnitude_y)
     else:
         radius_y = jnp.zeros_like(centre_y) if radius_y is None else radius_y
@@ -281,8 +281,8 @@ def _pow(equation: Equation, x: Bounded, y: Bounded) -> Interval:
 def _waves(shift: float) -> Callable[[Equation, Interval], Interval]:
     """Return a rule that bounds cos(x - shift) for an interval x.
 
-    The upper bound is 1 if x - shift contains the angle 0, plus any multiple of 2 pi. The lower
-    bound is -1 if x - shift contains the angle pi, plus any multiple of 2 pi.
+    The upper bound is 1 if x - shift contains 2 pi n for some integer n. The lower bound is -1 if
+    x - shift contains pi + 2 pi n for some integer n.
     """
 
     def rule(equation: Equation, x: Interval) -> Interval:
@@ -290,7 +290,7 @@ def _waves(shift: float) -> Callable[[Equation, Interval], Interval]:
 
         def contains(angle: float) -> Array:
             """Tell whether the interval x contains shift + angle + 2 pi n, for an integer n."""
-            # `first_angle` is the smallest number of this form that is not below the interval.
+            # `first_angle` is the smallest such number that is not below the lower end of x.
             rounds = jnp.ceil((x.low - margin - shift - angle) / (2 * np.pi))
             first_angle = rounds * (2 * np.pi) + shift + angle
             return first_angle <= x.high + margin
@@ -346,7 +346,7 @@ def _equal(equation: Equation, x: Bounded, y: Bounded) -> Interval:
 
 
 def _position(equation: Equation, x: Interval) -> Interval:
-    """Return bounds of the index of a maximum or minimum: 0 and the last index that is reduced."""
+    """Return bounds of the index of a maximum or minimum: 0 and the last index of the axis."""
     result = equation.outvars[0].aval
     count = math.prod(x.low.shape[axis] for axis in equation.params["axes"])
     last_index = max(0, count - 1)

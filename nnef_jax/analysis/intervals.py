@@ -89,7 +89,7 @@ def apply(equation: Equation, operands: Sequence[Any]) -> list[Array]:
 
 
 def value_of(equation: Equation, *operands: Any) -> Array:
-    """Compute an equation with a single result for arrays, as `apply` does."""
+    """Compute an equation for arrays, as `apply` does, and return its only result."""
     (result,) = apply(equation, operands)
     return result
 

@@ -67,7 +67,7 @@ def singular_triplets(
     all_image_vectors, all_values, coordinates = jnp.linalg.svd(images, full_matrices=False)
     image_vectors = all_image_vectors[..., :k]
     values = all_values[..., :k]
-    # Each row of `coordinates` is a singular vector, as a combination of the basis's columns.
+    # Each row of `coordinates` expresses a singular vector as a sum of multiples of basis vectors.
     first_coordinates = jnp.swapaxes(coordinates, 1, 2)[..., :k]
     basis_vectors = _product(basis, first_coordinates)
     errors = transpose(image_vectors) - basis_vectors * values[:, None]
@@ -77,11 +77,11 @@ def singular_triplets(
 
 
 def eigenpairs(product: Map, key: Array, size: int, k: int, steps: int) -> Eigenpairs:
-    """Return the k eigenvalues of largest magnitude of a symmetric map A, vectors and residuals.
+    """Return eigenvalues of a symmetric map A, with their eigenvectors and residuals.
 
-    The residual of an eigenvalue s with the vector v is |A v - s v|. The distance from s to an
-    exact eigenvalue of A is at most the residual (Parlett 1998, The Symmetric Eigenvalue Problem,
-    4.5).
+    These are the k eigenvalues of largest magnitude. The residual of an eigenvalue s with the
+    vector v is |A v - s v|. The distance from s to an exact eigenvalue of A is at most the residual
+    (Parlett 1998, The Symmetric Eigenvalue Problem, 4.5).
 
     Args:
         product: the map A from [1, size, columns] to [1, size, columns].

@@ -1,4 +1,4 @@
-"""Lists the layers of a network: tensors with operations and parameters. Also computes losses."""
+"""Lists a network's layers: tensors, each with its operation and parameters. Computes losses."""
 
 from __future__ import annotations
 
@@ -185,8 +185,8 @@ def _unit_axis(operation: Operation, value: Value, axes: Mapping[Value, int | No
         order: Any = dict(operation.attributes)["axes"]
         return order.index(axis) if axis < len(order) else axis
     source_shape = source.type.shape
-    # If an operation keeps the number of axes, or the extent of this axis, the axis stays where it
-    # is. Any other operation, such as a flattening, makes features along the last axis.
+    # If an operation keeps the number of axes, or the extent of the axis of units, this axis stays
+    # where it is. After any other operation, such as a flattening, the last axis has the units.
     keeps_rank = rank == len(source_shape)
     keeps_extent = axis < rank and shape[axis] == source_shape[axis]
     return axis if keeps_rank or keeps_extent else last_axis

@@ -128,8 +128,8 @@ class Walk:
             reduction = reduction_steps(_RELATED[name], first, second, self.makers)
             if reduction:
                 x = interval(operands[0])
-                # `related_bounds` needs the interval that the reduction computes from x. The
-                # interval of `second` may be tighter, and is not used.
+                # `related_bounds` needs exactly the interval that the reduction computes from x.
+                # The stored interval of `second` may be tighter, and is therefore not used.
                 y: Bounded = x
                 for step in reduction:
                     step_operands = [self.read(v) if is_literal(v) else y for v in step.invars]
@@ -163,8 +163,9 @@ class Walk:
         """Return the parts of a selection `select_n(x < threshold, case_0, case_1)`.
 
         The parts are x, the threshold, and the index of the case that is selected below the
-        threshold. The result is None for any other condition: the condition must compare each item
-        of a variable with a threshold that is not an interval.
+        threshold. The condition must compare each item of a variable x with a threshold. The
+        threshold must be known exactly, as an array and not as an `Interval`. For any other
+        condition the result is None.
         """
         condition, *cases = equation.invars
         comparison = self.makers.get(condition)
@@ -207,7 +208,7 @@ class Walk:
         return all(self.is_affine_in(operand, x) for operand in equation.invars)
 
     def _selection_bounds(self, equation: Equation, read: Read) -> Interval:
-        """Bound the result of a selection between two cases by a condition.
+        """Bound the result of a selection, in which a condition selects one of two cases.
 
         If the condition is `x < threshold`, one case is bounded for x up to the threshold, and the
         other case is bounded for x from the threshold on.
@@ -451,7 +452,7 @@ def _loop_bounds(equation: Equation, operands: Sequence[Bounded]) -> list[Bounde
     carry_offset = len(constants)
     carry_count = len(start)
     # A carry may depend on another carry that becomes an interval in a later iteration. Each round
-    # finds at least one more such carry, unless none is left. As many rounds as carries suffice.
+    # finds at least one such carry, unless none is left. For n carries, n rounds are enough.
     for _round in start:
         # The first results of the function are the carries after an iteration.
         carry_depends = jaxprs.depending(closed, is_varying)[:carry_count]

@@ -37,7 +37,7 @@ class TensorKind:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The names of a tensor of `a` and a tensor of `b` that are compared, and the reason."""
+    """The names of two paired tensors, one of `a` and one of `b`, and the reason for the pair."""
 
     a: str
     b: str
@@ -149,8 +149,9 @@ def _between(
     """Yield pairs of tensors of equal kind and shape, in the gaps between the pairs in `pairs`.
 
     `pairs` maps names of tensors in `a` to the pairs that were found so far. These pairs divide the
-    tensors of `a` and the tensors of `b` into segments. A pair divides neither list if, in the
-    order of `a`, the previous dividing pair comes later in `b`.
+    tensors of `a` and the tensors of `b` into segments. The dividing pairs must have the same order
+    in `a` and in `b`. A pair that comes later in `a`, but earlier in `b`, than the previous
+    dividing pair is passed over.
     """
     names_b = list(b)
     index_b = {name: index for index, name in enumerate(names_b)}
@@ -193,7 +194,7 @@ def _common(
     codes: dict[tuple[str, tuple[int, ...]], int] = {}
 
     def code_of(tensor: TensorKind) -> int:
-        """Return a number. Tensors have equal numbers if their kinds and shapes are equal."""
+        """Return a number. Tensors of equal kind and shape have equal numbers."""
         return codes.setdefault((tensor.kind, tensor.shape), len(codes))
 
     codes_a = np.array([code_of(a[name]) for name in names_a])

@@ -204,7 +204,7 @@ def max_sensitivity(
     for copy in copies.attributed(samples, uniform_noise):
         changes.append(norms(copy.values - first.values))
     largest = jnp.stack(changes).max(axis=0)
-    # If the largest change is 0 or NaN, it is the value. Dividing 0 by a norm of 0 would give NaN.
+    # A largest change of 0 or NaN is not divided by the norm, because 0 / 0 would give NaN.
     values = jnp.where(largest > 0, largest / norms(first.values), largest)
     return MaxSensitivity(values=values, method=first.method, of=first.of, output=first.output)
 
@@ -275,7 +275,7 @@ def infidelity(
 def _explained(attribution: Attribution, options: QuestionOptions) -> QuestionOptions:
     """Return `options`, completed by the `wrt`, `target` and `output` of an attribution.
 
-    `options` are the options of the call, and come before the values of the attribution. Raises
+    `options` are the options of the call, and take precedence over those of the attribution. Raises
     InputError if the attribution does not have a value for each entry of its tensor. Also raises
     InputError if the attribution explains a function of the outputs, and `options` have no such
     function as target.
@@ -335,7 +335,7 @@ def _warn_lost(question: Question, lost: Array) -> None:
 class _Copies:
     """The attributions of noisy copies of an input.
 
-    They explain the scores of the classes that the input has without noise.
+    The attributions explain the scores of the classes that the input has without noise.
     """
 
     def __init__(
@@ -423,7 +423,7 @@ def _noisy_input(model: Model, wrt: object) -> object:
 
 
 def _require_order(function: str, model: object, method: object) -> None:
-    """Raise TypeError unless the first arguments of a call are a model and a method, in order."""
+    """Raise TypeError unless the first arguments of a call are a model and then a method."""
     is_method = callable(method) and not isinstance(method, Model)
     if not isinstance(model, Model) or not is_method:
         message = f"{function} takes a model, then an attribution function"

@@ -117,7 +117,7 @@ class Question:
         inputs = list(self.inputs)
         edits = dict(edit or {})
         if self.input_position is None:
-            # `x` replaces the tensor `wrt`. If there is an edit of `wrt`, it therefore takes `x`.
+            # `x` replaces the tensor `wrt`. An edit of `wrt` is therefore a function of `x`.
             edit_of_wrt: Any = edits.get(self.wrt)
             edits[self.wrt] = x if edit_of_wrt is None else edit_of_wrt(x)
         else:
@@ -136,7 +136,7 @@ class Question:
     def class_scores(self, outputs: Any) -> Array:
         """Return the scores of all classes, [batch, class].
 
-        A score is the mean over all axes of the outputs after the first two.
+        A score is a mean of the outputs over all axes after the first two.
         """
         array = jnp.asarray(outputs)
         if array.ndim == 1:
@@ -187,9 +187,9 @@ class Question:
         type = self.graph.values[layer].type
         self.require_derivative(layer)
 
-        # jax computes derivatives by arguments of a function. The tensor is not an argument, so an
-        # argument `added`, an array of zeros, is added to the tensor. The derivative by `added` is
-        # the derivative by the tensor.
+        # jax differentiates with respect to arguments of a function, and the tensor is no argument.
+        # Therefore an argument `added`, an array of zeros, is added to the tensor. The derivative
+        # with respect to `added` is the derivative with respect to the tensor.
         def sum_and_tensors(added: Array) -> tuple[Array, tuple[Array, Array]]:
             edits: Edits = {layer: lambda tensor: tensor + added}
             outputs, captured = self.run(x, edits, [layer])
@@ -201,7 +201,7 @@ class Question:
         return LayerGradient(scores, values, gradient)
 
     def require_derivative(self, name: str | None = None) -> None:
-        """Raise InputError if rounding makes every derivative of the scores by a tensor 0.
+        """Raise InputError if rounding sets all derivatives of the scores at a tensor to 0.
 
         `name` is the name of the tensor, by default `wrt`.
         """
@@ -317,8 +317,8 @@ def _default_output(graph: Graph, target: Target) -> str:
 def bound(model: Model, inputs: Sequence[Sample]) -> list[Any]:
     """Return the inputs of a call in graph order.
 
-    `inputs` are the inputs in graph order, or one dict by name. Raises InputError if the user wrote
-    an option among the inputs, such as a target without `target=`.
+    `inputs` are the inputs in graph order, or one dict from names to inputs. Raises InputError if
+    the user wrote an option among the inputs, such as a target without `target=`.
     """
     args, kwargs = arguments_of(inputs)
     # No input is a string, and a call has at most as many inputs as the model. If the user wrote a
@@ -382,7 +382,10 @@ def _require_real(graph: Graph, argument: str, value: Value) -> None:
 
 
 def _hint_inside(graph: Graph) -> str:
-    """Return a hint for `wrt`. It names embeddings, or the first floating-point tensor inside."""
+    """Return a hint for `wrt`, with the name of a floating-point tensor inside the network.
+
+    The tensor is the first result of a lookup of embeddings, or else the first such tensor.
+    """
     varying = set(graph.inputs)
     # Maps kinds of operations to names. The name is that of the first tensor that an operation of
     # this kind computes.

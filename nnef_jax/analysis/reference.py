@@ -145,12 +145,12 @@ def _rescaled(values: Tensors, start: Tensors, middle: Tensors) -> Rule:
     """
 
     def rule(step: OperationStep, result_multipliers: list[Array]) -> list[Array]:
-        """Return the multipliers of a step's operands from the multipliers of its results."""
+        """Compute the multipliers of a step's operands from the multipliers of its results."""
         extreme = _EXTREMES.get(step.operation.kind)
         if not step.is_curve and extreme is None:
             # The function is affine in each of its operands, as a product of two tensors is. The
-            # derivative in the middle, times the changes of the operands, is then exactly the
-            # change of the result.
+            # derivative is taken at `middle`, between baseline and item. This derivative multiplied
+            # by the changes of the operands is exactly the change of the result.
             return step.pull(middle, result_multipliers)
         multiplier = result_multipliers[0]
         if extreme is None or step.is_curve:

@@ -1,4 +1,4 @@
-"""Finds affine bounds of nonlinear functions, which hold between the ends of their operands."""
+"""Finds affine bounds of nonlinear functions. They hold between the ends of the operands."""
 
 from __future__ import annotations
 
@@ -149,7 +149,8 @@ def _step(
     def made_finite(line: Line, end: Array) -> tuple[Line, Array]:
         """Return a finite line, and its rounding error.
 
-        Where the line is not finite, the constant `end` replaces the line. Its rounding error is 0.
+        Where the line is not finite, the constant `end` replaces the line. The rounding error of
+        the constant is 0.
         """
         terms = [
             jnp.abs(slope) * x.magnitude for slope, x in zip(line.slopes, operands, strict=True)

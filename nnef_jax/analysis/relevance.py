@@ -188,7 +188,7 @@ def _guided(question: Question, factor: Array | float = 1.0, *, method: str) -> 
     tensors = tensors_at(question, x)
 
     def rule(step: OperationStep, gradients: list[Array]) -> list[Array]:
-        """Return the gradients at an operation's operands from the gradients at its results."""
+        """Compute the gradients at an operation's operands from the gradients at its results."""
         is_rectifier = step.operation.kind in _RECTIFIERS
         if not is_rectifier:
             return step.pull(tensors, gradients)

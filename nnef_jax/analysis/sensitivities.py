@@ -1,4 +1,4 @@
-"""Sensitivity of a loss to each layer: gradients, and the loss's increase by rounding the layer."""
+"""Sensitivity of a loss to each layer: gradients, and the loss's rise after rounding the layer."""
 
 from __future__ import annotations
 
@@ -137,14 +137,14 @@ def sensitivity(
     layer to such levels. "float16" rounds the tensor of the layer to this dtype.
 
     Args:
-        inputs: the inputs of a call, in order, or one dict by name.
+        inputs: the inputs of a call, in order, or one dict from names to inputs.
         loss: a function from the outputs to a floating-point number. Each function object is traced
             once, as in `jax.jit`.
         bits: the number of bits of the levels, 2 to 16. None leaves out rounding to levels.
         dtypes: names of floating-point dtypes. () leaves out rounding to dtypes.
         per_channel: whether each index of axis 0 of the weights has a separate range of levels.
         names: names or patterns of the layers' tensors; by default all floating-point tensors.
-        params: arrays by label, used instead of `model.params`.
+        params: a dict from labels to arrays, used instead of `model.params`.
 
     Raises InputError for unknown names, for a network without floating-point tensors, for empty
     tensors, and if rounding makes a gradient 0. Raises TypeError or ValueError for wrong options,

@@ -25,7 +25,7 @@ from nnef_jax.errors import InputError
 from nnef_jax.options import require_flags
 from nnef_jax.results import Axes, Result, Table, axes, literally, result, static, table_of
 
-_MOST_IN_LEGEND = 10  # A picture of more items has no legend.
+_MOST_IN_LEGEND = 10  # A picture of more than 10 items has no legend.
 _LEAST_ROUNDING = 1e-4  # A difference below this share of the largest result counts as rounding.
 
 
@@ -109,13 +109,13 @@ def jacobian_spectrum(
     values are exact up to rounding.
 
     Args:
-        inputs: the inputs of a call, in order, or one dict by name.
+        inputs: the inputs of a call, in order, or one dict from names to inputs.
         k: the number of values; at most the number of entries of an item of the input or output.
         wrt: the name of the input, or of a tensor inside the network; by default the first
             floating-point input.
         output: the name of the output, or of a tensor inside the network; by default the first
             floating-point output.
-        params: arrays by label, used instead of `model.params`.
+        params: a dict from labels to arrays, used instead of `model.params`.
         batched: whether the first axis of input and output is the batch, whose items do not depend
             on one another. If False, the complete input is one item.
         steps: the number of blocks; more blocks make residuals smaller.
@@ -183,7 +183,8 @@ def _spectrum(question: Question, key: Array, *, k: int, steps: int, batched: bo
     """Return the singular values of the Jacobian of each item.
 
     The Jacobian of an item has a column for each entry of the input's item, and a row for each
-    entry of the output's item. It is computed as a map of blocks of vectors.
+    entry of the output's item. It is not stored: two functions multiply blocks of vectors by the
+    Jacobian and by its transpose.
     """
 
     def output_at(x: Array) -> Array:
@@ -240,7 +241,7 @@ def _checked_batch(question: Question, x: Array, y: Array, *, batched: bool) -> 
 
 
 def _by_column(product: Callable[[Array], Array], like: Array, batch: int) -> Map:
-    """Return a map of blocks [batch, size, columns] that applies `product` to each column.
+    """Return a function that applies `product` to each column of a block [batch, size, columns].
 
     `product` is a linear map of tensors. It takes a tensor with the shape and dtype of `like`.
     """

@@ -17,8 +17,8 @@ Path = tuple[str, ...]
 
 # Matches the name that torch_to_nnef gives to an item of a list of modules.
 _NUMBER = re.compile(r"_(\d+)(_\d+)?")
-# Matches the name that torch_to_nnef gives to a parameter that it stores in another form than
-# PyTorch.
+# Matches the last part of a label from torch_to_nnef. The part has a suffix, as in
+# "weight_0_weight", if the parameter is not stored in PyTorch's form.
 _LEAF = re.compile(r"(weight|bias|running_mean|running_var)(_\d+)?(_[a-z_]+)?")
 # The start of the name that torch.onnx gives to the transposed weight of a linear layer.
 _FOLDED = "onnx::MatMul_"
@@ -87,16 +87,16 @@ def _parameters_read(graph: Graph) -> Iterator[tuple[Operation, str]]:
 
 
 class ModuleNames:
-    """The modules in the labels of a graph's parameters and the names of its tensors."""
+    """Names of modules, found in the labels of a graph's parameters and in names of tensors."""
 
     def __init__(self, graph: Graph) -> None:
         # Users choose the names of outputs, so the names show no modules. An exporter may extend
         # the name of an output to the name of another tensor.
         self._outputs = tuple(graph.output_names)
         self._labels = {parameter.value: parameter.label for parameter in graph.parameters}
-        # Maps labels of folded weights of linear layers to their paths.
+        # Maps the label of a linear layer's transposed weight to the path of the weight.
         self._folded: dict[str, Path] = {}
-        # Maps labels of filters of deconvolutions to numbers of groups.
+        # Maps the label of a deconvolution's filter to the deconvolution's number of groups.
         self._groups: dict[str, int] = {}
         # Maps the root of an operation's name, such as "_0", to the paths for which it may stand.
         paths_by_root: dict[str, set[Path | None]] = {}
@@ -136,7 +136,7 @@ class ModuleNames:
         return self._folded.get(label) or self._full_path(label)
 
     def is_transposed(self, label: str) -> bool:
-        """Tell whether an exporter stores the matrix with this label transposed.
+        """Tell whether an exporter transposed the matrix that has this label.
 
         The shape of a square matrix does not show this.
         """
@@ -150,7 +150,10 @@ class ModuleNames:
         return self._groups.get(label, 0)
 
     def of_operation(self, operation: Operation) -> Path:
-        """Return the path of an operation's module, from parameters or else from the name."""
+        """Return the path of an operation's module.
+
+        The path comes from the labels of parameters, or else from the operation's name.
+        """
         return self.by_labels([operation]) or self.by_name(operation) or ()
 
     def by_labels(self, operations: Sequence[Operation]) -> Path | None:
@@ -184,7 +187,7 @@ class ModuleNames:
         return modules or None
 
     def _full_path(self, name: str) -> Path:
-        """Return the path of a name, in which an abbreviated start is replaced by all modules."""
+        """Return the path of a name. All modules replace an abbreviated start of the path."""
         root, separator, _ = name.partition("__")
         path = components(name)
         if separator and root in self._starts:

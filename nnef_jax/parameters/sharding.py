@@ -59,8 +59,8 @@ def layout_of(
     if isinstance(params, Mapping):
         specs = _by_pattern(params, shapes, mesh)
     else:
-        # Mesh axes in both `params` and `batch` are for full sharding. Mesh axes in `params` alone,
-        # `along`, are for tensor parallelism.
+        # Mesh axes in both `params` and `batch` are for full sharding. Mesh axes in `params` alone
+        # are for tensor parallelism, and become `along`.
         names_for_params = _names("params", params, mesh)
         fully_along = tuple(name for name in names_for_params if name in batch_names)
         along = tuple(name for name in names_for_params if name not in batch_names)
@@ -97,10 +97,10 @@ def _partitions(specs: Mapping[str, _Spec]) -> tuple[tuple[str, PartitionSpec], 
 def _specs_of(
     graph: Graph, divisions: Mapping[str, Division], along: Sequence[str]
 ) -> dict[str, _Spec]:
-    """Return a dict from labels of parameters, then of states, to specs for tensor parallelism.
+    """Return a dict from labels to specs for tensor parallelism.
 
-    A parameter or state in `divisions` is divided along the mesh axes `along`. All others are
-    replicated.
+    The labels of parameters come first, and then the labels of states. A parameter or state in
+    `divisions` is divided along the mesh axes `along`. All others are replicated.
     """
     specs: dict[str, _Spec] = {}
     for variable in (*graph.parameters, *graph.states):
@@ -270,8 +270,8 @@ def chosen_divisions(
         program, _, _ = traced(partial(definition.cycle, probe=NOTHING), *types)
     except NnefError:
         return {}
-    # jax sorts the keys of dicts. So the first arguments of the program are the parameters, and
-    # then the states, both sorted by label.
+    # jax sorts the keys of dicts. The arguments of the program are therefore the parameters sorted
+    # by label, followed by the states sorted by label.
     labels = [*sorted(parameters), *sorted(states)]
     updates = {state.label: state.update for state in graph.states}
     # The results of the program are the outputs, and then the next states in the same order. This
@@ -369,7 +369,10 @@ def plan_of(definition: Definition) -> ShardingPlan | None:
 
 
 def _why_replicated(layout: Layout, shape: Sequence[int]) -> str:
-    """Return why no axis of a parameter is divided; "" for large ones without `layout.along`."""
+    """Return the reason why no axis of a parameter is divided.
+
+    The reason is "" for a large parameter if there are no mesh axes `layout.along`.
+    """
     are_gathered = any(has_names(spec, layout.batch) for _, spec in layout.specs)
     least_items = _least_gathered(shape) if are_gathered else _LEAST_DIVIDED_ITEMS
     if math.prod(shape) < least_items:

@@ -64,9 +64,9 @@ def stored_params(
 ) -> dict[str, Any]:
     """Return a dict from labels to arrays of a state dict, as the network stores them.
 
-    Raises one InputError for all names if a name fits several parameters, or if an array has
-    another shape than the parameter that its name fits. If `strict` is true, missing and unknown
-    names are errors too.
+    Raises a single InputError that lists all wrong names. A name is wrong if it fits several
+    parameters, or if its array and the parameter have different shapes. If `strict` is true,
+    missing and unknown names are wrong too.
     """
     require_flags(strict=strict)
     require("state_dict", state_dict, Mapping, "a dict of arrays by PyTorch's names")
@@ -123,9 +123,9 @@ class _Matching:
         missing: list[str] = []
         other_shapes: list[str] = []
         unclear: set[str] = set()
-        # Maps the name of an array to the labels of the parameters that use the array. The labels
-        # are themselves in a dict, by a key. The key is the label itself. For a gate it is the name
-        # of the recurrent layer, because all gates of a layer may use the same array. Two keys mean
+        # Maps the name of an array to a dict of the parameters that use the array. The values of
+        # this dict are labels, and a key is the label itself. For a gate, the key is the name of
+        # the recurrent layer, because all gates of a layer may use the same array. Two keys mean
         # that the array fits two parameters.
         users: dict[str, dict[str, str]] = {}
         for parameter in self.graph.parameters:
@@ -218,7 +218,7 @@ class _Matching:
         direction = "_reverse" if back else ""
         kind = "weight" if kind_letter == "w" else "bias"
         # The source is "i" for weights of the input, or "h" for weights of the state. A label
-        # without a source is that of the sum of both biases.
+        # without a source belongs to the sum of both biases.
         source_letters = source or "ih"
         possible_names = [f"{module}.{kind}_{x}h_l{layer}{direction}" for x in source_letters]
         names = [name for name in possible_names if name in self.arrays]

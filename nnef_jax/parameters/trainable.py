@@ -9,7 +9,7 @@ from lowering.graph import Graph, Operation, Value, is_float, values_of
 
 _NORM = "batch_normalization"
 _STATISTICS = ("mean", "variance")  # These are names of operands of a batch normalisation.
-# The name of a loop's operand: the first values of the tensors that each iteration changes.
+# A loop has this operand. It holds the first values of the tensors that each iteration changes.
 _CARRIED = "initial"
 
 

@@ -210,7 +210,7 @@ def _missing_names(graph: Graph, inputs: frozenset[Value], values: set[Value]) -
 def _computable(graph: Graph, inputs: frozenset[Value]) -> set[Value]:
     """Return the values that can be computed from the inputs of a part, in any cycle.
 
-    A value is in the result if it depends on no other input of the network.
+    A value is in the result unless it depends on an input of the network that the part lacks.
     """
     values = set(inputs)
     for variable in (*graph.parameters, *graph.states):

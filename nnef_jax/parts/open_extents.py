@@ -101,8 +101,8 @@ class Solver:
             sizes[name] = largest
             return UNKNOWN
 
-        # `_shapes` calls `guess_size` with the name of each open extent. The shapes that it returns
-        # are not used.
+        # `_shapes` calls `guess_size` with the name of each open extent. The resulting shapes are
+        # not used.
         self._shapes(guess_size)
         return sizes
 

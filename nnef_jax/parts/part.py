@@ -232,7 +232,7 @@ def _has_unknown(operation: Operation) -> bool:
 
 
 def _shape(value: Value, options: Options) -> Shape:
-    """Return the shape of an input: in the options, or in the graph if the options have none."""
+    """Return the shape of an input from the options, or else from the graph."""
     declared = [None if extent is UNKNOWN else extent for extent in value.type.shape]
     return options.shape(value.name, declared)
 
@@ -245,7 +245,7 @@ def _retyped(graph: Graph, options: Options, integer: str) -> Graph:
     """
     emission = Emission(options, integer)
     builder = emission.builder
-    retyped: dict[Value, Value] = {}  # by a value of `graph`, the value with the new type
+    retyped: dict[Value, Value] = {}  # maps a value of `graph` to the value with the new type
     for value in graph.inputs:
         type = TensorType(_shape(value, options), value.type.dtype)
         retyped[value] = builder.input(value.name, type)

@@ -45,8 +45,9 @@ class Network:
     the options has its declared shape. Open extents in the graph are UNKNOWN; `specialise` returns
     the graph for known shapes.
 
-    `pairs` maps the name of an input to the name of an output, whose value the input takes in the
-    next cycle. The graph has a state variable in place of both, with the name of the input.
+    `pairs` maps the name of an input to the name of an output. In the next cycle, the input takes
+    the value of the output. In the graph, a state variable with the name of the input replaces
+    both.
     """
 
     frontend: Frontend
@@ -58,7 +59,7 @@ class Network:
     pairs: Mapping[str, str]
     # the graph for the document's own shapes, if the options have other shapes
     declared: Graph | None
-    # whether open extents of the graph were guessed, because its structure depends on them
+    # whether open extents had to be guessed (if the structure of the graph depends on them)
     is_guessed: bool
     _specialised: dict[tuple[Any, ...], Graph] = field(
         default_factory=dict[tuple[Any, ...], Graph], repr=False

@@ -67,7 +67,7 @@ class ReadingOptions:
     limits: Limits | None = None
     progress: Progress | None = None
     weights: Source | None = None
-    # whether unsupported operators are accepted, since `summary` and `view` show them
+    # whether unsupported operators are accepted (`summary` and `view` accept and show them)
     outline: bool = False
 
     def checked(self) -> Options:

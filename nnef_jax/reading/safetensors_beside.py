@@ -16,8 +16,7 @@ from nnef_jax.wording.similar import listed
 
 
 def with_safetensors(archive: Archive, meter: Meter) -> tuple[Archive, Collection[str]]:
-    """Return an archive whose tensors come from the file `archive.weights`, and the file's labels.
-
+    """Return an archive with tensors from the file `archive.weights`. Also return their labels.
     Raises InputError if the file is not a safetensors file, and DataError if the file is damaged.
     """
     name, data = archive.weights or ("", memoryview(b""))
@@ -70,7 +69,7 @@ class _Beside:
         return self._name if name in self._labels else self._archive.location(name)
 
     def read(self, name: str) -> memoryview:
-        """Return the bytes of a member. A tensor of the file becomes an NNEF tensor file."""
+        """Return the bytes of a member. A safetensors tensor becomes an NNEF tensor file."""
         if name not in self._labels:
             return self._archive.open_tensor(name)
         tensor = self._tensors.get(self._labels[name])

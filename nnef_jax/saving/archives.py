@@ -149,10 +149,11 @@ def require_readable(network: Network, written: Written) -> None:
 
 
 def _image(member: Member) -> memoryview:
-    """Return a stand-in for a member's bytes. Large data are zeros, which take no memory.
+    """Return a stand-in for a member's bytes.
 
-    Data of a megabyte or more are large. A document can be read with the stand-ins, because its
-    graph depends only on the values of small tensors, such as shapes and attributes.
+    In place of a megabyte or more, the stand-in has zeros that take no memory. A document can be
+    read with the stand-ins, because its graph depends only on the values of small tensors, such as
+    shapes and attributes.
     """
     header, *data = parts_of(member)
     data_size = sum(map(len, data))
@@ -164,13 +165,14 @@ def _image(member: Member) -> memoryview:
 
 
 def written(network: Network, arrays: Mapping[str, Any], quantization: str | None) -> Written:
-    """Return the members of an archive for a network, with `arrays` as its variables.
+    """Return the members of an archive for a network whose variables have the values `arrays`.
 
     `quantization` is the text of graph.quant. If it is None, the text that was read is kept. Raises
     a DataError that lists each variable whose array is missing or does not fit the type of the
     variable.
     """
-    # An archive may not have arrays for paired and open states: `load` would refuse them.
+    # `load` would refuse an archive with arrays for these states: states that the option `state`
+    # made from an input and an output, and states whose shape or initial value is open.
     refused = {*network.pairs, *network.open_states}
     types: dict[str, TensorType] = {}
     for variable in (*network.graph.parameters, *network.graph.states):
@@ -188,8 +190,8 @@ def written(network: Network, arrays: Mapping[str, Any], quantization: str | Non
             errors.append(error)
     raise_all(errors)
     frontend = network.frontend
-    # In the original document, inputs that `values` fixes are still inputs. In a flat document they
-    # are constants.
+    # The option `values` fixes some inputs. They are still inputs in the original document, and
+    # they are constants in a flat document.
     is_flat = frontend.is_saved_flat or network.options.values
     if not is_flat:
         return frontend.members(stored, quantization)
@@ -202,7 +204,7 @@ def written(network: Network, arrays: Mapping[str, Any], quantization: str | Non
     options = replace(network.options, meter=Meter(network.options.meter.limits))
 
     def entire(graph: Graph) -> tuple[Graph, Mapping[Value, Value]]:
-        """Return the entire graph, as a cut that removes nothing."""
+        """Cut nothing off: return the entire graph, and no values that inputs replace."""
         return graph, {}
 
     return frontend.flat_members(network.unpaired, options, entire, stored, quantization)

@@ -35,7 +35,7 @@ from nnef_jax.wording.similar import did_you_mean
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 ENTRIES = ("apply", "step", "scan")
-# jax's symbolic extents have functions of these names, so these cannot be names of symbols.
+# In the text of a symbolic extent, jax reads these names as functions. No symbol may have one.
 _FUNCTIONS = ("floordiv", "max", "min", "mod")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
 
@@ -51,7 +51,7 @@ def export(
     params: str,
     overwrite: bool,
 ) -> None:
-    """Write a function that runs a network to a file. `Model.export` explains the arguments."""
+    """Write a file with a function that runs a network. `Model.export` explains the arguments."""
     require_path("path", path)
     require_choice("entry", entry, ENTRIES)
     require_choice("params", params, ("inside", "beside"))

@@ -29,12 +29,12 @@ class Writable(Runnable):
             path: a folder to create, or an archive if it ends in .tar, .tgz, .tar.gz or .tar.xz.
                 Arrays that are spread over several hosts can only be written to a .tar; all hosts
                 make this call.
-            params: arrays by label, as in the property `params`.
-            state: arrays by label, as in `init_state`. They are the initial state after loading the
-                archive.
-            quantize: sample inputs, from which `nnef_jax.calibrate` computes `graph.quant`, or the
-                text that `nnef_jax.calibrate` returned. By default the `graph.quant` of the source
-                is written again if there is one.
+            params: a dict from labels to arrays, as the property `params` is.
+            state: a dict from labels to arrays, as `init_state` returns it. The arrays are the
+                initial state after loading the archive.
+            quantize: sample inputs, or a text that `nnef_jax.calibrate` returned. The text is
+                written as `graph.quant`, and for sample inputs `nnef_jax.calibrate` makes the text.
+                By default the `graph.quant` of the source is written again if there is one.
             overwrite: whether an existing path is replaced; otherwise it raises FileExistsError.
         """
         from nnef_jax.saving.archives import write_network

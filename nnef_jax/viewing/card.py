@@ -1,4 +1,4 @@
-"""Shows a network in a notebook as a card whose groups unfold, without a script."""
+"""Shows a network in a notebook as a card with groups that unfold. The card needs no script."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ def _ports_line(data: _Node, type: str, ports: list[_Node]) -> str:
 def _row(node: _Node, total_work: int) -> str:
     """Return the row of an operation or a group as HTML.
 
-    A bar shows the share of the work: multiply-adds of the node / `total_work`, the multiply-adds
-    of the network.
+    A bar shows the node's share of the work: its multiply-adds divided by `total_work`, which is
+    the number of multiply-adds of the network.
     """
     repeats = f" <small>&times;{node['repeats']}</small>" if "repeats" in node else ""
     name = node.get("module") or node.get("label") or node["name"]

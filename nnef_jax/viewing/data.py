@@ -73,7 +73,8 @@ def page_data(
         network: the network.
         arrays: a function from the label of a parameter to its array, or to None if the array
             cannot be read. The page has statistics of the arrays.
-        fields: maps the name of a tensor to further fields of the operation that writes it.
+        fields: maps the name of a tensor to measured fields, such as "seconds". They are added to
+            the node of the operation that computes the tensor.
     """
     with uncollected():
         return _Page(network, arrays, fields or {}).data
@@ -136,7 +137,10 @@ class _Page:
         return parameters
 
     def _add_nodes(self, graph: Graph) -> None:
-        """Add the nodes of a graph: root, inputs, states, groups and operations, outputs."""
+        """Add the nodes of a graph: first the root, inputs and states, then groups with operations.
+
+        The outputs come last.
+        """
         self._add_node("group", "", parent=None, by="root", label=_shortened(graph.name))
         for parent, value in self._with_parents("inputs", graph.inputs):
             self._add_port("input", value.name, parent, writes=value)
@@ -331,7 +335,8 @@ class _Page:
         self._add_members(tree_of(body), parent)
         results = list(operation.writes())
         outputs_after_states = body.outputs[state_count:]
-        # If the operation has fewer results than its body, the last outputs of the body are unused.
+        # The body may have more outputs than the operation has results. The last outputs of the
+        # body are then unused.
         for value, result in zip(outputs_after_states, results, strict=False):
             self._add_port("output", result.name, parent, reads=value, writes=result)
 
@@ -366,10 +371,10 @@ def _parameter_sizes(network: Network) -> dict[Operation, int]:
 
 
 def _add_sums(nodes: list[_Node]) -> dict[str, int]:
-    """Add sums to each group, and return the sums of the root.
+    """Add sums to the node of each group, and return the sums of the root.
 
-    The sums are over the members of the group: operations, multiply-adds, parameters and seconds.
-    The error of a group is the largest error of a member.
+    Four numbers are added up over the members of a group: operations, multiply-adds, parameters and
+    seconds. The error of a group is the largest error of a member.
     """
     for node in nodes:
         if node["type"] == "group":

@@ -1,4 +1,4 @@
-"""Extracts the numbers that colour boxes: times from a profile, errors from a comparison."""
+"""Extracts the numbers by which boxes are coloured: times of a profile, errors of a comparison."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def _paths_by_words(units: Sequence[OperationUnit], graph: Graph) -> list[Path |
 def _with_paths_by_name(
     units: Sequence[OperationUnit], by_labels: Sequence[Path | None], names: ModuleNames
 ) -> list[Path | None]:
-    """Return the paths `by_labels`, and further paths that come from the names of operations.
+    """Return the paths `by_labels`, with paths from names of operations for units that lack one.
 
     If a unit has no path in `by_labels`, the name of its main operation may contain a path. The
     unit gets this path if it is a prefix of a neighbouring path: of the nearest path in

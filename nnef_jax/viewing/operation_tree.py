@@ -39,7 +39,7 @@ class Group:
     by: By
     members: list[Group | Operation]
     start: int  # This is the index of the group's first unit.
-    repeats: int = 0  # If all members have the same structure, this is their number.
+    repeats: int = 0  # If all members are groups of the same structure, this is their number.
     module: str = ""  # If the group is one operation, this is the name of its module.
     # Groups of equal structure have equal signatures. `_Folding.fold` computes the signature.
     signature: int = field(default=0, repr=False)
@@ -187,7 +187,8 @@ def _unless_single(group: Group) -> Group | Operation:
 class _Folding:
     """Folds a tree: puts members into new groups until no group has too many members.
 
-    The innermost groups are folded first. Members that repeat become groups before all others.
+    The innermost groups are folded first. In a group, repeated members are put into new groups
+    before ranges of other members are.
     """
 
     def __init__(self, live_counts: Sequence[int]) -> None:
@@ -247,8 +248,8 @@ class _Folding:
     def _wrap_repetitions(self, group: Group) -> None:
         """Replace repeated members of a group by inner groups, while there are too many members.
 
-        With the period 1, the repeated members become one group. With a longer period, each
-        repetition becomes a group inside this group.
+        The repeated members become one inner group. If the period is longer than 1, this inner
+        group contains a group for each repetition.
         """
         # Each round replaces one repetition. The number of rounds is bounded.
         for _ in range(MOST):

@@ -161,6 +161,6 @@ def _html(data: Mapping[str, Any]) -> str:
 
 
 def _sha256(text: str) -> str:
-    """Return the sha256 of a text in base64, the form in which a content security policy has it."""
+    """Return the sha256 of a text. The hash is in base64, as in a content security policy."""
     digest = hashlib.sha256(text.encode()).digest()
     return base64.b64encode(digest).decode()
