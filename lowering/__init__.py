@@ -1,11 +1,11 @@
 """Builds flat graphs of tensors, traces them in jax, and lowers them to XLA.
 
-A graph is built one operation at a time. `rules` has a rule for each kind of operation.
-`list(rules)` returns the kinds, `rules[kind].parameters` has the names of a kind's operands and
-attributes, and `help(rules[kind].lower)` describes these operands and attributes. A rule infers the
-types of results, and raises `InvalidOperation` for wrong operands. This error does not tell where
-the operation is in the document. The caller of `GraphBuilder.operation` knows the `Span`, catches
-the error, and shows both.
+A graph is built one operation at a time. `rules` has a rule for each kind of operation, such as
+"matmul". `list(rules)` returns the kinds, `rules[kind].parameters` has the names of a kind's
+operands and attributes, and `help(rules[kind].lower)` describes these operands and attributes. A
+rule infers the types of results, and raises `InvalidOperation` for wrong operands. This error does
+not tell where the operation is in the document. The caller of `GraphBuilder.operation` knows the
+`Span`, catches the error, and shows both.
 
     >>> import jax
     >>> import jax.numpy as jnp

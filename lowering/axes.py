@@ -3,11 +3,12 @@
 Sharding, batch sizes and layouts are derived from this table, which has a row for each primitive. A
 row lists links. A link joins axes of operands and of results along which items stay apart: an item
 of a result at index i of such an axis depends, in each operand that has the axis, only on the items
-at index i. The item may depend on all items of those operands that lack the axis. For example, the
-row of `add` links axis i of both operands with axis i of the result. If a primitive has no row, an
-item of its results may depend on any item of any operand.
+at index i. The item of the result may depend on all items of operands that lack the axis. For
+example, the row of `add` links axis i of both operands with axis i of the result. If a primitive
+has no row, an item of its results may depend on any item of any operand.
 
-Most rows follow from the facts in `lowering.facts`. Each other primitive has a function below.
+Most rows follow from the facts in `lowering.facts`. The rows of all other primitives are functions
+below.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def axes_of(equation: Equation) -> LinkedAxes | None:
 
 
 def is_listed(name: str) -> bool:
-    """Tell whether `axes_of` knows the linked axes of a primitive, which is given by its name."""
+    """Tell whether `axes_of` knows the linked axes of the primitive called `name`."""
     fact = facts_of_name(name)
     return name in _ROWS or bool(fact.removes or fact.keeps_axes)
 
@@ -199,7 +200,7 @@ def _broadcast(equation: Equation) -> LinkedAxes:
 
 @_row("reshape", "expand_dims")
 def _reshape(equation: Equation) -> LinkedAxes:
-    """Link each run of the operand's axes with the run of axes that they become.
+    """Link each run of consecutive axes of the operand with the axes that the run becomes.
 
     A reshape of (6, 4) to (2, 3, 4) links axis 0 with axes 0 and 1, and axis 1 with axis 2. In a
     run of several axes, axes of extent 1 are left out.
@@ -228,7 +229,7 @@ def _stack(equation: Equation) -> LinkedAxes:
     new_axis = equation.params["axis"]
     links: list[AxisLink] = []
     for axis in range(len(_shape(equation.invars[0]))):
-        # In the result, an axis at or after the new axis has a number larger by one.
+        # In the result, an operand axis from index `new_axis` on has a number larger by one.
         result_axis = axis if axis < new_axis else axis + 1
         links.append(_shared(operands, axis, [0], result_axis))
     return LinkedAxes(links)
@@ -241,7 +242,7 @@ def _unstack(equation: Equation) -> LinkedAxes:
     removed_axis = equation.params["axis"]
     links: list[AxisLink] = []
     for result_axis in range(len(_shape(equation.outvars[0]))):
-        # In the operand, an axis at or after the removed axis has a number larger by one.
+        # In the operand, a result axis from index `removed_axis` on has a number larger by one.
         axis = result_axis if result_axis < removed_axis else result_axis + 1
         links.append(_shared([0], axis, results, result_axis))
     return LinkedAxes(links)
@@ -249,7 +250,7 @@ def _unstack(equation: Equation) -> LinkedAxes:
 
 @_row("slice", "split")
 def _slice(equation: Equation) -> LinkedAxes:
-    """Link each axis that is taken completely, or of which one of several equal blocks is taken.
+    """Link each axis of which all items, or one of several equal blocks of items, are taken.
 
     For example, items 32 to 63 of 96 are the second of three blocks. The extent 96 is then 3 * 32,
     and the link has the factor 32 as a part of the operand's axis.
@@ -306,7 +307,7 @@ def _top_k(equation: Equation) -> LinkedAxes:
 
 @_row("tile")
 def _tile(equation: Equation) -> LinkedAxes:
-    """Link axes that are not repeated. Along a repeated axis of extent 1, items are equal."""
+    """Link axes that are not repeated. Repeating an axis of extent 1 gives equal items."""
     repeated = [axis for axis, count in enumerate(equation.params["reps"]) if count != 1]
     extents = _shape(equation.invars[0])
     constant_axes = frozenset(axis for axis in repeated if extents[axis] == 1)
@@ -465,7 +466,7 @@ def _scatter(equation: Equation) -> LinkedAxes:
         is_covered = target_shape[axis] == update_shape[update_axis]
         if is_covered:
             links.append(_link({0: axis, 2: update_axis}, {0: axis}))
-    # The axes of the updates outside of the window belong to the axes of the indices, in order.
+    # The updates' axes that are not window axes belong to the axes of the indices, in order.
     update_axes = [i for i in range(len(update_shape)) if i not in numbers.update_window_dims]
     for axis, index_axis in zip(batched, numbers.scatter_indices_batching_dims, strict=True):
         update_axis = update_axes[index_axis]
@@ -480,7 +481,7 @@ def _reduce(equation: Equation) -> LinkedAxes:
 
 @_row("cholesky", "eigh", "fft", "geqrf", "householder_product", "lu", "svd", "triangular_solve")
 def _leading(equation: Equation) -> LinkedAxes:
-    """Link the batch axes, which are the first axes, of a matrix decomposition or a transform."""
+    """Link the first axes, the batch axes, for a matrix decomposition or a Fourier transform."""
     # The last axes get no links: the axes of a Fourier transform, or the two axes of a matrix.
     transform_lengths = equation.params.get("fft_lengths")
     unlinked_count = 2 if transform_lengths is None else len(transform_lengths)

@@ -59,9 +59,9 @@ class AxisLink(NamedTuple):
     def single(self) -> tuple[dict[int, int], dict[int, int]] | None:
         """Return the link with one axis, instead of a run, for each operand and each result.
 
-        The first map has the linked axis of each operand, by the operand's index. The second map
-        has the linked axis of each result. None is returned if the run of an operand or a result
-        has several axes, or a part of an axis.
+        The first map maps the index of each operand to the linked axis. The second map does so for
+        each result. None is returned if the run of an operand or a result has several axes, or a
+        part of an axis.
         """
         operands = _single(self.operands)
         results = _single(self.results)

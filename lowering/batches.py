@@ -57,7 +57,7 @@ def batch_axes(
     constant_axes = {} if resizes else _constant_axes(program, batch_size)
 
     def may_be_batch_axis(operand: Atom, axis: int) -> bool:
-        """Tell whether an operand may hold the batch along an axis, or repeats one item there."""
+        """Tell whether an axis may be the batch axis of an operand, or repeats one item."""
         may_hold_batch = operand in followed and operand.aval.shape[axis] == batch_size
         return may_hold_batch or axis in constant_axes.get(operand, ())
 
@@ -117,8 +117,8 @@ def _repeated_axes(
     return _constant_axes_of_result(equation, constant_axes={}) if is_resizable else set()
 
 
-# The first map has the axis of each linked operand, by the index of the operand. The second map has
-# the axis of each linked result, by the index of the result.
+# The first map maps the index of each linked operand to the linked axis. The second map does so for
+# each linked result.
 Ends = tuple[Mapping[int, int], Mapping[int, int]]
 
 
@@ -133,8 +133,8 @@ def _batch_links(
 
     `operand_axes` has the batch axis of each operand, or None for an operand without one. An
     operand without one may be part of a link only if `may_be_batch_axis(operand, axis)` is true for
-    its linked axis. If no link contains all these axes, items of the batch may be mixed, and the
-    result is empty. `resizes` is as in `batch_axes`.
+    its linked axis. If no link contains the batch axes of all operands, items of the batch may be
+    mixed, and the result is empty. `resizes` is as in `batch_axes`.
     """
     if resizes and not _is_resizable(equation):
         return []
@@ -223,8 +223,8 @@ def _axes_by_functions(
 ) -> dict[Variable, int | None]:
     """Return the batch axes that an equation's variables get from its inner functions.
 
-    The functions must agree, for example the branches of a choice. `operand_axes` has the batch
-    axis of each operand, or None.
+    If there are several functions, such as the branches of a choice, all must give the same axes.
+    `operand_axes` has the batch axis of each operand, or None.
     """
     axes_by_function: list[dict[Variable, int | None]] = []
     for function in functions:
@@ -283,7 +283,7 @@ def _axes_by_function(
             if axis is None or is_literal(operand) or not may_be_batch_axis(operand, axis):
                 raise NotSeparableError(equation)
             if primitive(equation) != SCAN:
-                # The condition of a `while` loop is followed without the new batch axis.
+                # The condition of a `while` loop has been followed without the new batch axis.
                 raise NotSeparableError(equation)
         argument_axes = next_axes
     for result_index, argument_index in function.carried_to.items():

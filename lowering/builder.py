@@ -231,7 +231,8 @@ class GraphBuilder:
                     f"an operand has the shape {show(type.shape)}; an axis has at most "
                     f"{MAX_EXTENT} items"
                 )
-        # To a rule, ABSENT means that the operand is left out. A tensor of this type is PRESENT.
+        # A rule takes ABSENT as an operand that is left out. Therefore it gets PRESENT for a tensor
+        # of the type ABSENT.
         if type == ABSENT and isinstance(operand, Value):
             return PRESENT
         return type
@@ -256,13 +257,13 @@ class GraphBuilder:
 
         Args:
             kind: the kind of the operation, one of `lowering.rules`.
-            operands: maps parameters of the rule to tensors, to literals, which stand for
-                constant tensors, or to tuples of tensors and literals.
+            operands: maps parameters of the rule to tensors, literals, or tuples of tensors and
+                literals. A literal stands for a constant tensor.
             attributes: maps parameters of the rule to numbers, strings, or tuples of these.
             names: the names of the results, at least one. If the operation has another number
                 of results, their names are made from the first name.
             span: the place of the operation in the document, for errors, HLO and profiles.
-            calls: the nested function calls of the document from which the operation comes.
+            calls: the nested function calls in the document that lead to the operation.
             rule: a user's rule for `kind`, or None for the rule in `rules`.
             inserted: whether a reader added the results, so that the document has no such
                 tensors.

@@ -29,7 +29,7 @@ _LEFT_OUT: ContextVar[frozenset[str]] = ContextVar("left_out", default=frozenset
 
 
 def is_enabled(name: str) -> bool:
-    """Tell whether a pass or kernel is used, and not left out by `disabled`."""
+    """Tell whether a pass or kernel is used. `disabled` leaves out passes and kernels."""
     return name not in _LEFT_OUT.get()
 
 

@@ -1,9 +1,9 @@
 """Defines the primitive that stands for a network in a user's trace.
 
-The trace contains one `network` primitive. Its program is the result of `differentiable`, which is
-the same for every platform. The rules for derivatives and batches return further `network`
-primitives, which are made from that program. The lowering rule rewrites the program by the passes
-of the platform's target.
+The trace contains one `network` primitive. The program of this primitive is the result of
+`differentiable`, and is the same for every platform. The rules for derivatives and batches return
+further `network` primitives, which are made from that program. The lowering rule rewrites the
+program by the passes of the platform's target.
 """
 
 from __future__ import annotations
@@ -207,8 +207,8 @@ def _lowering_rule(
     """Rewrite the primitive's program by the passes for a platform, and lower the result."""
     module = context.module_context
     if module.lowering_parameters.for_export:
-        # Any machine may run an exported function, so the measured speeds of this machine, its
-        # `rates`, are not used.
+        # Any machine may run an exported function, so the speeds measured on this machine (`rates`)
+        # are not used.
         about = about._replace(rates=DEFAULT)
     # The number of devices is known here, but shardings are not. On several devices no pass may
     # make a loop over the batch: if the batch is sharded, such a loop gathers it.
@@ -255,7 +255,7 @@ def _with_constants(
     *,
     prepares: bool,
 ) -> Callable[..., list[Any]]:
-    """Return a function of a program's inputs, which contains the program's parameters.
+    """Return a program as a function of the inputs, with the parameters as constants.
 
     If `prepares` is true, the function may contain prepared values instead of the parameters.
     `prepares` is false in a module for several platforms, so that the platforms share the
@@ -474,8 +474,8 @@ def _batched(
 ) -> tuple[list[Any], list[int | None]]:
     """Evaluate the primitive for each item of a batch, by one primitive for the whole batch.
 
-    `axes` has the batch axis of each operand, or None. The results are returned, and the batch axis
-    of each result, or None.
+    `axes` has the batch axis of each operand, or None. The results are returned, and a list with
+    the batch axis of each result, or None.
     """
     count = len(jaxpr.in_avals)
     arguments = [*constants.arrays, *operands][:count]  # operands after these are prepared values

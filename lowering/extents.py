@@ -107,7 +107,7 @@ def largest_of(extents: Iterable[Any]) -> Any:
 
 
 def smallest_of(extents: Iterable[Any]) -> Any:
-    """Return the smallest of extents, as `largest_of` returns the largest."""
+    """Return the smallest of extents: a number, or an `Extent` if one of them is symbolic."""
     return reduce(partial(_extreme, "min", min), extents)
 
 
@@ -119,7 +119,7 @@ def _extreme(name: str, function: Callable[[int, int], int], x: Any, y: Any) -> 
 
 
 def has_symbols(attribute: object) -> bool:
-    """Tell whether an attribute is a symbolic extent, or a list or tuple that has one in it."""
+    """Tell whether an attribute is a symbolic extent, or a list or tuple with symbolic extents."""
     if isinstance(attribute, list | tuple):
         return any(map(has_symbols, attribute))  # pyright: ignore[reportUnknownArgumentType]
     return is_symbolic(attribute)
@@ -156,7 +156,10 @@ def shapes_differ(a: Sequence[int], b: Sequence[int]) -> bool:
 
 
 def broadcast_extent(a: int, b: int) -> int | None:
-    """Return the extent to which the extents a and b broadcast, or None if they do not."""
+    """Return the extent that broadcasting gives for the extents a and b, such as 3 for 1 and 3.
+
+    None is returned if the extents do not broadcast.
+    """
     if a == 1:
         return b
     if b == 1:
@@ -246,7 +249,7 @@ def is_zero(value: object) -> bool:
 def runs_of(
     old: Sequence[int], new: Sequence[int]
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]] | None:
-    """Pair the runs of axes before a reshape with the runs of axes that they become.
+    """Pair runs of consecutive axes before a reshape with the runs of axes after the reshape.
 
     For a reshape of (6, 4, 5) to (2, 3, 20) the result is [((0,), (0, 1)), ((1, 2), (2,))]:
     axis 0 becomes axes 0 and 1, and axes 1 and 2 become axis 2. None is returned for an empty

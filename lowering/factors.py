@@ -1,4 +1,4 @@
-"""Follows axes through a program as products of factors, which variables share.
+"""Follows axes through a program. An axis is a product of factors, and variables share factors.
 
 For example, an axis of 3 * h * d columns has the factor h (heads) before a reshape gives the heads
 an axis of their own. Corresponding axes of two variables are compared factor by factor, from the
@@ -23,7 +23,7 @@ from lowering.program import Program
 
 
 class Factor:
-    """A factor of an axis's extent. Each object is a factor of its own, even with equal extents.
+    """A factor of an axis's extent. Two objects are two factors, even if their extents are equal.
 
     `extent` is the value of the factor, such as 4. `parts` has the factors that replace this
     factor: several factors if it was split, and one factor if it was united with a factor of equal
@@ -44,7 +44,7 @@ Axes = list[Axis]
 
 
 def leaves(axis: Iterable[Factor]) -> list[Factor]:
-    """Return the factors of an axis in order. A replaced factor gives its parts instead."""
+    """Return the factors of an axis in order. The parts of a replaced factor take its place."""
     factors: list[Factor] = []
     stack = list(reversed(list(axis)))  # the next factor is at the end
     while stack:
@@ -155,8 +155,8 @@ class FactorWalk:
         self.times = times
         # Maps the result of each product to its axes that come from the columns of the weight.
         self.columns: dict[Variable, frozenset[int]] = {}
-        # For the result of each product: the summed axes of each operand other than the weight,
-        # by the index of the operand.
+        # Maps the result of each product to a dict. The dict maps the index of each operand other
+        # than the weight to the operand's summed axes.
         self.summed: dict[Variable, dict[int, frozenset[int]]] = {}
         # Maps each variable that depends only on parameters to the argument numbers of these
         # parameters.
@@ -185,7 +185,7 @@ class FactorWalk:
         """Unite the axes that an equation links. Block the operand axes that have no link."""
         table = axes_of(equation) or UNLINKED
         operands, results = equation.invars, equation.outvars
-        # The linked factors of each axis, by the index of the operand and the number of the axis.
+        # Maps the index of an operand and the number of an axis to the linked factors of the axis.
         linked: dict[tuple[int, int], Axis] = {}
         for link in table.links:
             runs: list[Axis] = []  # the factors of each operand and result along the link
@@ -276,7 +276,7 @@ class FactorWalk:
             operand_number, steps = function.arguments[i]
             operand = equation.invars[operand_number]
             inside.axes[argument] = self._inner_axes(operand, steps)
-            # The value of a constant argument is the operand itself in each iteration.
+            # In each iteration, the value of a constant argument is the operand itself.
             is_constant = not steps and i not in carried_arguments
             if is_constant and self.depends_only_on_parameters(operand):
                 inside.origins[argument] = self.origin(operand)
@@ -294,7 +294,7 @@ class FactorWalk:
                     unite(inner_axis, outer_axis)
 
     def _inner_axes(self, variable: Atom, steps: int) -> Axes:
-        """Return the axes of a variable as one iteration of a loop has them.
+        """Return the axes that a variable has in one iteration of a loop.
 
         The loop iterates over the first `steps` axes of the variable. The result leaves out
         these axes, and their factors are blocked.

@@ -1,7 +1,7 @@
 """The table of jax's primitives: what each does to the items and axes of its operands.
 
-Passes read this table, and name only the primitives that their own patterns match. No pass looks
-through a primitive that the table lacks.
+Passes read this table, and name only the primitives that their own patterns match. If the
+table lacks a primitive, passes assume nothing about the primitive.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Facts(NamedTuple):
     Args:
         by_item: whether an item of a result depends only on the operands' items at the same index,
             and on scalars.
-        shapes: whether the primitive only gives the items of its operand other axes, as a reshape
-            does.
+        shapes: whether the primitive changes only the axes of its operand and keeps the items, as a
+            reshape does.
         moves: whether items of results are unchanged items of operands.
         reduces: whether an item of a result depends on several items of an operand.
-        along: the parameter that is the one axis along which items depend on each other.
+        along: the parameter with the number of the one axis along which items depend on each other.
         across: the parameter that lists the axes along which items are reordered.
         removes: the parameter that lists the axes that results lack.
         per_axis: the parameters that have an entry for each axis. Each is mapped to its neutral

@@ -23,8 +23,8 @@ class About(NamedTuple):
     Args:
         name: the network's name, for warnings.
         is_strict: whether a failed pass is an error instead of a warning.
-        rates: the machine's rates, or None for the profile that is current when the network is
-            lowered.
+        rates: the measured speeds of the machine, or None for the profile that is current when the
+            network is lowered.
         is_open: whether programs for other shapes read the same parameters, see
             `Target.is_open`.
     """
@@ -44,12 +44,12 @@ _about = ContextVar("about", default=UNNAMED)
 
 
 def named(about: About) -> AbstractContextManager[None]:
-    """Set the network that warnings name in the block of a `with` statement."""
+    """Set the network's name for warnings in the block of a `with` statement."""
     return holding(_about, about)
 
 
 def is_strict() -> bool:
-    """Tell whether programs are checked after each pass, and a pass that fails is an error."""
+    """Tell whether programs are checked after each pass, and whether a failed pass is an error."""
     return _about.get().is_strict
 
 
@@ -75,7 +75,7 @@ def or_else(rewritten: Callable[[], T], as_written: Callable[[], T], step: str =
 
 
 def reason(error: Exception) -> str:
-    """Return an error's type and first line, and the equation at which it was raised, as a text."""
+    """Return a text with an error's type and first line, and the equation that raised the error."""
     lines = str(error).strip().splitlines()
     first_line = lines[0] if lines else ""
     equation = getattr(error, "equation", None)
@@ -85,7 +85,7 @@ def reason(error: Exception) -> str:
 
 @functools.lru_cache(1024)
 def _warn(name: str, step: str, reason: str) -> None:
-    """Warn about a failed step. The cache prevents repeated warnings for a network."""
+    """Warn about a failed step. This function is cached, so equal warnings are given once."""
     network = f"network '{name}'" if name else "a network"
     unoptimised = "runs unoptimised, since rewriting"
     without_step = f"is compiled without {step}, which"

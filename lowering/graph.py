@@ -51,8 +51,8 @@ class _Present(TensorType):
 
 # If an optional operand is left out, its value is False, and rules get this type for it.
 ABSENT = TensorType((), "bool")
-# If an operand is a tensor of the type ABSENT, which is a boolean scalar, rules get this type for
-# it. PRESENT is unequal to ABSENT.
+# A boolean scalar is a tensor of the type ABSENT. If such a tensor is an operand, rules get PRESENT
+# as the type. PRESENT is unequal to ABSENT.
 PRESENT: TensorType = _Present((), "bool")
 
 _FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
@@ -154,7 +154,7 @@ class Operation:
     results: tuple[Result, ...]
     span: Span | None = None
     calls: tuple[Call, ...] = ()
-    rule: Rule | None = None  # a user's rule; `kind` is then its name in the document
+    rule: Rule | None = None  # a user's rule; `kind` is then the operation's name in the document
 
     def reads(self) -> Iterator[Value]:
         """Yield the tensors that the operation reads, in order of its operands.
@@ -277,7 +277,8 @@ class Graph:
     operations: tuple[Operation, ...]
     parameters: tuple[Parameter, ...] = ()
     states: tuple[StateVariable, ...] = ()
-    # Maps additional names of values to the values: variables with one label share one value.
+    # Maps additional names to values. A value has several names if the document names it several
+    # times.
     aliases: dict[str, Value] = field(default_factory=dict[str, Value])
     # A folded tensor is computed as a constant when the document is read. This dict maps the name
     # of a folded tensor to the names of the tensors that are computed from it.
@@ -304,7 +305,7 @@ class Graph:
 
     @cached_property
     def values(self) -> dict[str, Value]:
-        """Map the names of all tensors of the document, and their other names, to the tensors."""
+        """Map the names and aliases of all tensors of the document to the tensors."""
         values = {value.name: value for value in self.inputs}
         for variable in (*self.parameters, *self.states):
             values[variable.value.name] = variable.value
@@ -317,7 +318,7 @@ class Graph:
 
     @cached_property
     def needed(self) -> frozenset[Value]:
-        """Return the outputs, the updates of states, and all tensors that they depend on."""
+        """Return the outputs, the updates of states, and all tensors that are needed for these."""
         updates = [state.update for state in self.states]
         return self.dependencies([*self.outputs, *updates])
 
@@ -328,7 +329,8 @@ class Graph:
             if not needed.isdisjoint(operation.writes()):
                 needed.update(operation.reads())
                 if self.symbols:
-                    # An attribute with a symbol depends on the tensor that counts its items.
+                    # An attribute with a symbol depends on the tensor that gives the symbol's
+                    # value.
                     names = symbol_names(operation) & self.symbols.keys()
                     needed.update(self.symbols[name] for name in names)
         return frozenset(needed)

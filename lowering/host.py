@@ -1,4 +1,4 @@
-"""Describes the host's processor, and allocates arrays that jax uses on it without a copy."""
+"""Describes the host's processor, and allocates arrays that a CPU device uses without a copy."""
 
 from __future__ import annotations
 

@@ -63,8 +63,8 @@ def trace_at(
 
     `operands` are pytrees of variables and literals. The function gets arrays for variables,
     and numpy arrays for literals. Three items are returned: the new equations, the function's
-    result as a pytree of variables and literals, and a dict. The dict maps the variables of the
-    constants that the equations read to the values of the constants.
+    result as a pytree of variables and literals, and a dict. The new equations may read constants.
+    The dict maps the variables of these constants to the values.
     """
     leaves, tree = jax.tree.flatten(tuple(operands))
 
@@ -86,7 +86,7 @@ def trace_at(
     operand_by_argument = dict(zip(closed.jaxpr.invars, variables(leaves), strict=True))
 
     def operand_for(v: Atom) -> Atom:
-        """Return the operand for an argument of the traced function, and any other v itself."""
+        """Return v, or the operand for v if v is an argument of the traced function."""
         return v if is_literal(v) else operand_by_argument.get(v, v)
 
     equations: list[Equation] = []
@@ -132,8 +132,8 @@ def bind(equation: Equation, operands: Sequence[Any], **params: object) -> list[
 
     In a trace, the new equation gets the current name scope instead of the scope of `equation`.
     """
-    # Make a function of this one equation, whose arguments are all operands. Literals become
-    # arguments too, since `operands` may hold other values.
+    # Make a function of this one equation. All operands become arguments, even literals, since
+    # `operands` may hold other values.
     arguments = [_Variable(operand.aval) for operand in equation.invars]
     new_params = equation.params | params
     new_equation = unnamed(equation).replace(params=new_params, invars=arguments)

@@ -52,7 +52,7 @@ Atom = Variable | Literal  # an operand of an equation, or a result of a traced 
 
 
 class Primitive(Protocol):
-    """The function that an equation computes, together with the equation's parameters."""
+    """The operation of an equation, such as `add`. The equation holds the parameters."""
 
     name: str
     multiple_results: bool

@@ -35,12 +35,13 @@ _CALLS = {
     "eval_jaxpr": "call_jaxpr",
 }
 
-# jax's classes. The protocols of `jaxpr_types` are the types of their instances.
+# These are classes of jax. Their instances have the types that `jaxpr_types` declares.
 _Jaxpr: Any = core.Jaxpr
 _ClosedJaxpr: Any = getattr(core, "ClosedJaxpr", _Jaxpr)  # since jax 0.12 both are one class
 _Literal: Any = core.Literal
 
-# XLA's attribute that tells whether a call is inlined. Passes do not inline a call that has it.
+# XLA's attribute that tells whether a call is inlined. Passes do not inline a call that has this
+# attribute.
 INLINED = "inlineable"
 
 _NAMES = ("DebugInfo", "Jaxpr", "Literal", "Primitive", "jaxpr_as_fun")
@@ -284,7 +285,7 @@ def _spliced(
     constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
 
     def add_equations(jaxpr: Jaxpr, values: dict[Variable, Atom], call_info: Any) -> list[Atom]:
-        """Add the equations of a function, and return the operands that stand for its results.
+        """Add the equations of a function, and return the operands for the function's results.
 
         `values` maps variables of the function to operands. `call_info` is the source information
         of the call, or None for the outermost function.

@@ -18,8 +18,8 @@ def imported(package: str, homes: Mapping[str, str], name: str) -> object:
 
     home = homes[name]
     module = import_module(home)
-    # `dir` of the package itself has all names of `homes`. Only submodules have the package as
-    # their home.
+    # `dir` of the package itself has all names of `homes`, even names of submodules. But only
+    # submodules have the package as their home.
     is_submodule = home == package or name not in dir(module)
     value: object = import_module(f"{home}.{name}") if is_submodule else getattr(module, name)
     setattr(sys.modules[package], name, value)

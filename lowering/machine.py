@@ -25,7 +25,7 @@ from lowering.contexts import holding
 
 
 class _Rates:
-    """The base of dataclasses whose fields of type float are rates."""
+    """The base of dataclasses whose fields of type float are rates: measured speeds or times."""
 
     @classmethod
     def names(cls) -> list[str]:
@@ -36,10 +36,11 @@ class _Rates:
 
 @dataclass(frozen=True)
 class Costs(_Rates):
-    """The rates that determine the costs of kernels, in float32 and for all threads together.
+    """The rates (measured speeds and times) that determine the costs of kernels.
 
-    A kernel takes multiply-adds / `product` + bytes / `cached` + operations * `start` seconds. If
-    its data exceed the caches, the bytes are divided by `memory` instead of `cached`.
+    The rates are for float32 and for all threads together. A kernel takes
+    multiply-adds / `product` + bytes / `cached` + operations * `start` seconds. If its data exceed
+    the caches, the bytes are divided by `memory` instead of `cached`.
 
     Args:
         product: the multiply-adds per second in large products, which Eigen computes.
@@ -56,7 +57,7 @@ class Costs(_Rates):
 
 @dataclass(frozen=True)
 class MachineProfile(_Rates):
-    """The rates of a machine.
+    """The rates (measured speeds) of a machine.
 
     Args:
         threads: the number of threads.
@@ -115,7 +116,7 @@ class MachineProfile(_Rates):
 
 
 # This is the profile of hosts without measurements. Its rates were measured in float32 on two cores
-# with AVX-512. `wide_loop` is larger than `loop`, which does no harm on processors without vectors
+# with AVX-512. `wide_loop` is larger than `loop`. This does no harm on processors without vectors
 # of 512 bits. `bfloat16` and `int8` equal the rate of float32, so that products of these dtypes are
 # computed in float32.
 DEFAULT = MachineProfile(

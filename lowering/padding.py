@@ -1,11 +1,11 @@
-"""Evaluates a program with symbolic extents on padded arrays; a run tells the real extents.
+"""Evaluates a program with symbolic extents on padded arrays; each run computes the real extents.
 
 jax traces a function for extents such as `P + 1`, where P is a symbol of `jax.export`. Here an
 array has the largest possible extent along such an axis: 8 for `P <= 7`. The indices along the axis
 are called places. The items come first, and the places behind them are padding of arbitrary values.
-The number of items is the value of the extent, which is computed from one array for each symbol.
-Sums, maxima and products do not read padding. A concatenation writes each part behind the items of
-the parts before it.
+The number of items is the value of the extent. A run computes this value from one array for each
+symbol. Sums, maxima and products do not read padding. A concatenation writes each part behind the
+items of the parts before it.
 
     (P,) = jax.export.symbolic_shape("P", constraints=["P <= 7"])
     types = [jax.ShapeDtypeStruct((P,), "float32"), jax.ShapeDtypeStruct((1,), "float32")]
@@ -99,8 +99,8 @@ def padded(
         program: a program of low-level primitives.
         arguments: arrays with at least as many places along an axis as the axis has items.
         symbols: the values of the symbols.
-        finite: the indices of the arguments whose padding has no NaN and no infinity. Products
-            need not replace such padding by 0, which would copy the arguments.
+        finite: the indices of the arguments whose padding has no NaN and no infinity. Products do
+            not replace such padding by 0, so the arguments need not be copied.
 
     Raises NotPaddableError if an equation has no rule.
     """

@@ -82,7 +82,7 @@ def _counted(state: PaddedState, equation: Equation, operands: list[Any]) -> lis
 
 @RULES("filled")
 def _filled(state: PaddedState, equation: Equation, operands: list[Any]) -> list[Any]:
-    """Give symbolic axes a fixed extent. Padding and new places become items of a given value."""
+    """Give symbolic axes a fixed extent. A given value fills padding and added positions."""
     (v,), (x,) = equation.invars, operands
     value = jnp.asarray(equation.params["value"], x.dtype)
     extents = zip(shape_of(v), equation.params["shape"], strict=True)
@@ -99,8 +99,8 @@ def _filled(state: PaddedState, equation: Equation, operands: list[Any]) -> list
 def _reshape(state: PaddedState, equation: Equation, operands: list[Any]) -> list[Any]:
     """Reshape a padded array.
 
-    All places are reshaped at once if this keeps the padding behind the items. Otherwise the item
-    for each place of the result is looked up.
+    All items and the padding are reshaped at once if this keeps the padding behind the items.
+    Otherwise the item for each place of the result is looked up.
     """
     (x,) = operands
     before, after = shape_of(equation.invars[0]), shape_of(equation.outvars[0])
@@ -122,7 +122,7 @@ def _reshape(state: PaddedState, equation: Equation, operands: list[Any]) -> lis
 
 
 def _keeps_padding_behind(before: Shape, after: Shape) -> bool:
-    """Tell whether a reshape of the places of a padded array is a reshape of its items.
+    """Tell whether a reshape of a padded array keeps the padding behind the items.
 
     In each run of axes that is reshaped into other axes, only the first axis may be symbolic, as in
     the reshape of (n, 2, 3) to (n, 6). In (2, n), padding lies between items.
@@ -205,7 +205,8 @@ def _reversed(state: PaddedState, equation: Equation, operands: list[Any]) -> li
     for axis in equation.params["dimensions"]:
         if is_symbolic(shape[axis]):
             places = x.shape[axis]
-            # The items are behind the padding now. Take all places again, from the first item on.
+            # The items are behind the padding now. Take as many places as before, but from the
+            # first item on.
             begin = places - state.symbols.value(shape[axis])
             x = lax.dynamic_slice_in_dim(jnp.concatenate([x, x], axis), begin, places, axis)
     return [x]
@@ -215,7 +216,7 @@ def _reversed(state: PaddedState, equation: Equation, operands: list[Any]) -> li
 def _dynamic(state: PaddedState, equation: Equation, operands: list[Any]) -> list[Any]:
     """Take or update a slice. The start is clamped to the items, so that it avoids padding."""
     if primitive(equation) == "dynamic_slice":
-        array_count = 1  # the operands before the starts: the array
+        array_count = 1  # one operand precedes the starts: the array
         sizes = equation.params["slice_sizes"]
     else:
         array_count = 2  # the array and the update
@@ -288,7 +289,7 @@ def _reduced(state: PaddedState, equation: Equation, operands: list[Any]) -> lis
 
 @RULES("cumsum", "cumprod", "cummax", "cummin")
 def _running(state: PaddedState, equation: Equation, operands: list[Any]) -> list[Any]:
-    """Compute running sums or the like. If they run backwards, padding becomes neutral first."""
+    """Compute running sums or the like. If they run backwards, neutral numbers replace padding."""
     (v,), (x,) = equation.invars, operands
     if equation.params["reverse"]:
         padding = neutral(primitive(equation), x.dtype)
@@ -410,7 +411,7 @@ def _scatter(state: PaddedState, equation: Equation, operands: list[Any]) -> lis
     numbers = equation.params["dimension_numbers"]
     window_axes = iter(numbers.update_window_dims)
     axes_without_window = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
-    sizes: list[Any] = []  # the extents of the window that an index writes, for each axis of x
+    sizes: list[Any] = []  # the window's extent along each axis of x; each index writes one window
     for axis, extent in enumerate(extents):
         size = 1 if axis in axes_without_window else update_extents[next(window_axes)]
         if is_symbolic(size) and size != extent:
@@ -436,7 +437,7 @@ def _scatter(state: PaddedState, equation: Equation, operands: list[Any]) -> lis
 
 @RULES("cond")
 def _branches(state: PaddedState, equation: Equation, operands: list[Any]) -> list[Any]:
-    """Evaluate one of several branches, which the first operand chooses."""
+    """Evaluate the branch that the first operand chooses."""
     index, *arguments = operands
     finite = [i for i, v in enumerate(equation.invars[1:]) if state.is_finite(v)]
 

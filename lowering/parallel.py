@@ -121,7 +121,8 @@ class _Choice:
         walk = FactorWalk(program).follow_all()
         self.walk = walk
         self.count = count
-        # The keys of the dicts below are argument numbers, but factors for `places` and `cost`.
+        # The keys of `places` and `cost` are factors. The keys of the other dicts are argument
+        # numbers.
         self.states = {i: program.arguments[i] for i in carried}
         self._unite_states(carried)
         self._record_results(next_values={*carried.values()})
@@ -130,21 +131,21 @@ class _Choice:
         for i, parameter in enumerate(program.arguments[: program.parameters]):
             if math.prod(parameter.aval.shape) >= least:
                 self.large[i] = parameter
-        # For each large parameter: the products that read a value computed from it.
+        # Maps each large parameter to the products that read a value computed from this parameter.
         self.products: dict[int, list[Product]] = {i: [] for i in self.large}
         for product in walk.products:
             for i in product.parameters & self.large.keys():
                 self.products[i].append(product)
-        # Maps a factor to the arguments that contain it, each with `axis` and `before` of its
-        # `Division`.
+        # Maps a factor to a dict. The dict maps each argument that contains the factor to `axis`
+        # and `before` of the argument's `Division`.
         self.places = self._places()
         # Maps a factor to the cost of communication if this factor is divided.
         self.cost: dict[Factor, int] = dict.fromkeys(self.places, 0)
         for use in walk.uses:
             for factor in {*leaves(use.factors)} & self.cost.keys():
                 self.cost[factor] += _MOVES_OF_ITEM[use.kind] * use.items + _FIXED_COST
-        # For each large argument: the cost and the division, if it alone is divided. States are not
-        # divided alone.
+        # Maps each large argument to the cost and the division if only this argument is divided.
+        # States are not divided alone.
         self.separate = {i: self._separate(i) for i in self.large}
         self.separate |= dict.fromkeys(self.states, (0, None))
 
@@ -198,7 +199,7 @@ class _Choice:
         excluded: set[Factor] = set()
 
         def net_cost(factor: Factor) -> int:
-            """Return the cost of a factor minus the costs of the separate divisions it replaces."""
+            """Return a factor's cost minus the cost of all separate divisions that it replaces."""
             net_cost = self.cost[factor]
             for i in self.places[factor]:
                 if i not in divisions:

@@ -155,7 +155,7 @@ def _without_empty(matcher: Matcher, equation: Equation) -> Rewrite:
 
 
 def _checked(run: Callable[..., Program], program: Program, target: Target) -> Program:
-    """Run a pass, check the new program in strict mode, and return the new program."""
+    """Run a pass, and return the new program. In strict mode the new program is checked."""
     after = run(program, target)
     if is_strict():
         check(program, after)

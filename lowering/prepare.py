@@ -5,8 +5,7 @@
 
 A weight that a rule flips, transposes or scales is stored in the form that the kernel reads, and a
 call contains no large constants. A recipe describes how a value is computed, and from which arrays.
-Programs whose recipes are equal share the values, for example programs for other shapes or other
-kinds of calls.
+Programs whose recipes are equal share the values, for example programs for inputs of other shapes.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Preparing(Protocol):
 
     @property
     def sources(self) -> Sequence[int | None]:
-        """Return, for each prepared value, the index of a parameter, or None if it is computed."""
+        """Return a parameter's index for each prepared value, or None for a computed value."""
         ...
 
     @property
@@ -128,8 +127,8 @@ class Split:
         """Return an executable that computes the chosen values from parameters of these types.
 
         `chosen` has indices of computed values. The executable is compiled by `jax.jit`, and not
-        under `jax.ensure_compile_time_eval`, where intermediate values would become constants, so
-        that each ReLU would read its zeros from memory.
+        under `jax.ensure_compile_time_eval`. There intermediate values would become constants, and
+        each ReLU would read its zeros from memory.
         """
         key = tuple(chosen)
         if key not in self._compiled:

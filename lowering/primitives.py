@@ -66,7 +66,7 @@ def identity(name: str, transpose: Callable[..., Any]) -> Any:
 
 
 def shape_primitive(name: str, shape: Callable[..., Sequence[Any]]) -> Any:
-    """Return a new primitive whose result has the dtype of its first operand and another shape.
+    """Return a new primitive whose result has the first operand's dtype, and another shape.
 
     `shape` is a function. It takes the types of the operands, and the parameters of the equation as
     keyword arguments. It returns the shape of the result. The primitive occurs only in programs

@@ -76,7 +76,7 @@ class Program:
 
     @property
     def has_items(self) -> bool:
-        """Tell whether no argument has a symbolic extent, and no argument that is read is empty."""
+        """Tell whether no argument has a symbolic extent, and whether no used argument is empty."""
         for variable in self.arguments:
             shape = getattr(variable.aval, "shape", ())
             is_variable = any(map(is_symbolic, shape))
@@ -128,7 +128,7 @@ class Program:
         return self.with_equations(self.equations)
 
     def early_first(self) -> Program:
-        """Return the program with the equations of early variables moved to the front."""
+        """Return the program with the equations that compute `early` variables at the front."""
         return self.with_equations(sorted(self.equations, key=self.is_late))
 
     def readers(self, variable: Variable) -> set[str]:

@@ -68,7 +68,7 @@ def _lines(
 
 
 def place(equation: Equation) -> str:
-    """Return the name of the operation from which an equation comes, its file and its line.
+    """Return the name, the file and the line of the operation from which an equation comes.
 
     For example, it returns "conv1 graph.nnef:12". If the file is unknown, it returns "conv1".
     """

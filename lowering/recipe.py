@@ -57,7 +57,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Describes how each result of a program is computed from its arguments.
+    """Describes how each result of a program is computed from the program's arguments.
 
     Values are numbered: first the arguments, from 0 to `count` - 1, and then the results of the
     steps. `results` has the numbers of the program's results. A recipe can be pickled.
@@ -115,7 +115,7 @@ class Recipe:
             for values_of_group in values_of_groups:
                 values |= values_of_group
             # The results are put on the device of the arguments. They do not get the sharding of an
-            # argument, since it may name axes that a result lacks.
+            # argument, since this sharding may name axes that a result lacks.
             devices: set[Any] = set()
             for array in arrays:
                 if array.committed:
@@ -164,10 +164,11 @@ class Recipe:
     def _run(
         self, shared: Mapping[int, Array], results: set[int], group: Sequence[int]
     ) -> dict[int, Array]:
-        """Compute the steps of a group, and return the values of the recipe's results by number.
+        """Compute the steps of a group, and map the numbers of the recipe's results to the values.
 
-        `shared` has the arguments and constants by number, and `results` has the numbers of the
-        recipe's results. Other values are freed as soon as no further step reads them.
+        `shared` maps the numbers of arguments and constants to their values, and `results` has the
+        numbers of the recipe's results. Other values are freed as soon as no further step reads
+        them.
         """
         values: dict[int, Array] = {}
         reader_counts = Counter[int]()
@@ -236,7 +237,7 @@ _SMALL = _FEW_BITS | frozenset(map(np.dtype, (np.int8, np.uint8, np.bool_)))
 # The following functions are for `Computation.same_for`. They take a sequence of dtypes: those of
 # the operands, and last the dtype of the result.
 def _is_one_of(allowed: frozenset[np.dtype[Any]], types: Sequence[DType]) -> bool:
-    """Tell whether operands and result have one dtype, and this dtype is allowed."""
+    """Tell whether operands and result have one dtype, which is in `allowed`."""
     return len({*types}) == 1 and types[0] in allowed
 
 
@@ -279,7 +280,7 @@ def _is_converted(types: Sequence[DType]) -> bool:
 
 
 def _is_as_wide(types: Sequence[DType]) -> bool:
-    """Tell whether all dtypes are integers or floats, and their items have equal sizes."""
+    """Tell whether all dtypes are integer or float dtypes with items of the same size."""
     item_sizes = {dtype.itemsize for dtype in types}
     return {*types} <= _INTEGERS | _FLOATS and len(item_sizes) == 1
 

@@ -1,4 +1,4 @@
-"""Registers rules by kind of operation.
+"""Registers rules, one for each kind of operation, such as "conv".
 
 A rule has three functions: `infer` checks operands and returns the types of results, `lower`
 computes the results under tracing, and `work` counts multiply-adds. `lower` has a parameter for

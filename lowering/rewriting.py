@@ -81,7 +81,7 @@ class Matcher:
         return equation if primitive(equation) in names else None
 
     def number(self, operand: Atom) -> float | None:
-        """Return the number that all items of an operand equal, or None if they may differ.
+        """Return the number to which all items of an operand are equal, or None if they may differ.
 
         The number is found for a literal, for a constant of one item, and for a conversion or
         broadcast of such an operand.
@@ -244,7 +244,7 @@ def rewritten(program: Program, rules: Rules | Mapping[str, Rule]) -> Program:
     is_changed = False
     for original in program.equations:
         if original.outvars and matcher.is_replaced(original.outvars[0]):
-            continue  # an earlier rewrite computes its results
+            continue  # an earlier rewrite computes the results
         matcher.original = original
         operands = list(map(matcher.replacement, original.invars))
         has_same_operands = all(map(is_, operands, original.invars))

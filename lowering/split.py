@@ -310,7 +310,8 @@ def _is_worth_storing(variable: Atom, source_items: int, source_bits: int) -> bo
 def _bits(variable: Atom) -> int:
     """Return the bits of one item of a variable: 4 for int4, and 8 for bool.
 
-    The dtype's itemsize does not tell this number, since it is 1 byte for dtypes of 4 bits.
+    The dtype's itemsize does not tell this number, since the itemsize of dtypes of 4 bits is 1
+    byte.
     """
     digits = re.search("[0-9]+", variable.aval.dtype.name)
     return max(int(digits[0]), 1) if digits else 8

@@ -71,7 +71,7 @@ class SymbolValues:
         self.counts: dict[str, Array] = {**counts}
 
     def inner(self, counts: Mapping[str, Array] | None = None) -> SymbolValues:
-        """Return the values for the body of a loop or a branch, which may define more symbols.
+        """Return new values for the body of a loop or a branch. The body may define more symbols.
 
         If `counts` is not None, it replaces the values of the symbols.
         """
@@ -141,8 +141,8 @@ def bounds_by_symbol(extent: Any, symbol: str, limits: Mapping[str, Any]) -> Upp
     """Return bounds of an extent that hold for all values of `symbol`, which has no largest value.
 
     `limits` maps each other symbol to an extent that the symbol's value never exceeds, such as n0 +
-    1 for n1. Then the bounds of n1 + 2 by n0 are infinity and 3, and the bounds of the smaller one
-    of n1 and 4 are 4 and 1.
+    1 for n1. Then the bounds of n1 + 2 by n0 are infinity and 3, and the bounds of min(n1, 4) are 4
+    and 1.
     """
     # The bounds of a symbol are computed once: several expressions may contain the symbol.
     bounds_by_name = {symbol: UpperBounds(math.inf, 0)}

@@ -99,9 +99,9 @@ def trace(
     Args:
         graph: the graph.
         context: the settings for rules.
-        parameters: arrays by label. Parameters on which no requested value depends may be left
-            out.
-        states: arrays by label.
+        parameters: maps labels to arrays. Parameters on which no requested value depends may be
+            left out.
+        states: maps labels to arrays.
         inputs: arrays in the order of the graph's inputs. Their types are not checked.
         values: the requested values, by default the outputs and the next states.
         edits: maps values to functions. Operations that read such a value get the result of the
@@ -173,7 +173,7 @@ def _fault(operation: Operation, arrays: Mapping[Value, Any]) -> str:
 
 
 def compute(operation: Operation, context: Context, values: Mapping[Value, Any]) -> list[Any]:
-    """Return the results of an operation. `values` has the arrays of the values that it reads.
+    """Return an operation's results. The keys of `values` are the tensors that the operation reads.
 
     Raises InvalidComputation if the rule of the operation refuses the arrays, or returns other
     types than it inferred.

@@ -37,8 +37,8 @@ def total(graph: Graph) -> int:
 def is_mostly_bfloat16(graph: Graph, precision: lax.PrecisionLike) -> bool:
     """Tell whether most multiply-adds of a graph are in bfloat16.
 
-    An operation is in bfloat16 if one of its results is bfloat16, and all operations are in
-    bfloat16 if `precision` asks for it.
+    An operation is in bfloat16 if one of its results is bfloat16. If `precision` asks for bfloat16,
+    all operations are in bfloat16.
     """
     if is_bfloat16(precision):
         return True

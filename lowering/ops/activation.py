@@ -20,7 +20,7 @@ from lowering.ops.elementwise import clamp, ordered_type, real_type
 
 
 def _register_unary(kind: str, function: Callable[[Array], Array]) -> None:
-    """Register the rule of `kind`, which applies an elementwise function to real numbers."""
+    """Register `kind` as an operation that applies an elementwise function to real numbers."""
 
     def lower(x: Array) -> Array:
         return function(jnp.asarray(x))

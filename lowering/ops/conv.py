@@ -99,7 +99,8 @@ def conv(
     groups = groups or input.shape[1]
     sum_dtype = accumulator(input.dtype)
     if is_integer(str(sum_dtype)):
-        # Integers are multiplied cell by cell. This call may raise an error for too many cells.
+        # Integers are multiplied separately for each cell of the filter. This call may raise an
+        # error for too many cells.
         ctx.unroll(windows.volume)
     output = correlation.conv(
         input, filter, windows, groups=groups, precision=ctx.precision, wide=sum_dtype
@@ -145,7 +146,8 @@ def _deconv_type(
     return TensorType((input.shape[0], channels, *windows.upscaled), input.dtype)
 
 
-# A deconvolution reverses a convolution: its input has the role of the result in `conv_work`.
+# A deconvolution reverses a convolution, so the deconvolution's input is the `result` of
+# `conv_work`.
 @rules.rule("deconv", _deconv_type, work=lambda input, filter: conv_work(input, filter))
 def deconv(
     ctx: Context,

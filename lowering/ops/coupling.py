@@ -1,4 +1,4 @@
-"""Pairwise coupling: probabilities of classes, from the probabilities within pairs of classes."""
+"""Computes probabilities of classes from probabilities within pairs of classes (coupling)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lowering.graph import TensorType
 from lowering.kernels.precision import widened
 from lowering.ops import require, rules
 
-# The iterations end after this number, or after the number of classes if that is larger.
+# The number of iterations is at most the larger one of this number and the number of classes.
 _MOST_ITERATIONS = 100
 # The iterations end if the residual is below this number divided by the number of classes. For the
 # matrix Q of `_errors` and the probabilities p, the residual is the largest difference between an

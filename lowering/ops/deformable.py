@@ -85,8 +85,8 @@ def deformable_conv(
     def moved(grid: Array, axis: int) -> Array:
         """Return the positions along an axis at which the filter's cells read the input.
 
-        A position is the sum of an item of the grid, which broadcasts to (cells, rows, columns),
-        and an offset. The result has the shape (batch, offset_groups, cells, rows, columns).
+        A position is the sum of an item of the grid and an offset. The grid broadcasts to (cells,
+        rows, columns). The result has the shape (batch, offset_groups, cells, rows, columns).
         """
         return grid[None, None].astype(x.dtype) + moves[:, :, :, axis]
 
@@ -125,7 +125,7 @@ def _interpolated(
         return (row >= 0) & (row < height) & (column >= 0) & (column < width)
 
     def items_at(row: Array, column: Array) -> Array:
-        """Return the items at rows and columns, which are clipped to the images."""
+        """Clip rows and columns to the images, and return the items there."""
         row_index = jnp.clip(row, 0, height - 1).astype(jnp.int32)
         column_index = jnp.clip(column, 0, width - 1).astype(jnp.int32)
         index = row_index * width + column_index

@@ -1,4 +1,4 @@
-"""Selections of items by value, which return indices in int32.
+"""Selects items by value. The results have the indices of the items, in int32.
 
 The number of rows of a result is the largest number of items that may be selected. Rows after the
 last selected item hold -1.
@@ -266,10 +266,10 @@ def unique(ctx: Context, input: Array, axis: int, sorts: bool) -> tuple[Array, .
 
     A sub-tensor is a slice of the input at one index of the axis. If `sorts` is true, the distinct
     sub-tensors are sorted. If `sorts` is false, the sub-tensors are in the order of their first
-    indices. The first result has the shape of the input. After the distinct sub-tensors it repeats
-    the last distinct sub-tensor. The int32 tensors are:
+    indices. The first result has the shape of the input. After the distinct sub-tensors this result
+    repeats the last distinct sub-tensor. The int32 tensors are:
 
-    1. the first index of each distinct sub-tensor in the input, then the last such index again
+    1. the first index of each distinct sub-tensor in the input, then the last of these again
     2. for each index of the input, the index of its sub-tensor among the distinct ones
     3. the number of occurrences of each distinct sub-tensor, then 0
     4. the number of distinct sub-tensors, of shape (1,)
@@ -309,7 +309,7 @@ def unique(ctx: Context, input: Array, axis: int, sorts: bool) -> tuple[Array, .
 
 
 def _distinct(rows: Array) -> tuple[Array, Array, Array]:
-    """Return three tensors about the distinct rows of an array. Each has an item for each row.
+    """Return three tensors about the distinct rows of an array, with an item for each row.
 
     The distinct rows are numbered in sorted order. The tensors are:
 

@@ -1,4 +1,7 @@
-"""Elementwise operations (spec 4.2). Integers wrap around; division rounds them towards 0."""
+"""Elementwise operations (spec 4.2).
+
+Integers wrap around. Quotients of integers are rounded towards 0.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def _is_inexact(x: Array) -> bool:
 
 
 def like(check: Callable[..., None]) -> Callable[[TensorType], TensorType]:
-    """Return an `infer` function for one operand, which checks and returns the operand's type."""
+    """Return an `infer` function that checks its one operand, and returns the operand's type."""
 
     def infer(x: TensorType) -> TensorType:
         check(x=x)
@@ -45,7 +48,7 @@ real_type, ordered_type, _number_type = map(
 def _register_unary(
     kind: str, function: Callable[[Array], Array], infer: Infer = real_type, why_not: str = ""
 ) -> None:
-    """Register the rule of `kind`, which applies an elementwise function to one operand.
+    """Register `kind` as an operation that applies an elementwise function to one operand.
 
     `infer` returns the type of the result. `why_not` is the reason why the kind has no derivatives,
     or "".
@@ -62,7 +65,7 @@ def _non_finite_type(x: TensorType) -> TensorType:
 
 
 def _register_rounding(kind: str, function: Callable[[Array], Array]) -> None:
-    """Register the rule of `kind`, which applies `function` to floating-point numbers.
+    """Register `kind` as an operation that applies `function` to floating-point numbers.
 
     The rule leaves integers unchanged.
     """
@@ -127,7 +130,7 @@ def _round_type(x: TensorType, ties: str = "up") -> TensorType:
 
 @rules.rule("round", _round_type)
 def round_(ctx: Context, x: Array, ties: str = "up") -> Array:
-    """Return the nearest whole number, which has the dtype of x.
+    """Return the nearest whole number, in the dtype of x.
 
     A number halfway between two integers goes up if `ties` is "up", away from zero if it is
     "away", and to the even integer if it is "even".
@@ -147,7 +150,7 @@ def _same_type(x: TensorType, y: TensorType) -> TensorType:
 
 
 def _pair_type(check: Callable[..., None]) -> Callable[[TensorType, TensorType], TensorType]:
-    """Return an `infer` function for two operands of one dtype, which calls `check(x=x, y=y)`."""
+    """Return an `infer` function that calls `check(x=x, y=y)` for two operands of one dtype."""
 
     def infer(x: TensorType, y: TensorType) -> TensorType:
         check(x=x, y=y)
@@ -174,7 +177,7 @@ def _comparison_type(x: TensorType, y: TensorType) -> TensorType:
 def _register_binary(
     kind: str, infer: Infer, function: Callable[[Array, Array], Array], why_not: str = ""
 ) -> None:
-    """Register the rule of `kind`, which applies an elementwise function to two operands.
+    """Register `kind` as an operation that applies an elementwise function to two operands.
 
     `infer` returns the type of the result. `why_not` is the reason why the kind has no derivatives,
     or "".
@@ -210,7 +213,8 @@ _register_binary("bitwise_xor", _bits_type, jnp.bitwise_xor, _BITS)
 def divide(x: Array, y: Array) -> Array:
     """Return x / y. An integer quotient is rounded towards 0, and is 0 where y is 0."""
     x, y = align(x, y)
-    # One of the operands may be a Python number, whose type may differ from the other dtype.
+    # One of the operands may be a Python number, whose type may differ from the other operand's
+    # dtype.
     if _is_inexact(jnp.asarray(x)) or _is_inexact(jnp.asarray(y)):
         return jnp.divide(x, y)
     # `lax.div` rounds integer quotients towards 0, and needs operands of one shape.

@@ -80,7 +80,7 @@ def _count(start: float, end: float, step: float) -> int:
 def range_(
     ctx: Context, start: float, end: float, step: float, dtype: str
 ) -> Array | NDArray[np.generic]:
-    """Return the vector `start`, `start + step` and so on, up to `end`, which is excluded."""
+    """Return the vector `start`, `start + step` and so on, up to but excluding `end`."""
     if any(map(is_symbolic, (start, end, step))):
         numbers = lax.iota(dtype, _count(start, end, step))
         return jnp.asarray(start).astype(dtype) + jnp.asarray(step).astype(dtype) * numbers

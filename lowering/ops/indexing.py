@@ -228,7 +228,7 @@ def scatter_nd(input: Array, indices: Array, updates: Array, reduction: str) -> 
 
 
 def _scatter(x: Array, coordinates: tuple[Array, ...], updates: Array, reduction: str) -> Array:
-    """Write updates into x at coordinates, or combine them with the items of x by a reduction."""
+    """Write updates into x at coordinates, or combine updates and items of x by a reduction."""
     target = x.at[coordinates]
     match reduction:
         case "mul":

@@ -184,7 +184,7 @@ def einsum(ctx: Context, inputs: Sequence[Array], expr: str, accumulator: str, d
     input_dtype = np.dtype(inputs[0].dtype)
 
     def width(dtype: np.dtype[np.generic]) -> tuple[int, int]:
-        """Return a key that grows with width: integer, real or complex first, then the size."""
+        """Return a key that orders dtypes: by integer, real or complex, and then by size."""
         return _generality(str(dtype)), dtype.itemsize
 
     sum_dtype = sum_dtype_of(max(np.dtype(accumulator), input_dtype, key=width))

@@ -112,11 +112,11 @@ def tree_ensemble(
     """Return the score of each class in float32, from the leaves that the input reaches.
 
     The input has the shape (features,) or (batch, features), and the result has the classes in
-    the place of the features. `trees` holds the row of each root in `nodes`. A row of `nodes`
-    stands for a comparison of a feature with a threshold. The row has five numbers: the feature,
-    the next row if the comparison is true, the next row if it is false, the bits of the float32
-    threshold, and the code of the comparison. The codes 1 to 6 stand for == != < > <= >=. If NaN
-    counts as true, 256 is added to the code.
+    the place of the features. `trees` holds, for each tree, the number of the root's row in
+    `nodes`. A row of `nodes` stands for a comparison of a feature with a threshold. The row has
+    five numbers: the feature, the next row if the comparison is true, the next row if it is false,
+    the bits of the float32 threshold, and the code of the comparison. The codes 1 to 6 stand for
+    == != < > <= >=. If NaN counts as true, 256 is added to the code.
 
     Code 0 marks a leaf. The first two numbers of a leaf are the number of its first row in
     `leaves`, and the number after its last row. A row of `leaves` has a class and the bits of a

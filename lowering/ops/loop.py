@@ -199,7 +199,7 @@ def _repeated(iterate: _Iterate, begins: Array, first: list[Array], number: Arra
     """Run iterations in a `lax.while_loop`, and return the last carried values.
 
     `begins` tells whether there are iterations. `number` is the number of the first iteration,
-    and `first` has the carried values before it.
+    and `first` has the carried values before this iteration.
     """
 
     def continues(carry: _Carry) -> Array:

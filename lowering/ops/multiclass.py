@@ -74,7 +74,7 @@ def _limited(count: int, limit: int) -> int:
 
 
 def _without_rows(batch: int, dtype: np.dtype[np.generic]) -> tuple[Array, Array, Array]:
-    """Return the results for `batch` images without any box: no rows, no indices, and zeros."""
+    """Return the results for `batch` images without boxes: no rows, no indices, and counts of 0."""
     no_indices = jnp.zeros((0, 1), jnp.int32)
     return jnp.zeros((0, 6), dtype), no_indices, jnp.zeros(batch, jnp.int32)
 
@@ -86,9 +86,9 @@ def _ranked(
     """Return rows (class, score, x1, y1, x2, y2), `indices`, and each image's number of rows.
 
     `boxes` has the shape (batch, classes or 1, n, 4), and `box_index` (batch, classes, most) has
-    the indices of the remaining boxes along axis 2. For each remaining box, `labels`, `scores`
-    and `indices` have the class, the score and the index that is returned. The score is -inf
-    where there is no box.
+    the indices of the remaining boxes along axis 2 of `boxes`. For each remaining box, `labels`,
+    `scores` and `indices` have the class, the score and the index that is returned. The score is
+    -inf where there is no box.
 
     The `keep` best boxes of each image remain. Rows are sorted by `order`, which is "class",
     "score" or "none". If `across` is false, rows are first sorted by image, so that boxes of one

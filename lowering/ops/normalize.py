@@ -57,7 +57,7 @@ def _unit(x: Array, axes: Ints, bias: float, epsilon: float) -> Array:
 
 
 def _register_normalization(kind: str, norm_of: Callable[[Array, Ints], Array]) -> None:
-    """Register the rule of `kind`, which divides the input by a norm.
+    """Register `kind` as an operation that divides the input by a norm.
 
     The norm is `norm_of(input, axes)`, in which the axes remain with extent 1. The divisor is the
     norm plus a bias, but at least epsilon.

@@ -120,7 +120,8 @@ def detection_output(
     - `clip_before`: whether all boxes are clipped to [0, 1]
     - `clip_after`: whether the detections are clipped to [0, 1]
     - `decrease_label`: whether a box is only in its best class, and class numbers begin at 0
-    - `normalized`: whether ends of prior boxes are not divided by `input_size` (height, width)
+    - `normalized`: whether prior boxes are divided by the input's extents already. Otherwise they
+      are divided here by `input_size` (height, width).
     """
     dtype = jnp.asarray(locations).dtype
     locations, confidences, priors = (
@@ -326,13 +327,13 @@ def proposal(
     """Return the best regions (image, x1, y1, x2, y2) and their scores.
 
     The results have the shapes (batch * post_nms, 5) and (batch * post_nms,). `scores` has the
-    shape (batch, 2 * anchors, height, width), of which the second half is for objects, and
-    `deltas` has the shape (batch, 4 * anchors, height, width). `anchors` are boxes x1, y1, x2,
-    y2 relative to the position of an item. The distance of two positions is `feature_stride`.
-    `image` has three or four items: the height, the width, and one or two scales. A region
-    should have at least the extents `min_size` * scale. The `pre_nms` best regions of an image
-    are compared. The row after the last region of an image has the image -1, and the rows of the
-    image after it are zeros.
+    shape (batch, 2 * anchors, height, width). Along axis 1, the second half of the scores is for
+    objects. `deltas` has the shape (batch, 4 * anchors, height, width). `anchors` are boxes x1, y1,
+    x2, y2 relative to the position of an item. The distance of two positions is `feature_stride`.
+    `image` has three or four items: the height, the width, and one or two scales. A region should
+    have at least the extents `min_size` * scale. The `pre_nms` best regions of an image are
+    compared. The row after the last region of an image has the image -1, and the rows of the image
+    after it are zeros.
 
     - `coordinate_scale`, `size_scale`: the numbers by which deltas are divided
     - `pixel_offset`: the number that is added to the difference of two ends to give an extent
@@ -417,7 +418,7 @@ def proposal(
 
 
 def _clipped(boxes: Array, ends: Array) -> Array:
-    """Return boxes (..., 4) in which each end is at least 0 and at most the item of `ends` (4,)."""
+    """Clip each end of boxes (..., 4) to the range from 0 to the end's item of `ends` (4,)."""
     ones = (1,) * (boxes.ndim - 1)
     return jnp.minimum(jnp.maximum(boxes, 0), ends.reshape(*ones, 4))
 

@@ -31,7 +31,7 @@ from lowering.tracing import Context
 def _quantized_type(
     x: TensorType, bits: int, least_bits: int = 1, ties: str = "up", **levels: TensorType
 ) -> TensorType:
-    """Check the arguments of a quantisation, and return its result's type, which is the type of x.
+    """Check the arguments of a quantisation, and return the type of x as the result's type.
 
     `levels` has the operands that decide the levels, such as the ends of the range.
     """

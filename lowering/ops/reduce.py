@@ -32,7 +32,7 @@ def _reduced(input: TensorType, axes: Ints) -> TensorType:
 
 
 def _reduced_if(check: Callable[..., None]) -> Callable[[TensorType, Ints], TensorType]:
-    """Return an `infer` function for reductions, which calls `check(input=input)`."""
+    """Return an `infer` function that calls `check(input=input)` for a reduction."""
 
     def infer(input: TensorType, axes: Ints) -> TensorType:
         check(input=input)
@@ -62,7 +62,7 @@ def _extremum_type(input: TensorType, axes: Ints) -> TensorType:
 def _register_reduction(
     kind: str, infer: Callable[..., TensorType], function: Callable[..., Array], why_not: str = ""
 ) -> None:
-    """Register the rule of `kind`, which applies a reduction of `jax.numpy`.
+    """Register `kind` as an operation that applies a reduction of `jax.numpy`.
 
     `why_not` is the reason why the kind has no derivatives, or "".
     """
@@ -88,7 +88,7 @@ def _require_countable(input: TensorType, axes: Ints) -> None:
 
 def _sum_type(input: TensorType, axes: Ints) -> TensorType:
     reduced = _number_type(input, axes)
-    if is_integer(input.dtype):  # a mean of integers is divided by their number
+    if is_integer(input.dtype):  # the number of integers must fit int32
         _require_countable(input, axes)
     return reduced
 
@@ -145,7 +145,7 @@ def _index_type(input: TensorType, axes: Ints, last: bool = False) -> TensorType
 
 
 def _register_index_rule(kind: str, function: Callable[..., Array]) -> None:
-    """Register the rule of `kind`, which returns the index of the least or the greatest item.
+    """Register `kind` as an operation that returns the index of the least or the greatest item.
 
     `function` is `lax.argmin` or `lax.argmax`. An index over several axes is row-major, in the
     tensor's order of axes. Of equal extrema the first wins, or the last if `last` is true.
@@ -183,7 +183,7 @@ def _running_type(x: TensorType, axis: int) -> TensorType:
 
 
 def _register_running(kind: str, function: Callable[..., Array], neutral: int) -> None:
-    """Register the rule of `kind`, which computes running sums or running products.
+    """Register `kind` as an operation that computes running sums or running products.
 
     `function` is `lax.cumsum` or `lax.cumprod`, and `neutral` is the result without items. The
     attribute `exclusive` leaves the item itself out, and `reverse` starts at the end.

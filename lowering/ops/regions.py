@@ -1,4 +1,4 @@
-"""Pools of regions whose bins have channels of their own (R-FCN, Dai et al., arXiv:1605.06409)."""
+"""Pools regions with separate channels for each bin (R-FCN, Dai et al., arXiv:1605.06409)."""
 
 from __future__ import annotations
 
@@ -62,18 +62,18 @@ def position_sensitive_roi_pool(
     spatial_scale: float, mode: str, bins: tuple[int, int],
     offsets: Array | Literal[False] = False, offset_scale: float = 0.0,
 ) -> Array:  # fmt: skip
-    """Return the mean of each bin of regions, where each bin has channels of its own in the input.
+    """Return the mean of each bin of regions. Each bin reads input channels of its own.
 
     `rois` has rows (image, x1, y1, x2, y2). The input has the shape (batch, channels, height,
     width), and the result has the shape (regions, output_channels, group_size, group_size).
     `mode` decides which items of the input a bin averages:
 
     - "average" rounds corners, and averages the items whose cells the bin touches.
-    - "bilinear" takes the coordinates of regions as parts of the input's extents, from 0 to 1. A
-      region is divided into `bins` (rows, columns) cells with separate channels. Interpolated
+    - "bilinear" takes the coordinates of regions as fractions of the input's extents, from 0 to 1.
+      A region is divided into `bins` (rows, columns) cells with separate channels. Interpolated
       samples are averaged over the cells.
-    - "deformable" rounds corners. A bin has `bins` (rows, columns) samples, and averages those of
-      them that are inside the input. The samples are moved by `offsets` times `offset_scale`, in
+    - "deformable" rounds corners. A bin has `bins` (rows, columns) samples, and averages the
+      samples inside the input. The samples are moved by `offsets` times `offset_scale`, in
       units of the region's extents (Dai et al. 2017, arXiv:1703.06211). `offsets` has the shape
       (regions, 2 * classes, rows, columns), with x and y for each class of channels.
 
@@ -129,7 +129,7 @@ class _Pool:
         return self.x[image].reshape(self.channels, *bins, height, width)
 
     def mean(self, region: Array, image: Array) -> Array:
-        """Return the mean of the items whose cells each bin of a region touches.
+        """Return, for each bin of a region, the mean of the items whose cells the bin touches.
 
         `region` is (image, x1, y1, x2, y2), and `image` is the number of the image.
         """
@@ -169,7 +169,7 @@ class _Pool:
         rows, columns = bins
         corners = region[1:] * self.scale
         start = corners[:2]
-        # Corners are parts of the axes, and are multiplied by the index of the last item.
+        # Corners are fractions of the axes, and are multiplied by the index of the last item.
         last_item = jnp.array([width - 1, height - 1], dtype)
         size = (corners[2:] - corners[:2]) / jnp.array([columns, rows], dtype)
         planes = self.x[image].reshape(rows, columns, self.channels, height, width)
@@ -208,8 +208,8 @@ class _Pool:
         """Return the mean of the moved samples of each bin, without samples outside of the input.
 
         A bin has `bins` (rows, columns) samples. `moves` are the offsets (2 * classes, rows,
-        columns) of the region, or None, and `offset_scale` is their factor. `region` is (image,
-        x1, y1, x2, y2), and `image` is the number of the image.
+        columns) of the region, or None, and `offset_scale` is the factor of these offsets. `region`
+        is (image, x1, y1, x2, y2), and `image` is the number of the image.
         """
         height, width = self.x.shape[2:]
         sample_rows, sample_columns = bins
@@ -227,9 +227,9 @@ class _Pool:
 
             Samples outside of the input are left out.
 
-            The weights have the shape (channels, bin rows, bin columns, extent). `count` is the
-            number of samples of a bin along the axis, which is 0 for x and 1 for y. `extent` is
-            the input's extent.
+            The weights have the shape (channels, bin rows, bin columns, extent). `axis` is 0 for x
+            and 1 for y. `count` is the number of samples of a bin along this axis. `extent` is the
+            input's extent.
             """
             bin_extent = size[axis] / self.group_size
             first = start[axis] + bin_numbers * bin_extent  # the first sample of each bin

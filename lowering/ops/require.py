@@ -65,7 +65,7 @@ bits = _requirement(
 
 
 def same_dtype(*checks: Callable[..., None], **operands: TensorType) -> None:
-    """Refuse operands of different dtypes, and operands that a check of `checks` refuses."""
+    """Refuse operands of different dtypes, and operands that one of the `checks` refuses."""
     for check in checks:
         check(**operands)
     if len({operand.dtype for operand in operands.values()}) > 1:

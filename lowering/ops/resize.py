@@ -217,7 +217,7 @@ _Tap = tuple[Array, Array]
 
 
 def _bilinear(place: Array, bounded: Callable[[Array], Array]) -> list[_Tap]:
-    """Return taps for the items before and after a place.
+    """Return taps for the items before and after `place`, a position along an axis.
 
     `bounded` moves a place into the axis, as the padding mode of `grid_sample` says.
     """
@@ -244,9 +244,9 @@ def _bicubic(place: Array, bounded: Callable[[Array], Array]) -> list[_Tap]:
 
 
 def _item(place: Array) -> Array:
-    """Return places as indices of items, in int32.
+    """Convert positions along an axis to indices of items, in int32.
 
-    Places that are not finite, or that do not fit int32, are outside of the input.
+    Positions that are not finite, or that do not fit int32, are outside of the input.
     """
     return jnp.where(jnp.abs(place) < 2**30, place, -1.0).astype(jnp.int32)
 

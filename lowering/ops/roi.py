@@ -151,9 +151,9 @@ def _pool_regions(
 ) -> Array:
     """Call `pool` for one region after another, and stack the results.
 
-    `pool` takes the image (channels, height, width) of a region and the masks of the rows and
-    of the columns in each bin, and returns the pooled bins. The gradient computes `pool` again,
-    to save memory.
+    `pool` takes the image (channels, height, width) of a region, the mask of the rows in each bin,
+    and the mask of the columns in each bin. It returns the pooled bins. The gradient computes
+    `pool` again, to save memory.
     """
     _, _, height, width = input.shape
     row_count, column_count = output_size

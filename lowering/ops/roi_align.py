@@ -187,7 +187,7 @@ def _joined_samples(plane: Array, grid: _Grid, roi: Array, mode: str) -> Array:
 
 
 def _rotated(row: Array, column: Array, roi: Array) -> tuple[Array, Array]:
-    """Rotate positions around the centre of a region. Return their rows and columns in the image.
+    """Rotate positions around the centre of a region, and return rows and columns in the image.
 
     `row` and `column` are relative to the centre. `roi` is centre x, centre y, width, height, and
     an angle from x to y in radians.

@@ -113,7 +113,7 @@ def require_body(body: Graph, operands: Sequence[TensorType], output_count: int)
 
 
 def require_constant_state(name: str, before: TensorType, after: TensorType) -> None:
-    """Refuse a state whose type `before` an iteration differs from the type `after` it."""
+    """Refuse a state whose type before an iteration differs from its type after the iteration."""
     if before.dtype != after.dtype:
         raise InvalidOperation(
             f"state '{name}' holds {before.dtype} at first and {after.dtype} after an iteration",

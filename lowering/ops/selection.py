@@ -1,4 +1,4 @@
-"""Slices, padding, repetition and other selections of items, which have any dtype (spec 4.5)."""
+"""Slices, padding, repetition and other selections of items of any dtype (spec 4.5)."""
 
 from __future__ import annotations
 
@@ -181,8 +181,9 @@ def _pad_type(input: TensorType, padding: Padding, border: str) -> TensorType:
             raise InvalidShape(
                 f"there is nothing in {show(input.shape)} to pad with border '{border}'"
             )
-        # This is the most items that a border mirrors. 'reflect' leaves the item at the edge out,
-        # and 'reflect-even' mirrors all items. The value None is for borders that mirror no items.
+        # This is the largest number of items that a border mirrors. 'reflect' leaves the item at
+        # the edge out, and 'reflect-even' mirrors all items. The value None is for borders that
+        # mirror no items.
         mirror_count = {"reflect": extent - 1, "reflect-even": extent}.get(border)
         if mirror_count is not None and max(before, after) > mirror_count:
             raise InvalidShape(

@@ -149,7 +149,7 @@ def _stft_type(
 def stft(
     input: Array, window: Array | Literal[False], axis: int, frame_length: int, frame_step: int
 ) -> Array:
-    """Return the Fourier transforms of frames of a signal, which lies along `axis`.
+    """Return the Fourier transforms of frames of a signal. The signal lies along `axis`.
 
     The result has two axes, frames and frequencies, in the place of `axis`. The input and the
     result have pairs [re,im] along the last axis. Frames have `frame_length` items, and begin

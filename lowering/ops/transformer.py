@@ -152,8 +152,8 @@ def attention(
         visible = jnp.tril(jnp.ones(scores.shape[-2:], jnp.bool_), diagonal)
         scores = _masked(scores, visible)
     weights, total = _exponentials(scores)
-    # If the scores have 32 bits or more, the sums divide the result at the end. Otherwise they
-    # divide the weights first: in 16 bits the product with undivided weights would overflow.
+    # If the scores have 32 bits or more, the result is divided by the sums at the end. Otherwise
+    # the weights are divided first: in 16 bits the product with undivided weights would overflow.
     divides_last = weights.dtype == scores.dtype
     if not divides_last:
         weights = (weights / total).astype(scores.dtype)
@@ -166,7 +166,7 @@ def attention(
 def _grouped(mask: Array, rank: int, groups: tuple[int, int]) -> Array:
     """Return the mask with its axis of heads split into the two axes `groups`.
 
-    `groups` is (heads of keys, heads of queries for each of them), and `rank` is the rank of
+    `groups` is (heads of keys, heads of queries for each head of keys), and `rank` is the rank of
     the scores, (batch..., *groups, queries, keys). A mask of lower rank is preceded by axes of
     extent 1.
     """

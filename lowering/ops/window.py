@@ -273,7 +273,7 @@ def _desample_type(
 
 @rules.rule("desample", _desample_type)
 def desample(input: Array, index: Array, output_shape: Shape, **pool: Unpack[Pool]) -> Array:
-    """Add each item to the cell with the number `index` of its window, as the reverse of `sample`.
+    """Add each item to cell number `index` of the item's window, as the reverse of `sample`.
 
     The cells of a window are numbered in row-major order.
     """
@@ -363,7 +363,7 @@ def _adaptive_max_type(input: TensorType, output_size: Shape) -> tuple[TensorTyp
 
 @rules.rule("adaptive_max_pool", _adaptive_max_type)
 def adaptive_max_pool(ctx: Context, input: Array, output_size: Shape) -> tuple[Array, Array]:
-    """Return the maximum of each window, and its index in the channel.
+    """Return the maximum of each window, and the index of this maximum in the channel.
 
     There are `output_size[i]` windows along spatial axis i, as in torch's adaptive pools. Indices
     count the items of a channel in row-major order.
