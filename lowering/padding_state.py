@@ -301,9 +301,15 @@ def neutral(name: str, dtype: Any) -> Any:
 
 
 def _is_symbolic(equation: Equation) -> bool:
-    """Tell whether an operand, a result or a parameter of an equation has a symbolic extent."""
+    """Tell whether an operand, a result or a parameter of an equation has a symbolic extent.
+
+    The equations of functions that it evaluates count too: a loop may have lists only in its body.
+    """
     has_lists = any(map(is_list, (*equation.invars, *equation.outvars)))
-    return has_lists or any(map(has_symbols, equation.params.values()))
+    if has_lists or any(map(has_symbols, equation.params.values())):
+        return True
+    functions = jaxprs.function_params(equation)
+    return any(_is_symbolic(inner) for closed in functions for inner in closed.jaxpr.eqns)
 
 
 def _is_real(v: Atom) -> bool:

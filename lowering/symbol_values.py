@@ -112,6 +112,19 @@ class SymbolValues:
         return _value(_parsed(str(extent)), self.counts | open_values)
 
 
+def with_numbers(extent: Any, numbers: Mapping[str, int]) -> Any:
+    """Return an extent with numbers in place of some of its symbols.
+
+    For n0 + n1 and the number 0 for n0, the result is n1. Raises an error of jax if the result
+    depends on the values of the other symbols, as the larger one of n0 and n1 does.
+    """
+    if symbols_in(extent).isdisjoint(numbers):
+        return extent
+    most = {**numbers} | _open(extent, numbers)
+    number, _ = _range(_parsed(str(extent)), most, counted={})
+    return number
+
+
 def symbols_in(extent: Any) -> set[str]:
     """Return the names of the symbols in an extent, a shape, or another attribute."""
     if isinstance(extent, tuple):

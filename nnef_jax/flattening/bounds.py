@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lowering.extents import Extent, volume
+from lowering.extents import Extent, is_symbolic, volume
 from lowering.graph import Operation, Value
 from nnef_jax.flattening.computations import Computations
 
@@ -41,10 +41,11 @@ class Bounds:
         self._computations = computations
         self._shape_of = shape_of
         self._bound = bound
-        # These caches map ids of operations to results of `_most_of` and `_is_count_of`. Without
+        # These caches map ids of operations to results of `_most_of` and its like. Without
         # them, the time would double with each operation such as x + x. The graph under
         # construction holds the operations, so no id is used again.
         self._most_by_operation: dict[int, int | None] = {}
+        self._least_by_operation: dict[int, int | None] = {}
         self._is_count_by_operation: dict[int, bool] = {}
         self._most_by_input: dict[Value, int | None] = {}
         self._is_count_by_input: dict[Value, bool] = {}
@@ -104,12 +105,12 @@ class Bounds:
         """Return an upper bound of the result of an operation, or None if no bound is known.
 
         `kind` is the operation's name, a key of `_RESULT_BOUNDS`. No bound is known if an operand
-        has no bound or a negative one, or if several factors of a product may be negative.
+        has no bound, or if a factor is negative, or several factors may be negative.
         """
         bounds: list[int] = []
         for x in operands:
             bound = self.most(x)
-            if bound is None or bound < 0:
+            if bound is None or (kind == "mul" and bound < 0):
                 return None
             bounds.append(bound)
         if kind == "mul":
@@ -117,6 +118,42 @@ class Bounds:
             if len(may_be_negative) > 1:
                 return None  # the product of two negative numbers may exceed the bounds' product
         return _RESULT_BOUNDS[kind](bounds)
+
+    def least(self, x: Any) -> int | None:
+        """Return a lower bound of an operand's items, or None if no bound is known."""
+        if self.is_count(x):
+            return 0
+        if not isinstance(x, Value):
+            return math.floor(x)
+        operation = self._computations.operation_of(x)
+        if operation is None:
+            return None
+        if id(operation) not in self._least_by_operation:
+            self._least_by_operation[id(operation)] = self._least_of(operation)
+        return self._least_by_operation[id(operation)]
+
+    def _least_of(self, operation: Operation) -> int | None:
+        """Return a lower bound of the items of an operation's results, or None."""
+        kind = operation.kind
+        operands: list[Any] = [x for _, x in operation.operands]
+        if kind == "constant":
+            items: Any = dict(operation.attributes)["value"]
+            is_known = not any(isinstance(item, Extent) or is_symbolic(item) for item in items)
+            return min(items, default=0) if is_known else None
+        if kind == "sub":
+            least, most = self.least(operands[0]), self.most(operands[1])
+            return None if least is None or most is None else least - most
+        if kind in _MOVES:
+            return self.least(operands[0])
+        if kind not in ("add", "min", *_JOINS):
+            return None
+        if kind in _JOINS:
+            (operands,) = operands  # the single operand is an array of tensors
+        bounds = [self.least(x) for x in operands]
+        known_bounds = [bound for bound in bounds if bound is not None]
+        if len(known_bounds) < len(bounds):
+            return None
+        return sum(known_bounds) if kind == "add" else min(known_bounds)
 
     def is_count(self, x: Any) -> bool:
         """Tell whether no item of an operand can be negative.

@@ -59,11 +59,20 @@ def _extent(graph: ListEmission, x: Value, index: int, span: Span | None) -> Any
 
 
 def _counted_extent(graph: ListEmission, x: Value, index: int, span: Span | None) -> Any:
-    """Return a symbol for an item of a tensor, or None if no upper bound of the items is known."""
-    most = graph.bounds.most(x)
-    if most is None:
+    """Return an extent for an item of a tensor, or None if no bounds of the items are known.
+
+    The extent is a symbol, which is never negative. If the item may be negative, the extent is the
+    difference of two symbols, one of which is 0.
+    """
+    most, least = graph.bounds.most(x), graph.bounds.least(x)
+    if most is None or least is None:
         return None
-    return graph.defined_symbol(_item(graph, x, index, span), most, span)
+    item = _item(graph, x, index, span)
+    positive_part = graph.defined_symbol(item, max(most, 0), span)
+    if least >= 0:
+        return positive_part
+    negated = graph.insert("neg", {"x": item}, span)
+    return positive_part - graph.defined_symbol(negated, -least, span)
 
 
 def _item(graph: ListEmission, x: Value, index: int, span: Span | None) -> Value:

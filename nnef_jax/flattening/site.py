@@ -16,6 +16,7 @@ from lowering.graph import Value
 from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.computed_extents import extents_of
 from nnef_jax.flattening.emission import ByName
+from nnef_jax.flattening.empty_lists import require_for_empty_lists
 from nnef_jax.flattening.host_operations import evaluate
 from nnef_jax.flattening.hostvalues import LARGEST, NotFolded
 from nnef_jax.flattening.operators.site import OperatorSite
@@ -180,7 +181,11 @@ class Site(OperatorSite[_Graph]):
         operands = list(operands)
         constants = [x for x in _flat(operands) if isinstance(x, Constant)]
         self.spend(sum(x.array.size for x in constants))
-        computed = function(*map(_host_value, operands))
+        host_values = [_host_value(x) for x in operands]
+        computed = function(*host_values)
+        if self.graph.has_lists:
+            symbols = self.graph.symbols.most.keys()
+            require_for_empty_lists(function, host_values, computed, symbols)
         # The results have the type of the first operand that is not bool.
         logical = self.graph.TYPES["b"]
         other_types = [x.type for x in constants if x.type != logical]

@@ -162,9 +162,35 @@ CASES: dict[str, Case] = {
     ),
     "a list is appended": repeated(node("Concat", "s0 chosen", "after", axis=0)),
     "a list replaces the rows": repeated(node("Identity", "chosen", "after")),
+    "a list that no result needs": repeated(node("Identity", "chosen", "unused"), APPEND),
+    "all rows but the last two of the rows so far": repeated(
+        node("Sub", "i two_rows", "less"),
+        node("Unsqueeze", "less axis", "end"),
+        node("Slice", "x axis end axis", "after"),
+    ),
     "a loop in a loop": repeated(node("Loop", "count yes s0", "after", body=INNER)),
     "as many rows as the number of the iteration": repeated(
         node("Unsqueeze", "i axis", "end"), node("Slice", "x axis end axis", "after"),
+    ),
+    "questions about the length of a list": (
+        [CHOSEN, node("Shape", "chosen", "length", start=0, end=1),
+         node("Equal", "length axis", "is_empty"), node("Less", "length one", "is_less"),
+         node("Greater", "length axis", "has_rows"), node("Max", "length one", "at_least_one"),
+         node("Sign", "length", "sign"), node("Where", "has_rows one minus_two", "number")],
+        ["is_empty", "is_less", "has_rows", "at_least_one", "sign", "number"],
+    ),
+    "a loop that ends by the length of a list": (
+        [CHOSEN, node("Loop", "four yes row", "y",
+                      body=body([node("Concat", "s0 chosen row", "after", axis=0),
+                                 node("Shape", "after", "length", start=0, end=1),
+                                 node("Squeeze", "length", "rows"),
+                                 node("Less", "rows five", "goes_on")], "after"))],
+        ["y"],
+    ),
+    "rows before and after a negative place": (
+        [*COUNT, node("Add", "count minus_two", "end"), node("Slice", "x axis end axis", "y"),
+         node("Slice", "x end far axis", "z")],
+        ["y", "z"],
     ),
     "the last row depends on the state": (
         [*COUNT, node("Loop", "count yes row", "y",
