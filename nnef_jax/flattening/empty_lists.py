@@ -78,10 +78,9 @@ def _with_numbers(value: Any, numbers: Mapping[str, int]) -> Any:
 
 def _are_equal(x: Any, y: Any) -> bool:
     """Tell whether host values are equal."""
-    if isinstance(x, list) and isinstance(y, list):
+    if isinstance(x, list):
         parts: Sequence[Any] = x
-        others: Sequence[Any] = y
-        return len(parts) == len(others) and all(map(_are_equal, parts, others))
+        return len(parts) == len(y) and all(map(_are_equal, parts, y))
     if x.shape != y.shape:
         return False
     pairs = zip(x.ravel().tolist(), y.ravel().tolist(), strict=True)
