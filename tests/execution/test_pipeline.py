@@ -50,6 +50,11 @@ def pooled(p: Any, x: Any) -> Any:
     return lax.reduce_window(x[0], -jnp.inf, lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
 
 
+def updated(p: Any, x: Any) -> Any:
+    y = lax.dynamic_update_slice(x[0], x[1], (1, 0))
+    return y, y.sum()
+
+
 def bytes_of(x: Any) -> Any:
     return noted(x, jnp.round(x), 1.0, 0.0, -128, 127)
 
@@ -65,6 +70,7 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], Shapes, Shapes]] = {
         ((1, 8, 4, 4),),
     ),
     "siblings": (lambda p, x: (x[0] @ p[0]) * (x[0] @ p[1]), ((8, 8), (8, 8)), ((4, 8),)),
+    "shared_updates": (updated, (), ((4, 8), (1, 8))),
     "attention": (attending, (), ((2, 64, 8),)),
     "hidden": (hiding, (), ((2, 2048, 64), (2, 2048, 64), (1, 2048, 2048))),
     "scan": (scanned, ((8, 8),), ((4, 8), (3,))),
