@@ -67,8 +67,9 @@ means that the test does not apply.
 - **OpenVX**: the part of the operation that every OpenVX with import of networks must run (its
   feature set vx_khr_nnef_import). Here nothing is left out ([openvx.md](openvx.md)).
 
-Values, batches and gradients are compared in runs that edit each tensor without a change. The
-captured tensors equal the outputs bit by bit, and gradients pass through the edits.
+Values, batches and gradients are compared in runs with an edit of each tensor that returns the
+tensor unchanged. The captured tensors equal the outputs bit by bit, and gradients pass through the
+edits.
 
 A cell has "yes" if all test rows of the kind that can be compared passed. Some rows cannot be
 compared: for example, a maximum of equal values has no central difference.
@@ -98,8 +99,8 @@ If tract reads an operation as NNEF does, rows of NNEF's table count too.
   why there is no gradient to compare.
 - **float16**: within 1 % of the exact result.
 
-Batches and gradients are compared in runs that edit each tensor without a change, and capture the
-results.
+Batches and gradients are compared in runs with an edit of each tensor that returns it unchanged,
+and capture the results.
 
 Operations that are structure are tested by the documents of `tests/formats/test_tract_*.py`.
 """

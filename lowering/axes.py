@@ -229,7 +229,7 @@ def _stack(equation: Equation) -> LinkedAxes:
     new_axis = equation.params["axis"]
     links: list[AxisLink] = []
     for axis in range(len(_shape(equation.invars[0]))):
-        # In the result, an operand axis from index `new_axis` on has a number larger by one.
+        # The axes `new_axis` and later move up by one, because the result has a new axis there.
         result_axis = axis if axis < new_axis else axis + 1
         links.append(_shared(operands, axis, [0], result_axis))
     return LinkedAxes(links)

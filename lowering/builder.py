@@ -220,7 +220,7 @@ class GraphBuilder:
                 return TensorType((), self.real)
 
     def _as_read(self, operand: Value | Scalar) -> TensorType:
-        """Return the type that a rule gets for an operand.
+        """Return the type of an operand, as it is passed to a rule.
 
         Raises InvalidShape if an axis has more items than an index of 32 bits can number.
         """

@@ -165,7 +165,7 @@ class PaddedState:
     def bind_bounded(
         self, equation: Equation, operands: Sequence[Any], **changes: Any
     ) -> list[Any]:
-        """Evaluate an equation with the largest value of each symbolic extent in its parameters.
+        """Evaluate an equation. Symbolic extents in its parameters get their largest values.
 
         `changes` maps names of parameters to new values.
         """

@@ -23,7 +23,7 @@ def function_primitive(name: str) -> Any:
     primitive.multiple_results = True
 
     def bind_low_level(*operands: Array, jaxpr: ClosedJaxpr, **params: object) -> list[Array]:
-        """Bind the primitive to low-level equations, or evaluate `jaxpr` itself if this fails."""
+        """Bind the primitive with a low-level `jaxpr`. If this fails, evaluate `jaxpr` itself."""
         return or_else(
             lambda: primitive.bind(*operands, jaxpr=jaxpr_evaluation.low_level(jaxpr), **params),
             lambda: primitive.impl(*operands, jaxpr=jaxpr, **params),

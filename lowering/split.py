@@ -58,7 +58,7 @@ def split(program: Program, target: Target | None = None) -> Split:
     prepared, later = _prepared_and_later(program, target)
     if platform != "cpu":
         # TPUs and GPUs multiply by a transposed matrix without a copy. If a call reads a parameter
-        # in any case, transpositions of this parameter are not prepared.
+        # itself, transpositions of this parameter are not prepared.
         roots_read = {*prepared} & {*_roots(program)}
         prepared, later = _prepared_and_later(program, target, roots_read)
     drops_unit_axes = target is not None and target.drops_unit_axes

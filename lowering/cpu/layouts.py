@@ -232,10 +232,10 @@ def _body_parts(
 ) -> tuple[Split, list[View]]:
     """Choose kernels and layouts for the body of a scan, and split the body.
 
-    The preparation of the returned split computes the values that all iterations share, and the
-    call of the split computes an iteration. The returned list has a view for each stacked result:
-    the view of the item that an iteration computes. If `in_order` is true, the axes of these items
-    are in ascending order.
+    A split has two functions. The first, its preparation, computes the values that all iterations
+    share. The second, its call, computes an iteration. The returned list has a view for each
+    stacked result: the view of the item that an iteration computes. If `in_order` is true, the axes
+    of these items are in ascending order.
     """
     carried_count = len(start)
 

@@ -45,7 +45,8 @@ def parse(expr: str, ranks: Sequence[int]) -> tuple[list[str], str]:
         counts.append(count)
     unused = [letter for letter in string.ascii_letters if letter not in expr]
     letters = "".join(unused[: max(counts)])
-    # A term in which `...` stands for fewer axes gets the last letters, as numpy aligns axes.
+    # If `...` stands for fewer axes in a term than in others, the term gets the last letters:
+    # numpy aligns axes at the end too.
     expanded_terms: list[str] = []
     for term, count in zip(terms, counts, strict=True):
         last_letters = letters[len(letters) - count :]

@@ -54,9 +54,10 @@ def _errors(shares: Array) -> Array:
 
 
 def _exact(shares: Array) -> Array:
-    """Return the probabilities p (count,) with the least error p^T Q p, for shares (count, count).
+    """Return the probabilities p that have the least error p^T Q p.
 
-    Q is the matrix `_errors(shares)`. At the least error all items of Q p are equal.
+    The shapes are (count,) for p and (count, count) for `shares`. Q is the matrix
+    `_errors(shares)`. At the least error all items of Q p are equal.
     """
     # Since the items of p add up to 1, (Q + 1) p equals Q p + 1, whose items are equal too. If all
     # these items are 1, the solution is p times a number, and its items add up to this number.

@@ -392,7 +392,8 @@ def proposal(
             ranked_scores = jnp.where(is_large, object_scores, 0.0)
             eligible = jnp.ones_like(is_large)
         if later_ties:
-            # The first of equal scores wins. In reverse order this is the last one.
+            # Of equal scores, the first one wins. Here the last one must win, so the order is
+            # reversed.
             regions, ranked_scores, eligible = regions[::-1], ranked_scores[::-1], eligible[::-1]
         if pre_nms > 0:
             eligible = best_mask(ranked_scores, eligible, pre_nms)

@@ -207,9 +207,10 @@ class _Pool:
     ) -> Array:
         """Return the mean of the moved samples of each bin, without samples outside of the input.
 
-        A bin has `bins` (rows, columns) samples. `moves` are the offsets (2 * classes, rows,
-        columns) of the region, or None, and `offset_scale` is the factor of these offsets. `region`
-        is (image, x1, y1, x2, y2), and `image` is the number of the image.
+        Each bin has rows x columns samples, where `bins` is (rows, columns). `moves` are the
+        offsets (2 * classes, rows, columns) of the region, or None, and `offset_scale` is the
+        factor of these offsets. `region` is (image, x1, y1, x2, y2), and `image` is the number of
+        the image.
         """
         height, width = self.x.shape[2:]
         sample_rows, sample_columns = bins

@@ -96,8 +96,8 @@ def _slice_sum(program: Program, equation: Equation) -> _SumOfSlice | None:
     for slice, other in ((left_slice, right), (right_slice, left)):
         if slice is None or is_literal(other) or other not in program.early:
             continue
-        # The other operand must be a vector along the last axis, as long as the slice. Its other
-        # axes must have extent 1.
+        # The other operand must be a vector along the last axis, with the extent of the slice. Its
+        # other axes must have extent 1.
         extent = slice.stop - slice.start
         other_shape = other.aval.shape
         is_vector = math.prod(other_shape) == extent and other_shape[-1] == extent

@@ -174,8 +174,9 @@ class _Item:
 class _Items:
     """Determines the items of small tensors of a program, where this is possible.
 
-    An item is a number, a variable with only one item, or an `_Item`. Two items are equal if they
-    certainly have the same value, whatever the arguments of the program are.
+    An item is represented by a number, by a variable that holds a single number, or by an `_Item`.
+    Two items are equal if they certainly have the same value, whatever the arguments of the program
+    are.
     """
 
     def __init__(self, program: Program) -> None:

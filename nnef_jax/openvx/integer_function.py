@@ -261,7 +261,7 @@ class Lowered:
         return by_name, {value.name: mask for value, mask in masks.items()}
 
     def _packed(self, evaluation: Evaluation, values: Values) -> Any:
-        """Return the outputs among `values` in fixed point, in the form that a call returns."""
+        """Return the outputs as a call returns them, in fixed point. They are among `values`."""
         outputs = [
             evaluation.fixed(value, values[value]) for value in evaluation.plan.graph.outputs
         ]

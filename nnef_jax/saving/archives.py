@@ -204,7 +204,7 @@ def written(network: Network, arrays: Mapping[str, Any], quantization: str | Non
     options = replace(network.options, meter=Meter(network.options.meter.limits))
 
     def entire(graph: Graph) -> tuple[Graph, Mapping[Value, Value]]:
-        """Cut nothing off: return the entire graph, and no values that inputs replace."""
+        """Return the entire graph, and an empty dict, since inputs replace no values."""
         return graph, {}
 
     return frontend.flat_members(network.unpaired, options, entire, stored, quantization)

@@ -81,8 +81,8 @@ class _Rows:
         members = self._members.get(group, ())
         candidates = [index for index in members if _is_row(self._nodes[index])]
         visible = candidates[: self._remaining]
-        # The rows of all visible members are subtracted first. The members of groups among them
-        # get the rows that remain.
+        # The rows of all visible members are subtracted first. If a visible member is a group, the
+        # members of this group get the rows that remain.
         self._remaining -= len(visible)
         for index in visible:
             node = self._nodes[index]

@@ -309,9 +309,10 @@ class _Conversion:
     def _other_name(self, name: str) -> str | None:
         """Return another name of the value that is called `name`, or None.
 
-        In the document, the entry for `name` does not round the value under the returned name. A
+        The entry for `name` in graph.quant rounds the value only for operations that read the value
+        by this name. Operations that read it by the returned name get the value without rounding. A
         flat document has a single name for the value. There the entry would round the value for all
-        operations that read the value.
+        operations.
         """
         value = self.graph.values[name]
         aliases = self._aliases.get(value, frozenset[str]())

@@ -38,7 +38,7 @@ NO_OFFSET = 0  # the offset of a node that was not read from a text
 _ITEM_WORDS = ("scalar", "integer", "logical")
 _INTEGER_DTYPES = ("int32", "int64")  # dtypes in which integers of the language are computed
 Number = Scalar | complex
-_STEPS_OF_EXPRESSION = 5  # steps of the meter to make and print an expression
+_STEPS_OF_EXPRESSION = 5  # An expression costs so many steps of the limit.
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]")  # matches a letter that identifiers cannot have
 
 

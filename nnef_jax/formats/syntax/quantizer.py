@@ -44,7 +44,7 @@ _NUMERIC_ARGUMENTS = ("min", "max", "zero_point", "scale")
 _LARGEST_SCALAR = float(np.finfo(np.float32).max)
 _LARGEST_INTEGER = 2**31 - 1
 _MOST_BITS = 64
-# Bytes of memory for each number that codes stand for: an item in each of three arrays of float64.
+# Bytes of memory for the number of each code: a number of float64 in each of three arrays.
 _BYTES_OF_NUMBER = 24
 
 # The value of an argument. A list has an item for each channel, and an array is a constant tensor.

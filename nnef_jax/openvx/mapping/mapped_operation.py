@@ -47,7 +47,7 @@ class NodeInputs:
 
     @property
     def products(self) -> dict[str, Any]:
-        """Return the keyword arguments that layers with sums of products take."""
+        """Return the keyword arguments for layers that compute sums of products."""
         return {
             **self.output,
             "report_overflow": True,

@@ -216,7 +216,7 @@ def dynamic_product(
 def _matmul_integer(
     site: NodeSite, a: Tensor, b: Tensor, zero_a: Tensor | None = None, zero_b: Tensor | None = None
 ) -> Any:
-    """Multiply matrices of levels; return 32-bit integers."""
+    """Multiply matrices of quantised integers (levels); return 32-bit integers."""
     return product(site, a, b, zero_points=(zero_a, zero_b))
 
 

@@ -128,7 +128,7 @@ def _initial_array(
 ) -> NDArray[Any]:
     """Return an array with the initial value of a variable: `start`, or zeros if `start` is None.
 
-    Zeros have the shape `shape`, in which 0 replaces open extents.
+    An array of zeros has the shape `shape`, with the extent 0 in place of each unknown extent.
     """
     if start is not None:
         return _array(site, start)
