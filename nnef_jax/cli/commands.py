@@ -78,7 +78,7 @@ def summary(
 
 @app.command()
 def machine(as_json: option.Json = False) -> None:
-    """Print this machine's speeds (rates), and what they decide.
+    """Print this machine's speeds, and what they decide.
 
     Rates are speeds of computation and of memory, by which kernels are chosen. Rates that are not
     stored yet are measured.
