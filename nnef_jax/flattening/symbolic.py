@@ -44,7 +44,7 @@ class SymbolicShapes:
         self._structs[value] = _struct(value, shape)
 
     def shape_of(self, value: Value) -> Shape:
-        """Return the shape of a tensor, after tracing operations up to the one that computes it."""
+        """Return the shape of a tensor. All operations up to its own are traced first."""
         while value not in self._structs and self._traced < len(self.builder.operations):
             operation = self.builder.operations[self._traced]
             self._traced += 1

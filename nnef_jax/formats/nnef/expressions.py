@@ -53,10 +53,7 @@ class ExpressionTypes:
         self._tuples: dict[tuple[t.Type, ...], t.TupleOf] = {}
 
     def fits(self, actual: t.Type, formal: t.Type) -> bool:
-        """Tell whether the type `actual` fits the declared type `formal`; see `types.fits`.
-
-        In documents of 1.0 provisional, integers fit scalars.
-        """
+        """Tell whether the type `actual` fits `formal`. Integers fit scalars in 1.0 provisional."""
         return t.fits(actual, formal, mixed=self.provisional)
 
     def shown(self, formal: t.Type) -> str:

@@ -20,6 +20,7 @@ OPERATORS.families = (
     "nnef_jax.formats.openvino.layers.shape_layers",
     "nnef_jax.formats.openvino.layers.slicing_layers",
     "nnef_jax.formats.openvino.layers.indexing_layers",
+    "nnef_jax.formats.openvino.layers.counted_layers",
     "nnef_jax.formats.openvino.layers.image_layers",
     "nnef_jax.formats.openvino.layers.signal_layers",
     "nnef_jax.formats.openvino.layers.recurrent_layers",
