@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lowering.extents import is_known, largest_of
+from lowering.extents import is_known, is_symbolic, largest_of
 from lowering.graph import Value
 from lowering.location import Span
 from nnef_jax.flattening.tensor_graph import TensorGraph
@@ -88,17 +88,22 @@ def _varying_axes(graphs: Sequence[TensorGraph], values: Sequence[Value]) -> lis
 
 
 def as_lists(
-    graph: TensorGraph, results: Sequence[Value], varying: Sequence[VaryingAxis], span: Span | None
-) -> list[Value]:
+    graph: TensorGraph, results: Sequence[Value], varying: Sequence[VaryingAxis],
+    span: Span | None, last_extents: Sequence[Any] = (),
+) -> list[Value]:  # fmt: skip
     """Return the results of a choice or loop as lists, with counted extents along `varying`.
 
     `graph` is the graph that has the choice or loop. `results` has the padded results, followed by
-    the extent of each axis in `varying`.
+    the extent of each axis in `varying`. `last_extents` may have the same extents as numbers or
+    symbols, or None for an extent that only a run knows.
     """
     count = len(results) - len(varying)  # the number of results, without the extents
     lists = list(results[:count])
-    extents = results[count:]
-    for varying_axis, extent in zip(varying, extents, strict=True):
-        i = varying_axis.result
-        lists[i] = graph.listed(lists[i], varying_axis.axis, extent, varying_axis.limit, span)
+    for j, varying_axis in enumerate(varying):
+        i, axis, limit = varying_axis.result, varying_axis.axis, varying_axis.limit
+        extent = last_extents[j] if last_extents else None
+        if extent is None:
+            lists[i] = graph.listed(lists[i], axis, results[count + j], limit, span)
+        elif is_symbolic(extent):
+            lists[i] = graph.counted(lists[i], axis, extent, span)
     return lists

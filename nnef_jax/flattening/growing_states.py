@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lowering.errors import InvalidOperation
-from lowering.extents import largest_of
+from lowering.extents import is_symbolic, largest_of
 from lowering.graph import Value
 from lowering.symbol_values import bounds_by_symbol, symbols_in
 from nnef_jax.flattening.branch_results import VaryingAxis, as_lists
@@ -64,6 +64,8 @@ class GrowingStates:
         # The largest extent of each of `axes`: first before the first iteration, then in the loop.
         self._initial_most: list[int] = []
         self._most: list[int] = []
+        self._first_extents: list[Any] = []  # the extents of `axes` before the first iteration
+        self._before: Sequence[Value] = ()  # the states of the body before an iteration
         graph = site.graph
         # If the loop has no limit, the number 1 does not matter: `require_limit` refuses axes that
         # grow in each iteration.
@@ -79,6 +81,7 @@ class GrowingStates:
             padded[state] = graph.padded_to(padded[state], axis, most, site.span)
             self._varying.append(VaryingAxis(state, axis, last_extent))
             self._initial_most.append(graph.bound(extent))
+            self._first_extents.append(extent)
             self._most.append(most)
         self.initial: list[Value] = [*padded, *extents]
 
@@ -96,21 +99,20 @@ class GrowingStates:
             most = most_after - growing.step
             items = body.at.tensor(body.at.part(states[state], axis, first=0, last=most))
             states[state] = body.graph.listed(items, axis, extent, most, self._site.span)
+        self._before = states
         return states
 
-    def grown_axes(
-        self, graph: TensorGraph, before: Sequence[Value], after: Sequence[Value]
-    ) -> list[GrowingAxis]:
+    def grown_axes(self, graph: TensorGraph, after: Sequence[Value]) -> list[GrowingAxis]:
         """Return the axes along which an iteration changes the extents of states.
 
-        `graph` is the graph of the body, and `before` and `after` are the states before and after
-        the iteration. If the result is equal to `axes`, the padded states have room for all items.
+        `graph` is the graph of the body, and `after` are the states after an iteration. If the
+        result is equal to `axes`, the padded states have room for all items.
         """
         initial_most: dict[tuple[int, int], int] = {}  # the keys are (state, axis)
         for growing, most in zip(self.axes, self._initial_most, strict=True):
             initial_most[growing.state, growing.axis] = most
         axes: list[GrowingAxis] = []
-        for state, (old, new) in enumerate(zip(before, after, strict=True)):
+        for state, (old, new) in enumerate(zip(self._before, after, strict=True)):
             # A state whose rank changes is refused later, when the loop is added.
             has_other_rank = len(old.type.shape) != len(new.type.shape)
             if has_other_rank or graph.has_shape_of(old, new):
@@ -172,9 +174,27 @@ class GrowingStates:
             padded[state] = graph.padded_to(padded[state], axis, most, span)
         return [*padded, *extents]
 
-    def behind(self, results: Sequence[Value]) -> list[Value]:
+    def last_extents(
+        self, graph: TensorGraph, after: Sequence[Value], iterations: int
+    ) -> list[Any]:
+        """Return the extent of each of `axes` after a loop that always has `iterations` iterations.
+
+        The extent is None if iterations do not all add the same number of items. `graph` is the
+        graph of the body, and `after` are the states after an iteration.
+        """
+        extents: list[Any] = []
+        for growing, first_extent in zip(self.axes, self._first_extents, strict=True):
+            before_shape = graph.shape_of(self._before[growing.state])
+            after_shape = graph.shape_of(after[growing.state])
+            step = after_shape[growing.axis] - before_shape[growing.axis]
+            is_constant = not is_symbolic(step) and step == growing.step
+            extents.append(first_extent + iterations * step if is_constant else None)
+        return extents
+
+    def behind(self, results: Sequence[Value], last_extents: Sequence[Any]) -> list[Value]:
         """Return the states after the loop, as lists along the growing axes.
 
-        `results` are the results of the loop: the padded states, then their extents.
+        `results` are the results of the loop: the padded states, then their extents. `last_extents`
+        has the extent of each of `axes`, or None if the extent is counted in a run.
         """
-        return as_lists(self._site.graph, results, self._varying, self._site.span)
+        return as_lists(self._site.graph, results, self._varying, self._site.span, last_extents)

@@ -8,15 +8,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from lowering.errors import InvalidOperation
 from lowering.extents import is_symbolic
 from lowering.graph import Value
 from nnef_jax.errors import NnefError, SemanticError, ShapeError
-from nnef_jax.flattening.growing_states import GrowingAxis, GrowingStates
+from nnef_jax.flattening.loops import Iteration, add_loop
 from nnef_jax.flattening.operators.attributes import attribute
-from nnef_jax.flattening.repetition import LAST, RepeatedBody, add_choice, flattened_branches
+from nnef_jax.flattening.repetition import RepeatedBody, add_choice, flattened_branches
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.document import ModelGraph
@@ -29,11 +27,6 @@ _MOST_UNROLLED = 1024  # the largest number of iterations that are unrolled
 # If flattening a loop to a scan raises an error, the loop is unrolled instead. A loop with more
 # iterations than this number is not unrolled.
 _MOST_RETRIED = 64
-# The body of a loop is flattened repeatedly to find out which states grow. The limit of repetitions
-# is this number plus the number of states, since a growing state may become another state in the
-# next iteration.
-_MOST_PASSES = 4
-_MOST_STACKED = 65_536  # the largest number of iterations whose outputs are stacked
 _BODY = attribute("body", "subgraph")
 
 
@@ -170,15 +163,10 @@ def _uncounted(
     """
     has_sequences = any(isinstance(state, list) for state in states)
     stacks_outputs = len(body.outputs) > 1 + len(states)
-    most = limit
-    if isinstance(count, Value):
-        largest_count = site.graph.bounds.most(count)
-        most = min(limit, math.inf if largest_count is None else max(largest_count, 0))
     failure: NnefError | InvalidOperation | None = None
-    can_stack = not stacks_outputs or most <= _MOST_STACKED
-    if can_stack and not has_sequences:
+    if not has_sequences:
         try:
-            return _as_loop(site, body, states, count, begins, limit, most)
+            return _as_loop(site, body, states, count, begins, limit)
         except (SemanticError, ShapeError, InvalidOperation) as error:
             if not stacks_outputs:
                 raise
@@ -198,7 +186,7 @@ def _uncounted(
 
 def _as_loop(
     site: NodeSite, body: ModelGraph, states: Sequence[Any], count: Tensor | None,
-    begins: Tensor | None, limit: float, most: float,
+    begins: Tensor | None, limit: float,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Add a loop to the graph; return the last states, then the stacked outputs.
 
@@ -211,93 +199,20 @@ def _as_loop(
         count: the largest number of iterations, or None.
         begins: the condition before the first iteration. None stands for true.
         limit: the largest number of iterations that the document states, or infinity.
-        most: the largest value that `count` can have in a run, or infinity.
     """
-    grown, repetition, condition, values = _loop_body(site, body, states, most)
-    start = _start_of_loop(site, count, begins, limit)
-    after = grown.padded(repetition.graph, values[: len(states)])
-    outputs = [repetition.at.unsqueezed(x, (0,)) for x in values[len(states) :]]
-    # A loop with a bound always takes as many steps as the bound. Therefore the bound of a computed
-    # `count` is used only if the sizes of results need a bound.
-    iterations = most if outputs or grown.axes else limit
-    has_bound = len(outputs) > 0 or iterations <= _MOST_UNROLLED
-    bound = int(iterations) if has_bound else -1  # -1 stands for no bound
-    continue_condition = [repetition.at.cast(condition, "bool")]
-    state_modes = [LAST] * len(after)
-    if not outputs:
-        last_states = repetition.add(
-            site.emit, continue_condition, after, values=after, output_modes=state_modes,
-            start=start, limit=bound,
-        )  # fmt: skip
-        return tuple(grown.behind(last_states))
-    stacked_modes = [("full", 0, 1)] * len(outputs)
-    # A stacked output has an item for each iteration. `number`, the last of the values, counts the
-    # iterations.
-    number = repetition.at.step.add(repetition.loop_inputs[0], 1)
-    loop = repetition.add(
-        site.insert, continue_condition, after, values=[*after, *outputs, number],
-        output_modes=[*state_modes, *stacked_modes, LAST], start=start, limit=bound,
-    )  # fmt: skip
-    last_states = loop[: len(after)]
-    padded_outputs = loop[len(after) : -1]
-    item_count = site.reshaped(loop[-1], (1,))
-    stacked = [site.listed(x, axis=0, count=item_count) for x in padded_outputs]
-    return (*grown.behind(last_states), *stacked)
 
-
-def _start_of_loop(
-    site: NodeSite, count: Tensor | None, begins: Tensor | None, limit: float
-) -> dict[str, Any]:
-    """Return the operands "count" and "condition" of a loop: tensors without axes, or literals.
-
-    The arguments are as for `_as_loop`. If `count` is a computed tensor, it is the operand "count".
-    Otherwise the operand "count" is `limit`.
-    """
-    largest_count: Any
-    if isinstance(count, Value):
-        largest_count = site.reshaped(site.as_integer(count), ())
-    elif limit == math.inf:
-        largest_count = int(np.iinfo(site.graph.builder.integer).max)
-    else:
-        largest_count = int(limit)
-    condition: Any = True
-    if begins is not None:
-        condition = site.reshaped(site.cast(begins, "bool"), ())
-    return {"count": largest_count, "condition": condition}
-
-
-def _loop_body(
-    site: NodeSite, body: ModelGraph, states: Sequence[Tensor], limit: float
-) -> tuple[GrowingStates, RepeatedBody, Tensor, list[Value]]:
-    """Flatten the body of a loop; return the states, the body, the condition, and the results.
-
-    A state whose extent changes in an iteration becomes a list in the body. A list has room for a
-    largest number of items. The body is flattened again until the room of each list is large
-    enough.
-    """
-    axes: list[GrowingAxis] = []
-    passes = 0
-    while True:
-        grown = GrowingStates(site, states, axes, limit)
-        repetition = RepeatedBody(site)
-        for state in grown.initial:
-            repetition.state(state)
-        before = grown.inside(repetition)
-        inputs = _inputs(site, body, repetition.turn(limit), before)
+    def flatten(
+        repetition: RepeatedBody, number: Value, inner_states: Sequence[Value]
+    ) -> Iteration:
+        inputs = _inputs(site, body, number, inner_states)
         condition, *results = site.flatten_subgraph(body, repetition.graph, inputs)
         values = [repetition.at.tensor(result) for result in results]
-        grown_axes = grown.grown_axes(repetition.graph, before, values[: len(states)])
-        if grown_axes == axes:
-            grown.require_limit()
-            return grown, repetition, condition, values
-        passes += 1
-        if passes == _MOST_PASSES + len(states):
-            changing, *_ = grown_axes or axes
-            raise InvalidOperation(
-                f"no bound is known for the number of items of axis {changing.axis} of state "
-                f"{changing.state}, whose extent changes in each iteration"
-            )
-        axes = grown_axes
+        # The outputs of all iterations are joined along a new axis 0.
+        outputs = [repetition.at.unsqueezed(x, (0,)) for x in values[len(states) :]]
+        return Iteration(condition, values[: len(states)], outputs, [("full", 0, 1)] * len(outputs))
+
+    last_states, stacked = add_loop(site, states, flatten, count, begins, limit)
+    return (*last_states, *stacked)
 
 
 def _inputs(

@@ -5,17 +5,17 @@ TensorIterator and Loop repeat a body, and If runs one of two bodies.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from lowering.errors import InvalidOperation
+from lowering.extents import is_symbolic
 from lowering.graph import Value
-from nnef_jax.flattening.emission import ByName
 from nnef_jax.flattening.host_operations import ceil_div
+from nnef_jax.flattening.loops import Iteration, add_loop
 from nnef_jax.flattening.repetition import LAST, RepeatedBody, add_choice, flattened_branches
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
@@ -24,10 +24,6 @@ from nnef_jax.formats.openvino.layer_graph import LayerGraph
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived, stored
 from nnef_jax.formats.openvino.layers.registry import operator, opsets
 from nnef_jax.formats.openvino.ports import Link, back_edges, links, source_of
-
-# A loop with the attribute `limit` becomes a scan of `limit` steps. If a loop may have more than
-# `_MOST_ITERATIONS` iterations, it gets no `limit`, and the operand `count` ends the loop.
-_MOST_ITERATIONS = 1 << 16
 
 
 @opsets("Loop")
@@ -38,26 +34,33 @@ def _loop(site: LayerSite) -> list[Any]:
     iteration.
     """
     repetition = _Repetition(site)
-    count = site.operand(0)
-    first_condition: Tensor | bool = site.operand(1) if site.has(1) else True
-    if isinstance(first_condition, Constant):
-        first_condition = bool(first_condition.array.any())
+    count: Tensor | None = site.operand(0)
+    condition: Tensor | None = site.operand(1) if site.has(1) else None
+    limit = math.inf
+    if isinstance(count, Constant):
+        declared_count = count.array.reshape(-1)[0]
+        if is_symbolic(declared_count):
+            # A symbolic count, such as the number of items of a list, is known only in a run.
+            count = site.tensor(count)
+        else:
+            has_limit = declared_count >= 0  # a negative number stands for "no limit"
+            limit = int(declared_count) if has_limit else math.inf
+            count = None
+    if isinstance(condition, Constant):
+        if not condition.array.any():
+            limit = 0
+        condition = None  # `limit` is 0 if this condition is false
     condition_port = repetition.condition_port()
-    if not isinstance(count, Constant):
-        return repetition.until(condition_port, count, first_condition)
-    declared_count = int(count.array.reshape(-1)[0])
-    has_limit = declared_count >= 0  # a negative number stands for "no limit"
-    limit = declared_count if has_limit else None
-    is_always_true = condition_port is None and first_condition is True
-    if is_always_true:
+    is_always_true = condition_port is None and condition is None
+    if is_always_true and count is None:
         parts = repetition.part_count()
-        if limit is None and parts is None:
+        if limit == math.inf and parts is None:
             raise InvalidOperation("nothing ends it: it has no count, condition or parts")
         # A scan has one number of iterations, so the limit and the number of parts must agree.
-        is_scan = limit is None or parts is None or limit == parts
+        is_scan = limit == math.inf or parts is None or limit == parts
         if is_scan:
-            return repetition.scanned(limit)
-    return repetition.until(condition_port, limit, first_condition)
+            return repetition.scanned(None if limit == math.inf else int(limit))
+    return repetition.until(condition_port, count, condition, limit)
 
 
 class _Repetition:
@@ -66,13 +69,10 @@ class _Repetition:
     def __init__(self, site: LayerSite) -> None:
         self.site = site
         self.body = site.body("body")
-        self.repeated = RepeatedBody(site)
         self.inputs = links(self.body, inputs=True)
         self.outputs = links(self.body, inputs=False)
         # Maps a port that reads a state to the port that computes the state's next value.
         self.next_states = back_edges(self.body)
-        # The inputs of the body: maps a port of the body to the tensor that is fed to this port.
-        self.feeds: dict[PortRef, Tensor] = {}
 
     # The port maps
 
@@ -126,22 +126,29 @@ class _Repetition:
         cut = _cut_range(link, shape[axis])
         return ceil_div(cut.end - cut.begin, link.size)
 
-    def _input_for(self, value: Value) -> Value:
-        """Return the body's input for `value`, a tensor that each iteration gets as a whole."""
-        graph = self.repeated.graph
-        return graph.input_for(value, f"full_{len(graph.captured) + 1}")
+    @property
+    def _states(self) -> list[Link]:
+        """Return the lines of the port map that feed states to the body."""
+        return [link for link in self._whole_inputs if link.end in self.next_states]
 
-    def _feed_iteration(self, iteration: Value) -> None:
-        """Feed `iteration`, the number of the iteration, to the body's ports for this number.
+    @property
+    def _whole_inputs(self) -> list[Link]:
+        """Return the lines of the port map that feed tensors that are not cut, also states."""
+        inputs = [link for link in self.inputs if link.axis is None]
+        return [link for link in inputs if not self._reads_iteration(link)]
 
-        The number is a tensor with a single element.
+    @property
+    def _connected(self) -> list[Link]:
+        """Return the lines of the port map for the output ports of the layer.
+
+        A line that has no port of the layer has the port -1. The line for the condition may be such
+        a line.
         """
-        for link in self.inputs:
-            if self._reads_iteration(link):
-                layer_id, _ = link.end
-                declared_shape = self.body.net.by_id[layer_id].outputs[0].shape or ()
-                shape = [1] * len(declared_shape)
-                self.feeds[link.end] = self.repeated.at.reshaped(iteration, shape)
+        return [link for link in self.outputs if link.port >= 0]
+
+    def _next_port(self, state: Link) -> PortRef:
+        """Return the port of the body that computes the next value of a state."""
+        return source_of(self.body, self.next_states[state.end])
 
     # The operations
 
@@ -151,158 +158,165 @@ class _Repetition:
         `iterations` is the number of iterations. None stands for the number of parts into which
         inputs are cut. Raises InvalidOperation if `iterations` is None and no input is cut.
         """
-        site, repeated = self.site, self.repeated
+        site = self.site
+        repeated = RepeatedBody(site)
+        count = self.part_count() if iterations is None else iterations
+        if count is None:
+            raise InvalidOperation("it has no input that is cut into parts")
+        feeds = self._constant_feeds(repeated)
         for link in self._cut_inputs:
             value, direction, axis = _cut_items(site, site.tensor(_outer(site, link)), link)
-            self.feeds[link.end] = repeated.part(value, axis, direction * link.size)
+            feeds[link.end] = repeated.part(value, axis, direction * link.size)
         reads_iteration = any(map(self._reads_iteration, self.inputs))
         if not self._cut_inputs or reads_iteration:
             # Without cut inputs, the length of the scan follows from a tensor with the numbers 0 to
             # count - 1.
-            count = self.part_count() if iterations is None else iterations
-            if count is None:
-                raise InvalidOperation("it has no input that is cut into parts")
-            self._feed_iteration(repeated.iteration(count))
-        return self._emit()
+            feeds |= self._number_feeds(repeated, repeated.iteration(count))
+        for link in self._states:
+            feeds[link.end] = repeated.state(_outer(site, link))
+        iteration = self._iteration(repeated, feeds, None, self._connected)
+        pairs = zip(repeated.inner_states, iteration.states, strict=True)
+        if not all(repeated.graph.has_shape_of(old, new) for old, new in pairs):
+            return self.until(None, None, None, count)  # a loop lets states grow
+        no_condition: list[Tensor] = []  # a scan has none
+        outputs = repeated.add(
+            site.insert, no_condition, iteration.states, iteration.outputs, iteration.modes
+        )
+        return self._by_port(self._connected, outputs)
 
     def until(
         self,
         condition_port: PortRef | None,
-        count: Tensor | int | None,
-        first_condition: Tensor | bool,
+        count: Tensor | None,
+        condition: Tensor | None,
+        limit: float,
     ) -> list[Any]:
         """Add a loop that ends when its condition is false, or after `count` iterations.
 
-        `condition_port` is the port of the body that computes the condition, or None if the
-        condition is always true. `count` is the largest number of iterations, or None if there is
-        no such number. `first_condition` is the condition before the first iteration. Each
-        iteration slices its parts out of the cut inputs.
+        Each iteration slices its parts out of the cut inputs.
+
+        Args:
+            condition_port: the port of the body that computes the condition, or None if the
+                condition is always true.
+            count: the largest number of iterations. None stands for `limit`.
+            condition: the condition before the first iteration. None stands for true.
+            limit: an upper bound of the number of iterations, or infinity.
         """
         site = self.site
         parts = self.part_count()
-        known_bounds = [bound for bound in (parts, count) if isinstance(bound, int)]
-        limit = min(known_bounds, default=-1)
-        if limit > _MOST_ITERATIONS:
-            limit = -1  # stands for no limit
-        iteration = self.repeated.turn()
-        self._feed_iteration(iteration)
-        for link in self._cut_inputs:
-            self.feeds[link.end] = self._sliced_part(link, iteration)
-        largest_integer = int(np.iinfo(site.integer).max)
-        if isinstance(count, Value):
-            # The network computes the largest number of iterations. The number of parts is a bound
-            # too.
-            largest_count: Value | int = site.reshaped(site.cast(count, site.integer), ())
-            if parts is not None:
-                largest_count = site.step.min(largest_count, parts)
-        else:
-            largest_count = min([*known_bounds, largest_integer])
-        if not isinstance(first_condition, bool):
-            first_condition = _truth(site, first_condition)
-        operands = {"count": largest_count, "condition": first_condition}
-        return self._emit(condition_port, loop_operands=operands, limit=limit)
+        if parts is not None:
+            limit = min(limit, parts)
+            if count is not None:
+                count = site.step.min(site.reshaped(site.cast(count, site.integer), ()), parts)
+        states = self._states
+        next_ports = [self._next_port(state) for state in states]
+        state_links: list[Link] = []  # the lines for outputs that are the last value of a state
+        output_links: list[Link] = []
+        for link in self._connected:
+            is_state = link.axis is None and source_of(self.body, link.end) in next_ports
+            (state_links if is_state else output_links).append(link)
 
-    def _sliced_part(self, link: Link, iteration: Value) -> Value:
+        def flatten(
+            repeated: RepeatedBody, number: Value, inner_states: Sequence[Value]
+        ) -> Iteration:
+            feeds = self._constant_feeds(repeated) | self._number_feeds(repeated, number)
+            for link in self._cut_inputs:
+                feeds[link.end] = self._sliced_part(repeated, link, number)
+            for link, state in zip(states, inner_states, strict=True):
+                feeds[link.end] = state
+            return self._iteration(repeated, feeds, condition_port, output_links)
+
+        first_states = [_outer(site, link) for link in states]
+        last_states, outputs = add_loop(site, first_states, flatten, count, condition, limit)
+        for link in state_links:
+            outputs.append(last_states[next_ports.index(source_of(self.body, link.end))])
+        return self._by_port([*output_links, *state_links], outputs)
+
+    def _by_port(self, output_links: Sequence[Link], outputs: Sequence[Value]) -> list[Any]:
+        """Return a tensor or None for each output port of the layer.
+
+        `outputs` has the tensors for the lines `output_links` of the port map.
+        """
+        ports = [link.port for link in output_links]
+        output_by_port = dict(zip(ports, outputs, strict=True))
+        return [output_by_port.get(port.id) for port in self.site.layer.outputs]
+
+    # The body
+
+    def _constant_feeds(self, repeated: RepeatedBody) -> dict[PortRef, Tensor]:
+        """Return the inputs of the body that have the same value in each iteration.
+
+        The result maps ports of the body to the inputs.
+        """
+        feeds: dict[PortRef, Tensor] = {}
+        for link in self._whole_inputs:
+            if link.end not in self.next_states:
+                value = _outer(self.site, link)
+                feeds[link.end] = _input_for(repeated, value) if isinstance(value, Value) else value
+        return feeds
+
+    def _number_feeds(self, repeated: RepeatedBody, number: Value) -> dict[PortRef, Tensor]:
+        """Return a dict from ports of the body to `number`, the number of the iteration.
+
+        `number` has a single element.
+        """
+        feeds: dict[PortRef, Tensor] = {}
+        for link in self.inputs:
+            if self._reads_iteration(link):
+                layer_id, _ = link.end
+                declared_shape = self.body.net.by_id[layer_id].outputs[0].shape or ()
+                shape = [1] * len(declared_shape)
+                feeds[link.end] = repeated.at.reshaped(number, shape)
+        return feeds
+
+    def _sliced_part(self, repeated: RepeatedBody, link: Link, number: Value) -> Value:
         """Slice the part for an iteration out of an input, in the body of a loop.
 
-        `link` is the line of the port map that cuts the input. `iteration` is the number of the
+        `link` is the line of the port map that cuts the input. `number` is the number of the
         iteration, from 0 on.
         """
         site = self.site
-        step = self.repeated.at.step
+        step = repeated.at.step
         value, direction, axis = _cut_items(site, site.tensor(_outer(site, link)), link)
-        start = iteration
+        start = number
         if link.size > 1:
-            start = step.mul(iteration, link.size)
+            start = step.mul(number, link.size)
         if direction < 0:  # the part of iteration 0 is at the end of the axis
             last_start = value.type.shape[axis] - link.size
             start = step.sub(last_start, start)
-        return step.dynamic_slice(self._input_for(value), start, length=link.size, axis=axis)
+        return step.dynamic_slice(_input_for(repeated, value), start, length=link.size, axis=axis)
 
-    def _emit(
+    def _iteration(
         self,
-        condition_port: PortRef | None = None,
-        loop_operands: ByName | None = None,
-        limit: int = -1,
-    ) -> list[Any]:
-        """Add the scan or loop to the graph, and return the tensors of the layer's output ports.
+        repeated: RepeatedBody,
+        feeds: dict[PortRef, Tensor],
+        condition_port: PortRef | None,
+        output_links: Sequence[Link],
+    ) -> Iteration:
+        """Flatten the body; return its results.
 
-        If `loop_operands` is None, a scan is added, and the other arguments are not used. Otherwise
-        a loop is added. `condition_port` is the port of the body that computes the loop's
-        condition, or None if the condition is always true. `limit` is the largest number of
-        iterations, or -1 if there is no limit.
+        `feeds` maps ports of the body to its inputs. `condition_port` is as for `until`. The
+        outputs of the result are those of `output_links`, lines of the port map.
         """
         site = self.site
-        inner = self.repeated.at
-        states = self._feed_uncut()
-        states_before = [self.feeds[link.end] for link in states]
-        next_ports = [source_of(self.body, self.next_states[link.end]) for link in states]
-        # A line of the port map that has no port of the layer has the port -1. The line for the
-        # condition may be such a line.
-        connected = [link for link in self.outputs if link.port >= 0]
-        result_ports = [source_of(self.body, link.end) for link in connected]
-        ports = [*next_ports, *result_ports]
+        inner = repeated.at
+        next_ports = [self._next_port(state) for state in self._states]
+        output_ports = [source_of(self.body, link.end) for link in output_links]
+        ports = [*next_ports, *output_ports]
         if condition_port is not None:
             ports.append(condition_port)
-        tensors = site.flatten(self.body, self.repeated.graph, self.feeds, ports, site.layer.name)
-        next_states = [tensors[port] for port in next_ports]
-        states_after = self._with_dtypes_of(states_before, next_states)
-        values = [inner.tensor(tensors[port]) for port in result_ports]
+        tensors = site.flatten(self.body, repeated.graph, feeds, ports, site.layer.name)
+        states_after: list[Value] = []
+        for state, port in zip(self._states, next_ports, strict=True):
+            # A state has the same dtype in all iterations.
+            dtype = inner.dtype_of(feeds[state.end])
+            states_after.append(inner.cast(inner.tensor(tensors[port]), dtype))
+        outputs = [inner.tensor(tensors[port]) for port in output_ports]
         modes: list[tuple[str, int, int]] = []
-        for link, value in zip(connected, values, strict=True):
-            modes.append(self._output_mode(link, value))
-        is_loop = loop_operands is not None
-        continue_condition: list[Value] = []  # a loop has one condition, and a scan has none
-        if is_loop:
-            continues = True if condition_port is None else tensors[condition_port]
-            continue_condition.append(_truth(inner, continues))
-            # One more output counts the iterations: the number of the last iteration, plus 1.
-            iteration = self.repeated.loop_inputs[0]
-            values.append(inner.step.add(iteration, 1))
-            modes.append(LAST)
-        outputs = self.repeated.add(
-            site.insert, continue_condition, states_after, values, modes,
-            start=loop_operands, limit=limit,
-        )  # fmt: skip
-        if is_loop:
-            outputs = self._outputs_with_counts(connected, outputs)
-        output_by_port = dict(zip([link.port for link in connected], outputs, strict=True))
-        return [output_by_port.get(port.id) for port in site.layer.outputs]
-
-    def _with_dtypes_of(
-        self, states_before: Sequence[Tensor], next_states: Sequence[Tensor]
-    ) -> list[Tensor]:
-        """Cast the states after an iteration to the dtypes of the states before the iteration.
-
-        A state has the same dtype in all iterations.
-        """
-        inner = self.repeated.at
-        states_after: list[Tensor] = []
-        for state, next_state in zip(states_before, next_states, strict=True):
-            states_after.append(inner.cast(inner.tensor(next_state), inner.dtype_of(state)))
-        return states_after
-
-    def _feed_uncut(self) -> list[Link]:
-        """Feed all inputs of the body that are not cut. Return the port map's lines for states.
-
-        An input that is neither cut nor a state has the same value in each iteration.
-        """
-        states: list[Link] = []
-        for link in self.inputs:
-            is_uncut = link.axis is None and not self._reads_iteration(link)
-            if not is_uncut:
-                continue
-            is_state = link.end in self.next_states
-            if is_state:
-                states.append(link)
-                continue
-            value = _outer(self.site, link)
-            if isinstance(value, Value):
-                value = self._input_for(value)
-            self.feeds[link.end] = value
-        for link in states:
-            self.feeds[link.end] = self.repeated.state(_outer(self.site, link))
-        return states
+        for link, output in zip(output_links, outputs, strict=True):
+            modes.append(self._output_mode(link, output))
+        continues = derived(True) if condition_port is None else tensors[condition_port]
+        return Iteration(continues, states_after, outputs, modes)
 
     def _output_mode(self, link: Link, value: Value) -> tuple[str, int, int]:
         """Return the way in which the values of all iterations become an output of the layer.
@@ -317,31 +331,6 @@ class _Repetition:
         direction = 1 if link.stride > 0 else -1
         axis = self.site.axis(link.axis, len(value.type.shape))
         return "full", axis, direction
-
-    def _outputs_with_counts(
-        self, connected: Sequence[Link], outputs: Sequence[Value]
-    ) -> list[Value]:
-        """Return the outputs of a loop whose number of iterations is computed.
-
-        `outputs` has one output for each link in `connected`, and then the number of iterations. An
-        output that joins the values of all iterations is returned with the number of its items:
-        `size` items for each iteration.
-        """
-        site = self.site
-        *values, iterations = outputs
-        results: list[Value] = []
-        for link, value in zip(connected, values, strict=True):
-            if link.axis is None:
-                results.append(value)  # the value of the last iteration
-                continue
-            if link.stride < 0:
-                raise InvalidOperation(
-                    "the number of iterations is computed, and results are joined from the end"
-                )
-            axis = site.axis(link.axis, len(value.type.shape))
-            item_count = site.step.mul(site.reshaped(iterations, (1,)), link.size)
-            results.append(site.listed(value, axis, item_count))
-        return results
 
 
 operator("TensorIterator")(lambda site: _Repetition(site).scanned(iterations=None))
@@ -368,7 +357,7 @@ def _if(site: LayerSite) -> list[Any]:
         partial(_flattened, site, else_body, else_graph),
     ]
     body_outputs = flattened_branches(flatteners, site.graph.hint_to_fix(condition))
-    truth = _truth(site, condition)
+    truth = site.cast(condition, "bool")
     return add_choice(site, site.insert, truth, [then_graph, else_graph], body_outputs)
 
 
@@ -422,11 +411,10 @@ def _outer(site: LayerSite, link: Link) -> Tensor:
     return site.operand(ports.index(link.port))
 
 
-def _truth(site: LayerSite, condition: Tensor | bool) -> Value:
-    """Return a condition as a tensor of bool."""
-    if isinstance(condition, bool):
-        condition = derived(np.array(condition))
-    return site.cast(site.tensor(condition), "bool")
+def _input_for(repeated: RepeatedBody, value: Value) -> Value:
+    """Return the body's input for `value`, a tensor that each iteration gets as a whole."""
+    graph = repeated.graph
+    return graph.input_for(value, f"full_{len(graph.captured) + 1}")
 
 
 class _CutRange(NamedTuple):

@@ -1,0 +1,173 @@
+"""Loops whose states change their shape in each iteration, compared with OpenVINO's runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import nnef_jax
+
+openvino = pytest.importorskip("openvino")
+
+from openvino import opset13 as op  # noqa: E402 - after the check that it is installed
+
+X = np.float32([[1, 2], [3, 4], [5, 7], [6, -1]])
+# A mask with items comes first: without iterations, the runtime returns joined outputs of the call
+# before.
+MASKS = [np.array([True, False, True, True]), np.array([False, True, False, False]),
+         np.ones(4, bool)]  # fmt: skip
+NONE = np.zeros(4, bool)
+Node = Any
+
+
+def number(value: Any) -> Node:
+    return op.constant(np.array(value))
+
+
+def items(mask: Node) -> Node:
+    """The number of true items."""
+    return op.reduce_sum(op.convert(mask, "i64"), number([0]), False)
+
+
+def chosen(rows: Node) -> Node:
+    """The rows whose first number is more than 2."""
+    column = op.gather(rows, number(0), number(1))
+    stays = op.convert(op.greater(column, number(np.float32(2))), "i64")
+    return op.gather(rows, op.squeeze(op.non_zero(stays, "i64"), number([0])), number(0))
+
+
+def total(rows: Node) -> Node:
+    return op.reduce_sum(rows, number([0, 1]), False)
+
+
+def always(_: Node) -> Node:
+    return number(True)
+
+
+def until_11(rows: Node) -> Node:
+    return op.less(total(rows), number(np.float32(11)))
+
+
+def loop(
+    grow: Callable[[Node, Node], Node],
+    count: int | None = None,
+    goes_on: Callable[[Node], Node] = always,
+    joins: bool = False,
+) -> Any:
+    """A loop with one state, to which `grow` applies a row of x in each iteration.
+
+    There are `count` iterations, or as many as the mask has true items.
+    """
+    x, mask = op.parameter([4, 2], np.float32, "x"), op.parameter([4], np.bool_, "mask")
+    most = items(mask) if count is None else number(count)
+    i, state = op.parameter([], np.int64), op.parameter([-1, 2], np.float32)
+    rows = op.parameter([4, 2], np.float32)
+    place = op.mod(i, number(4))
+    row = op.unsqueeze(op.gather(rows, place, number(0)), number([0]))
+    after = grow(state, row)
+    node = op.loop(most, number(True))
+    node.set_function(openvino.Model([goes_on(after), after, row], [i, state, rows], "body"))
+    node.set_special_body_ports([0, 0])
+    node.set_merged_input(state, number(np.float32([[1, 1]])).output(0), after.output(0))
+    node.set_invariant_input(rows, x.output(0))
+    results = [node.get_iter_value(after.output(0), -1)]
+    if joins:
+        results.append(node.get_concatenated_slices(row.output(0), 0, 1, 1, -1, 0))
+    return openvino.Model(results, [x, mask], "net")
+
+
+def append(rows: Node, row: Node) -> Node:
+    return op.concat([rows, row], 0)
+
+
+def append_and_choose(rows: Node, row: Node) -> Node:
+    return chosen(append(rows, row))
+
+
+CASES: dict[str, Callable[[], Any]] = {
+    "three rows": lambda: loop(append, 3),
+    "seventy rows": lambda: loop(append, 70),
+    "rows until a condition": lambda: loop(append, 4, until_11),
+    "as many rows as a mask has": lambda: loop(append),
+    "rows that are joined too": lambda: loop(append, joins=True),
+    "rows that are joined until a condition": lambda: loop(append, None, until_11, joins=True),
+    "large rows of three": lambda: loop(append_and_choose, 3),
+    "large rows": lambda: loop(append_and_choose, joins=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_loops_are_those_of_the_runtime(case: str, tmp_path: Path) -> None:
+    file = CASES[case]()
+    openvino.save_model(file, tmp_path / "net.xml", compress_to_fp16=False)
+    runtime = openvino.Core().compile_model(file, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    net = nnef_jax.load(tmp_path / "net.xml")
+
+    def total(x: Any, mask: Any) -> Any:
+        return sum(jax.numpy.nansum(y**2) for y in jax.tree.leaves(net(x, mask)))
+
+    gradients = jax.jit(jax.vmap(jax.grad(total), (None, 0)))(X, np.stack(MASKS))
+    for mask, gradient in zip(MASKS, gradients, strict=True):
+        for y, array in zip(outputs_of(net, mask), runtime([X, mask]).values(), strict=True):
+            np.testing.assert_array_equal(y, array)
+        step = np.float32(2**-6)
+        for index in [(0, 0), (2, 1)]:
+            plus, minus = X.copy(), X.copy()
+            plus[index] += step
+            minus[index] -= step
+            difference = (total(plus, mask) - total(minus, mask)) / (2 * step)
+            np.testing.assert_allclose(gradient[index], difference, rtol=2e-3, atol=2e-2)
+
+
+@pytest.mark.parametrize("count", [0, None])
+def test_no_iterations(count: int | None, tmp_path: Path) -> None:
+    openvino.save_model(loop(append, count), tmp_path / "net.xml")
+    (state,) = outputs_of(nnef_jax.load(tmp_path / "net.xml"), NONE)
+    np.testing.assert_array_equal(state, [[1, 1]])
+
+
+def test_no_iterations_join_no_rows(tmp_path: Path) -> None:
+    openvino.save_model(loop(append, joins=True), tmp_path / "net.xml")
+    _, joined = outputs_of(nnef_jax.load(tmp_path / "net.xml"), NONE)
+    assert joined.shape == (0, 2)
+
+
+def test_parts_of_a_tensor_are_put_first(tmp_path: Path) -> None:
+    """The runtime runs no TensorIterator whose states grow."""
+    x, state = op.parameter([4, 2], np.float32, "x"), op.parameter([-1, 2], np.float32)
+    part = op.parameter([1, 2], np.float32)
+    after = op.concat([part, state], 0)
+    node = op.tensor_iterator()
+    node.set_function(openvino.Model([after], [state, part], "body"))
+    node.set_merged_input(state, number(np.float32([[1, 1]])).output(0), after.output(0))
+    node.set_sliced_input(part, x.output(0), 0, 1, 1, -1, 0)
+    net = openvino.Model([node.get_iter_value(after.output(0), -1)], [x], "net")
+    openvino.save_model(net, tmp_path / "net.xml", compress_to_fp16=False)
+    expected = [*X[::-1], [1, 1]]
+    np.testing.assert_array_equal(nnef_jax.load(tmp_path / "net.xml")(X), expected)
+
+
+def test_a_known_number_of_rows_needs_no_length(tmp_path: Path) -> None:
+    openvino.save_model(loop(append, 70), tmp_path / "net.xml")
+    net = nnef_jax.load(tmp_path / "net.xml")
+    assert net.outputs[0].shape == (71, 2)
+    assert not net.lengths
+
+
+def test_a_state_without_a_largest_size_is_refused(tmp_path: Path) -> None:
+    openvino.save_model(loop(lambda rows, _: append(rows, rows)), tmp_path / "net.xml")
+    message = r"\(Loop\).*no bound is known for the number of items of axis 0 of state 0"
+    with pytest.raises(nnef_jax.SemanticError, match=message):
+        nnef_jax.load(tmp_path / "net.xml")
+
+
+def outputs_of(net: nnef_jax.Model, mask: Any) -> list[Any]:
+    """Return the outputs for X and a mask, cut to their numbers of items."""
+    outputs, lengths = net(X, mask, capture=net.lengths)
+    trimmed = nnef_jax.trim(outputs, lengths)
+    return list(trimmed) if isinstance(trimmed, tuple) else [trimmed]
