@@ -102,16 +102,37 @@ def add_loop(
     last_outputs = results[len(after) : len(after) + len(outputs)]
     if joins_outputs and not is_counted:
         number = site.reshaped(results[-1], (1,))
-        for i, (kind, axis, direction) in enumerate(iteration.modes):
-            if kind == "full" and direction < 0:
-                raise InvalidOperation(
-                    "the number of iterations is computed, and results are joined from the end"
-                )
-            if kind == "full":
-                items = body.graph.shape_of(outputs[i])[axis]
-                count_of_items = number if items == 1 else site.step.mul(number, items)
-                last_outputs[i] = site.listed(last_outputs[i], axis, count_of_items)
+        last_outputs = _with_counts(site, body.graph, iteration, last_outputs, number)
     return last_states, last_outputs
+
+
+def _with_counts(
+    site: Site[TensorGraph], graph: TensorGraph, iteration: Iteration, outputs: Sequence[Value],
+    number: Value,
+) -> list[Value]:  # fmt: skip
+    """Return the outputs of a loop, of which the joined ones become lists.
+
+    Args:
+        site: the layer or node of the loop.
+        graph: the graph of the body.
+        iteration: the results of the body.
+        outputs: the outputs of the loop, in which joined outputs are padded.
+        number: the number of iterations, of shape (1,).
+    """
+    lists: list[Value] = []
+    for item, output, mode in zip(iteration.outputs, outputs, iteration.modes, strict=True):
+        if mode == LAST:
+            lists.append(output)
+            continue
+        _, axis, direction = mode
+        if direction < 0:
+            raise InvalidOperation(
+                "the number of iterations is computed, and results are joined from the end"
+            )
+        extent = graph.shape_of(item)[axis]
+        count = number if extent == 1 else site.step.mul(number, extent)
+        lists.append(site.listed(output, axis, count))
+    return lists
 
 
 def _with_room(

@@ -137,19 +137,54 @@ def test_no_iterations_join_no_rows(tmp_path: Path) -> None:
     assert joined.shape == (0, 2)
 
 
-def test_parts_of_a_tensor_are_put_first(tmp_path: Path) -> None:
-    """The runtime runs no TensorIterator whose states grow."""
-    x, state = op.parameter([4, 2], np.float32, "x"), op.parameter([-1, 2], np.float32)
-    part = op.parameter([1, 2], np.float32)
+def parts(cut: Node, *inputs: Node, backwards: bool, count: Node | None = None) -> Any:
+    """A layer that puts the rows of `cut` before its state: a Loop if it has a count.
+
+    Its outputs are the state and the rows. The runtime runs no TensorIterator whose state grows.
+    """
+    state, part = op.parameter([-1, 2], np.float32), op.parameter([1, 2], np.float32)
     after = op.concat([part, state], 0)
-    node = op.tensor_iterator()
-    node.set_function(openvino.Model([after], [state, part], "body"))
+    node = op.tensor_iterator() if count is None else op.loop(count, number(True))
+    results = [after, part] if count is None else [number(True), after, part]
+    node.set_function(openvino.Model(results, [state, part], "body"))
+    if count is not None:
+        node.set_special_body_ports([-1, 0])
     node.set_merged_input(state, number(np.float32([[1, 1]])).output(0), after.output(0))
-    node.set_sliced_input(part, x.output(0), 0, 1, 1, -1, 0)
-    net = openvino.Model([node.get_iter_value(after.output(0), -1)], [x], "net")
-    openvino.save_model(net, tmp_path / "net.xml", compress_to_fp16=False)
-    expected = [*X[::-1], [1, 1]]
-    np.testing.assert_array_equal(nnef_jax.load(tmp_path / "net.xml")(X), expected)
+    start, step, end = (-1, -1, 0) if backwards else (0, 1, -1)
+    node.set_sliced_input(part, cut.output(0), start, step, 1, end, 0)
+    outputs = [
+        node.get_iter_value(after.output(0), -1),
+        node.get_concatenated_slices(part.output(0), 0, 1, 1, -1, 0),
+    ]
+    return openvino.Model(outputs, [*inputs], "net")
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("most", [None, -1, 2, 3, 9])
+def test_rows_of_a_list_are_put_first(most: int | None, backwards: bool, tmp_path: Path) -> None:
+    x, mask = op.parameter([4, 2], np.float32, "x"), op.parameter([4], np.bool_, "mask")
+    places = op.squeeze(op.non_zero(op.convert(mask, "i64"), "i64"), number([0]))
+    rows = op.gather(x, places, number(0))
+    count = None if most is None else number(most)
+    file = parts(rows, x, mask, backwards=backwards, count=count)
+    openvino.save_model(file, tmp_path / "net.xml", compress_to_fp16=False)
+    net = nnef_jax.load(tmp_path / "net.xml")
+    for items in [*MASKS, NONE]:
+        steps = X[items][::-1] if backwards else X[items]
+        steps = steps[:most] if most and most > 0 else steps
+        state, joined = outputs_of(net, items)
+        np.testing.assert_array_equal(state, [*steps[::-1], [1, 1]])
+        np.testing.assert_array_equal(joined, steps)
+
+
+def test_a_known_number_of_parts_needs_no_length(tmp_path: Path) -> None:
+    x = op.parameter([4, 2], np.float32, "x")
+    openvino.save_model(parts(x, x, backwards=True), tmp_path / "net.xml", compress_to_fp16=False)
+    net = nnef_jax.load(tmp_path / "net.xml")
+    assert not net.lengths
+    state, joined = net(X)
+    np.testing.assert_array_equal(state, [*X, [1, 1]])
+    np.testing.assert_array_equal(joined, X[::-1])
 
 
 def test_a_known_number_of_rows_needs_no_length(tmp_path: Path) -> None:

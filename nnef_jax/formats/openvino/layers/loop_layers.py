@@ -177,7 +177,8 @@ class _Repetition:
         iteration = self._iteration(repeated, feeds, None, self._connected)
         pairs = zip(repeated.inner_states, iteration.states, strict=True)
         if not all(repeated.graph.has_shape_of(old, new) for old, new in pairs):
-            return self.until(None, None, None, count)  # a loop lets states grow
+            limit = math.inf if is_symbolic(count) else count
+            return self.until(None, None, None, limit)  # a loop lets states grow
         no_condition: list[Tensor] = []  # a scan has none
         outputs = repeated.add(
             site.insert, no_condition, iteration.states, iteration.outputs, iteration.modes
@@ -205,9 +206,9 @@ class _Repetition:
         site = self.site
         parts = self.part_count()
         if parts is not None:
-            limit = min(limit, parts)
-            if count is not None:
-                count = site.step.min(site.reshaped(site.cast(count, site.integer), ()), parts)
+            most_parts = site.graph.bound(parts)
+            limit = limit if is_symbolic(most_parts) else min(limit, most_parts)
+            count = self._smaller_count(count, parts)
         states = self._states
         next_ports = [self._next_port(state) for state in states]
         state_links: list[Link] = []  # the lines for outputs that are the last value of a state
@@ -231,6 +232,19 @@ class _Repetition:
         for link in state_links:
             outputs.append(last_states[next_ports.index(source_of(self.body, link.end))])
         return self._by_port([*output_links, *state_links], outputs)
+
+    def _smaller_count(self, count: Tensor | None, parts: Any) -> Tensor | None:
+        """Return the smaller one of `count` and the number of parts as a tensor without axes.
+
+        Return None if neither is computed in a run.
+        """
+        site = self.site
+        part_count: Any = parts
+        if is_symbolic(parts):
+            part_count = site.reshaped(site.graph.extent_tensor(parts, site.span), ())
+        if count is None:
+            return part_count if is_symbolic(parts) else None
+        return site.step.min(site.reshaped(site.cast(count, site.integer), ()), part_count)
 
     def _by_port(self, output_links: Sequence[Link], outputs: Sequence[Value]) -> list[Any]:
         """Return a tensor or None for each output port of the layer.
@@ -282,7 +296,10 @@ class _Repetition:
         if link.size > 1:
             start = step.mul(number, link.size)
         if direction < 0:  # the part of iteration 0 is at the end of the axis
-            last_start = value.type.shape[axis] - link.size
+            last_start: Any = site.known_shape(value)[axis] - link.size
+            if is_symbolic(last_start):
+                last_start = repeated.graph.extent_tensor(last_start, site.span)
+                last_start = repeated.at.reshaped(last_start, ())
             start = step.sub(last_start, start)
         return step.dynamic_slice(_input_for(repeated, value), start, length=link.size, axis=axis)
 
