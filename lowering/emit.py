@@ -213,7 +213,7 @@ def _lowering_rule(
     # The number of devices is known here, but shardings are not. On several devices no pass may
     # make a loop over the batch: if the batch is sharded, such a loop gathers it.
     devices = getattr(module.axis_context, "num_devices", None)
-    target = target_of(platform, devices, about.rates, is_open=about.is_open)
+    target = target_of(platform, devices, about.rates, is_open=about.is_open, in_function=True)
     count = len(jaxpr.in_avals)  # further operands are prepared values
     program = Program(jaxpr, parameters, prepares=False, role=role)
 
@@ -280,7 +280,9 @@ def _call(parts: Split, values: Sequence[Array], *inputs: Array) -> list[Any]:
 
 
 mlir.register_lowering(_network, partial(_lowering_rule, platform="other"))
-mlir.register_lowering(_network, partial(_lowering_rule, platform="cpu"), platform="cpu")
+for _platform in ("cpu", "tpu", "cuda"):
+    _rule = partial(_lowering_rule, platform=_platform)
+    mlir.register_lowering(_network, _rule, platform=_platform)
 
 
 def _jvp(

@@ -22,6 +22,7 @@ def target_of(
     rates: MachineProfile | None = None,
     *,
     is_open: bool = False,
+    in_function: bool = False,
 ) -> Target:
     """Return the target for devices of a platform.
 
@@ -31,6 +32,7 @@ def target_of(
             are sharded.
         rates: the machine's rates; None for the profile that is current when a program is lowered.
         is_open: whether programs for other shapes of the inputs read the same parameters.
+        in_function: whether the program is a part of a user's function.
     """
     if platform == "cpu":
         from lowering.targets.cpu import CPU as base
@@ -40,7 +42,12 @@ def target_of(
         from lowering.targets.tpu import TPU as base
     else:
         from lowering.targets.portable import PLAIN as base
-    return replace(base, platform=platform, devices=devices, rates=rates, is_open=is_open)
+    passes = base.passes
+    if in_function and base.passes_in_functions is not None:
+        passes = base.passes_in_functions
+    return replace(
+        base, platform=platform, passes=passes, devices=devices, rates=rates, is_open=is_open
+    )
 
 
 def mesh_target(platform: str, divided: Divided | None = None) -> Target:

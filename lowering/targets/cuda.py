@@ -39,5 +39,6 @@ CUDA = Target(
         *RECURRENCES,
         detours.run,
     ),
+    passes_in_functions=(detours.run, roundings.run, epilogues.run, detours.run),
     is_in_call=_reverses,
 )

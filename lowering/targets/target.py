@@ -50,6 +50,9 @@ class Target:
             function takes the program and the equation. None stands for a function that is always
             false.
         drops_unit_axes: whether prepared values are stored without their axes of extent 1.
+        passes_in_functions: the passes for a network within a user's function; None for `passes`.
+            In such a function no parameters are prepared, arguments may be sharded in a way that is
+            not known, and the program may be that of a derivative.
     """
 
     platform: str | None
@@ -67,3 +70,4 @@ class Target:
     rates: MachineProfile | None = None
     is_in_call: Callable[[Program, Equation], bool] | None = None
     drops_unit_axes: bool = False
+    passes_in_functions: Sequence[Callable[..., Any]] | None = None

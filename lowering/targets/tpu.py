@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lowering.jaxpr_types import Equation
 from lowering.jaxprs import primitive
-from lowering.passes import detours, epilogues, folding, roundings, siblings, updates
+from lowering.passes import detours, epilogues, folding, patches, roundings, siblings, updates
 from lowering.program import Program
 from lowering.targets.portable import RECURRENCES
 from lowering.targets.target import Target
@@ -38,6 +38,16 @@ TPU = Target(
         siblings.for_loops,
         *RECURRENCES,
         updates.run,
+        detours.run,
+    ),
+    # Matrices of parameters are not joined in functions. In a training step of an LSTM with a batch
+    # of 128, joins take longer than they gain: 3,281 us with them on a v5e, and 2,924 us without.
+    passes_in_functions=(
+        detours.run,
+        roundings.run,
+        epilogues.run,
+        updates.run,
+        patches.run,
         detours.run,
     ),
     is_in_call=_transposes_matrix,
