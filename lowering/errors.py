@@ -26,6 +26,10 @@ class InvalidShape(InvalidOperation):
     """Raised if the shapes of operands do not agree with each other or with the attributes."""
 
 
+class UnsupportedOperation(InvalidOperation):
+    """Raised for arguments that are valid, but for which the operation is not supported."""
+
+
 class InvalidComputation(InvalidOperation):
     """Raised if an operation of a graph cannot be computed, or computes other types than inferred.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -140,6 +140,8 @@ def symbols_in(extent: Any) -> set[str]:
 class UpperBounds:
     """Upper bounds of an extent, one of which is relative to the value of a symbol.
 
+    If there are several symbols, the bound is relative to the largest of their values.
+
     Args:
         number: the extent is at most this number. Infinite if no such number is known.
         excess: the extent is at most the value of the symbol plus this number. Infinite if no such
@@ -150,15 +152,18 @@ class UpperBounds:
     excess: float
 
 
-def bounds_by_symbol(extent: Any, symbol: str, limits: Mapping[str, Any]) -> UpperBounds:
-    """Return bounds of an extent that hold for all values of `symbol`, which has no largest value.
+def bounds_by_symbols(
+    extent: Any, symbols: Collection[str], limits: Mapping[str, Any]
+) -> UpperBounds:
+    """Return bounds of an extent that hold for all values of `symbols`.
 
+    These symbols have no largest values. The excess is relative to the largest value of `symbols`.
     `limits` maps each other symbol to an extent that the symbol's value never exceeds, such as n0 +
     1 for n1. Then the bounds of n1 + 2 by n0 are infinity and 3, and the bounds of min(n1, 4) are 4
     and 1.
     """
     # The bounds of a symbol are computed once: several expressions may contain the symbol.
-    bounds_by_name = {symbol: UpperBounds(math.inf, 0)}
+    bounds_by_name = dict.fromkeys(symbols, UpperBounds(math.inf, 0))
 
     def bounds_of_extent(extent: Any) -> UpperBounds:
         if not is_symbolic(extent) and not isinstance(extent, Extent):
@@ -304,7 +309,8 @@ def _range_of_call(name: str, left: tuple[Any, Any], right: tuple[Any, Any]) -> 
     low, high = left
     right_low, right_high = right
     if name == "mod":
-        return 0, max(right_high - 1, 0)  # a remainder is less than the divisor
+        # A remainder has the sign of the divisor, and a smaller absolute value.
+        return min(right_low + 1, 0), max(right_high - 1, 0)
     if name in ("max", "min"):
         choose = max if name == "max" else min
         return choose(low, right_low), choose(high, right_high)

@@ -17,7 +17,12 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
-from lowering.errors import InvalidComputation, InvalidOperation, InvalidShape
+from lowering.errors import (
+    InvalidComputation,
+    InvalidOperation,
+    InvalidShape,
+    UnsupportedOperation,
+)
 from lowering.graph import Call
 from lowering.location import Span
 
@@ -143,8 +148,11 @@ def extra_missing(message: str, extra: str, instead: str = "") -> UnsupportedErr
 def family_of(error: InvalidOperation, family: type[NnefError] = SemanticError) -> type[NnefError]:
     """Return the class of the exception that users get when a rule of an operation raises `error`.
 
-    The class is ShapeError for InvalidShape, and `family` for all other errors.
+    The class is ShapeError for InvalidShape, UnsupportedError for UnsupportedOperation, and
+    `family` for all other errors.
     """
+    if isinstance(error, UnsupportedOperation):
+        return UnsupportedError
     # The cause of an InvalidComputation is the error that a rule raised.
     is_about_shapes = isinstance(error, InvalidShape) or isinstance(error.__cause__, InvalidShape)
     return ShapeError if is_about_shapes else family

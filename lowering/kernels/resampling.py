@@ -32,7 +32,7 @@ from jax import Array, lax
 from numpy.typing import NDArray
 
 from lowering.errors import InvalidShape
-from lowering.extents import Shape, along, volume
+from lowering.extents import Shape, along, is_symbolic, volume
 from lowering.kernels.precision import DType
 from lowering.kernels.windows import extend
 
@@ -102,8 +102,11 @@ class Method:
 def resized_length(extent: int, scale: float) -> float:
     """Return extent * scale, rounded if it is within float32's precision of an integer.
 
-    Raises InvalidShape if the product is not finite.
+    A symbolic extent stays as it is if the scale is 1. Raises InvalidShape if the product is not
+    finite.
     """
+    if scale == 1 and is_symbolic(extent):
+        return extent
     exact = extent * scale
     if not math.isfinite(exact):
         raise InvalidShape(f"an axis of {extent} items is too long once it is resized by {scale}")

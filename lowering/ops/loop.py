@@ -13,7 +13,9 @@
                 last value. If it is "full", the values of all iterations are joined along the axis,
                 in reverse order if sign is negative. Iterations that do not run give zeros
     limit       the largest number of iterations that `count` may allow, or -1 if it is unknown. If
-                it is unknown, no result can be "full", and there are no derivatives in reverse mode
+                it is unknown, no result can be "full"
+    most        if `limit` is -1: the largest number of iterations in a run, or -1 if it is unknown.
+                If both are unknown, there are no derivatives in reverse mode
 
 `loop` returns a tensor for each item of `outputs`. If there are no iterations, the last value of a
 state is its initial value, and any other last value is zeros.
@@ -21,7 +23,7 @@ state is its initial value, and any other last value is zeros.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -29,7 +31,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation
-from lowering.extents import shapes_differ
+from lowering.extents import is_static, shapes_differ
+from lowering.forward_only import with_derivatives_of
 from lowering.graph import Graph, TensorType
 from lowering.ops import require, rules
 from lowering.ops.scan import (
@@ -59,6 +62,7 @@ def _loop_type(
     body: Graph,
     outputs: Outputs,
     limit: int,
+    most: int = -1,
 ) -> list[TensorType]:
     """Check the arguments of `loop`, and return the types of its results."""
     require.one_integer(count=count)
@@ -103,6 +107,7 @@ def loop(
     body: Graph,
     outputs: Outputs,
     limit: int,
+    most: int = -1,
 ) -> list[Array]:
     """Run `body` until it computes a false condition. The body is traced once.
 
@@ -114,6 +119,10 @@ def loop(
     There are at most `count` iterations, or any number if `count` is negative. If `limit` is not
     negative, the loop becomes a `lax.scan` with `limit` steps, which skips the body after the last
     iteration. If `limit` is negative, the loop becomes a `lax.while_loop`.
+
+    jax does not differentiate a `lax.while_loop` in reverse mode. If `most` is not negative, the
+    derivatives of the loop are those of a `lax.scan` with `most` steps. A run without derivatives
+    has the `lax.while_loop`, whose time does not grow with `most`.
     """
     states = [jnp.asarray(state) for state in initial]
     state_count = len(states)
@@ -123,18 +132,26 @@ def loop(
     values = body.outputs[1 + state_count :]
     carried_values, stacked_values = carried_and_stacked(next_states, values, outputs)
 
-    def iterate(number: Array, carried: Sequence[Array]) -> tuple[Array, list[Array], list[Array]]:
-        """Run the body once. Return whether to run it again, and carried and stacked values.
+    def iteration(bound: Array, full: Sequence[Any]) -> _Iterate:
+        """Return the function that runs the body for a largest number of iterations."""
 
-        Of the values in `carried`, the body reads only the states, which come first.
-        """
-        inputs = [number, *full, *carried[:state_count]]
-        computed = trace(body, ctx, parameters={}, states={}, inputs=inputs)
-        goes_on = jnp.asarray(computed[next_condition]).reshape(())
-        goes_on &= (bound < 0) | (number + 1 < bound)  # below 0 there is no bound
-        carry = [jnp.asarray(computed[value]) for value in carried_values]
-        return goes_on, carry, [jnp.asarray(computed[value]) for value in stacked_values]
+        def iterate(
+            number: Array, carried: Sequence[Array]
+        ) -> tuple[Array, list[Array], list[Array]]:
+            """Run the body once. Return whether to run it again, and carried and stacked values.
 
+            Of the values in `carried`, the body reads only the states, which come first.
+            """
+            inputs = [number, *full, *carried[:state_count]]
+            computed = trace(body, ctx, parameters={}, states={}, inputs=inputs)
+            goes_on = jnp.asarray(computed[next_condition]).reshape(())
+            goes_on &= (bound < 0) | (number + 1 < bound)  # below 0 there is no bound
+            carry = [jnp.asarray(computed[value]) for value in carried_values]
+            return goes_on, carry, [jnp.asarray(computed[value]) for value in stacked_values]
+
+        return iterate
+
+    iterate = iteration(bound, full)
     number_type = jax.ShapeDtypeStruct((), bound.dtype)
     _, carried_types, stacked_types = jax.eval_shape(iterate, number_type, states)
     # The carried values are the states, followed by values that are only returned. The values that
@@ -145,10 +162,31 @@ def loop(
     if limit >= 0:
         numbers = jnp.arange(limit, dtype=bound.dtype)
         last, stacks = _scanned(iterate, begins, first, numbers, stacked_types)
+    elif most >= 0:
+        # Numpy arrays are constants of the trace, and stay constants of the body.
+        arrays = {i: x for i, x in enumerate(full) if not is_static(x)}
+
+        def as_while(
+            bound: Array, begins: Array, first: list[Array], arrays: Mapping[int, Array]
+        ) -> list[Array]:
+            inputs = [arrays.get(i, x) for i, x in enumerate(full)]
+            number = jnp.zeros((), bound.dtype)
+            return _repeated(iteration(bound, inputs), begins, first, number)
+
+        def as_scan(
+            bound: Array, begins: Array, first: list[Array], arrays: Mapping[int, Array]
+        ) -> list[Array]:
+            inputs = [arrays.get(i, x) for i, x in enumerate(full)]
+            numbers = jnp.arange(most, dtype=bound.dtype)
+            last, _ = _scanned(iteration(bound, inputs), begins, first, numbers, stacked_types)
+            return last
+
+        stacks: list[Array] = []
+        last = with_derivatives_of(as_while, as_scan)(bound, begins, first, arrays)
     else:
         first_number = jnp.zeros((), bound.dtype)
         last = _repeated(iterate, begins, first, first_number)
-        stacks: list[Array] = []
+        stacks = []
         reason = "the number of its iterations is known only at run time"
         hint = (
             "make its largest number of iterations a constant, by load(..., values=...) if an "

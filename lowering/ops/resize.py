@@ -20,7 +20,7 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN, Shape, along, differ, show, volume
+from lowering.extents import UNKNOWN, Shape, along, differ, is_symbolic, show, volume
 from lowering.graph import ABSENT, TensorType, is_float
 from lowering.kernels.precision import widened
 from lowering.kernels.resampling import (
@@ -115,6 +115,14 @@ def _extent(extent: int, scale: float, rounds: bool) -> int:
     return _item_count(resized_length(extent, scale), rounds)
 
 
+def _is_unchanged(extent: int, new_length: float, coordinates: str) -> bool:
+    """Tell whether a resize to `new_length` returns the items of an axis unchanged.
+
+    Some modes of coordinates move the items even if the extent stays the same.
+    """
+    return new_length == extent and coordinates not in (CROP, "tf_half_pixel_for_nn")
+
+
 def _item_count(new_length: float, rounds: bool) -> int:
     """Return a length, rounded down, or to the nearest integer if `rounds` is true."""
     return int(new_length + 0.5) if rounds else int(new_length)
@@ -184,6 +192,8 @@ def resize(
         extent = x.shape[axis]
         if extent == 0:
             continue  # an empty axis stays empty
+        if is_symbolic(extent) and _is_unchanged(extent, new_length, coordinates):
+            continue
         ends = None if region is None else (region[axis], region[axis + x.ndim])
         # These calls may raise errors for too much work on the host, and for too many traced
         # operations.

@@ -7,7 +7,17 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN, Ints, Shape, ceil_div, is_symbolic, show, with_extent
+from lowering.extents import (
+    UNKNOWN,
+    Ints,
+    Shape,
+    ceil_div,
+    is_known,
+    is_symbolic,
+    show,
+    volume,
+    with_extent,
+)
 from lowering.graph import TensorType, is_float
 from lowering.kernels.broadcast import broadcast_shapes
 from lowering.kernels.rounding import saturated
@@ -217,6 +227,12 @@ def pad(input: Array, padding: Padding, border: str, value: float) -> Array:
 def _gather_type(input: TensorType, indices: TensorType, axis: int) -> TensorType:
     require.integer(indices=indices)
     require.axis(axis, len(input.shape))
+    reads_items = is_known(indices.shape) and volume(indices.shape) > 0
+    if input.shape[axis] == 0 and reads_items:
+        raise InvalidShape(
+            f"axis {axis} of 'input' {show(input.shape)} has no items, so that 'indices' must be "
+            f"empty, they have the shape {show(indices.shape)}"
+        )
     return TensorType(with_extent(input.shape, axis, *indices.shape), input.dtype)
 
 
@@ -227,7 +243,12 @@ def gather(input: Array, indices: Array, axis: int) -> Array:
     A negative index counts from the end. An index beyond the axis reads NaN from a
     floating-point tensor.
     """
-    return jnp.take(jnp.asarray(input), jnp.asarray(indices), axis=axis)
+    x, indices = jnp.asarray(input), jnp.asarray(indices)
+    if x.shape[axis] == 0:
+        # There are no items, so the indices, which may be a list, have no items either.
+        axis %= x.ndim
+        return jnp.zeros((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), x.dtype)
+    return jnp.take(x, indices, axis=axis)
 
 
 def _broadcast_type(input: TensorType, shape: Ints) -> TensorType:

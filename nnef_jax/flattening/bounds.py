@@ -1,25 +1,48 @@
-"""Upper bounds of the integers that a graph computes. Such integers may be extents of tensors."""
+"""Bounds of the integers that a graph computes. Such integers may be extents of tensors."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
-from lowering.extents import Extent, is_symbolic, volume
-from lowering.graph import Operation, Value
+from lowering.extents import Extent, at_least, is_symbolic, volume
+from lowering.graph import Operation, Value, is_integer
 from nnef_jax.flattening.computations import Computations
 
-# Operations whose results consist of items of the first operand, in any order.
+# Operations whose results consist of items of the first operand, in any order. The items may be
+# rounded: bounds are integers, so they are also bounds of the rounded items.
 _MOVES = frozenset({
-    "broadcast", "cast", "copy", "counted", "gather", "gather_nd", "max_reduce", "min_reduce",
-    "reshape", "slice", "squeeze", "transpose", "unsqueeze",
+    "broadcast", "cast", "ceil", "copy", "counted", "floor", "gather", "gather_nd", "max_reduce",
+    "min_reduce", "reshape", "round", "slice", "squeeze", "transpose", "unsqueeze",
 })  # fmt: skip
 _JOINS = frozenset({"concat", "stack"})
+# Operations whose bounds follow from the bounds of both ends of each operand.
+_BY_ENDS = frozenset({"abs", "div", "mul", "neg", "rem"})
+_Ends = tuple[Any, Any]  # the least and the largest value
+
+
+def _largest(numbers: Sequence[Any]) -> Any:
+    """Return the largest of numbers, or None if it depends on the values of open extents.
+
+    If there are no numbers, return 0.
+    """
+    if not numbers:
+        return 0
+    result, *others = numbers
+    for number in others:
+        if at_least(number, result):
+            result = number
+        elif not at_least(result, number):
+            return None
+    return result
+
+
 # Maps an operation's name to a function. The function takes a list of upper bounds of the operands,
 # and returns an upper bound of the result.
-_RESULT_BOUNDS: Mapping[str, Callable[[Sequence[int]], int]] = {
-    "add": sum, "mul": math.prod, "max": max, "concat": max, "stack": max,
+_RESULT_BOUNDS: Mapping[str, Callable[[Sequence[int]], int | None]] = {
+    "add": sum, "mul": math.prod, "max": _largest, "concat": _largest, "stack": _largest,
 }  # fmt: skip
 
 
@@ -61,7 +84,7 @@ class Bounds:
     def most(self, x: Any) -> int | None:
         """Return an upper bound of an operand's items, or None if no bound is known."""
         if not isinstance(x, Value):
-            return math.ceil(x)
+            return _rounded_up(x)
         if x.type.dtype == "bool":
             return 1
         operation = self._computations.operation_of(x)
@@ -77,7 +100,7 @@ class Bounds:
         operands: list[Any] = [x for _, x in operation.operands]
         attributes: dict[str, Any] = dict(operation.attributes)
         if kind == "constant":
-            return max(map(self._bound, attributes["value"]), default=0)
+            return _rounded_up(_largest(list(map(self._bound, attributes["value"]))))
         if kind in ("argmax_reduce", "argmin_reduce"):
             # The result is the index of an item, so it is below the number of items along the axes.
             return self._volume(operands[0], attributes["axes"])
@@ -90,16 +113,21 @@ class Bounds:
         if kind in _MOVES:
             return self.most(operands[0])
         if kind == "sub":
-            # x - y is at most x if y is not negative.
-            return self.most(operands[0]) if self.is_count(operands[1]) else None
+            most, least = self.most(operands[0]), self.least(operands[1])
+            return None if most is None or least is None else most - least
         if kind == "min":
-            bounds = [self.most(x) for x in operands]
-            return min([n for n in bounds if n is not None], default=None)
-        if kind not in _RESULT_BOUNDS:
-            return None
+            bounds = [bound for x in operands if (bound := self.most(x)) is not None]
+            # If it is not certain which bound is smaller, any of them is right.
+            return reduce(lambda x, y: y if at_least(x, y) else x, bounds) if bounds else None
+        if kind == "select":
+            return self._most_of_all("max", operands[1:])  # operand 0 is the condition
         if kind in _JOINS:
             (operands,) = operands  # the single operand is an array of tensors
-        return self._most_of_all(kind, operands)
+        most = self._most_of_all(kind, operands) if kind in _RESULT_BOUNDS else None
+        if most is None and kind in _BY_ENDS:
+            ends = self._ends_of(operation)
+            return None if ends is None else ends[1]
+        return most
 
     def _most_of_all(self, kind: str, operands: Sequence[Any]) -> int | None:
         """Return an upper bound of the result of an operation, or None if no bound is known.
@@ -121,16 +149,19 @@ class Bounds:
 
     def least(self, x: Any) -> int | None:
         """Return a lower bound of an operand's items, or None if no bound is known."""
-        if self.is_count(x):
-            return 0
         if not isinstance(x, Value):
-            return math.floor(x)
+            negated = _rounded_up(-x)
+            return None if negated is None else -negated
+        is_count = self.is_count(x)
         operation = self._computations.operation_of(x)
         if operation is None:
-            return None
+            return 0 if is_count else None
         if id(operation) not in self._least_by_operation:
             self._least_by_operation[id(operation)] = self._least_of(operation)
-        return self._least_by_operation[id(operation)]
+        least = self._least_by_operation[id(operation)]
+        if not is_count:
+            return least
+        return 0 if least is None or is_symbolic(least) else max(least, 0)
 
     def _least_of(self, operation: Operation) -> int | None:
         """Return a lower bound of the items of an operation's results, or None."""
@@ -138,14 +169,19 @@ class Bounds:
         operands: list[Any] = [x for _, x in operation.operands]
         if kind == "constant":
             items: Any = dict(operation.attributes)["value"]
-            is_known = not any(isinstance(item, Extent) or is_symbolic(item) for item in items)
-            return min(items, default=0) if is_known else None
+            numbers = [self._least_of_item(item) for item in items]
+            return None if any(map(is_symbolic, numbers)) else self.least(min(numbers, default=0))
         if kind == "sub":
             least, most = self.least(operands[0]), self.most(operands[1])
             return None if least is None or most is None else least - most
         if kind in _MOVES:
             return self.least(operands[0])
-        if kind not in ("add", "min", *_JOINS):
+        if kind in _BY_ENDS:
+            ends = self._ends_of(operation)
+            return None if ends is None else ends[0]
+        if kind == "select":
+            operands = operands[1:]  # operand 0 is the condition
+        elif kind not in ("add", "min", *_JOINS):
             return None
         if kind in _JOINS:
             (operands,) = operands  # the single operand is an array of tensors
@@ -154,6 +190,47 @@ class Bounds:
         if len(known_bounds) < len(bounds):
             return None
         return sum(known_bounds) if kind == "add" else min(known_bounds)
+
+    def _least_of_item(self, item: Any) -> Any:
+        """Return the least value of an item of a constant. The item may be an extent."""
+        is_extent = isinstance(item, Extent) or is_symbolic(item)
+        return -self._bound(Extent(f"-({item})")) if is_extent else item
+
+    def _ends_of(self, operation: Operation) -> _Ends | None:
+        """Return the least and the largest result of an operation of `_BY_ENDS`, or None."""
+        kind = operation.kind
+        ends: list[_Ends] = []
+        for _, x in operation.operands:
+            least, most = self.least(x), self.most(x)
+            if least is None or most is None or is_symbolic(least) or is_symbolic(most):
+                return None
+            ends.append((least, most))
+        least, most = ends[0]
+        if kind == "neg":
+            return -most, -least
+        farthest = max(abs(least), abs(most))
+        if kind == "abs":
+            return 0, farthest
+        if kind == "mul":
+            products = [x * y for x in ends[0] for y in ends[1]]
+            return min(products), max(products)
+        # A quotient or a remainder. Both have the sign of x if y is positive.
+        divisor: Any = operation.operands[1][1]
+        # A literal may have a fraction, which its bounds do not have.
+        least_divisor = ends[1][0] if isinstance(divisor, Value) else divisor
+        is_real = not all(is_integer(x.type.dtype) for x in operation.writes())
+        if kind == "rem":
+            farthest_divisor = max(map(abs, ends[1]))
+            largest = min(farthest, farthest_divisor if is_real else max(farthest_divisor - 1, 0))
+        elif least_divisor > 0:
+            largest = math.ceil(farthest / least_divisor)
+        elif is_real:
+            return None  # the divisor may be as small as 0.001
+        else:
+            largest = farthest  # a divisor is at least 1 or at most -1, and x / 0 is 0
+        may_be_negative = least < 0 or (kind == "div" and least_divisor < 0)
+        may_be_positive = most > 0 or (kind == "div" and least_divisor < 0)
+        return -largest if may_be_negative else 0, largest if may_be_positive else 0
 
     def is_count(self, x: Any) -> bool:
         """Tell whether no item of an operand can be negative.
@@ -188,12 +265,27 @@ class Bounds:
             return all(map(self.is_count, parts))
         if kind == "max":
             return any(map(self.is_count, operands))
-        return kind in ("add", "mul", "min") and all(map(self.is_count, operands))
+        if kind == "rem":
+            return self.is_count(operands[0])  # a remainder has the sign of the dividend
+        if kind == "select":
+            operands = operands[1:]  # operand 0 is the condition
+        has_sign_of_operands = kind in ("add", "div", "min", "mul", "select")
+        return kind == "abs" or (has_sign_of_operands and all(map(self.is_count, operands)))
 
     def _volume(self, x: Value, axes: Sequence[int]) -> int:
         """Return the largest number of items that a tensor can have along axes."""
         shape = self._shape_of(x)
         return volume(self._bound(shape[axis]) for axis in axes)
+
+
+def _rounded_up(number: Any) -> int | None:
+    """Return a number, rounded up, or None if it is not finite.
+
+    None and symbolic extents are returned unchanged.
+    """
+    if number is None or is_symbolic(number):
+        return number
+    return math.ceil(number) if math.isfinite(number) else None
 
 
 def _is_not_negative(item: Any) -> bool:

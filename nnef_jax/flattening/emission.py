@@ -9,7 +9,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.errors import InconclusiveDimensionOperation
+from jax.errors import ConcretizationTypeError, InconclusiveDimensionOperation
 
 from lowering import GraphBuilder
 from lowering.errors import InvalidOperation
@@ -26,6 +26,8 @@ _ARRAYS = frozenset({list, tuple})
 _SEQUENCES = _ARRAYS | {str}
 # If a node reads a folded tensor, at most this number of the node's results is recorded.
 _MOST_RESULTS = 4
+# Errors of Python that the functions of operators raise for operands of an unexpected kind.
+_PYTHON_ERRORS = (AttributeError, NotImplementedError, TypeError)
 _NARROW = {"int64": "int32", "uint64": "uint32", "complex128": "complex64"}
 
 
@@ -266,18 +268,29 @@ class locating_errors:
 
     The context raises such errors, and InvalidOperation, as NnefError. An NnefError or ExtentNeeded
     is not changed.
+
+    An error of jax, or an error of Python that is about symbolic extents, means that the operator
+    needs to know an extent. `refusal` is called then, and returns the exception to raise instead,
+    or None if no operand depends on a number of items that is counted in a run.
     """
 
-    __slots__ = ("_parts", "_span", "_title")
+    __slots__ = ("_parts", "_refusal", "_span", "_title")
 
-    def __init__(self, title: str, span: Span | None, parts: str = "inputs") -> None:
+    def __init__(
+        self, title: str, span: Span | None, parts: str = "inputs",
+        refusal: Callable[[], InvalidOperation | None] = lambda: None,
+    ) -> None:  # fmt: skip
         self._title, self._span, self._parts = title, span, parts
+        self._refusal = refusal
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         """Raise an error of the `with` block again, with a place, unless it already has one."""
+        refusal = self._refusal() if _is_about_extents(error) else None
+        if refusal is not None:
+            raise located(refusal, self._title, self._span) from error
         match error:
             case None | ExtentNeeded() | NnefError():
                 pass
@@ -295,6 +308,17 @@ class locating_errors:
                 raise located(InvalidOperation(message), self._title, self._span) from error
             case _:
                 pass
+
+
+def _is_about_extents(error: BaseException | None) -> bool:
+    """Tell whether an error says that a value or a type of a symbolic extent does not fit.
+
+    The messages of Python's own errors have the names of the classes of extents.
+    """
+    if isinstance(error, InconclusiveDimensionOperation | ConcretizationTypeError):
+        return True
+    texts = ("_DimExpr", "Extent", "dim_as_value", "ymbolic dimension")
+    return isinstance(error, _PYTHON_ERRORS) and any(text in str(error) for text in texts)
 
 
 def _steps_to_compare(operand_array: Sequence[object]) -> int:

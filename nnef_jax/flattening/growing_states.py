@@ -15,7 +15,7 @@ from typing import Any
 from lowering.errors import InvalidOperation
 from lowering.extents import is_symbolic, largest_of
 from lowering.graph import Value
-from lowering.symbol_values import bounds_by_symbol, symbols_in
+from lowering.symbol_values import bounds_by_symbols, symbols_in
 from nnef_jax.flattening.branch_results import VaryingAxis, as_lists
 from nnef_jax.flattening.repetition import RepeatedBody
 from nnef_jax.flattening.site import Site, Tensor
@@ -30,8 +30,8 @@ class GrowingAxis:
         state: the index of the state.
         axis: the axis.
         step: the largest number of items that an iteration adds.
-        least: the largest number of items after an iteration, if this number does not depend on the
-            number of items before the iteration. Otherwise 0.
+        least: a number of items for which there must be room: the largest number after an
+            iteration, if it is known without the number before the iteration. Otherwise 0.
     """
 
     state: int
@@ -137,7 +137,7 @@ class GrowingStates:
         iteration. `old_extent` is the extent before an iteration, a symbol. `extent` is the extent
         after this iteration.
         """
-        bounds = bounds_by_symbol(extent, str(old_extent), graph.symbols.limits)
+        bounds = bounds_by_symbols(extent, [str(old_extent)], graph.symbols.limits)
         step = max(bounds.excess, 0)
         # If `step` is 0, the iterations add nothing, even if `self._limit` is infinite.
         most_by_steps = initial_most + (self._limit * step if step else 0)
@@ -149,6 +149,35 @@ class GrowingStates:
         if not depends_on_old:
             return 0, graph.bound(extent)
         return max(graph.bound(extent - old_extent), 0), 0  # 2 for n0 and n0 + 2
+
+    def axes_with_one_bound(self, graph: TensorGraph, after: Sequence[Value]) -> list[GrowingAxis]:
+        """Return `axes` with one upper bound of all their extents.
+
+        Axes may exchange their extents, as a transpose does. Then no extent has a bound that is
+        relative to its own value before the iteration. But the largest extent of all axes may have
+        a bound that is relative to the largest extent before the iteration.
+
+        The arguments are as for `grown_axes`. If the result is equal to `axes`, the padded states
+        have room for all items. If there is no such bound, the result is an empty list.
+        """
+        symbols = [str(graph.shape_of(self._before[x.state])[x.axis]) for x in self.axes]
+        most = max(self._initial_most, default=0)
+        step = 0.0
+        for growing in self.axes:
+            shape = graph.shape_of(after[growing.state])
+            if len(shape) != len(self._before[growing.state].type.shape):
+                return []
+            extent = shape[growing.axis]
+            bounds = bounds_by_symbols(extent, symbols, graph.symbols.limits)
+            if bounds.number < math.inf:
+                most = max(most, int(bounds.number))
+            else:
+                step = max(step, bounds.excess)
+        if step:
+            if math.inf in (step, self._limit):
+                return []
+            most += int(step * max(self._limit, 1))
+        return [GrowingAxis(x.state, x.axis, int(step), most) for x in self.axes]
 
     def require_limit(self) -> None:
         """Raise InvalidOperation if a state may grow in each iteration of a loop without limit."""

@@ -18,7 +18,7 @@ import numpy as np
 from jax.errors import InconclusiveDimensionOperation
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN, is_symbolic
+from lowering.extents import UNKNOWN, at_least, is_symbolic
 from nnef_jax.flattening.hostvalues import (
     LARGEST,
     Host,
@@ -161,11 +161,16 @@ def ceil_div(dividend: int, divisor: int) -> int:
 
 
 def truncated(a: int, b: int) -> int:
-    """Return the quotient of two integers, truncated towards 0."""
-    if is_symbolic(a) or is_symbolic(b):
-        return a // b  # extents are not negative, so that rounding down truncates
-    quotient = abs(a) // abs(b)
-    return quotient if (a < 0) == (b < 0) else -quotient
+    """Return the quotient of two integers, truncated towards 0.
+
+    If the sign of an open extent such as n - 4 depends on n, the extent is taken for positive: an
+    extent is not negative in a call that the network can compute.
+    """
+    is_negative, is_divisor_negative = at_least(-1, a), at_least(-1, b)
+    dividend = -a if is_negative else a
+    divisor = -b if is_divisor_negative else b
+    quotient = dividend // divisor
+    return quotient if is_negative == is_divisor_negative else -quotient
 
 
 def _power(a: int, b: int) -> int:

@@ -8,17 +8,18 @@ on arrays of fixed shapes. In these arrays padding follows the items, see `lower
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from jax.errors import InconclusiveDimensionOperation
 
 from lowering import SymbolValues
-from lowering.errors import InvalidComputation, InvalidOperation
+from lowering.errors import InvalidComputation, UnsupportedOperation
 from lowering.extents import (
     Extent,
     Shape,
+    at_least,
     has_symbols,
     is_known,
     is_symbolic,
@@ -133,11 +134,10 @@ class ListEmission(Emission):
                 kind, operands, attributes, names, span, calls, rule=rule, inserted=inserted
             )
         except (TypeError, InconclusiveDimensionOperation):
-            lists = [x for x in operands.values() if self.is_list(x)]
-            if not lists:
+            refusal = self._refusal_of(kind, operands.values(), attributes.values())
+            if refusal is None:
                 raise
-            reason = f"'{kind}' needs the number of its items before the network runs"
-            raise self.refusal(lists[0], reason) from None
+            raise refusal from None
         if self.has_lists and self.symbolic is not None and not self.is_body:
             new_operation = self.builder.operations[-1]
             self._require_shapes(new_operation)
@@ -162,21 +162,23 @@ class ListEmission(Emission):
             graph = graph._outer_lists
 
     def _require_shapes(self, operation: Operation) -> None:
-        """Raise InvalidOperation if an operation cannot be computed for a list."""
+        """Raise UnsupportedOperation if an operation cannot be computed for a list."""
         if self.symbolic is None:
             return
         try:
             for value in operation.writes():
                 self.symbolic.shape_of(value)
         except InvalidComputation as error:
-            reason = error.message
-        except _OF_EXTENTS as error:
-            first_line = str(error).splitlines()[0]
-            reason = f"'{operation.kind}' cannot be computed for it: {first_line}"
-        else:
-            return
-        lists = [x for x in operation.reads() if self.is_list(x)]
-        raise self.refusal(lists[0], reason) if lists else InvalidOperation(reason, CUT_BEFORE)
+            lists = [x for x in operation.reads() if self.is_list(x)]
+            if not lists:
+                raise UnsupportedOperation(error.message, CUT_BEFORE) from None
+            raise self.refusal(lists[0], error.message) from None
+        except _OF_EXTENTS:
+            attributes = [attribute for _, attribute in operation.attributes]
+            refusal = self._refusal_of(operation.kind, operation.reads(), attributes)
+            if refusal is None:
+                raise
+            raise refusal from None
 
     def _require_items(
         self, operation: Operation, span: Span | None, calls: tuple[Call, ...]
@@ -189,19 +191,39 @@ class ListEmission(Emission):
             # The user's symbols have no largest value, and count as 1.
             item_count = volume([n for n in shape if not is_symbolic(n)])
             if item_count > self.limits.tensor_items:
-                names = ", ".join(f"'{name}'" for name in self._count_names(self.shape_of(x)))
+                names = quoted(self.count_names(self.shape_of(x)))
                 message = (
                     f"'{x.name}' {show(shape)} has room for the largest numbers of items that "
                     f"{names} can tell: {item_count} items, more than {self.limits.tensor_items}"
                 )
                 raise self.beyond(message, "tensor_items", span, calls)
 
-    def _count_names(self, shape: Shape) -> list[str]:
+    def count_names(self, shape: Shape) -> list[str]:
         """Return the names of the tensors that have the values of the symbols in a shape."""
         symbols = sorted(symbols_in(tuple(shape)) & self.symbols.most.keys())
         return [self.symbols.count_names[name] for name in symbols]
 
-    def refusal(self, x: Value, message: str) -> InvalidOperation:
+    def _refusal_of(
+        self, kind: str, operands: Iterable[object], attributes: Iterable[Any]
+    ) -> UnsupportedOperation | None:
+        """Return the error for an operation that needs to know a number of items before a run.
+
+        Return None if neither the operands nor the attributes depend on numbers of items.
+        """
+        lists = [x for x in operands if isinstance(x, Value) and self.is_list(x)]
+        if lists:
+            reason = f"'{kind}' needs the number of its items before the network runs"
+            return self.refusal(lists[0], reason)
+        names = self.count_names(tuple(attributes))
+        if not names:
+            return None
+        return UnsupportedOperation(
+            f"an attribute of '{kind}' depends on the number of items that {quoted(names)} tells: "
+            f"'{kind}' needs this number before the network runs",
+            CUT_BEFORE,
+        )
+
+    def refusal(self, x: Value, message: str) -> UnsupportedOperation:
         """Return the error for an operation that cannot be computed for a list.
 
         `message` says why. The error also names the first symbolic axis of the list, and the tensor
@@ -209,10 +231,10 @@ class ListEmission(Emission):
         """
         shape = self.shape_of(x)
         axis = list(map(is_symbolic, shape)).index(True)
-        names = ", ".join(self._count_names((shape[axis],)))
-        return InvalidOperation(
+        names = quoted(self.count_names((shape[axis],)))
+        return UnsupportedOperation(
             f"axis {axis} of '{x.name}' is a list, whose number of items depends on values "
-            f"('{names}' tells it): {message}",
+            f"({names} tells it): {message}",
             CUT_BEFORE,
         )
 
@@ -245,6 +267,14 @@ class ListEmission(Emission):
         outer_symbols = outer.builder.symbols.keys() - self.builder.symbols.keys()
         counted_symbols = symbols_in(extent) & self.symbols.most.keys()
         return not counted_symbols <= outer_symbols
+
+    def may_be_negative(self, extent: Any) -> bool:
+        """Tell whether an extent, such as n0 - 2, is negative for some numbers of items.
+
+        Return False if the extent does not depend on numbers of items.
+        """
+        depends_on_lists = not symbols_in(extent).isdisjoint(self.symbols.most)
+        return depends_on_lists and not at_least(0, self.bound(-extent))
 
     def has_shape_of(self, x: Value, y: Value) -> bool:
         """Tell whether two tensors certainly have the same shape.
@@ -369,6 +399,11 @@ class ListEmission(Emission):
         (output,) = self.add("filled", {"input": x}, attributes, [name], span, inserted=True)
         self.builder.aliases[name] = output
         return output
+
+
+def quoted(names: Iterable[str]) -> str:
+    """Return names in quotation marks, with commas between them."""
+    return ", ".join(f"'{name}'" for name in names)
 
 
 def _padding_of(dtype: str) -> float:

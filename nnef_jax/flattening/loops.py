@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from lowering.errors import InvalidOperation
+from lowering.extents import is_symbolic
 from lowering.graph import Value
 from nnef_jax.flattening.growing_states import GrowingAxis, GrowingStates
 from nnef_jax.flattening.repetition import LAST, Outputs, RepeatedBody
@@ -68,14 +69,13 @@ def add_loop(
         site: the layer or node of the loop.
         states: the states before the first iteration.
         flatten: flattens the body. It may be called several times.
-        count: the largest number of iterations, an integer tensor with one item. None stands for
-            `limit`.
+        count: the largest number of iterations, an integer tensor with one item. A negative number
+            stands for `limit`, and so does None.
         condition: the condition before the first iteration, a tensor with one item. None stands for
             true.
         limit: an upper bound of the number of iterations, or infinity.
     """
-    largest_count = site.graph.bounds.most(count) if isinstance(count, Value) else None
-    most = limit if largest_count is None else min(limit, max(largest_count, 0))
+    most = _most_iterations(site, count, limit)
     grown, body, iteration = _with_room(site, states, flatten, most)
     after = grown.padded(body.graph, iteration.states)
     outputs = iteration.outputs
@@ -84,6 +84,14 @@ def add_loop(
     numbers = [body.at.step.add(body.loop_inputs[0], 1)] if joins_outputs else []
     bound = most if joins_outputs or grown.axes else limit
     has_bound = bound <= (_MOST_JOINED if joins_outputs else _MOST_STEPS)
+    if joins_outputs and not has_bound:
+        raise InvalidOperation(
+            "the number of its iterations depends on values, and with it the size of a result that "
+            f"is joined from all iterations: it has no upper bound of at most {_MOST_JOINED}",
+            "make the loop's largest number of iterations a constant",
+        )
+    # Only derivatives in reverse mode need `most` if the loop has no bound.
+    has_derivatives = not has_bound and most <= _MOST_JOINED
     results = body.add(
         site.insert if joins_outputs else site.emit,
         continue_condition=[body.at.cast(iteration.continues, "bool")],
@@ -92,6 +100,7 @@ def add_loop(
         output_modes=[*[LAST] * len(after), *iteration.modes, *[LAST] * len(numbers)],
         start=_start_of_loop(site, count, condition, limit),
         limit=int(bound) if has_bound else -1,
+        most=int(most) if has_derivatives else -1,
     )
     ends_by_limit = not isinstance(count, Value) and condition is None
     is_counted = ends_by_limit and iteration.always_continues and limit < math.inf
@@ -104,6 +113,18 @@ def add_loop(
         number = site.reshaped(results[-1], (1,))
         last_outputs = _with_counts(site, body.graph, iteration, last_outputs, number)
     return last_states, last_outputs
+
+
+def _most_iterations(site: Site[TensorGraph], count: Tensor | None, limit: float) -> float:
+    """Return the largest possible number of iterations. The arguments are as for `add_loop`."""
+    bounds = site.graph.bounds
+    if not isinstance(count, Value) or not bounds.is_count(count):
+        return limit
+    largest_count = bounds.most(count)
+    # The bound may be an open extent. Arrays with room for that many items are not supported.
+    if largest_count is None or is_symbolic(largest_count):
+        return limit
+    return min(limit, largest_count)
 
 
 def _with_counts(
@@ -146,18 +167,24 @@ def _with_room(
     """
     axes: list[GrowingAxis] = []
     passes = 0
+    has_one_bound = False  # whether all growing axes have the same room
     while True:
         grown = GrowingStates(site, states, axes, most)
         body = RepeatedBody(site)
         for state in grown.initial:
             body.state(state)
         iteration = flatten(body, body.turn(most), grown.inside(body))
-        grown_axes = grown.grown_axes(body.graph, iteration.states)
+        find_axes = grown.axes_with_one_bound if has_one_bound else grown.grown_axes
+        grown_axes = find_axes(body.graph, iteration.states)
         if grown_axes == axes:
             grown.require_limit()
             return grown, body, iteration
         passes += 1
-        if passes == _MOST_PASSES + len(states):
+        if passes == _MOST_PASSES + len(states) and not has_one_bound:
+            has_one_bound = True
+            passes = 0
+            grown_axes = grown.axes_with_one_bound(body.graph, iteration.states)
+        if (has_one_bound and not grown_axes) or passes == _MOST_PASSES + len(states):
             changing, *_ = grown_axes or axes
             raise InvalidOperation(
                 f"no bound is known for the number of items of axis {changing.axis} of state "

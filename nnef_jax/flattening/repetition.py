@@ -138,6 +138,7 @@ class RepeatedBody:
         output_modes: Outputs,
         start: ByName | None = None,
         limit: int = -1,
+        most: int = -1,
     ) -> list[Value]:
         """Add a scan or a loop to the graph around the body; return the outputs of `values`.
 
@@ -151,6 +152,8 @@ class RepeatedBody:
                 output. These are the items of the attribute `outputs` of the operation.
             start: the operands "count" and "condition" of a loop. None for a scan.
             limit: the largest number of iterations of a loop. -1 stands for no limit.
+            most: the largest number of iterations of a loop without `limit`, for derivatives in
+                reverse mode. -1 stands for an unknown number.
         """
         results_of_body = (*continue_condition, *after, *values)
         body_outputs = [self.at.tensor(x) for x in results_of_body]
@@ -171,6 +174,8 @@ class RepeatedBody:
             kind = "loop"
             operands = {**start}
             attributes = {"limit": limit}
+            if limit < 0 <= most:
+                attributes["most"] = most
         operands |= {"full": [*captured.values()], "initial": self.initial_states}
         attributes |= {"body": body, "outputs": tuple(output_modes)}
         outputs = add_operation(kind, operands, **attributes)

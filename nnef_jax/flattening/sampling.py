@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from lowering.graph import Value
@@ -65,8 +66,14 @@ def suppressed(
         Three tensors: the indices (image, class, box) of the remaining boxes, padded with -1; the
             scores of these boxes; and their number.
     """
+    graph = site.graph
+    if graph.is_list(boxes) or graph.is_list(scores):
+        # The scores behind the items of a list are below all thresholds, so that no padding is
+        # selected. Axis 1 of the boxes and axis 2 of the scores have the boxes.
+        boxes = graph.filled(site.tensor(boxes), 1, 0, site.span)
+        scores = graph.filled(site.tensor(scores), 2, -math.inf, site.span)
     _, box_count, *_ = site.known_shape(boxes)  # the first axis has the images
-    most = int(min(site.scalar(2, 0), box_count))
+    most = int(min(site.scalar(2, 0), graph.bound(box_count)))
     return site.last.sorted_suppression(
         boxes, scores, max_output_boxes_per_class=most, iou_threshold=site.scalar(3, 0),
         score_threshold=site.scalar(4, score), **attributes,

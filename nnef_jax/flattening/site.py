@@ -29,6 +29,8 @@ Operand = Tensor | float  # a number becomes a literal of the operation
 Operands = Iterable[Operand | Sequence[Operand] | None]  # a sequence is an operand array
 _Graph = TypeVar("_Graph", bound=TensorGraph, covariant=True)
 _FEW = 64  # the largest number of items of a stored integer tensor that is folded
+# Operations whose results are rounded towards 0. The host would need the signs of the operands.
+_TRUNCATING = frozenset({"div", "rem"})
 _FOLDED_KINDS = "iufbO"  # numpy's codes for the kinds of arrays that are folded
 
 
@@ -46,6 +48,12 @@ class Site(OperatorSite[_Graph]):
     @abstractmethod
     def is_read(self, i: int) -> bool:
         """Tell whether output `i` must be computed, because other layers or nodes may read it."""
+
+    def spend(self, steps: Any) -> None:
+        """Count steps as `OperatorSite.spend` does. An open extent counts as 1."""
+        if is_symbolic(steps):
+            steps = self.graph.bound(steps)
+        OperatorSite.spend(self, 1 if is_symbolic(steps) else steps)
 
     def _operand(self, x: int | Tensor) -> Tensor:
         """Return the input with index `x`, or `x` itself if it is an operand."""
@@ -167,10 +175,19 @@ class Site(OperatorSite[_Graph]):
             type = self.graph.element(attributes["dtype"])
             return self.converted(operands[0], type)
 
+        if kind in _TRUNCATING and any(map(self._may_be_negative, _flat(operands))):
+            raise NotFolded
+
         def compute(*host_values: Any) -> Any:
             return evaluate(kind, host_values, attributes)
 
         return self.evaluated(compute, operands)
+
+    def _may_be_negative(self, x: Operand | None) -> bool:
+        """Tell whether a constant has an extent that depends on lists and may be negative."""
+        if not isinstance(x, Constant) or x.array.dtype != object:
+            return False
+        return any(map(self.graph.may_be_negative, x.array.ravel()))
 
     def evaluated(self, function: Callable[..., Any], operands: Operands) -> Any:
         """Apply a function of host values to constant tensors; return constant tensors.
@@ -282,10 +299,14 @@ class Site(OperatorSite[_Graph]):
         return [align(x) for x in operands]
 
     def _is_literal(self, x: Tensor) -> TypeGuard[Constant]:
-        """Tell whether a tensor is a constant of one item that can be a literal of the graph."""
+        """Tell whether a tensor is a constant of one item that can be a literal of the graph.
+
+        A symbolic extent is not a literal.
+        """
         if not isinstance(x, Constant):
             return False
-        return x.array.size == 1 and self.graph.is_literal(x)
+        has_one_number = x.array.size == 1 and not is_symbolic(x.array.reshape(-1)[0])
+        return has_one_number and self.graph.is_literal(x)
 
     def transposed(self, x: Tensor, axes: Sequence[int]) -> Any:
         """Permute the axes of a tensor."""

@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowering import rounding
-from lowering.errors import InvalidOperation, InvalidShape
+from lowering.errors import InvalidOperation, InvalidShape, UnsupportedOperation
 from lowering.extents import MAX_RANK, UNKNOWN, is_symbolic, show
 from lowering.graph import Call, Rule, TensorType, Value, is_integer
 from lowering.location import Span
+from lowering.tracing import CUT_BEFORE
 from nnef_jax.flattening.emission import ByName
 from nnef_jax.flattening.list_operations import list_operation
-from nnef_jax.flattening.lists import ListEmission
+from nnef_jax.flattening.lists import ListEmission, quoted
 from nnef_jax.flattening.symbolic import SymbolicShapes
 from nnef_jax.formats.base import Options
 
@@ -191,6 +192,27 @@ class TensorGraph(ListEmission, ABC):
                 bounds = self.outer.bounds
                 self.bounds.declare(inner, bounds.most(value), bounds.is_count(value))
         return inner
+
+    def refusal_of_operator(self, operands: Mapping[str, object]) -> UnsupportedOperation | None:
+        """Return the error for an operator that needs to know a number of items before a run.
+
+        `operands` maps names in the document to operands. Return None if no operand depends on a
+        number of items.
+        """
+        reason = "the operator needs this number before the network runs"
+        for name, x in operands.items():
+            if isinstance(x, Value) and self.is_list(x):
+                return self.refusal(x, reason)
+            if isinstance(x, Constant) and x.array.dtype == object:
+                counts = self.count_names(tuple(x.array.ravel()))
+                if counts:
+                    told = f"depends on the number of items that {quoted(counts)} tells"
+                    return UnsupportedOperation(f"'{name}' {told}: {reason}", CUT_BEFORE)
+        for name, x in operands.items():
+            if self.has_lists and isinstance(x, Value) and is_integer(x.type.dtype):
+                message = f"'{name}' depends on values, and more must be known of it before a run"
+                return UnsupportedOperation(message, CUT_BEFORE)
+        return None
 
     def declare(self, inner: Value, value: Value) -> None:
         """Give the input `inner` of this graph the symbolic extents of `value`.

@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 
 from lowering.extents import UNKNOWN, is_known, show
 from lowering.graph import Graph, Operation, TensorType, Value, substituted
-from nnef_jax.errors import InputError, SemanticError, ShapeError, raise_all
+from nnef_jax.errors import (
+    InputError,
+    NnefError,
+    SemanticError,
+    ShapeError,
+    UnsupportedError,
+    raise_all,
+)
 from nnef_jax.formats.base import ExtentImplied, ExtentNeeded, Frontend, Options, Shapes
 from nnef_jax.garbage import uncollected
 
@@ -45,7 +52,7 @@ def flatten_and_check(frontend: Frontend, options: Options) -> Flattened:
     declared = None
     if shapes or options.extents:
         # There is no graph if the document's own shapes are wrong, or need the values in `extents`.
-        with suppress(SemanticError, ExtentImplied):
+        with suppress(SemanticError, UnsupportedError, ExtentImplied):
             original = replace(options, input_shapes={}, extents={})
             declared, _ = _flatten_or_guess(frontend, original)
     _require_ranks(frontend, declared, shapes)
@@ -62,11 +69,11 @@ def _flatten_or_guess(frontend: Frontend, options: Options) -> tuple[Graph, bool
     # The structure of the graph depends on an open extent. The graph for a guessed extent still has
     # the right names and ranks.
     states = frontend.state_shapes()
-    errors: list[SemanticError] = []
+    errors: list[NnefError] = []
     for guess in _guesses(options, has_states=len(states) > 0):
         try:
             graph = flatten(frontend, guess)
-        except SemanticError as error:
+        except (SemanticError, UnsupportedError) as error:
             errors.append(error)
         else:
             shapes = {**frontend.declared_shapes(options), **options.input_shapes}

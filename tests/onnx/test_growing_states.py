@@ -192,6 +192,63 @@ CASES: dict[str, Case] = {
          node("Slice", "x end far axis", "z")],
         ["y", "z"],
     ),
+    "a state that is transposed": repeated(node("Transpose", "s0", "after")),
+    "a row is appended to a transposed state": repeated(
+        node("Transpose", "s0", "columns_of_state"),
+        node("Transpose", "taken", "column"),
+        node("Concat", "columns_of_state column", "more_columns", axis=1),
+        node("Transpose", "more_columns", "after"),
+    ),
+    "a square that is transposed and grows": (
+        [*COUNT, node("Loop", "count yes square", "y",
+                      body=body([GO, node("Pad", "s0 corner two", "more"),
+                                 node("Transpose", "more", "after")], "after"))],
+        ["y"],
+    ),
+    "two states exchange their rows": (
+        [*COUNT, node("Loop", "count yes row x", "y z",
+                      body=body([GO, *TAKE, node("Concat", "s1 taken", "after", axis=0),
+                                 node("Identity", "s0", "other")], "after", "other", states=2))],
+        ["y", "z"],
+    ),
+    "the last rows, as many as the number of the iteration": repeated(
+        node("Neg", "i", "negative"),
+        node("Unsqueeze", "negative axis", "begin"),
+        node("Slice", "x begin far axis", "after"),
+    ),
+    "all rows but the last, as many as the number of the iteration": repeated(
+        node("Concat", "s0 taken taken", "all", axis=0),
+        node("Mul", "i minus_1", "negative"),
+        node("Unsqueeze", "negative axis", "end"),
+        node("Slice", "all axis end axis", "after"),
+    ),
+    "as many rows as are missing": repeated(
+        node("Shape", "s0", "length", start=0, end=1),
+        node("Squeeze", "length axis", "rows"),
+        node("Sub", "four rows", "missing"),
+        node("Range", "first missing step", "places"),
+        node("Gather", "x places", "more", axis=0),
+        node("Concat", "row more", "after", axis=0),
+    ),
+    "rows from the number of the iteration on": repeated(
+        node("Range", "i count step", "places"), node("Gather", "x places", "after", axis=0)
+    ),
+    "rows back from the number of the iteration": repeated(
+        node("Range", "i minus_1 minus_1", "places"), node("Gather", "x places", "after", axis=0)
+    ),
+    "every second row of the rows so far": repeated(
+        node("Concat", "s0 taken taken", "all", axis=0),
+        node("Shape", "all", "length", start=0, end=1),
+        node("Squeeze", "length axis", "rows"),
+        node("Range", "i rows two_rows", "places"),
+        node("Gather", "all places", "after", axis=0),
+    ),
+    "a number of rows that is not negative": repeated(
+        node("Sub", "four i", "number"),
+        node("Unsqueeze", "number axis", "rows"),
+        node("Concat", "rows two_steps", "shape", axis=0),
+        node("ConstantOfShape", "shape", "after"),
+    ),
     "the last row depends on the state": (
         [*COUNT, node("Loop", "count yes row", "y",
                       body=body([GO, node("ReduceSum", "s0 axis", "taken"), APPEND], "after"))],
@@ -202,7 +259,15 @@ CASES: dict[str, Case] = {
 
 def network(nodes: list[Any], names: list[str]) -> Any:
     inputs = [tensor("x", X.shape), tensor("mask", (4,), BOOL)]
-    numbers = {"four": 4, "two_rows": 2, "nine": 9, "many": 2000, "endless": 2**63 - 1}
+    numbers = {
+        "four": 4,
+        "two_rows": 2,
+        "nine": 9,
+        "step": 1,
+        "minus_1": -1,
+        "many": 2000,
+        "endless": 2**63 - 1,
+    }
     weights = {**WEIGHTS, "yes": np.array(True)}
     weights |= {name: np.array(number) for name, number in numbers.items()}
     return model(nodes, inputs, [tensor(name, None) for name in names], weights, 18)

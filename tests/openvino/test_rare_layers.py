@@ -110,6 +110,10 @@ DONE: list[tuple[Tail, Any]] = [
     ([("ScatterUpdate", ["it", [0], [[8.0, 9.0]], 0], {})], [[8, 9], X[2], NAN]),
     ([("TopK", ["it", 1], {"axis": 0, "mode": "max", "sort": "index"})], [X[2]]),
     ([("Slice", ["it", [0], [-1], [1], [0]], {})], [X[0], NAN, NAN]),
+    ([("Pad", ["it", [2, 0], [3, 1]], {"pad_mode": "symmetric"})],
+     [*np.pad(X[::2], [(2, 3), (0, 1)], mode="symmetric"), [np.nan] * 3]),
+    ([("ShapeOf", ["it"], {"output_type": "i64"}), ("Gather", ["it", 0, 0], {}),
+      ("Range", [1, "it", 1], {"output_type": "i64"})], [1, -1]),
 ]  # fmt: skip
 
 

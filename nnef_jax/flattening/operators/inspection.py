@@ -30,12 +30,12 @@ _METHODS = ("LOAD_ATTR", "LOAD_METHOD")
 _FORMATS = ("FORMAT_VALUE", "FORMAT_SIMPLE", "BUILD_STRING")
 _ENDS = (*_METHODS, *_FORMATS, "PRECALL", "CALL", "CALL_KW", "KW_NAMES")
 _CALLED = {"step_on", "step_or_last"}  # methods that return a `ByKind`
-# Methods that any operator may call to align operands, to put a constant into the graph, or to
-# count the items of a list. The table of operators leaves out the operations that these methods
-# add.
+# Methods that any operator may call to align operands, to compute on the host, to put a constant
+# into the graph, or to count the items of a list. The table of operators leaves out the operations
+# that these methods add.
 _SHARED = {
-    "_emit", "_insert", "aligned", "emit", "folded", "insert", "integer", "integers", "item",
-    "known", "last", "step", "step_on", "tensor",
+    "_emit", "_insert", "aligned", "emit", "evaluated", "folded", "insert", "integer", "integers",
+    "is_folded", "item", "known", "last", "step", "step_on", "tensor",
 }  # fmt: skip
 # Modules whose classes have methods that add operations. The modules of operators are left out.
 _HOMES = ("nnef_jax.flattening.recurrent_cells", "nnef_jax.flattening.repetition")

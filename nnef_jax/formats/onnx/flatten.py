@@ -258,7 +258,11 @@ class NodeFlattener:
         `tensors` maps names to the tensors that graphs in the node may read.
         """
         operator = self._operator(node)
-        with locating_errors(node.title, node.span):
+
+        def refusal() -> InvalidOperation | None:
+            return self.graph.refusal_of_operator(dict(zip(node.inputs, operands, strict=True)))
+
+        with locating_errors(node.title, node.span, refusal=refusal):
             version = self._version(node)
             if not self._calls_function_of_model(node):
                 require_declared(node, version)

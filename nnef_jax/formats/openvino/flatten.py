@@ -170,7 +170,12 @@ class Flattener:
         Yield pairs of a port and the layer's result at this port.
         """
         site = self.site(layer, net, operands)
-        with locating_errors(str(layer), layer.span, "ports"):
+
+        def refusal() -> InvalidOperation | None:
+            names = [f"input {i}" for i in range(len(operands))]
+            return self.graph.refusal_of_operator(dict(zip(names, operands, strict=True)))
+
+        with locating_errors(str(layer), layer.span, "ports", refusal):
             if layer.kind in CONSTANTS:
                 results: Any = stored(site)
             else:

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
+from operator import mod
 from typing import Any
 
+import numpy as np
+
 from nnef_jax.flattening.by_kind import ByKind
+from nnef_jax.flattening.host_operations import binary
+from nnef_jax.flattening.hostvalues import NotFolded
 from nnef_jax.flattening.operators.attributes import flag, number, one_of, word
 from nnef_jax.flattening.operators.registry import Meaning
 from nnef_jax.flattening.site import Operand, Tensor
@@ -20,6 +26,7 @@ _PAIRS = {
     "Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Equal": "eq", "Less": "lt",
     "Greater": "gt", "And": "and", "Or": "or", "Xor": "bitwise_xor",
 }  # fmt: skip
+_REMAINDER = binary(mod, np.mod)  # the remainder with the sign of the divisor, of constants
 
 
 @operator("Identity")
@@ -102,7 +109,13 @@ def _mod(site: NodeSite, x: Tensor, y: Tensor, *, truncates: bool = flag("fmod")
 
     The remainder has the sign of x if `truncates`, otherwise the sign of y.
     """
-    return site.last.rem(x, y) if truncates else floored_mod(site, x, y, last=site.last)
+    if truncates:
+        return site.last.rem(x, y)
+    if site.is_folded("mod", [x, y]):
+        # `floored_mod` would need the sign of symbolic extents.
+        with suppress(NotFolded):
+            return site.evaluated(_REMAINDER, site.aligned(x, y))
+    return floored_mod(site, x, y, last=site.last)
 
 
 def floored_mod(site: NodeSite, x: Tensor, y: Operand, last: ByKind) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 from lowering.errors import InvalidOperation
 from lowering.extents import is_symbolic
 from lowering.graph import Value
-from nnef_jax.errors import NnefError, SemanticError, ShapeError
+from nnef_jax.errors import NnefError, SemanticError, UnsupportedError
 from nnef_jax.flattening.loops import Iteration, add_loop
 from nnef_jax.flattening.operators.attributes import attribute
 from nnef_jax.flattening.repetition import RepeatedBody, add_choice, flattened_branches
@@ -167,7 +167,7 @@ def _uncounted(
     if not has_sequences:
         try:
             return _as_loop(site, body, states, count, begins, limit)
-        except (SemanticError, ShapeError, InvalidOperation) as error:
+        except (SemanticError, UnsupportedError, InvalidOperation) as error:
             if not stacks_outputs:
                 raise
             failure = error
@@ -211,6 +211,10 @@ def _as_loop(
         outputs = [repetition.at.unsqueezed(x, (0,)) for x in values[len(states) :]]
         return Iteration(condition, values[: len(states)], outputs, [("full", 0, 1)] * len(outputs))
 
+    if isinstance(count, Value):
+        count = site.as_integer(count)
+        if not site.graph.bounds.is_count(count):
+            count = site.step.max(count, 0)  # no iteration runs for a negative count
     last_states, stacked = add_loop(site, states, flatten, count, begins, limit)
     return (*last_states, *stacked)
 
@@ -276,7 +280,7 @@ def _counted(
     try:
         if not has_sequences:
             results = _as_scan(site, body, tensors, count)
-    except (SemanticError, ShapeError):
+    except (SemanticError, UnsupportedError):
         # Shapes may depend on the number of the iteration, which is known in unrolled iterations.
         if count > _MOST_RETRIED:
             raise

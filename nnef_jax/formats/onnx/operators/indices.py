@@ -11,6 +11,7 @@ import numpy as np
 from lowering import rounding
 from lowering.errors import InvalidOperation
 from nnef_jax.flattening.along_axes import cropped, sliced
+from nnef_jax.flattening.list_padding import padded_lists
 from nnef_jax.flattening.operators.attributes import axis, flag, integer, integers, number, word
 from nnef_jax.flattening.site import Operand, Tensor
 from nnef_jax.flattening.tensor_graph import Constant
@@ -104,6 +105,11 @@ def _padded(
     adds 1 item at its end. `mode` is a key of `_BORDERS`. In the mode "constant", added items are
     equal to `value`.
     """
+    item = _as_literal(value)
+    item = site.reshaped(item, ()) if isinstance(item, Tensor) else item
+    x, signed_padding = padded_lists(site, x, signed_padding, _BORDERS[mode], item)
+    if site.graph.is_list(x) and not any(map(any, signed_padding)):
+        return site.last.copy(x)
     x = cropped(site, x, dict(enumerate(signed_padding)))
     padding = [(max(before, 0), max(after, 0)) for before, after in signed_padding]
     if mode == "wrap":

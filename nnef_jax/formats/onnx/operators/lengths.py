@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from lowering.errors import InvalidOperation
+from lowering.extents import has_symbols
 from lowering.graph import Value
 from nnef_jax.flattening.operators.attributes import flag
 from nnef_jax.flattening.site import Tensor
@@ -38,11 +39,11 @@ def _nonzero_indices(site: NodeSite, x: Value) -> Value:
 @operator("NonZero")
 def _non_zero(site: NodeSite, x: Tensor) -> Any:
     """Return the indices of nonzero items. The result has a row for each axis of the input."""
-    if isinstance(x, Constant):
+    if isinstance(x, Constant) and not has_symbols(x.array.tolist()):
         return site.constant(np.argwhere(x.array).T, "int64")
     if site.rank() == 0:
         raise InvalidOperation("its input must have axes")
-    return _nonzero_indices(site, x)
+    return _nonzero_indices(site, site.tensor(x))
 
 
 def _with_axis(site: NodeSite, x: Tensor) -> tuple[Any, int]:

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import is_symbolic, show
+from lowering.extents import has_symbols, is_symbolic, show
 from lowering.graph import is_float
 from nnef_jax.flattening.hostvalues import LARGEST
 from nnef_jax.flattening.operators.attributes import attribute, dtype, flag, integer, word
+from nnef_jax.flattening.ranges import symbolic_range
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
@@ -111,8 +112,12 @@ def _cast(
     """Cast the input to a dtype. If `saturates`, numbers beyond the range of float8 are clipped."""
     source_dtype = site.dtype_of(0)
     # The result of a cast on the host has a dtype of the file. The graph later converts this result
-    # to a dtype in which the network computes.
-    result_dtype = dtype if site.is_folded("cast", [x]) else site.computation_dtype(dtype)
+    # to a dtype in which the network computes. The host casts symbolic extents only to signed
+    # integers.
+    has_extents = isinstance(x, Constant) and has_symbols(x.array.tolist())
+    is_signed = site.graph.array_dtype(dtype).kind == "i"
+    is_folded = site.is_folded("cast", [x]) and (is_signed or not has_extents)
+    result_dtype = dtype if is_folded else site.computation_dtype(dtype)
     if dtype == "float8_e8m0fnu":
         return _power_of_two(site, x, saturates=saturates)
     becomes_float8 = dtype.startswith("float8") and source_dtype != dtype
@@ -208,7 +213,10 @@ def _range(site: NodeSite, first: Tensor) -> Any:
         count = max(math.ceil((limit - start) / delta), 0)
         if count <= LARGEST:  # The host computes a range that is not too long.
             return site.constant(start + delta * np.arange(count), dtype)
-    return site.last.range(start=start, end=limit, step=delta, dtype=site.computation_dtype(dtype))
+    result_dtype = site.computation_dtype(dtype)
+    if has_symbols:
+        return symbolic_range(site, start, limit, delta, result_dtype)
+    return site.last.range(start=start, end=limit, step=delta, dtype=result_dtype)
 
 
 @operator("EyeLike")

@@ -15,6 +15,7 @@ from lowering.graph import Value, is_float, is_integer
 from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.emission import ends_of
 from nnef_jax.flattening.operators.attributes import dtype, flag, integer, number, word
+from nnef_jax.flattening.ranges import symbolic_range
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.element_types import computation_dtype, element_type
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
@@ -193,9 +194,7 @@ def _range(site: LayerSite) -> Constant | Value:
         raise InvalidOperation("the step of a range must not be 0")
     has_symbols = is_symbolic(start) or is_symbolic(stop) or is_symbolic(step)
     if has_symbols:
-        return site.last.range(
-            start=start, end=stop, step=step, dtype=computation_dtype(type, site.real)
-        )
+        return symbolic_range(site, start, stop, step, computation_dtype(type, site.real))
     count = abs((stop - start) / step)
     if count > site.graph.options.meter.limits.array_items:
         raise InvalidOperation("the range has too many items")

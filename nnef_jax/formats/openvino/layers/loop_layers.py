@@ -236,7 +236,7 @@ class _Repetition:
     def _smaller_count(self, count: Tensor | None, parts: Any) -> Tensor | None:
         """Return the smaller one of `count` and the number of parts as a tensor without axes.
 
-        Return None if neither is computed in a run.
+        A negative `count` is no limit. Return None if neither number is computed in a run.
         """
         site = self.site
         part_count: Any = parts
@@ -244,7 +244,10 @@ class _Repetition:
             part_count = site.reshaped(site.graph.extent_tensor(parts, site.span), ())
         if count is None:
             return part_count if is_symbolic(parts) else None
-        return site.step.min(site.reshaped(site.cast(count, site.integer), ()), part_count)
+        smaller = site.step.min(site.reshaped(site.cast(count, site.integer), ()), part_count)
+        if isinstance(count, Value) and site.graph.bounds.is_count(count):
+            return smaller
+        return site.step.select(site.step.lt(smaller, 0), part_count, smaller)
 
     def _by_port(self, output_links: Sequence[Link], outputs: Sequence[Value]) -> list[Any]:
         """Return a tensor or None for each output port of the layer.

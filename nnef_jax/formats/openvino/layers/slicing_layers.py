@@ -8,6 +8,7 @@ from typing import NamedTuple
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.graph import Value
 from nnef_jax.flattening.along_axes import SliceBounds, cropped, sliced
+from nnef_jax.flattening.list_padding import padded_lists
 from nnef_jax.flattening.operators.attributes import integers, number, text
 from nnef_jax.formats.openvino.layer_site import LayerSite
 from nnef_jax.formats.openvino.layers.registry import (
@@ -200,8 +201,11 @@ def _pad(
     """Pad a tensor, and crop it where the padding is negative."""
     if mode not in _BORDERS:
         raise InvalidOperation(f"there is no pad_mode '{mode}'")
+    border = _BORDERS[mode]
     pairs = list(zip(begin, end, strict=True))
-    pairs_by_axis = dict(enumerate(pairs))
-    x = cropped(site, x, pairs_by_axis)
+    tensor, pairs = padded_lists(site, x, pairs, border, value)
+    if site.graph.is_list(tensor) and not any(map(any, pairs)):
+        return site.last.copy(tensor)
+    tensor = cropped(site, tensor, dict(enumerate(pairs)))
     padding = [(max(before, 0), max(after, 0)) for before, after in pairs]
-    return site.last.pad(x, padding=padding, border=_BORDERS[mode], value=value)
+    return site.last.pad(tensor, padding=padding, border=border, value=value)
