@@ -1,11 +1,19 @@
-"""Computes the gradient of the filter of a patch embedding as a product.
+"""Computes the gradient of the filter of a patch embedding as a product, on TPUs.
 
 The filter of a patch embedding has the extents of its strides, so no two windows overlap. jax
 computes the gradient of such a filter as a convolution of the image with the gradients of all
-patches, which lie a stride apart. XLA's compiler for TPUs takes minutes for this convolution, and
-finds a slow form. For four images of 224 x 224 items in float32, patches of 16 x 16 and 1,024
-channels, the gradient takes 896 us on a v5e by the compiler's estimate, and 99 us as a product of
-patches and gradients. The forward convolution stays: from 4 images on it is as fast as a product.
+patches, which lie a stride apart. If the image has few channels, XLA's compiler for TPUs takes
+minutes for this convolution, and finds a slow form. By the compiler's estimate for a v5e, the
+gradient takes the following times as a convolution, and as a product of patches and gradients:
+
+    channels, patch, images, filters, dtype             convolution    product
+    3, 16 x 16, 4 of 224 x 224, 1024, float32           896 us         99 us
+    3, 4 x 4, 8 of 224 x 224, 96, float32               234 us         214 us
+    3, 4 x 4, 64 of 224 x 224, 96, float32              896 us         980 us
+    96, 2 x 2, 8 of 56 x 56, 192, float32               63 us          97 us
+    384, 2 x 2, 8 of 14 x 14, 768, bfloat16             19 us          19 us
+
+Therefore the pass changes only filters that have more items in a window than channels.
 """
 
 from __future__ import annotations
@@ -26,32 +34,69 @@ from lowering.targets.target import Target
 
 @in_loops
 def run(program: Program, target: Target) -> Program:
-    """Replace each convolution that is the gradient of a patch embedding's filter by a product."""
-    return rewritten(program, {CONVOLUTION: _by_product}) if program.has_items else program
+    """Replace each convolution that is the gradient of a patch embedding's filter by a product.
+
+    If derivatives are taken after the pass, replace the patch embeddings themselves, since the
+    gradient of a product is a product. From 4 images on, a patch embedding takes about as long as a
+    product, or less time.
+    """
+    if not program.has_items:
+        return program
+    rule = _embedding if target.keeps_derivatives else _gradient
+    return rewritten(program, {CONVOLUTION: rule})
 
 
-def _by_product(matcher: Matcher, equation: Equation) -> Computed | None:
-    """Return the product for a convolution that is the gradient of a patch embedding's filter.
+def _embedding(matcher: Matcher, equation: Equation) -> Computed | None:
+    """Return the product for a patch embedding, or None for any other convolution."""
+    numbers: lax.ConvDimensionNumbers = equation.params["dimension_numbers"]
+    filter_shape = equation.invars[1].aval.shape
+    sizes = [filter_shape[axis] for axis in numbers.rhs_spec[2:]]
+    strides = equation.params["window_strides"]
+    is_dilated = any(n != 1 for n in equation.params["rhs_dilation"])
+    if is_dilated or sizes != list(strides):
+        return None
+    return _computed(equation, sizes, summed="items")
 
-    Item k of such a result is the sum over m of x[m * stride + k] * gradient[m], where k counts the
-    items of a patch, and m counts patches. Return None for any other convolution.
+
+def _gradient(matcher: Matcher, equation: Equation) -> Computed | None:
+    """Return the product for the gradient of a patch embedding's filter.
+
+    Item k of such a gradient is the sum over m of x[m * stride + k] * y[m], where k counts the
+    items of a patch, m counts patches, and y is the gradient of the embedding. Return None for any
+    other convolution.
+    """
+    numbers: lax.ConvDimensionNumbers = equation.params["dimension_numbers"]
+    shape = equation.outvars[0].aval.shape
+    sizes = [shape[axis] for axis in numbers.out_spec[2:]]
+    strides = equation.params["rhs_dilation"]
+    has_steps = any(n != 1 for n in equation.params["window_strides"])
+    if has_steps or sizes != list(strides):
+        return None
+    return _computed(equation, sizes, summed="patches")
+
+
+def _computed(equation: Equation, sizes: Sequence[int], *, summed: str) -> Computed | None:
+    """Return the product for a convolution of patches.
+
+    Return None if the convolution has groups, padding or many channels. The arguments are as for
+    `_product`.
     """
     params = equation.params
     numbers: lax.ConvDimensionNumbers = params["dimension_numbers"]
-    shape = equation.outvars[0].aval.shape
-    strides: Sequence[int] = params["rhs_dilation"]
     has_groups = params["feature_group_count"] > 1 or params["batch_group_count"] > 1
-    if has_groups or any(n != 1 for n in (*params["window_strides"], *params["lhs_dilation"])):
-        return None
     # Negative padding cuts off the items after the last patch.
     has_padding = any(low != 0 or high > 0 for low, high in params["padding"])
-    sizes = [shape[axis] for axis in numbers.out_spec[2:]]
-    if has_padding or sizes != list(strides) or math.prod(strides) == 1:
+    is_spread = any(n != 1 for n in params["lhs_dilation"])
+    # jax exchanges the batch and the channels for the gradient of a filter.
+    channel_axis = numbers.lhs_spec[0 if summed == "patches" else 1]
+    channels = equation.invars[0].aval.shape[channel_axis]
+    if has_groups or has_padding or is_spread or math.prod(sizes) <= channels:
         return None
     product = partial(
         _product,
         numbers=numbers,
-        strides=strides,
+        sizes=sizes,
+        summed=summed,
         precision=params["precision"],
         preferred_element_type=params["preferred_element_type"],
     )
@@ -60,39 +105,49 @@ def _by_product(matcher: Matcher, equation: Equation) -> Computed | None:
 
 def _product(
     x: Array,
-    gradient: Array,
+    y: Array,
     *,
     numbers: lax.ConvDimensionNumbers,
-    strides: Sequence[int],
+    sizes: Sequence[int],
+    summed: str,
     **options: Any,
 ) -> Array:
-    """Return the sum over all patches of the products of their items and their gradients.
+    """Return the convolution of x and y as a product of the patches of x with y.
 
-    `numbers` and `options` are those of the convolution that computes the same.
+    Args:
+        x: the image, or its gradient.
+        y: the filter, or the gradient of the embedding.
+        numbers: says which axes of x, y and the result are which.
+        sizes: the extents of a patch.
+        summed: "items" for a sum over the items of each patch, and "patches" for a sum over the
+            patches.
+        options: the precision and the dtype of the product.
     """
-    lhs_batch, lhs_feature, *lhs_axes = numbers.lhs_spec
-    _, gradient_batch, *gradient_axes = numbers.rhs_spec
-    counts = [gradient.shape[axis] for axis in gradient_axes]
-    for axis, count, stride in zip(lhs_axes, counts, strides, strict=True):
-        x = lax.slice_in_dim(x, 0, count * stride, axis=axis)
+    x_batch, x_feature, *x_axes = numbers.lhs_spec
+    _, y_feature, *y_axes = numbers.rhs_spec
     # Each axis of the image becomes two: the number of the patch, and the item of the patch.
     shape: list[int] = []
-    new_axes: dict[int, int] = {}  # maps an axis of x to the first of its axes after the reshape
-    for axis, extent in enumerate(x.shape):
-        new_axes[axis] = len(shape)
-        if axis in lhs_axes:
-            i = lhs_axes.index(axis)
-            shape += [counts[i], strides[i]]
+    new_axes: list[int] = []  # the first of these, for each axis of x
+    for axis in range(x.ndim):
+        new_axes.append(len(shape))
+        if axis in x_axes:
+            size = sizes[x_axes.index(axis)]
+            count = x.shape[axis] // size
+            x = lax.slice_in_dim(x, 0, count * size, axis=axis)
+            shape += [count, size]
         else:
-            shape.append(extent)
-    patch_axes = [new_axes[axis] for axis in lhs_axes]
-    summed = [new_axes[lhs_feature], *patch_axes], [gradient_batch, *gradient_axes]
-    y = lax.dot_general(x.reshape(shape), gradient, (summed, ((), ())), **options)
-    # The product has the axes of x that are not summed, in order, then the gradient's feature axis.
-    kept = sorted([new_axes[lhs_batch], *(axis + 1 for axis in patch_axes)])
-    places = [0] * y.ndim
-    places[numbers.out_spec[0]] = kept.index(new_axes[lhs_batch])
-    places[numbers.out_spec[1]] = len(kept)
-    for axis, patch_axis in zip(numbers.out_spec[2:], patch_axes, strict=True):
-        places[axis] = kept.index(patch_axis + 1)
-    return lax.transpose(y, places)
+            shape.append(x.shape[axis])
+    patch_axes = [new_axes[axis] for axis in x_axes]
+    item_axes = [axis + 1 for axis in patch_axes]
+    sums, others = (item_axes, patch_axes) if summed == "items" else (patch_axes, item_axes)
+    contracted = [new_axes[x_feature], *sums], [y_feature, *y_axes]
+    product = lax.dot_general(x.reshape(shape), y, (contracted, ((), ())), **options)
+    # The product has the axes of x that are not summed, in order, and then an axis of y.
+    batch = new_axes[x_batch]
+    kept = sorted([batch, *others])
+    order = [0] * product.ndim
+    order[numbers.out_spec[0]] = kept.index(batch)
+    order[numbers.out_spec[1]] = len(kept)
+    for axis, other in zip(numbers.out_spec[2:], others, strict=True):
+        order[axis] = kept.index(other)
+    return lax.transpose(product, order)

@@ -56,11 +56,12 @@ def mesh_target(platform: str, divided: Divided | None = None) -> Target:
     The target is an argument of `differentiable`. The docstring of `Divided` has an example. The
     program that `differentiable` makes must be called under `jax.jit`.
     """
-    from lowering.passes import inlining, spread, updates
+    from lowering.passes import inlining, patches, spread, updates
 
     # `spread` can follow axes neither through choices between platforms nor through scatters.
     # Therefore `inlining` and `updates` run first: choices are inlined, and scatters that write one
     # slice become updates of the slice.
-    passes = inlining.run, updates.run, spread.run
+    before = (patches.run,) if platform == "tpu" else ()
+    passes = inlining.run, updates.run, *before, spread.run
     count = None if divided is None else divided.mesh.size
     return Target(platform, passes, keeps_derivatives=True, devices=count, divided=divided)

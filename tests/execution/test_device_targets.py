@@ -249,6 +249,46 @@ def test_rows_of_several_places_are_scattered() -> None:
         np.testing.assert_array_equal(y, reference)
 
 
+def in_function(function: Any, parameters: Any, inputs: Any, platform: str) -> str:
+    """Return the text of a network within a user's function, as a platform lowers it."""
+
+    def compute(parameters: Any, inputs: Any) -> Any:
+        return jax.tree.map(jnp.sin, network(function)(parameters, inputs))
+
+    lowered = jax.jit(compute).trace(parameters, inputs).lower(lowering_platforms=(platform,))
+    return lowered.as_text()
+
+
+def test_users_functions_have_the_forms_that_compilers_fuse() -> None:
+    for platform, maxima in {"cuda": 1, "tpu": 1, "rocm": 0}.items():
+        text = in_function(residual, SQUARE, IMAGE, platform)
+        assert text.count("stablehlo.maximum") == maxima
+    inputs = (random(3, 7, 4, seed=1), jnp.array([2]))
+    function: Any = lambda p, xs: written(p, *xs)  # noqa: E731
+    text = in_function(function, {"row": random(3, 1, 4)}, inputs, "tpu")
+    assert text.count("stablehlo.dynamic_update_slice") == 2
+
+
+def test_users_functions_join_no_matrices() -> None:
+    for platform in ("cuda", "tpu"):
+        text = in_function(projections, GATES, SEQUENCE, platform)
+        assert text.count("stablehlo.dot_general") == 3
+
+
+def test_gradients_of_patch_embeddings_are_products_on_tpus() -> None:
+    def embedding(p: Any, x: Any) -> Any:
+        return lax.conv_general_dilated(x, p["w"], (4, 4), "VALID", dimension_numbers=NUMBERS)
+
+    def gradient(p: Any, x: Any) -> Any:
+        return jax.grad(lambda p: jnp.sum(jnp.sin(network(embedding)(p, x))))(p)
+
+    parameters = {"w": random(5, 3, 4, 4)}
+    for platform, convolutions in {"tpu": 1, "cuda": 2}.items():
+        traced = jax.jit(gradient).trace(parameters, IMAGE)
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        assert text.count("stablehlo.convolution") == convolutions
+
+
 @pytest.mark.parametrize("function", [lstm, gru, normed])
 def test_open_batches(function: Any) -> None:
     """An exported function has the passes' programs for any batch."""
