@@ -40,6 +40,7 @@ WAYS = ("data", "tensor", "both", "full")
 TOPOLOGIES = ("v5e:2x2", "v5e:16x16")
 LLAMA_TOPOLOGIES = ("v5e:4x4", "v5e:8x8")  # further ones for Llama
 Figures = Mapping[str, Any]
+TITLES = {"bert": "BERT", "vit_s": "ViT", "llama": "Llama", "resnet": "ResNet"}  # in the tables
 
 
 class Network(NamedTuple):
@@ -198,13 +199,21 @@ def table(results: Mapping[str, Figures], dtype: str) -> Iterator[str]:
     """Yield the lines of a table: collectives and memory of a call and of a training step."""
     yield "| network | devices | mesh | collectives of a call | MB | of a training step | MB |"
     yield "|---|---|---|---|---|---|---|"
-    for key, call in results.items():
+
+    def place(key: str) -> tuple[int, int, int]:
+        name, topology, way, *_ = key.split()
+        return list(NETWORKS).index(name), topology_of(topology).devices, WAYS.index(way)
+
+    for key in sorted(results, key=place):
         name, topology, way, program_dtype, kind = key.split()
         if program_dtype != dtype or kind != "call":
             continue
+        call = results[key]
         training = results.get(f"{key.removesuffix(kind)}training")
         mesh = ", ".join(f"{axis}={extent}" for axis, extent in call["mesh"].items())
-        cells = [name, topology, f"{mesh}, fully sharded" if way == "full" else mesh]
+        devices = str(topology_of(topology).devices)
+        title = TITLES.get(name, f"`{name}`")
+        cells = [title, devices, f"{mesh}, fully sharded" if way == "full" else mesh]
         for values in (call, training):
             cells += ["", ""] if values is None else [_collectives(values), f"{values['MB']:.1f}"]
         yield f"| {' | '.join(cells)} |"
