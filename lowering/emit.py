@@ -23,6 +23,7 @@ from jax.interpreters import ad, batching, mlir
 
 from lowering import jaxpr_evaluation, jaxprs, primitives
 from lowering.fallback import UNNAMED, About, named, or_else
+from lowering.forward_only import without_stops
 from lowering.jaxpr_types import Aval, ClosedJaxpr
 from lowering.machine import DEFAULT
 from lowering.pipeline import differentiable, lower, rewrite, traced
@@ -391,9 +392,8 @@ def _linearized(
         linear_function = jax.tree.unflatten(trees[0], residuals)
         return linear_function(*active_tangents)
 
-    backward = Program(
-        jaxpr_evaluation.make_jaxpr(push, residuals, active_tangents), role="backward"
-    )
+    linear = jaxpr_evaluation.make_jaxpr(push, residuals, active_tangents)
+    backward = Program(without_stops(linear), role="backward")
     arguments = [*residuals, *active_tangents]
     real_tangents = _bind(backward, arguments, about, linear=len(active_tangents))
     integer_tangents = map(_zero_tangent, compress(avals, map(not_, are_real)))

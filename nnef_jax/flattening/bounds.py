@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
+import numpy as np
+
 from lowering.extents import Extent, at_least, is_symbolic, volume
 from lowering.graph import Operation, Value, is_integer
 from nnef_jax.flattening.computations import Computations
@@ -17,6 +19,10 @@ _MOVES = frozenset({
     "broadcast", "cast", "ceil", "copy", "counted", "floor", "gather", "gather_nd", "max_reduce",
     "min_reduce", "reshape", "round", "slice", "squeeze", "transpose", "unsqueeze",
 })  # fmt: skip
+# A cast to one of these dtypes wraps numbers that are too large or, without a sign, negative.
+_WRAPPING = frozenset({"int8", "int16", "uint8", "uint16", "uint32", "uint64"})
+# A wrapped number whose dtype has a larger limit is no extent: its list would have too much room.
+_LARGEST_WRAPPED = 65_535
 _JOINS = frozenset({"concat", "stack"})
 # Operations whose bounds follow from the bounds of both ends of each operand.
 _BY_ENDS = frozenset({"abs", "div", "mul", "neg", "rem"})
@@ -110,6 +116,11 @@ class Bounds:
                 return None
             # A list of negative numbers may be empty: then its sum is 0.
             return max(most, 0) * self._volume(operands[0], attributes["axes"])
+        if self.wraps(operation):
+            limit = int(np.iinfo(_dtype_of(operation)).max)
+            return limit if limit <= _LARGEST_WRAPPED else None
+        if kind == "min_reduce" and not self._has_items(operation):
+            return None  # the smallest number of an empty list is the largest integer
         if kind in _MOVES:
             return self.most(operands[0])
         if kind == "sub":
@@ -148,7 +159,10 @@ class Bounds:
         return _RESULT_BOUNDS[kind](bounds)
 
     def least(self, x: Any) -> int | None:
-        """Return a lower bound of an operand's items, or None if no bound is known."""
+        """Return a lower bound of an operand's items, or None if no bound is known.
+
+        The largest number of an empty list does not count: it is the smallest integer.
+        """
         if not isinstance(x, Value):
             negated = _rounded_up(-x)
             return None if negated is None else -negated
@@ -174,6 +188,8 @@ class Bounds:
         if kind == "sub":
             least, most = self.least(operands[0]), self.most(operands[1])
             return None if least is None or most is None else least - most
+        if self.wraps(operation):
+            return int(np.iinfo(_dtype_of(operation)).min)
         if kind in _MOVES:
             return self.least(operands[0])
         if kind in _BY_ENDS:
@@ -258,6 +274,10 @@ class Bounds:
             return all(map(_is_not_negative, items))
         if kind in ("argmax_reduce", "argmin_reduce"):
             return True  # the results are indices
+        if kind == "max_reduce" and not self._has_items(operation):
+            return False  # the result for an empty list is the smallest integer
+        if self.wraps(operation):
+            return _dtype_of(operation).startswith("u")
         if kind in _MOVES or kind == "sum_reduce":
             return self.is_count(operands[0])
         if kind in _JOINS:
@@ -272,10 +292,36 @@ class Bounds:
         has_sign_of_operands = kind in ("add", "div", "min", "mul", "select")
         return kind == "abs" or (has_sign_of_operands and all(map(self.is_count, operands)))
 
+    def wraps(self, operation: Operation) -> bool:
+        """Tell whether an operation is a cast that may change numbers, such as 300 to int8."""
+        dtype = _dtype_of(operation)
+        if operation.kind != "cast" or dtype not in _WRAPPING:
+            return False
+        (_, operand), *_ = operation.operands
+        least, most = self.least(operand), self.most(operand)
+        limits = np.iinfo(dtype)
+        if least is None or most is None or is_symbolic(least) or is_symbolic(most):
+            return True
+        return least < limits.min or most > limits.max
+
+    def _has_items(self, operation: Operation) -> bool:
+        """Tell whether a reduction certainly reduces at least one item to each result."""
+        operand: Any = operation.operands[0][1]
+        shape = self._shape_of(operand)
+        axes: Any = dict(operation.attributes)["axes"]
+        leasts = [self._least_of_item(shape[axis]) for axis in axes]
+        return all(is_symbolic(n) or n > 0 for n in leasts)  # an open extent has an item
+
     def _volume(self, x: Value, axes: Sequence[int]) -> int:
         """Return the largest number of items that a tensor can have along axes."""
         shape = self._shape_of(x)
         return volume(self._bound(shape[axis]) for axis in axes)
+
+
+def _dtype_of(operation: Operation) -> str:
+    """Return the dtype of an operation's first result."""
+    result, *_ = operation.writes()
+    return result.type.dtype
 
 
 def _rounded_up(number: Any) -> int | None:

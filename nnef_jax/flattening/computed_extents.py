@@ -45,7 +45,7 @@ def _extent(graph: ListEmission, x: Value, index: int, span: Span | None) -> Any
         items: Any = dict(operation.attributes)["value"]
         # If `value` has a single item, all items of the constant are equal to this item.
         return graph.symbols.dimensions.of(items[index if len(items) > 1 else 0])
-    is_reshape = operation.kind in _RESHAPES
+    is_reshape = operation.kind in _RESHAPES and not graph.bounds.wraps(operation)
     if is_reshape and isinstance(first_operand, Value) and is_integer(first_operand.type.dtype):
         return _extent(graph, first_operand, index, span)
     if operation.kind == "concat" and len(x.type.shape) == 1:
@@ -68,6 +68,9 @@ def _counted_extent(graph: ListEmission, x: Value, index: int, span: Span | None
     if most is None or least is None:
         return None
     item = _item(graph, x, index, span)
+    if least >= 0 and not graph.bounds.is_count(x):
+        # The largest number of an empty list is the smallest integer. It counts as 0.
+        item = graph.insert("max", {"x": item, "y": 0}, span)
     positive_part = graph.defined_symbol(item, max(most, 0), span)
     if least >= 0:
         return positive_part

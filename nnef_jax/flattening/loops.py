@@ -150,8 +150,11 @@ def _with_counts(
             raise InvalidOperation(
                 "the number of iterations is computed, and results are joined from the end"
             )
-        extent = graph.shape_of(item)[axis]
-        count = number if extent == 1 else site.step.mul(number, extent)
+        extent: Any = graph.shape_of(item)[axis]
+        if is_symbolic(extent):
+            extent = site.graph.extent_tensor(extent, site.span)
+        is_single = isinstance(extent, int) and extent == 1
+        count = number if is_single else site.step.mul(number, extent)
         lists.append(site.listed(output, axis, count))
     return lists
 

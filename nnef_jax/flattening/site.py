@@ -216,11 +216,12 @@ class Site(OperatorSite[_Graph]):
     def converted(self, x: Constant, type: str) -> Constant:
         """Convert a constant tensor to another element type.
 
-        Raises NotFolded if the tensor has symbolic extents and `type` is not a signed integer type.
+        Raises NotFolded if the tensor has symbolic extents and `type` is not a signed integer type
+        of 32 or 64 bits. Smaller types wrap large numbers.
         """
         dtype = self.graph.array_dtype(type)
         if x.array.dtype == object and any(map(is_symbolic, x.array.ravel())):
-            if dtype.kind == "i":
+            if dtype.kind == "i" and dtype.itemsize >= 4:
                 return Constant(x.array, type, derived=True)
             raise NotFolded
         with np.errstate(all="ignore"):

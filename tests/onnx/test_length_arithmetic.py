@@ -21,6 +21,7 @@ from onnx.reference import ReferenceEvaluator
 from tests.onnx.models import model, node, tensor
 
 BOOL, FLOAT, INT64, UINT32, UINT64, DOUBLE = 9, 1, 7, 12, 13, 11
+INT8, UINT8 = 3, 2
 X = np.float32([[1, 2], [3, 4], [5, 7], [6, -1]])
 Z = np.float32([[1], [2], [3]])
 # The masks choose the rows of x and of z.
@@ -35,7 +36,7 @@ WEIGHTS: dict[str, Any] = {
     "minus_two": np.array([-2]), "pair": np.array([3, -2]), "none": np.array(0),
     "single": np.array(1), "double": np.array(2), "back": np.array(-1),
     "back_2": np.array(-2), "four": np.array(4), "yes": np.array(True),
-    "far": np.array([2**62]),
+    "far": np.array([2**62]), "hundred": np.array([100]), "sizes": np.array([3, 1, 2, 2]),
 }  # fmt: skip
 # n and k are lengths in vectors of one item, m and j are the same lengths without axes.
 LENGTHS = [
@@ -108,6 +109,23 @@ CASES: dict[str, list[Any]] = {
 CASES_OF_LISTS: dict[str, list[Any]] = {
     "signed remainders": on(SIGNED_PAIRS, "Mod", fmod=1),
     "signed quotients": on(SIGNED_PAIRS, "Div"),
+    "casts that wrap": [
+        node("Mul", "n hundred", "many"), node("Cast", "many", "byte", to=INT8),
+        node("Cast", "byte", "wrapped", to=INT64), node("Abs", "wrapped", "distance"),
+        node("ConstantOfShape", "distance", "y0"), node("Cast", "less", "unsigned", to=UINT8),
+        node("Cast", "unsigned", "wide_less", to=INT64), node("Identity", "wide_less", "y1"),
+        node("Slice", "x zero wide_less", "y2"),
+    ],
+    "the largest of some numbers": [
+        node("Compress", "sizes chosen", "some", axis=0),
+        node("ReduceMax", "some", "last", keepdims=0), node("Reshape", "last one", "end"),
+        node("Slice", "x zero end", "y0"),
+        node("Loop", "last yes none", "y1", body=helper.make_graph(
+            [node("Identity", "go", "goes_on"), node("Add", "total i", "after")], "body",
+            [tensor("i", (), INT64), tensor("go", (), BOOL), tensor("total", (), INT64)],
+            [tensor("goes_on", (), BOOL), tensor("after", (), INT64)],
+        )),
+    ],
     "computed sizes": [
         node("Constant", "", "half", value_float=0.5), node("Mul", "real half", "halves"),
         node("Floor", "halves", "floors"), node("Cast", "floors", "count", to=INT64),

@@ -111,6 +111,11 @@ def test_derivatives_in_reverse_mode(case: str) -> None:
         strict=True,
     ):
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4)
+
+    def total_of_all(x: Any) -> Any:
+        return jnp.sum(jax.vmap(total, (None, None, 0))(params, x, np.stack(MASKS)))
+
+    np.testing.assert_allclose(jax.grad(total_of_all)(X), by_x.sum(0), rtol=1e-4, atol=1e-4)
     for mask, gradient in zip(MASKS, by_x, strict=True):
         (array,) = reference.run(None, {"x": X, "mask": mask})
         np.testing.assert_allclose(net(X, mask), array, rtol=1e-5, atol=1e-5)

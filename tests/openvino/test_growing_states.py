@@ -177,6 +177,37 @@ def test_rows_of_a_list_are_put_first(most: int | None, backwards: bool, tmp_pat
         np.testing.assert_array_equal(joined, steps)
 
 
+def test_parts_of_a_list_are_single_items(tmp_path: Path) -> None:
+    x, mask = op.parameter([4, 2], np.float32, "x"), op.parameter([4], np.bool_, "mask")
+    places = op.squeeze(op.non_zero(op.convert(mask, "i64"), "i64"), number([0]))
+    file = parts(op.gather(x, places, number(0)), x, mask, backwards=False)
+    openvino.save_model(file, tmp_path / "net.xml")
+    text = (tmp_path / "net.xml").read_text()
+    (tmp_path / "net.xml").write_text(text.replace('start="0" end="-1"', 'start="1" end="-1"', 1))
+    with pytest.raises(nnef_jax.SemanticError, match="each part must be a single item"):
+        nnef_jax.load(tmp_path / "net.xml")
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_condition_that_the_body_passes_on(merged: bool, tmp_path: Path) -> None:
+    state, go = op.parameter([2], np.float32, "s"), op.parameter([], np.bool_, "go")
+    s, inner = op.parameter([2], np.float32), op.parameter([], np.bool_)
+    after = op.add(s, number(np.float32(1)))
+    node = op.loop(number(5), number(True))
+    node.set_function(openvino.Model([inner, after], [s, inner], "body"))
+    node.set_special_body_ports([-1, 0])
+    node.set_merged_input(s, state.output(0), after.output(0))
+    if merged:
+        node.set_merged_input(inner, go.output(0), inner.output(0))
+    else:
+        node.set_invariant_input(inner, go.output(0))
+    file = openvino.Model([node.get_iter_value(after.output(0), -1)], [state, go], "net")
+    openvino.save_model(file, tmp_path / "net.xml")
+    net = nnef_jax.load(tmp_path / "net.xml")
+    for goes_on, iterations in [(True, 5), (False, 1)]:
+        np.testing.assert_array_equal(net(X[0], np.array(goes_on)), X[0] + iterations)
+
+
 def test_a_known_number_of_parts_needs_no_length(tmp_path: Path) -> None:
     x = op.parameter([4, 2], np.float32, "x")
     openvino.save_model(parts(x, x, backwards=True), tmp_path / "net.xml", compress_to_fp16=False)

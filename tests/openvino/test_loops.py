@@ -202,12 +202,18 @@ def test_a_branch_that_cannot_be_computed_is_left_out_by_values(tmp_path: Path) 
         ('stride="2"', "parts that overlap or leave items out"),
         ('end="9"', "its parts from 0 to 9 do not fit 6 items"),
         ('axis="4"', "there is no axis 4 of 2"),
+        ('start="1" end="-1" stride="4" part_size="4"', "its parts of 4 items do not divide"),
     ],
 )
 def test_wrong_port_maps(text: str, message: str, tmp_path: Path) -> None:
     path, name = loop(6, cuts=True).write(tmp_path), text.split("=")[0]
     found: Any = path.read_text()
-    known = {"stride": 'stride="1"', "end": 'end="-1"', "axis": 'axis="0"'}[name]
+    known = {
+        "stride": 'stride="1"',
+        "end": 'end="-1"',
+        "axis": 'axis="0"',
+        "start": 'start="0" end="-1" stride="1" part_size="1"',
+    }[name]
     path.write_text(found.replace(known, text, 1))
     with pytest.raises(nnef_jax.NnefError, match=rf"\(Loop\): {message}"):
         nnef_jax.load(path, input_shapes={"x": (6, 2)})

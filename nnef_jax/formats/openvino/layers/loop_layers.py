@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from lowering.errors import InvalidOperation
 from lowering.extents import is_symbolic
 from lowering.graph import Value
-from nnef_jax.flattening.host_operations import ceil_div
 from nnef_jax.flattening.loops import Iteration, add_loop
 from nnef_jax.flattening.repetition import LAST, RepeatedBody, add_choice, flattened_branches
 from nnef_jax.flattening.site import Tensor
@@ -97,11 +96,23 @@ class _Repetition:
         if layer.kind == "parameter":
             # A condition that the body passes on unchanged stays true.
             next_state = self.next_states.get(condition_port)
-            return next_state is None or source_of(self.body, next_state) == condition_port
+            changes = next_state and source_of(self.body, next_state) != condition_port
+            return not changes and self._is_true_at_first(condition_port)
         if layer.kind not in CONSTANTS:
             return False  # the condition depends on values
         site_of_constant = replace(self.site, layer=layer, net=self.body.net, operands=())
         return bool(stored(site_of_constant).array.all())
+
+    def _is_true_at_first(self, port: PortRef) -> bool:
+        """Tell whether the body reads true from a port in the first iteration, if there is one."""
+        for link in self.inputs:
+            if link.end == port and link.port >= 0:
+                value = _outer(self.site, link)
+                if isinstance(value, Constant):
+                    return bool(value.array.all())
+                # The first iteration runs only if operand 1 is true.
+                return self.site.has(1) and value is self.site.operand(1)
+        return False
 
     def _reads_iteration(self, link: Link) -> bool:
         """Tell whether a line of the port map feeds the number of the iteration to the body."""
@@ -123,8 +134,8 @@ class _Repetition:
         link = self._cut_inputs[0]
         shape = self.site.known_shape(_outer(self.site, link))
         axis = self.site.axis(link.axis or 0, len(shape))
-        cut = _cut_range(link, shape[axis])
-        return ceil_div(cut.end - cut.begin, link.size)
+        cut = _cut_range(self.site, link, shape[axis])
+        return (cut.end - cut.begin) // link.size
 
     @property
     def _states(self) -> list[Link]:
@@ -448,14 +459,23 @@ class _CutRange(NamedTuple):
     direction: int
 
 
-def _cut_range(link: Link, extent: int) -> _CutRange:
+def _cut_range(site: LayerSite, link: Link, extent: int) -> _CutRange:
     """Return the range of an axis that is cut into parts.
 
     `link` is the line of the port map that describes the parts. The axis has `extent` items. Raises
-    InvalidOperation if the parts overlap, leave items out, or do not fit the axis.
+    InvalidOperation if the parts overlap, leave items out, or do not fit the axis. Also raises
+    InvalidOperation for parts of several items of a list, and for parts that are not all parts of a
+    list, since the list may have too few items.
     """
     if link.size == 0 or abs(link.stride) != link.size:
         raise InvalidOperation("parts that overlap or leave items out are not supported")
+    is_entire = {link.start, link.stop} == {0, -1}
+    counts = site.graph.count_names((extent,))
+    if counts and not (is_entire and link.size == 1):
+        raise InvalidOperation(
+            f"the number of items that are cut into parts depends on values ('{counts[0]}' tells "
+            "it), so each part must be a single item, and the parts must be all items"
+        )
     # A bound of -1 stands for the end of the axis, -2 for one item before the end, and so on.
     start = link.start if link.start >= 0 else link.start + extent + 1
     stop = link.stop if link.stop >= 0 else link.stop + extent + 1
@@ -463,6 +483,10 @@ def _cut_range(link: Link, extent: int) -> _CutRange:
     if not are_inside:
         raise InvalidOperation(
             f"its parts from {link.start} to {link.stop} do not fit {extent} items"
+        )
+    if (stop - start) % link.size != 0:
+        raise InvalidOperation(
+            f"its parts of {link.size} items do not divide the items from {start} to {stop}"
         )
     if link.stride > 0:
         return _CutRange(begin=start, end=stop, direction=1)
@@ -479,7 +503,7 @@ def _cut_items(site: LayerSite, value: Value, link: Link) -> tuple[Value, int, i
     """
     axis = site.axis(link.axis or 0, len(value.type.shape))
     extent = site.known_shape(value)[axis]
-    cut = _cut_range(link, extent)
+    cut = _cut_range(site, link, extent)
     has_all_items = cut.begin == 0 and cut.end == extent
     if not has_all_items:
         value = site.part(value, axis=axis, first=cut.begin, last=cut.end)
