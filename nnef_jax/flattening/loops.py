@@ -188,10 +188,10 @@ def _with_room(
             passes = 0
             grown_axes = grown.axes_with_one_bound(body.graph, iteration.states)
         if (has_one_bound and not grown_axes) or passes == _MOST_PASSES + len(states):
-            changing, *_ = grown_axes or axes
+            changing = [f"axis {x.axis} of state {x.state}" for x in grown_axes or axes]
             raise InvalidOperation(
-                f"no bound is known for the number of items of axis {changing.axis} of state "
-                f"{changing.state}, whose extent changes in each iteration"
+                f"no bound is known for the number of items of {(changing or ['a state'])[0]}, "
+                "whose extent changes in each iteration"
             )
         axes = grown_axes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -152,3 +153,13 @@ def test_a_count_without_a_bound_is_refused() -> None:
     net = nnef_jax.load(file.SerializeToString())
     with pytest.raises(nnef_jax.UnsupportedError, match="'loop' has no derivatives in reverse"):
         jax.grad(lambda x: jnp.sum(net(x, 3)))(X)
+
+
+def test_an_export_for_any_length_may_be_refused(tmp_path: Path) -> None:
+    nodes = CASES["an iteration for each item of a list, which the body reads"]
+    inputs = [tensor("x", ("r", 2)), tensor("mask", ("r",), BOOL)]
+    file = model(nodes, inputs, [tensor("y", None)], WEIGHTS, 18)
+    net = nnef_jax.load(file.SerializeToString())
+    np.testing.assert_allclose(net(X, MASKS[1]), X)
+    with pytest.raises(nnef_jax.SemanticError, match="no bound is known for the number of items"):
+        net.export(tmp_path / "net.jaxexport", params="beside", platforms=["cpu"])
