@@ -25,6 +25,7 @@ OPERATORS.families = (
     "nnef_jax.formats.openvino.layers.signal_layers",
     "nnef_jax.formats.openvino.layers.recurrent_layers",
     "nnef_jax.formats.openvino.layers.sequence_layers",
+    "nnef_jax.formats.openvino.layers.choice_layers",
     "nnef_jax.formats.openvino.layers.loop_layers",
     "nnef_jax.formats.openvino.layers.state_layers",
     "nnef_jax.formats.openvino.layers.detection_layers",

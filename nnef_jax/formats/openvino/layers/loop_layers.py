@@ -1,25 +1,20 @@
-"""Functions for layers with bodies.
-
-TensorIterator and Loop repeat a body, and If runs one of two bodies.
-"""
+"""Functions for the layers TensorIterator and Loop, which repeat a body."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 from lowering.errors import InvalidOperation
 from lowering.extents import is_symbolic
 from lowering.graph import Value
 from nnef_jax.flattening.loops import Iteration, add_loop
-from nnef_jax.flattening.repetition import LAST, RepeatedBody, add_choice, flattened_branches
+from nnef_jax.flattening.repetition import LAST, RepeatedBody
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
-from nnef_jax.formats.openvino.document import CONSTANTS, Body, PortRef
-from nnef_jax.formats.openvino.layer_graph import LayerGraph
+from nnef_jax.formats.openvino.document import CONSTANTS, PortRef
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived, stored
 from nnef_jax.formats.openvino.layers.registry import operator, opsets
 from nnef_jax.formats.openvino.ports import Link, back_edges, links, source_of
@@ -107,7 +102,7 @@ class _Repetition:
         """Tell whether the body reads true from a port in the first iteration, if there is one."""
         for link in self.inputs:
             if link.end == port and link.port >= 0:
-                value = _outer(self.site, link)
+                value = outer_operand(self.site, link)
                 if isinstance(value, Constant):
                     return bool(value.array.all())
                 # The first iteration runs only if operand 1 is true.
@@ -132,7 +127,7 @@ class _Repetition:
             return None
         # All cut inputs have the same number of parts, so the first cut input gives the number.
         link = self._cut_inputs[0]
-        shape = self.site.known_shape(_outer(self.site, link))
+        shape = self.site.known_shape(outer_operand(self.site, link))
         axis = self.site.axis(link.axis or 0, len(shape))
         cut = _cut_range(self.site, link, shape[axis])
         return (cut.end - cut.begin) // link.size
@@ -176,7 +171,7 @@ class _Repetition:
             raise InvalidOperation("it has no input that is cut into parts")
         feeds = self._constant_feeds(repeated)
         for link in self._cut_inputs:
-            value, direction, axis = _cut_items(site, site.tensor(_outer(site, link)), link)
+            value, direction, axis = _cut_items(site, site.tensor(outer_operand(site, link)), link)
             feeds[link.end] = repeated.part(value, axis, direction * link.size)
         reads_iteration = any(map(self._reads_iteration, self.inputs))
         if not self._cut_inputs or reads_iteration:
@@ -184,7 +179,7 @@ class _Repetition:
             # count - 1.
             feeds |= self._number_feeds(repeated, repeated.iteration(count))
         for link in self._states:
-            feeds[link.end] = repeated.state(_outer(site, link))
+            feeds[link.end] = repeated.state(outer_operand(site, link))
         iteration = self._iteration(repeated, feeds, None, self._connected)
         pairs = zip(repeated.inner_states, iteration.states, strict=True)
         if not all(repeated.graph.has_shape_of(old, new) for old, new in pairs):
@@ -238,7 +233,7 @@ class _Repetition:
                 feeds[link.end] = state
             return self._iteration(repeated, feeds, condition_port, output_links)
 
-        first_states = [_outer(site, link) for link in states]
+        first_states = [outer_operand(site, link) for link in states]
         last_states, outputs = add_loop(site, first_states, flatten, count, condition, limit)
         for link in state_links:
             outputs.append(last_states[next_ports.index(source_of(self.body, link.end))])
@@ -279,7 +274,7 @@ class _Repetition:
         feeds: dict[PortRef, Tensor] = {}
         for link in self._whole_inputs:
             if link.end not in self.next_states:
-                value = _outer(self.site, link)
+                value = outer_operand(self.site, link)
                 feeds[link.end] = _input_for(repeated, value) if isinstance(value, Value) else value
         return feeds
 
@@ -305,7 +300,7 @@ class _Repetition:
         """
         site = self.site
         step = repeated.at.step
-        value, direction, axis = _cut_items(site, site.tensor(_outer(site, link)), link)
+        value, direction, axis = _cut_items(site, site.tensor(outer_operand(site, link)), link)
         start = number
         if link.size > 1:
             start = step.mul(number, link.size)
@@ -367,71 +362,10 @@ class _Repetition:
 operator("TensorIterator")(lambda site: _Repetition(site).scanned(iterations=None))
 
 
-# A choice of two bodies
-
-
-@opsets("If")
-def _if(site: LayerSite) -> list[Any]:
-    """Run `then_body` if input 0 is true, otherwise `else_body`. The other body does not run."""
-    condition = site.operand(0)
-    then_body = site.body("then_body")
-    else_body = site.body("else_body")
-    if isinstance(condition, Constant):
-        body = then_body if condition.array.any() else else_body
-        feeds = {link.end: _outer(site, link) for link in links(body, inputs=True)}
-        return _results(site, body, site.graph, feeds)
-    then_graph = site.graph.body()
-    else_graph = site.graph.body()
-    # The two bodies are flattened when these functions are called.
-    flatteners = [
-        partial(_flattened, site, then_body, then_graph),
-        partial(_flattened, site, else_body, else_graph),
-    ]
-    body_outputs = flattened_branches(flatteners, site.graph.hint_to_fix(condition))
-    truth = site.cast(condition, "bool")
-    return add_choice(site, site.insert, truth, [then_graph, else_graph], body_outputs)
-
-
-def _flattened(site: LayerSite, body: Body, graph: LayerGraph) -> list[Value]:
-    """Flatten a body as a graph of its own. Return the tensors of the layer's output ports.
-
-    `graph` is the empty graph of the body. If the body reads a tensor from outside, the tensor
-    becomes an input of `graph`.
-    """
-    feeds = dict[PortRef, Tensor]()
-    for link in links(body, inputs=True):
-        value = _outer(site, link)
-        if isinstance(value, Value):
-            value = graph.input_for(value, f"given_{len(graph.captured)}")
-        feeds[link.end] = value
-    # If a result is a constant, `inner_site` adds the constant to the graph of the body.
-    inner_site = replace(site, graph=graph)
-    return [inner_site.tensor(x) for x in _results(site, body, graph, feeds)]
-
-
-def _results(
-    site: LayerSite, body: Body, graph: LayerGraph, feeds: dict[PortRef, Tensor]
-) -> list[Tensor]:
-    """Flatten a body into `graph`. Return the tensors of the layer's output ports.
-
-    `feeds` maps ports to the inputs of the body.
-    """
-    outputs = links(body, inputs=False)
-    sources = [source_of(body, link.end) for link in outputs]
-    tensors = site.flatten(body, graph, feeds, sources, site.layer.name)
-    results: dict[int, Tensor] = {}  # maps ids of the layer's output ports to tensors
-    for link, source in zip(outputs, sources, strict=True):
-        results[link.port] = tensors[source]
-    for port in site.layer.outputs:
-        if port.id not in results:
-            raise InvalidOperation(f"a body has no result for output port {port.id}")
-    return [results[port.id] for port in site.layer.outputs]
-
-
 # Ports of bodies
 
 
-def _outer(site: LayerSite, link: Link) -> Tensor:
+def outer_operand(site: LayerSite, link: Link) -> Tensor:
     """Return the layer's operand that a line of the port map connects to the body.
 
     `link` is the line.
