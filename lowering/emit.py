@@ -23,7 +23,6 @@ from jax.interpreters import ad, batching, mlir
 
 from lowering import jaxpr_evaluation, jaxprs, primitives
 from lowering.fallback import UNNAMED, About, named, or_else
-from lowering.forward_only import without_stops
 from lowering.jaxpr_types import Aval, ClosedJaxpr
 from lowering.machine import DEFAULT
 from lowering.pipeline import differentiable, lower, rewrite, traced
@@ -31,6 +30,7 @@ from lowering.prepare import Split, assemble, prepared
 from lowering.program import Program, Role
 from lowering.targets import target_of
 from lowering.targets.target import Target
+from lowering.transposable import without_stops
 
 T = TypeVar("T")
 

@@ -105,8 +105,6 @@ def _reshape(state: PaddedState, equation: Equation, operands: list[Any]) -> lis
     (x,) = operands
     before, after = shape_of(equation.invars[0]), shape_of(equation.outvars[0])
     places = state.symbols.bounds(tuple(after))
-    if 0 in places:
-        return [jnp.zeros(places, x.dtype)]  # there is nothing to look up
     if _keeps_padding_behind(before, after):
         return [jnp.reshape(x, places)]
     number = _numbers_of_items(state, after, places)
@@ -325,7 +323,8 @@ def _product(state: PaddedState, equation: Equation, operands: list[Any]) -> lis
 @RULES(CONVOLUTION)
 def _convolution(state: PaddedState, equation: Equation, operands: list[Any]) -> list[Any]:
     """Convolve, with 0 as the input's padding along channels and spatial axes."""
-    (v, filter_variable), (x, filter) = equation.invars, operands
+    v, filter_variable = equation.invars
+    x, filter = operands
     if any(map(is_symbolic, shape_of(filter_variable))):
         raise NotPaddableError(equation)
     _batch_axis, *summed_axes = equation.params["dimension_numbers"].lhs_spec
@@ -349,7 +348,8 @@ def _windows(state: PaddedState, equation: Equation, operands: list[Any]) -> lis
 @RULES("fft")
 def _transformed(state: PaddedState, equation: Equation, operands: list[Any]) -> list[Any]:
     """Transform along the last axes, which must not be symbolic."""
-    extents = shape_of(equation.invars[0])[-len(equation.params["fft_lengths"]) :]
+    axis_count = len(equation.params["fft_lengths"])
+    extents = shape_of(equation.invars[0])[-axis_count:]
     if any(map(is_symbolic, extents)):
         raise NotPaddableError(equation)
     return state.bind_bounded(equation, operands)
@@ -366,8 +366,9 @@ def _sorted(state: PaddedState, equation: Equation, operands: list[Any]) -> list
     x = operands[0]
     is_padding = jnp.broadcast_to(~state.is_item(x, axis, extent), x.shape)
     keys = params["num_keys"] + 1
+    stable = params["is_stable"]
     arrays = [is_padding, *operands]
-    _, *results = lax.sort(arrays, dimension=axis, is_stable=params["is_stable"], num_keys=keys)
+    _, *results = lax.sort(arrays, dimension=axis, is_stable=stable, num_keys=keys)
     return results
 
 
@@ -408,8 +409,6 @@ def _gather(state: PaddedState, equation: Equation, operands: list[Any]) -> list
 def _scatter(state: PaddedState, equation: Equation, operands: list[Any]) -> list[Any]:
     """Write updates at indices. An update is dropped if its index points to or lies in padding."""
     x, indices, updates = operands
-    if 0 in x.shape:
-        return [x]  # a list that never has items
     extents, index_extents, update_extents = map(shape_of, equation.invars)
     numbers = equation.params["dimension_numbers"]
     window_axes = iter(numbers.update_window_dims)

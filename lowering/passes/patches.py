@@ -42,61 +42,45 @@ def run(program: Program, target: Target) -> Program:
     """
     if not program.has_items:
         return program
-    rule = _embedding if target.keeps_derivatives else _gradient
-    return rewritten(program, {CONVOLUTION: rule})
+    sums_patches = not target.keeps_derivatives
+    return rewritten(program, {CONVOLUTION: partial(_by_product, sums_patches=sums_patches)})
 
 
-def _embedding(matcher: Matcher, equation: Equation) -> Computed | None:
-    """Return the product for a patch embedding, or None for any other convolution."""
-    numbers: lax.ConvDimensionNumbers = equation.params["dimension_numbers"]
-    filter_shape = equation.invars[1].aval.shape
-    sizes = [filter_shape[axis] for axis in numbers.rhs_spec[2:]]
-    strides = equation.params["window_strides"]
-    is_dilated = any(n != 1 for n in equation.params["rhs_dilation"])
-    if is_dilated or sizes != list(strides):
-        return None
-    return _computed(equation, sizes, summed="items")
+def _by_product(matcher: Matcher, equation: Equation, *, sums_patches: bool) -> Computed | None:
+    """Return the product for a patch embedding, or for the gradient of its filter.
 
+    Item m of an embedding is the sum over k of x[m * stride + k] * filter[k], where m counts
+    patches, and k counts the items of a patch. Item k of the gradient of the filter is the sum over
+    m of x[m * stride + k] * y[m], where y is the gradient of the embedding.
 
-def _gradient(matcher: Matcher, equation: Equation) -> Computed | None:
-    """Return the product for the gradient of a patch embedding's filter.
-
-    Item k of such a gradient is the sum over m of x[m * stride + k] * y[m], where k counts the
-    items of a patch, m counts patches, and y is the gradient of the embedding. Return None for any
-    other convolution.
-    """
-    numbers: lax.ConvDimensionNumbers = equation.params["dimension_numbers"]
-    shape = equation.outvars[0].aval.shape
-    sizes = [shape[axis] for axis in numbers.out_spec[2:]]
-    strides = equation.params["rhs_dilation"]
-    has_steps = any(n != 1 for n in equation.params["window_strides"])
-    if has_steps or sizes != list(strides):
-        return None
-    return _computed(equation, sizes, summed="patches")
-
-
-def _computed(equation: Equation, sizes: Sequence[int], *, summed: str) -> Computed | None:
-    """Return the product for a convolution of patches.
-
-    Return None if the convolution has groups, padding or many channels. The arguments are as for
-    `_product`.
+    Return the product for a gradient if `sums_patches`, otherwise the product for an embedding.
+    Return None for any other convolution, and for an image with many channels.
     """
     params = equation.params
     numbers: lax.ConvDimensionNumbers = params["dimension_numbers"]
+    image, filter = (v.aval for v in equation.invars)
+    if sums_patches:
+        strides, other_steps = params["rhs_dilation"], params["window_strides"]
+        window, window_axes = equation.outvars[0].aval, numbers.out_spec[2:]
+        channel_axis = numbers.lhs_spec[0]  # jax exchanges the batch and the channels
+    else:
+        strides, other_steps = params["window_strides"], params["rhs_dilation"]
+        window, window_axes = filter, numbers.rhs_spec[2:]
+        channel_axis = numbers.lhs_spec[1]
+    sizes = [window.shape[axis] for axis in window_axes]
+    has_steps = any(n != 1 for n in (*other_steps, *params["lhs_dilation"]))
     has_groups = params["feature_group_count"] > 1 or params["batch_group_count"] > 1
     # Negative padding cuts off the items after the last patch.
     has_padding = any(low != 0 or high > 0 for low, high in params["padding"])
-    is_spread = any(n != 1 for n in params["lhs_dilation"])
-    # jax exchanges the batch and the channels for the gradient of a filter.
-    channel_axis = numbers.lhs_spec[0 if summed == "patches" else 1]
-    channels = equation.invars[0].aval.shape[channel_axis]
-    if has_groups or has_padding or is_spread or math.prod(sizes) <= channels:
+    if sizes != list(strides) or has_steps or has_groups or has_padding:
+        return None
+    if math.prod(sizes) <= image.shape[channel_axis]:
         return None
     product = partial(
         _product,
         numbers=numbers,
         sizes=sizes,
-        summed=summed,
+        sums_patches=sums_patches,
         precision=params["precision"],
         preferred_element_type=params["preferred_element_type"],
     )
@@ -109,7 +93,7 @@ def _product(
     *,
     numbers: lax.ConvDimensionNumbers,
     sizes: Sequence[int],
-    summed: str,
+    sums_patches: bool,
     **options: Any,
 ) -> Array:
     """Return the convolution of x and y as a product of the patches of x with y.
@@ -119,8 +103,8 @@ def _product(
         y: the filter, or the gradient of the embedding.
         numbers: says which axes of x, y and the result are which.
         sizes: the extents of a patch.
-        summed: "items" for a sum over the items of each patch, and "patches" for a sum over the
-            patches.
+        sums_patches: whether products are summed over the patches. Otherwise they are summed over
+            the items of each patch.
         options: the precision and the dtype of the product.
     """
     x_batch, x_feature, *x_axes = numbers.lhs_spec
@@ -139,15 +123,17 @@ def _product(
             shape.append(x.shape[axis])
     patch_axes = [new_axes[axis] for axis in x_axes]
     item_axes = [axis + 1 for axis in patch_axes]
-    sums, others = (item_axes, patch_axes) if summed == "items" else (patch_axes, item_axes)
-    contracted = [new_axes[x_feature], *sums], [y_feature, *y_axes]
+    summed_axes, free_axes = item_axes, patch_axes
+    if sums_patches:
+        summed_axes, free_axes = patch_axes, item_axes
+    contracted = [new_axes[x_feature], *summed_axes], [y_feature, *y_axes]
     product = lax.dot_general(x.reshape(shape), y, (contracted, ((), ())), **options)
     # The product has the axes of x that are not summed, in order, and then an axis of y.
-    batch = new_axes[x_batch]
-    kept = sorted([batch, *others])
+    batch_axis = new_axes[x_batch]
+    axes_of_x = sorted([batch_axis, *free_axes])
     order = [0] * product.ndim
-    order[numbers.out_spec[0]] = kept.index(batch)
-    order[numbers.out_spec[1]] = len(kept)
-    for axis, other in zip(numbers.out_spec[2:], others, strict=True):
-        order[axis] = kept.index(other)
+    order[numbers.out_spec[0]] = axes_of_x.index(batch_axis)
+    order[numbers.out_spec[1]] = len(axes_of_x)
+    for axis, free_axis in zip(numbers.out_spec[2:], free_axes, strict=True):
+        order[axis] = axes_of_x.index(free_axis)
     return lax.transpose(product, order)

@@ -61,6 +61,7 @@ def mesh_target(platform: str, divided: Divided | None = None) -> Target:
     # `spread` can follow axes neither through choices between platforms nor through scatters.
     # Therefore `inlining` and `updates` run first: choices are inlined, and scatters that write one
     # slice become updates of the slice.
+    # Derivatives over a mesh reach no later pass, so TPUs get products for patch embeddings here.
     before = (patches.run,) if platform == "tpu" else ()
     passes = inlining.run, updates.run, *before, spread.run
     count = None if divided is None else divided.mesh.size

@@ -61,11 +61,9 @@ class GrowingStates:
         self._limit = limit
         self.axes: Sequence[GrowingAxis] = axes
         self._varying: list[VaryingAxis] = []
-        # The largest extent of each of `axes`: first before the first iteration, then in the loop.
-        self._initial_most: list[int] = []
-        self._most: list[int] = []
         self._first_extents: list[Any] = []  # the extents of `axes` before the first iteration
-        self._before: Sequence[Value] = ()  # the states of the body before an iteration
+        self._most: list[int] = []  # the largest extents of `axes` in the loop
+        self._before: Sequence[Value] = ()  # the result of `inside`
         graph = site.graph
         # If the loop has no limit, the number 1 does not matter: `require_limit` refuses axes that
         # grow in each iteration.
@@ -80,7 +78,6 @@ class GrowingStates:
             most = graph.bound(last_extent)
             padded[state] = graph.padded_to(padded[state], axis, most, site.span)
             self._varying.append(VaryingAxis(state, axis, last_extent))
-            self._initial_most.append(graph.bound(extent))
             self._first_extents.append(extent)
             self._most.append(most)
         self.initial: list[Value] = [*padded, *extents]
@@ -109,8 +106,8 @@ class GrowingStates:
         result is equal to `axes`, the padded states have room for all items.
         """
         initial_most: dict[tuple[int, int], int] = {}  # the keys are (state, axis)
-        for growing, most in zip(self.axes, self._initial_most, strict=True):
-            initial_most[growing.state, growing.axis] = most
+        for growing, extent in zip(self.axes, self._first_extents, strict=True):
+            initial_most[growing.state, growing.axis] = graph.bound(extent)
         axes: list[GrowingAxis] = []
         for state, (old, new) in enumerate(zip(self._before, after, strict=True)):
             # A state whose rank changes is refused later, when the loop is added.
@@ -150,7 +147,9 @@ class GrowingStates:
             return 0, graph.bound(extent)
         return max(graph.bound(extent - old_extent), 0), 0  # 2 for n0 and n0 + 2
 
-    def axes_with_one_bound(self, graph: TensorGraph, after: Sequence[Value]) -> list[GrowingAxis]:
+    def axes_with_one_bound(
+        self, graph: TensorGraph, after: Sequence[Value]
+    ) -> list[GrowingAxis] | None:
         """Return `axes` with one upper bound of all their extents.
 
         Axes may exchange their extents, as a transpose does. Then no extent has a bound that is
@@ -158,15 +157,17 @@ class GrowingStates:
         a bound that is relative to the largest extent before the iteration.
 
         The arguments are as for `grown_axes`. If the result is equal to `axes`, the padded states
-        have room for all items. If there is no such bound, the result is an empty list.
+        have room for all items. Return None if there is no such bound, or no such axis.
         """
+        if not self.axes:
+            return None
         symbols = [str(graph.shape_of(self._before[x.state])[x.axis]) for x in self.axes]
-        most = max(self._initial_most, default=0)
+        most = max(map(graph.bound, self._first_extents))
         step = 0.0
         for growing in self.axes:
             shape = graph.shape_of(after[growing.state])
             if len(shape) != len(self._before[growing.state].type.shape):
-                return []
+                return None
             extent = shape[growing.axis]
             bounds = bounds_by_symbols(extent, symbols, graph.symbols.limits)
             if bounds.number < math.inf:
@@ -175,7 +176,7 @@ class GrowingStates:
                 step = max(step, bounds.excess)
         if step:
             if math.inf in (step, self._limit):
-                return []
+                return None
             most += int(step * max(self._limit, 1))
         return [GrowingAxis(x.state, x.axis, int(step), most) for x in self.axes]
 
@@ -208,16 +209,17 @@ class GrowingStates:
     ) -> list[Any]:
         """Return the extent of each of `axes` after a loop that always has `iterations` iterations.
 
-        The extent is None if iterations do not all add the same number of items. `graph` is the
-        graph of the body, and `after` are the states after an iteration.
+        Each iteration must add the same number of items, and the padded state must have exactly the
+        last extent. The extent of any other axis is None. `graph` is the graph of the body, and
+        `after` are the states after an iteration.
         """
         extents: list[Any] = []
         for growing, first_extent in zip(self.axes, self._first_extents, strict=True):
             before_shape = graph.shape_of(self._before[growing.state])
             after_shape = graph.shape_of(after[growing.state])
             step = after_shape[growing.axis] - before_shape[growing.axis]
-            is_constant = not is_symbolic(step) and step == growing.step
-            extents.append(first_extent + iterations * step if is_constant else None)
+            has_exact_room = not is_symbolic(step) and step == growing.step and growing.least == 0
+            extents.append(first_extent + iterations * step if has_exact_room else None)
         return extents
 
     def behind(self, results: Sequence[Value], last_extents: Sequence[Any]) -> list[Value]:

@@ -22,8 +22,8 @@ def padded_lists(
 ) -> tuple[Tensor, list[tuple[Any, Any]]]:
     """Pad the axes of a tensor that the operation `pad` cannot pad.
 
-    These are the axes whose padding depends on numbers of items. If the border is not constant,
-    and the tensor is a list, these are all axes.
+    An axis is padded here if its padding depends on numbers of items. All axes are padded here if
+    the tensor is a list and the border is not constant.
 
     Args:
         site: the layer or node.

@@ -269,7 +269,7 @@ class ListEmission(Emission):
         return not counted_symbols <= outer_symbols
 
     def may_be_negative(self, extent: Any) -> bool:
-        """Tell whether an extent, such as n0 - 2, is negative for some numbers of items.
+        """Tell whether an extent can be negative, as n0 - 2 is for a list of one item.
 
         Return False if the extent does not depend on numbers of items.
         """

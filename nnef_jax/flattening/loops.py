@@ -17,7 +17,7 @@ from nnef_jax.flattening.repetition import LAST, Outputs, RepeatedBody
 from nnef_jax.flattening.site import Site, Tensor
 from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
 
-_MOST_JOINED = 65_536  # the largest number of iterations whose outputs are joined
+_MOST_JOINED = 65_536  # a loop with joined outputs has at most this number of iterations
 # A loop with an upper bound takes as many steps as the bound. A loop with a larger bound gets no
 # bound, unless the sizes of its results depend on the bound.
 _MOST_STEPS = 1024
@@ -131,7 +131,7 @@ def _with_counts(
     site: Site[TensorGraph], graph: TensorGraph, iteration: Iteration, outputs: Sequence[Value],
     number: Value,
 ) -> list[Value]:  # fmt: skip
-    """Return the outputs of a loop, of which the joined ones become lists.
+    """Return the outputs of a loop. Joined outputs become lists.
 
     Args:
         site: the layer or node of the loop.
@@ -169,31 +169,25 @@ def _with_room(
     enough. `most` is the largest number of iterations.
     """
     axes: list[GrowingAxis] = []
-    passes = 0
-    has_one_bound = False  # whether all growing axes have the same room
-    while True:
-        grown = GrowingStates(site, states, axes, most)
-        body = RepeatedBody(site)
-        for state in grown.initial:
-            body.state(state)
-        iteration = flatten(body, body.turn(most), grown.inside(body))
-        find_axes = grown.axes_with_one_bound if has_one_bound else grown.grown_axes
-        grown_axes = find_axes(body.graph, iteration.states)
-        if grown_axes == axes:
-            grown.require_limit()
-            return grown, body, iteration
-        passes += 1
-        if passes == _MOST_PASSES + len(states) and not has_one_bound:
-            has_one_bound = True
-            passes = 0
-            grown_axes = grown.axes_with_one_bound(body.graph, iteration.states)
-        if (has_one_bound and not grown_axes) or passes == _MOST_PASSES + len(states):
-            changing = [f"axis {x.axis} of state {x.state}" for x in grown_axes or axes]
-            raise InvalidOperation(
-                f"no bound is known for the number of items of {(changing or ['a state'])[0]}, "
-                "whose extent changes in each iteration"
-            )
-        axes = grown_axes
+    for find_axes in (GrowingStates.grown_axes, GrowingStates.axes_with_one_bound):
+        for _ in range(_MOST_PASSES + len(states)):
+            grown = GrowingStates(site, states, axes, most)
+            body = RepeatedBody(site)
+            for state in grown.initial:
+                body.state(state)
+            iteration = flatten(body, body.turn(most), grown.inside(body))
+            new_axes = find_axes(grown, body.graph, iteration.states)
+            if new_axes is None:
+                break
+            if new_axes == axes:
+                grown.require_limit()
+                return grown, body, iteration
+            axes = new_axes
+    place = f"axis {axes[0].axis} of state {axes[0].state}" if axes else "a state"
+    raise InvalidOperation(
+        f"no bound is known for the number of items of {place}, whose extent changes in each "
+        "iteration"
+    )
 
 
 def _start_of_loop(

@@ -206,8 +206,11 @@ class TensorGraph(ListEmission, ABC):
             if isinstance(x, Constant) and x.array.dtype == object:
                 counts = self.count_names(tuple(x.array.ravel()))
                 if counts:
-                    told = f"depends on the number of items that {quoted(counts)} tells"
-                    return UnsupportedOperation(f"'{name}' {told}: {reason}", CUT_BEFORE)
+                    message = (
+                        f"'{name}' depends on the number of items that {quoted(counts)} tells: "
+                        f"{reason}"
+                    )
+                    return UnsupportedOperation(message, CUT_BEFORE)
         for name, x in operands.items():
             if self.has_lists and isinstance(x, Value) and is_integer(x.type.dtype):
                 message = f"'{name}' depends on values, and more must be known of it before a run"

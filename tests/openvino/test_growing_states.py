@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import nnef_jax
 openvino = pytest.importorskip("openvino")
 
 from openvino import opset13 as op  # noqa: E402 - after the check that it is installed
+
+from tests.differences import assert_slopes  # noqa: E402
 
 X = np.float32([[1, 2], [3, 4], [5, 7], [6, -1]])
 # A mask with items comes first: without iterations, the runtime returns joined outputs of the call
@@ -115,13 +118,7 @@ def test_loops_are_those_of_the_runtime(case: str, tmp_path: Path) -> None:
     for mask, gradient in zip(MASKS, gradients, strict=True):
         for y, array in zip(outputs_of(net, mask), runtime([X, mask]).values(), strict=True):
             np.testing.assert_array_equal(y, array)
-        step = np.float32(2**-6)
-        for index in [(0, 0), (2, 1)]:
-            plus, minus = X.copy(), X.copy()
-            plus[index] += step
-            minus[index] -= step
-            difference = (total(plus, mask) - total(minus, mask)) / (2 * step)
-            np.testing.assert_allclose(gradient[index], difference, rtol=2e-3, atol=2e-2)
+        assert_slopes(partial(total, mask=mask), X, gradient)
 
 
 @pytest.mark.parametrize("count", [0, None])
@@ -223,6 +220,28 @@ def test_a_known_number_of_rows_needs_no_length(tmp_path: Path) -> None:
     net = nnef_jax.load(tmp_path / "net.xml")
     assert net.outputs[0].shape == (71, 2)
     assert not net.lengths
+
+
+def test_a_state_beside_states_that_are_exchanged(tmp_path: Path) -> None:
+    """All three states get the same room. The last one does not fill it."""
+    inner = [op.parameter([-1, 2], np.float32) for _ in range(3)]
+    row = number(np.float32([[3, 4]]))
+    after = [append(inner[1], row), inner[0], append(inner[2], row)]
+    node = op.loop(number(70), number(True))
+    node.set_function(openvino.Model([number(True), *after], inner, "body"))
+    node.set_special_body_ports([-1, 0])
+    x = op.parameter([4, 2], np.float32, "x")
+    first = number(np.float32([[1, 1]]))
+    for state, start, value in zip(inner, (x, first, first), after, strict=True):
+        node.set_merged_input(state, start.output(0), value.output(0))
+    file = openvino.Model([node.get_iter_value(v.output(0), -1) for v in after], [x], "net")
+    openvino.save_model(file, tmp_path / "net.xml", compress_to_fp16=False)
+    net = nnef_jax.load(tmp_path / "net.xml")
+    outputs, lengths = net(X, capture=net.lengths)
+    rows = 35 * [[3, 4]]  # each of the exchanged states gets a row in every second iteration
+    expected = [[*X, *rows], [[1, 1], *rows], [[1, 1], *rows, *rows]]
+    for y, array in zip(nnef_jax.trim(outputs, lengths), expected, strict=True):
+        np.testing.assert_array_equal(y, array)
 
 
 def test_a_state_without_a_largest_size_is_refused(tmp_path: Path) -> None:

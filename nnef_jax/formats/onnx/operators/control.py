@@ -124,7 +124,7 @@ def _loop(
     if isinstance(count, Constant):
         count_item = count.array.reshape(-1)[0]
         if is_symbolic(count_item):
-            # A symbolic count, such as the number of items of a list, is known only in a run.
+            # The run computes a symbolic count. An example is the number of items of a list.
             count = site.tensor(count)
         else:
             # Exporters of `while` write the largest integer for a loop without a limit.

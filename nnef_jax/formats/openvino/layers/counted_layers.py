@@ -1,6 +1,6 @@
-"""Functions for layers whose results have a computed number of items: NonZero, Unique and the like.
+"""Functions for NonZero, Unique and SparseFillEmptyRows, which compute the sizes of their results.
 
-A result is padded to the largest number of items that it may have.
+A result has room for the largest number of items. Padding follows the items.
 """
 
 from __future__ import annotations
@@ -12,11 +12,7 @@ from lowering.graph import Value
 from nnef_jax.flattening.operators.attributes import dtype, flag, text
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.layer_site import LayerSite
-from nnef_jax.formats.openvino.layers.registry import (
-    integer_at,
-    legacy,
-    opsets,
-)
+from nnef_jax.formats.openvino.layers.registry import integer_at, legacy, opsets
 
 
 def _true_count(site: LayerSite, x: Value) -> Value:

@@ -34,7 +34,7 @@ def _loop(site: LayerSite) -> list[Any]:
     if isinstance(count, Constant):
         declared_count = count.array.reshape(-1)[0]
         if is_symbolic(declared_count):
-            # A symbolic count, such as the number of items of a list, is known only in a run.
+            # The run computes a symbolic count. An example is the number of items of a list.
             count = site.tensor(count)
         else:
             has_limit = declared_count >= 0  # a negative number stands for "no limit"
