@@ -49,7 +49,7 @@ def over_mesh(
     def compute_with_layout(params: Params, *arguments: Any) -> Any:
         # A layout that comes from types has neither sharded nor divided parameters.
         params = layout.gathered(params) if layout else params
-        return _gathered_or_divided(compute, effective_layout, time_axes, params, *arguments)
+        return _by_mesh_passes(compute, effective_layout, time_axes, params, *arguments)
 
     has_explicit_axes = AxisType.Explicit in mesh.axis_types
     if not has_explicit_axes:
@@ -112,10 +112,10 @@ def _layout_of_types(arguments: tuple[Any, ...], time_axes: int) -> Layout | Non
     return Layout(mesh, batch_names)
 
 
-def _gathered_or_divided(
+def _by_mesh_passes(
     compute: Compute, layout: Layout, time_axes: int, params: Params, *arguments: Any
 ) -> Any:
-    """Call `compute`. If the layout divides parameters, pass the divided parameters.
+    """Call `compute`. If the layout shards parameters, rewrite it by the passes for meshes.
 
     `params` are not sharded along the mesh axes of the batch. `arguments` are the state, the
     inputs and the probe.
@@ -129,7 +129,7 @@ def _gathered_or_divided(
     def undivided() -> Any:
         return compute(raw_params, *arguments)
 
-    if not layout.divisions or debugs_or_disables_jit():
+    if not layout.specs or debugs_or_disables_jit():
         return undivided()
     divided = partial(_divided, compute, layout, time_axes, raw_params, divided_params, *arguments)
     return or_else(divided, undivided)
@@ -145,11 +145,12 @@ def _divided(
     inputs: Sequence[jax.Array],
     probe: Probe,
 ) -> Any:
-    """Call `compute` with parameters that are divided along factors of their axes.
+    """Call `compute`, rewritten by the passes for a mesh.
 
-    This is tensor parallelism. The extent of an axis is a product of factors, such as 12 = 3 * 4.
-    The pass `spread` keeps the factors divided in all tensors of the
-    network. `prepared` maps labels to the parameters that `Layout.divided` has reshaped.
+    For tensor parallelism, the layout divides parameters along factors of their axes. The extent of
+    an axis is a product of factors, such as 12 = 3 * 4. The pass `spread` keeps the factors divided
+    in all tensors of the network. `prepared` maps labels to the parameters that `Layout.divided`
+    has reshaped.
     """
     from lowering import Along, Divided, Division, differentiable, mesh_target, traced
 

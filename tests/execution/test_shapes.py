@@ -109,6 +109,22 @@ def test_it_is_lowered_for_a_mesh(abstract: nnef_jax.Model) -> None:
     assert "mhlo.num_partitions = 4" in traced.lower(lowering_platforms=("tpu",)).as_text()
 
 
+def test_fully_sharded_patch_embeddings_are_products(tmp_path: Path) -> None:
+    text = """version 1.0; graph patches(image) -> (y) {
+        image = external(shape = [4,3,16,16]);
+        w = variable(shape = [8,3,8,8], label = 'w');
+        y = conv(image, w, 0.0, stride = [8,8], padding = [(0,0),(0,0)]); }"""
+    (tmp_path / "graph.nnef").write_text(text)
+    model = nnef_jax.load(tmp_path, parameters="shapes").shard(MESH, batch="data", params="data")
+    assert model.params["w"].sharding.spec
+
+    def gradient(params: Any, x: Any) -> Any:
+        return jax.grad(lambda params: jnp.sum(model.apply(params, x) ** 2))(params)
+
+    image = jax.ShapeDtypeStruct((4, 3, 16, 16), jnp.float32)
+    assert "conv_general_dilated" not in str(jax.make_jaxpr(gradient)(model.params, image))
+
+
 def test_a_document_of_seven_billion_parameters_needs_no_files(tmp_path: Path) -> None:
     (tmp_path / "graph.nnef").write_text(llama())
     model = nnef_jax.load(tmp_path, parameters="shapes", dtype="bfloat16")
