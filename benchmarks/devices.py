@@ -33,7 +33,7 @@ from benchmarks.networks.llama import LlamaJaxBuilder, LlamaNnefBuilder, llama
 from nnef_jax.execution.runnable import execution_of
 from nnef_jax.measure.device_costs import estimated_seconds
 from nnef_jax.measure.hlo import HloText
-from nnef_jax.measure.topologies import topology_of
+from nnef_jax.measure.topologies import Chip, topology_of
 from nnef_jax.measure.unattached import Compiled, LoweredFunction, compile_for, lowered_program
 
 GPT = "gpt_step"
@@ -99,19 +99,24 @@ def model_of(name: str, batch: int, dtype: str, parameters: str = "arrays") -> n
         return nnef_jax.load(path, **options)
 
 
-def ours(name: str, batch: int, dtype: str, platform: str) -> LoweredFunction:
+def ours(name: str, batch: int, dtype: str, chip: Chip) -> LoweredFunction:
     """Lower the program that a call of nnef_jax's model runs. For `GPT`, lower a step."""
+    platform, capability = chip.platform, chip.compute_capability
     model = model_of(name, batch, dtype, "shapes")
     execution = execution_of(model)
     types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in model.inputs]
     if name != GPT:
-        function, arguments = execution.program(execution.outputs, types, platform)
+        function, arguments = execution.program(
+            execution.outputs, types, platform, compute_capability=capability
+        )
         return lowered_program(function, arguments, platform)
-    function, arguments = execution.program(execution.step, types, platform)
+    function, arguments = execution.program(
+        execution.step, types, platform, compute_capability=capability
+    )
     return lowered_program(jax.jit(function, donate_argnums=2), arguments, platform)
 
 
-def plain(name: str, batch: int, dtype: str, platform: str) -> LoweredFunction:
+def plain(name: str, batch: int, dtype: str, chip: Chip) -> LoweredFunction:
     """Lower the same network as `ours`, written in plain jax."""
     function, parameters, inputs = plain_function(name, batch, dtype)
     types = {key: jax.ShapeDtypeStruct(x.shape, dtype) for key, x in parameters.items()}
@@ -121,7 +126,7 @@ def plain(name: str, batch: int, dtype: str, platform: str) -> LoweredFunction:
     def call(parameters: Any, inputs: Any, caches: Any) -> Any:
         return function(parameters, inputs | caches)
 
-    return lowered_program(jax.jit(call, donate_argnums=2), (types, tokens, caches), platform)
+    return lowered_program(jax.jit(call, donate_argnums=2), (types, tokens, caches), chip.platform)
 
 
 def plain_function(name: str, batch: int, dtype: str) -> Any:
@@ -182,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _compiled(topology: str, name: str, batch: int, dtype: str) -> dict[str, Figures]:
     devices = topology_of(topology)
     makers: dict[str, Callable[..., LoweredFunction]] = {"ours": ours, "plain": plain}
-    programs = [make(name, batch, dtype, devices.chip.platform) for make in makers.values()]
+    programs = [make(name, batch, dtype, devices.chip) for make in makers.values()]
     compiled = zip(makers, compile_for(devices, programs), strict=True)
     return {key: figures(x) for key, x in compiled if isinstance(x, Compiled)}
 

@@ -138,13 +138,18 @@ def compiled(model: Runnable, entry: str, state: _ByLabel, inputs: Inputs) -> ja
     return execution.compiled(getattr(execution, entry), state, inputs)
 
 
-def program_on(model: Runnable, inputs: Inputs, platform: str) -> tuple[Any, tuple[Any, ...]]:
+def program_on(
+    model: Runnable, inputs: Inputs, platform: str, compute_capability: float | None = None
+) -> tuple[Any, tuple[Any, ...]]:
     """Return the function that runs when the model is called, and the types of its arguments.
 
-    `platform` is the platform on which the call would run.
+    `platform` is the platform on which the call would run. `compute_capability` is that of GPUs of
+    CUDA, or None if it is unknown.
     """
     execution = execution_of(model)
-    return execution.program(execution.outputs, inputs, platform)
+    return execution.program(
+        execution.outputs, inputs, platform, compute_capability=compute_capability
+    )
 
 
 def call_with_probe(

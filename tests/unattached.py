@@ -2,6 +2,7 @@
 
     JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1 \\
         python -m tests.unattached tpu [table]
+        python -m tests.unattached cuda [attention]
 
 The compiler for a TPU is in libtpu (`pip install "jax[tpu]"`), that for a GPU in jax's plugin for
 CUDA (`jax-cuda13-plugin`, `jax-cuda13-pjrt`, `nvidia-cuda-nvcc`, `nvidia-nvvm`).
@@ -23,6 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import nnef_jax
 from nnef_jax.execution.executables import Executables
+from nnef_jax.execution.places import Placement, platform_of
 from nnef_jax.execution.run_options import Prepared
 from nnef_jax.execution.runnable import execution_of
 from nnef_jax.measure.topologies import topology_of
@@ -68,6 +70,24 @@ def both_parts(model: nnef_jax.Model, arrays: Sequence[Any], platform: str) -> l
     return [stage.compile().memory_analysis().argument_size_in_bytes for stage in stages]
 
 
+def attention(model: nnef_jax.Model, arrays: Sequence[Any]) -> int:
+    """Return how many attentions cuDNN computes in a call of the model on an H100."""
+    (device, *_) = devices("cuda")
+    place = NamedSharding(Mesh(np.array([device]), ("x",)), PartitionSpec())
+    execution = execution_of(model)
+    types = [
+        jax.ShapeDtypeStruct(x.shape, y.dtype) for x, y in zip(arrays, model.inputs, strict=True)
+    ]
+    function, arguments = execution.program(
+        execution.outputs,
+        types,
+        platform_of(device),
+        compute_capability=Placement(device, True).compute_capability,
+    )
+    compiled = jax.jit(function, in_shardings=place).lower(*arguments).compile()
+    return (compiled.as_text() or "").count('custom_call_target="__cudnn$fmhaSoftmax"')
+
+
 def moved(name: str, dtype: str) -> str:
     """Return the collectives of a row of the table, on four chips of a v5e."""
     if name in BLOCKS:
@@ -105,9 +125,13 @@ def moved(name: str, dtype: str) -> str:
     return ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted({*kinds}, reverse=True))
 
 
-def main(platform: str, *, table: bool) -> None:
+def main(platform: str, part: str) -> None:
     """Print what was compiled for each network."""
-    if table:
+    if part == "attention":
+        models = {name: transformer(name, dtype="bfloat16") for name in BLOCKS}
+        print(json.dumps({name: attention(*model) for name, model in models.items()}))
+        return
+    if part == "table":
         rows = [*BLOCKS, eight_devices.RESNET]
         print(json.dumps({f"{x} {d}": moved(x, d) for x in rows for d in ("float32", "bfloat16")}))
         return
@@ -116,4 +140,4 @@ def main(platform: str, *, table: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], table="table" in sys.argv[2:])
+    main(sys.argv[1], *sys.argv[2:3] or [""])

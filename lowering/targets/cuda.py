@@ -5,7 +5,7 @@ from __future__ import annotations
 from lowering.facts import facts
 from lowering.jaxpr_types import Equation
 from lowering.jaxprs import primitive, variables
-from lowering.passes import detours, epilogues, folding, roundings, siblings
+from lowering.passes import cudnn_attention, detours, epilogues, folding, roundings, siblings
 from lowering.program import Program
 from lowering.targets.portable import RECURRENCES
 from lowering.targets.target import Target
@@ -37,6 +37,7 @@ CUDA = Target(
         epilogues.run,
         siblings.run,
         *RECURRENCES,
+        cudnn_attention.run,
         detours.run,
     ),
     passes_in_functions=(detours.run, roundings.run, epilogues.run, detours.run),

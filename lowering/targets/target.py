@@ -53,6 +53,7 @@ class Target:
         passes_in_functions: the passes for a network within a user's function; None for `passes`.
             In such a function no parameters are prepared, arguments may be sharded in a way that is
             not known, and the program may be that of a derivative.
+        compute_capability: the compute capability of GPUs of CUDA; None if it is unknown.
     """
 
     platform: str | None
@@ -71,3 +72,4 @@ class Target:
     is_in_call: Callable[[Program, Equation], bool] | None = None
     drops_unit_axes: bool = False
     passes_in_functions: Sequence[Callable[..., Any]] | None = None
+    compute_capability: float | None = None

@@ -23,9 +23,9 @@ def printed_after(names: Sequence[str]) -> Generator[list[str]]:
         yield []
         return
     from lowering import DIFFERENTIABLE, name_of, target_of, watched
-    from nnef_jax.execution.places import default_device
+    from nnef_jax.execution.places import default_platform
 
-    target = target_of(default_device().platform)
+    target = target_of(default_platform())
     passes = (*DIFFERENTIABLE.passes, *target.passes)
     distinct_names = dict.fromkeys(map(name_of, passes))
     choices = [*distinct_names, "all"]

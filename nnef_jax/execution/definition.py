@@ -374,18 +374,21 @@ class Definition:
         """Tell whether the network is optimised and the platform has kernels."""
         return bool(self.optimize) and platform == "cpu"
 
-    def target(self, platform: str, devices: int = 1) -> Target:
+    def target(
+        self, platform: str, devices: int = 1, compute_capability: float | None = None
+    ) -> Target:
         """Return the target for which calls are lowered.
 
-        `devices` is the number of devices. If the network is not optimised, the target has no
-        passes.
+        `devices` is the number of devices. `compute_capability` is that of GPUs of CUDA, or None
+        if it is unknown. If the network is not optimised, the target has no passes.
         """
         from lowering import target_of
 
         if not self.optimize:
             return Target(platform, ())
         rates = host_profile.rates(self.network.graph, self.options, platform)
-        return target_of(platform, devices, rates, is_open=self.network.is_open)
+        target = target_of(platform, devices, rates, is_open=self.network.is_open)
+        return replace(target, compute_capability=compute_capability)
 
     def preparation(
         self, platform: str, function: Function, params: Arrays, state: Arrays, inputs: Inputs

@@ -28,6 +28,7 @@ from nnef_jax.execution.places import (
     debugs_or_disables_jit,
     default_platform,
     is_traced,
+    platform_of,
 )
 from nnef_jax.execution.probe import NOTHING
 from nnef_jax.execution.routine import RoutineEntry
@@ -297,12 +298,14 @@ class Executables:
         arguments: Lists,
         platform: str,
         devices: int = 1,
+        compute_capability: float | None = None,
     ) -> tuple[Split, Callable[..., Any]]:
         """Lower a call of an entry for devices of a platform. Return a split, and the call.
 
         The returned call is a function of prepared values and `arguments`. Arrays and arguments
         may be types. Nothing is compiled, so the host needs no device of the platform.
-        `devices` is the number of devices.
+        `devices` is the number of devices. `compute_capability` is that of GPUs of CUDA, or None
+        if it is unknown.
         """
         definition = self.definition
         labels = [*arrays]
@@ -318,7 +321,7 @@ class Executables:
             program = Program(closed_jaxpr, len(parameters), prepares=False)
             if definition.optimize:
                 program = differentiable(program)
-            split = lower(program, definition.target(platform, devices))
+            split = lower(program, definition.target(platform, devices, compute_capability))
 
             def call_split(values: Sequence[jax.Array], *arguments: Sequence[jax.Array]) -> Any:
                 results = split.call(values, jax.tree.leaves(arguments))
@@ -344,10 +347,15 @@ class Executables:
         compiler options are chosen by trial.
         """
         definition = self.definition
-        platform = place.device.platform
+        platform = platform_of(place.device)
         lowered_entry, lists = entry.lowered(arguments)
         split, lowered_call = self.lower(
-            lowered_entry, arrays, lists, platform, devices=place.devices
+            lowered_entry,
+            arrays,
+            lists,
+            platform,
+            devices=place.devices,
+            compute_capability=place.compute_capability,
         )
         call = entry.around(lowered_call)
         # The compiled function consists of this call only.
@@ -384,9 +392,10 @@ class Executables:
         device = place.device
         types = [str(jax.typeof(x)) for x in (*arrays.values(), *jax.tree.leaves(arguments))]
         choices: dict[str, bool] = {}
-        if definition.has_kernels(device.platform):
+        platform = platform_of(device)
+        if definition.has_kernels(platform):
             rates = host_profile.rates(
-                definition.network.graph, definition.options, device.platform, measures=measures
+                definition.network.graph, definition.options, platform, measures=measures
             )
             choices = rates.decisions()
         return key_of(

@@ -328,14 +328,20 @@ class Execution:
         return bound.lower(*executable.args, *arguments).compile()
 
     def program(
-        self, entry: Entry, inputs: Inputs, platform: str, state_rows: int = 0
+        self,
+        entry: Entry,
+        inputs: Inputs,
+        platform: str,
+        state_rows: int = 0,
+        compute_capability: float | None = None,
     ) -> tuple[Any, tuple[Any, ...]]:
         """Return the function that a call runs on a platform, and the types of its arguments.
 
         The host needs no device of the platform, because the model's arrays and `inputs` may be
         types. On a mesh the returned types have shardings. The function may be jitted or exported.
         The state is for a batch of `state_rows` items. If `state_rows` is 0, the state has the
-        extents of the model's state.
+        extents of the model's state. `compute_capability` is that of GPUs of CUDA, or None if it
+        is unknown.
         """
         params, state = self.arrays.types()
         layout = self.definition.layout
@@ -348,7 +354,9 @@ class Execution:
             arrays = params if entry.takes_state else params | state
             arguments = entry.arguments(state, inputs)
             devices = layout.mesh.size if layout else 1
-            parts, call = self.executables.lower(entry, arrays, arguments, platform, devices)
+            parts, call = self.executables.lower(
+                entry, arrays, arguments, platform, devices, compute_capability
+            )
             value_types = jax.eval_shape(parts.prepare, [*arrays.values()])
             if layout and layout.place:
                 replicated = layout.place.where

@@ -25,7 +25,7 @@ from lowering.extents import UNKNOWN, shapes_differ, show
 from lowering.graph import Value
 from nnef_jax.calls.arguments import bind_inputs
 from nnef_jax.errors import InputError
-from nnef_jax.execution.places import Placement, default_platform, is_explicit
+from nnef_jax.execution.places import Placement, default_platform, is_explicit, platform_of
 from nnef_jax.execution.run_options import Params, Prepared
 from nnef_jax.reading.network import Network
 
@@ -408,7 +408,7 @@ class Layout:
         is_gathered = any(has_names(spec, self.batch) for _, spec in self.specs)
         if not is_gathered:
             return {}
-        options_for_least_memory = target_of(platform_of(self.mesh)).least_memory
+        options_for_least_memory = target_of(mesh_platform(self.mesh)).least_memory
         return options_for_least_memory() if options_for_least_memory else {}
 
     def in_use(self) -> Any:
@@ -470,12 +470,12 @@ def _without(names: _Names, removed: Sequence[str]) -> _Names:
     return remaining[0] if len(remaining) == 1 else remaining
 
 
-def platform_of(mesh: AnyMesh) -> str:
+def mesh_platform(mesh: AnyMesh) -> str:
     """Return jax's name of the platform of a mesh's devices.
 
     For an abstract mesh without devices it is jax's default platform.
     """
     if not isinstance(mesh, AbstractMesh):
-        return mesh.devices.flat[0].platform
+        return platform_of(mesh.devices.flat[0])
     device = mesh.abstract_device
-    return default_platform() if device is None else device.platform
+    return default_platform() if device is None else platform_of(device)

@@ -11,7 +11,7 @@ from jax.lax import with_sharding_constraint
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, auto_axes
 
 from lowering import or_else
-from nnef_jax.execution.meshes import Layout, platform_of
+from nnef_jax.execution.meshes import Layout, mesh_platform
 from nnef_jax.execution.places import debugs_or_disables_jit, explicit_mesh
 from nnef_jax.execution.probe import Probe
 from nnef_jax.execution.run_options import Params, Prepared
@@ -185,5 +185,5 @@ def _divided(
     along_params = Along(layout.along, factor_divisions)
     along_batch = Along(layout.batch, batch_divisions)
     divided = Divided(layout.in_use(), along_params, along_batch)
-    target = mesh_target(platform_of(layout.mesh), divided)
+    target = mesh_target(mesh_platform(layout.mesh), divided)
     return jax.tree.unflatten(tree, differentiable(program, target)(*arrays))

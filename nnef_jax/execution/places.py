@@ -36,6 +36,12 @@ class Placement(NamedTuple):
         """Return the number of devices that compute."""
         return len(self.where.device_set) if isinstance(self.where, Sharding) else 1
 
+    @property
+    def compute_capability(self) -> float | None:
+        """Return the compute capability of a GPU of CUDA, or None for any other device."""
+        device: Any = self.device
+        return float(device.compute_capability) if platform_of(device) == "cuda" else None
+
 
 def default_device() -> Device:
     """Return the device on which jax puts arrays that are not committed to a device."""
@@ -54,9 +60,20 @@ def is_traced() -> bool:
     return isinstance(jax.lax.stop_gradient(np.float32(0)), Tracer)
 
 
+def platform_of(device: Any) -> str:
+    """Return the platform of a device: "cpu", "tpu", "cuda", "rocm" or another platform of jax.
+
+    jax's devices call both "cuda" and "rocm" by the name "gpu". When jax lowers a function, it has
+    a name for each.
+    """
+    if device.platform != "gpu":
+        return device.platform
+    return "rocm" if "rocm" in device.client.platform_version else "cuda"
+
+
 def default_platform() -> str:
     """Return the platform of jax's default device, such as "cpu"."""
-    return default_device().platform
+    return platform_of(default_device())
 
 
 def place_of(arrays: Sequence[object]) -> Placement:

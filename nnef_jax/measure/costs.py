@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from lowering import total
 from nnef_jax.errors import InputError, UnsupportedError
-from nnef_jax.execution.places import default_device
+from nnef_jax.execution.places import default_platform
 from nnef_jax.measure.device_costs import DeviceCost, device_cost, mesh_of
 from nnef_jax.measure.examples import declared_types
 from nnef_jax.measure.instructions import program_of
@@ -209,16 +209,15 @@ def _cost_on_platform(
 
     `inputs` and `named` are the arguments of the call.
     """
-    default_platform = _platform_of(default_device())
     if platform is not None:
         require_choice("platform", platform, _PLATFORMS)
     types = _types(model, inputs, named)
     graph = graph_for(model, types)
-    chosen_platform = platform or default_platform
-    is_default = chosen_platform == default_platform
+    chosen_platform = platform or default_platform()
+    is_default = chosen_platform == default_platform()
     # For a platform other than the default one, the program is lowered but not compiled.
     if is_default:
-        figures = _compiled_figures(model, types, default_platform)
+        figures = _compiled_figures(model, types, chosen_platform)
     else:
         figures = _lowered_figures(model, types, chosen_platform)
     analysis = figures.analysis
@@ -311,7 +310,8 @@ def _cost_on_topology(
         if layout.mesh != mesh:
             model = with_layout(model, replace(layout, mesh=mesh))
     graph = graph_for(model, types)
-    function, arguments = program_on(model, types, devices.chip.platform)
+    chip = devices.chip
+    function, arguments = program_on(model, types, chip.platform, chip.compute_capability)
     try:
         return device_cost(graph.name, function, arguments, devices, graph)
     except UnsupportedError as error:
@@ -357,10 +357,3 @@ def _type(array_or_type: Any) -> Any:
     if isinstance(array_or_type, jax.ShapeDtypeStruct):
         return array_or_type
     return jax.typeof(array_or_type)
-
-
-def _platform_of(device: Any) -> str:
-    """Return the name of a device's platform in `jax.export`: "cuda" or "rocm" instead of "gpu"."""
-    if device.platform != "gpu":
-        return device.platform
-    return "rocm" if "rocm" in device.client.platform_version else "cuda"

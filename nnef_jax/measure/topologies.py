@@ -51,6 +51,11 @@ class Chip:
     devices: int = 1
     target: Mapping[str, float] = field(default_factory=dict[str, float])
 
+    @property
+    def compute_capability(self) -> float | None:
+        """Return the compute capability of a GPU of CUDA, or None for any other device."""
+        return self.target.get("major")
+
 
 def _tpu(
     kind: str,

@@ -17,7 +17,7 @@ from lowering.graph import Graph, Value
 from nnef_jax.calls.arguments import array_type
 from nnef_jax.errors import InputError, NnefError
 from nnef_jax.execution.definition import Definition
-from nnef_jax.execution.meshes import AnyMesh, Layout, has_names, platform_of
+from nnef_jax.execution.meshes import AnyMesh, Layout, has_names, mesh_platform
 from nnef_jax.execution.probe import NOTHING
 from nnef_jax.options import require, shown
 from nnef_jax.wording.similar import did_you_mean, listed
@@ -67,7 +67,7 @@ def layout_of(
         if along:
             count = _divisor(along, mesh)
             chosen = chosen_divisions(
-                definition, count, platform_of(mesh), least=_LEAST_DIVIDED_ITEMS
+                definition, count, mesh_platform(mesh), least=_LEAST_DIVIDED_ITEMS
             )
         specs = _specs_of(graph, chosen, along)
         parameter_specs = {label: specs[label] for label in shapes}  # without those of states

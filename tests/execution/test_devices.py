@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -13,7 +14,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import nnef_jax
 from lowering.targets import Target, target_of
-from nnef_jax.execution.places import default_device, place_of
+from nnef_jax.execution.definition import Definition
+from nnef_jax.execution.places import Placement, default_device, place_of, platform_of
 from nnef_jax.execution.runnable import execution_of
 from tests.helpers import model_of
 from tests.programs import SUM
@@ -120,6 +122,28 @@ def test_parameters_are_put_on_a_device_once() -> None:
         for array in executable.args[0]:
             assert array.devices() == x.devices()
             assert array.is_fully_replicated
+
+
+@pytest.mark.parametrize("platform", ["cuda", "rocm"])
+def test_gpus_have_the_platform_for_which_calls_are_lowered(
+    platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = SimpleNamespace(platform_version=f"PJRT C API\n{platform} 13000")
+    gpu: Any = SimpleNamespace(platform="gpu", compute_capability="9.0", client=client)
+    assert platform_of(gpu) == platform
+    capability = 9.0 if platform == "cuda" else None
+    assert Placement(gpu, is_committed=True).compute_capability == capability
+    monkeypatch.setattr("nnef_jax.execution.executables.platform_of", lambda _: platform_of(gpu))
+    targets: list[Any] = []
+    target = Definition.target
+
+    def spied(*arguments: Any) -> Any:
+        targets.append(target(*arguments))
+        return targets[-1]
+
+    monkeypatch.setattr(Definition, "target", spied)
+    np.testing.assert_allclose(net()(X), Y, rtol=1e-4, atol=1e-4)
+    assert [x.platform for x in targets] == [platform]
 
 
 @pytest.mark.parametrize("keep", (False, True), ids=("jitted", "kept"))

@@ -48,6 +48,13 @@ def test_both_parts_of_a_call_compile(platform: str) -> None:
     assert all(call > 0 for _, call in parts) and any(first > 0 for first, _ in parts)
 
 
+def test_gpus_compute_attention_in_16_bits_by_cudnn() -> None:
+    if find_spec("nvidia") is None or find_spec("nvidia.cudnn") is None:
+        pytest.skip("nvidia.cudnn is not installed")
+    counts = compiled("cuda", "attention")
+    assert len(counts) == 6 and {*counts.values()} == {2}  # layers
+
+
 def test_a_tpu_moves_what_the_page_says() -> None:
     """Tensor parallel, in float32 and bfloat16, on four chips of a v5e."""
     page = (ROOT / "docs" / "devices.md").read_text(encoding="utf-8")
