@@ -31,13 +31,15 @@ from jax import Array, lax
 
 from lowering.jaxpr_types import Atom, Equation
 from lowering.jaxprs import PRODUCT, primitive
+from lowering.kernels.precision import widened
 from lowering.program import Program
 from lowering.rewriting import Computed, Matcher, in_loops, rewritten
 from lowering.targets.target import Target
 
 _LEAST_CAPABILITY = 8.0
 _FEWEST_QUERIES = 16  # for fewer, cuDNN accesses nearly as much memory
-_DTYPES = (jnp.bfloat16, jnp.float16)
+_DTYPES = tuple(map(np.dtype, (jnp.bfloat16, jnp.float16)))
+_FLOATS = (*_DTYPES, np.dtype(jnp.float32))
 _IMPLEMENTATION: Any = "cudnn"
 
 
@@ -90,8 +92,8 @@ def _attention(matcher: Matcher, last: Equation) -> Computed | None:
         and last.outvars[0].aval.shape[-1] == _summed_extent(first)
     )
     arrays = [queries, keys, values, *scores.biases]
-    has_dtypes = {v.aval.dtype for v in arrays} in [{np.dtype(dtype)} for dtype in _DTYPES]
-    if not has_axes_of_attention or not has_dtypes:
+    dtypes = {v.aval.dtype for v in arrays}
+    if not has_axes_of_attention or len(dtypes) > 1 or dtypes.isdisjoint(_DTYPES):
         return None
     attend = partial(_attend, first, last, [factor for factor, _ in scores.factors])
     operands = [*arrays, *(number for _, number in scores.factors)]
@@ -126,10 +128,11 @@ def _attend(
     ((_, value_sums), (_, value_batch)) = last.params["dimension_numbers"]
     bias_count = len(others) - len(factors)
     biases, numbers = others[:bias_count], others[bias_count:]
+    scaled = widened(queries)
     for factor, number in zip(factors, numbers, strict=True):
-        scalar = jnp.reshape(number, ()).astype(queries.dtype)
-        queries = factor.bind(queries, jnp.broadcast_to(scalar, queries.shape))
-    queries = _batch_first(queries, query_batch, last=query_sums)
+        scalar = jnp.reshape(number, ()).astype(scaled.dtype)
+        scaled = factor.bind(scaled, jnp.broadcast_to(scalar, scaled.shape))
+    queries = _batch_first(scaled.astype(queries.dtype), query_batch, last=query_sums)
     keys = _batch_first(keys, key_batch, last=key_sums)
     values = jnp.swapaxes(_batch_first(values, value_batch, last=value_sums), -1, -2)
     # jax's function takes the axes (items of the batch, queries or keys, heads, size of a head).
@@ -168,16 +171,18 @@ def _batch_first(x: Array, batch: Sequence[int], last: Sequence[int]) -> Array:
 
 
 def _maker(matcher: Matcher, operand: Atom, *names: str, reads: int = 1) -> Equation | None:
-    """Return the equation that computes an operand. Conversions of the result are passed over.
+    """Return the equation that computes an operand.
 
-    None is returned if the primitive of the equation is not one of `names`, or if the operand does
-    not have `reads` readers.
+    Conversions between the dtypes `_FLOATS` are passed over. None is returned if the primitive of
+    the equation is not one of `names`, or if the operand does not have `reads` readers.
     """
     while matcher.program.uses.get(operand) == reads:
         maker = matcher.maker(operand, "convert_element_type", *names)
         if maker is None or primitive(maker) in names:
             return maker
         (operand,) = maker.invars
+        if operand.aval.dtype not in _FLOATS:
+            return None
         reads = 1
     return None
 

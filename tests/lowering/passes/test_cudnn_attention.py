@@ -170,6 +170,10 @@ OTHERS: dict[str, tuple[Callable[..., Any], list[Any]]] = {
         attention(),
         [*arguments(HEADS_SECOND)[:2], random(2, 4, 40, 24).astype(B)],
     ),
+    "scores rounded to integers": (
+        attention(scores=lambda x: x.astype(jnp.int32).astype(B)),
+        arguments(HEADS_SECOND),
+    ),
     "few queries": (attention(), [x[:, :, :15] for x in arguments(HEADS_SECOND)]),
     "no batch": (attention(("th,sh->ts", "ts,sh->th")), arguments(("th,sh->ts", "ts,sh->th"))),
 }
