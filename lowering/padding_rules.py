@@ -313,11 +313,12 @@ def _product(state: PaddedState, equation: Equation, operands: list[Any]) -> lis
     if not is_y_finite:
         y = state.with_padding(right, y, y_axes, 0)
     # The derivative of a product also sums over the axes that the product does not sum.
+    new_x, new_y = x, y
     if not is_x_finite:
-        x = state.with_zeros_in_derivatives(left, x, {*range(x.ndim)} - {*x_axes})
+        new_x = state.with_zeros_in_derivatives(left, x, {*range(x.ndim)} - {*x_axes}, y)
     if not is_y_finite:
-        y = state.with_zeros_in_derivatives(right, y, {*range(y.ndim)} - {*y_axes})
-    return state.bind_bounded(equation, [x, y])
+        new_y = state.with_zeros_in_derivatives(right, y, {*range(y.ndim)} - {*y_axes}, x)
+    return state.bind_bounded(equation, [new_x, new_y])
 
 
 @RULES(CONVOLUTION)
@@ -327,8 +328,11 @@ def _convolution(state: PaddedState, equation: Equation, operands: list[Any]) ->
     x, filter = operands
     if any(map(is_symbolic, shape_of(filter_variable))):
         raise NotPaddableError(equation)
-    _batch_axis, *summed_axes = equation.params["dimension_numbers"].lhs_spec
+    batch_axis, *summed_axes = equation.params["dimension_numbers"].lhs_spec
     x = state.with_padding(v, x, summed_axes, 0)
+    if not state.is_finite(v):
+        # The derivative by the filter also sums over the batch.
+        x = state.with_zeros_in_derivatives(v, x, [batch_axis], filter)
     return state.bind_bounded(equation, [x, filter])
 
 
@@ -469,7 +473,9 @@ def _scan(state: PaddedState, equation: Equation, operands: list[Any]) -> list[A
             return results
 
         # The last stack tells each iteration whether it is for an item.
-        stacks = [*(lax.slice_in_dim(x, 0, most) for x in stacks), is_item]
+        others = [*constants, *start]
+        stacks = [lax.slice_in_dim(x, 0, most) for x in stacks]
+        stacks = [*(state.with_ones_for_empty(x, length, others) for x in stacks), is_item]
         return jaxpr_evaluation.scanned(
             equation, step_of_item, constants, start, stacks, length=most
         )

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.custom_derivatives import SymbolicZero
 
 from lowering import jaxpr_evaluation, jaxprs
 from lowering.extents import has_symbols, is_symbolic
@@ -208,12 +210,13 @@ class PaddedState:
         on a v5e without the copies, and 12.7 million with them.
         """
         first = lax.slice_in_dim(x, 0, 1, axis=axis)
-        return _padded_in_derivatives(x, first, self.is_item(x, axis, extent))
+        return _padded_in_derivatives(x, first, self.is_item(x, axis, extent), x)
 
-    def with_zeros_in_derivatives(self, v: Atom, x: Any, axes: Collection[int]) -> Any:
-        """Return x, the array of v. If it is differentiated, its padding along `axes` is 0.
+    def with_zeros_in_derivatives(self, v: Atom, x: Any, axes: Collection[int], other: Any) -> Any:
+        """Return x, the array of v. If x or `other` is differentiated, its padding is 0.
 
-        The derivative of a product multiplies this padding by derivatives, which are 0. With an
+        `axes` are the axes whose padding is replaced. x is multiplied by `other`. The derivative of
+        the product by `other` multiplies the padding of x by derivatives, which are 0. With an
         infinity or NaN as padding the result would be NaN.
         """
         if not jnp.issubdtype(x.dtype, jnp.inexact):
@@ -222,8 +225,19 @@ class PaddedState:
             extent = shape_of(v)[axis]
             if is_symbolic(extent):
                 zero = jnp.zeros([1] * x.ndim, x.dtype)
-                x = _padded_in_derivatives(x, zero, self.is_item(x, axis, extent))
+                x = _padded_in_derivatives(x, zero, self.is_item(x, axis, extent), other)
         return x
+
+    def with_ones_for_empty(self, x: Any, extent: Any, others: Sequence[Any]) -> Any:
+        """Return x. If it has no items, and x or others are differentiated, its padding is 1.
+
+        `extent` is the extent of the first axis. The padding of a list without items may be NaN. A
+        loop over the list computes derivatives for its padding too, and multiplies them by 0.
+        """
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            return x
+        has_items = self.symbols.value(extent) > 0
+        return _padded_in_derivatives(x, jnp.ones((), x.dtype), has_items, others)
 
     def without_derivatives(self, v: Variable, x: Any) -> Any:
         """Return x, the array of v, with padding that has no derivatives."""
@@ -245,17 +259,22 @@ class PaddedState:
 
 
 @jax.custom_jvp
-def _padded_in_derivatives(x: Array, padding: Array, is_item: Array) -> Array:
-    """Return x. If x is differentiated, return x with `padding` where `is_item` is false."""
+def _padded_in_derivatives(x: Array, padding: Array, is_item: Array, other: Any) -> Array:
+    """Return x. If x or `other` is differentiated, x has `padding` where `is_item` is false.
+
+    `other` is a pytree of arrays.
+    """
     return x
 
 
-@_padded_in_derivatives.defjvp
-def _derivative_of_padded(primals: Any, tangents: Any) -> tuple[Array, Array]:
+@partial(_padded_in_derivatives.defjvp, symbolic_zeros=True)
+def _derivative_of_padded(primals: Any, tangents: Any) -> tuple[Array, Any]:
     """Return x with the padding, and its tangent, which is 0 for padding."""
-    x, padding, is_item = primals
+    x, padding, is_item, _ = primals
     dx, *_ = tangents
-    return jnp.where(is_item, x, padding), jnp.where(is_item, dx, jnp.zeros_like(dx))
+    if not isinstance(dx, SymbolicZero):
+        dx = jnp.where(is_item, dx, jnp.zeros_like(dx))
+    return jnp.where(is_item, x, padding), dx
 
 
 def shape_of(v: Atom) -> Shape:

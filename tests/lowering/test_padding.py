@@ -219,6 +219,42 @@ def test_padding_has_no_derivatives() -> None:
     np.testing.assert_allclose(slope, [0.5, 0.25, *[0] * 7])
 
 
+@pytest.mark.parametrize(
+    ("function", "shapes", "argument"),
+    [
+        (lambda x, y: x @ y, [(P, 3), (3, 2)], 1),
+        (lambda x, y: y @ x, [(3, P), (2, 3)], 1),
+        (lambda x, y: jax.vmap(jnp.dot)(x, y), [(4, P), (4, P)], 0),
+        (lambda x, y: lax.conv(x, y, (1, 1), "SAME"), [(P, 2, 4, 4), (3, 2, 3, 3)], 1),
+        (*FUNCTIONS["scan along a list"], 1),
+        (*FUNCTIONS["scan from the end of a list"], 1),
+    ],
+)
+def test_derivatives_beside_lists_without_items(
+    function: Callable[..., Any], shapes: Shapes, argument: int
+) -> None:
+    """The padding of a list without items may be NaN, and is multiplied by derivatives of 0."""
+    program = traced(function, shapes)
+    arrays = [np.random.default_rng(0).uniform(1, 2, with_extent(x, 0)) for x in shapes]
+    arrays = [jnp.asarray(x, jnp.float32) for x in arrays]
+    places = [jnp.asarray(with_padding(*x)) for x in zip(arrays, shapes, strict=True)]
+    results = jax.eval_shape(function, *arrays)
+    items = [tuple(slice(0, n) for n in x.shape) for x in jax.tree.leaves(results)]
+
+    def total(x: Any) -> Any:
+        operands = [*places[:argument], x, *places[argument + 1 :]]
+        values = padded(program, operands, SymbolValues({P: MOST}, {P: jnp.int32(0)}))
+        return sum(jnp.sin(y[part]).sum() for y, part in zip(values, items, strict=True))
+
+    def expected(x: Any) -> Any:
+        values = function(*arrays[:argument], x, *arrays[argument + 1 :])
+        return sum(jnp.sin(y).sum() for y in jax.tree.leaves(values))
+
+    slope = jax.grad(total)(places[argument])
+    part = tuple(slice(0, n) for n in arrays[argument].shape)
+    np.testing.assert_allclose(slope[part], jax.grad(expected)(arrays[argument]), rtol=1e-6)
+
+
 def test_what_has_no_rule_is_refused() -> None:
     program = traced(lambda x: jnp.linalg.qr(x)[0], [(P, 3)])
     with pytest.raises(NotPaddableError):
