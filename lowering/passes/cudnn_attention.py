@@ -30,7 +30,7 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.jaxpr_types import Atom, Equation
-from lowering.jaxprs import PRODUCT, primitive
+from lowering.jaxprs import PRODUCT, is_literal, primitive
 from lowering.kernels.precision import widened
 from lowering.program import Program
 from lowering.rewriting import Computed, Matcher, in_loops, rewritten
@@ -40,6 +40,8 @@ _LEAST_CAPABILITY = 8.0
 _FEWEST_QUERIES = 16  # for fewer, cuDNN accesses nearly as much memory
 _DTYPES = tuple(map(np.dtype, (jnp.bfloat16, jnp.float16)))
 _FLOATS = (*_DTYPES, np.dtype(jnp.float32))
+# For lower biases, cuDNN may compute NaN. A score to which this bias is added has the weight 0.
+_LEAST_BIAS = -(2.0**41)
 _IMPLEMENTATION: Any = "cudnn"
 
 
@@ -59,11 +61,19 @@ def run(program: Program, target: Target) -> Program:
 
 
 class _Scores(NamedTuple):
-    """The operand of a softmax: a product, times or divided by single numbers, plus a bias."""
+    """The operand of a softmax: a product of queries and keys, times numbers, plus a bias.
+
+    Args:
+        product: the product of queries and keys.
+        scale: the product of the numbers that are known.
+        factors: other arrays of one item, each with the primitive "mul" or "div".
+        bias: the array that is added, or None.
+    """
 
     product: Equation
-    factors: Sequence[tuple[Any, Atom]]  # the primitive "mul" or "div", and an array of one item
-    biases: Sequence[Atom]  # at most one
+    scale: float
+    factors: Sequence[tuple[Any, Atom]]
+    bias: Atom | None = None
 
 
 def _attention(matcher: Matcher, last: Equation) -> Computed | None:
@@ -71,33 +81,12 @@ def _attention(matcher: Matcher, last: Equation) -> Computed | None:
     weights, values = last.invars
     operand = _softmax_operand(matcher, weights)
     scores = None if operand is None else _scores(matcher, operand)
-    if scores is None:
+    if scores is None or not _is_attention(scores, last):
         return None
-    first = scores.product
-    queries, keys = first.invars
-    (_, (batch, _)), ((weight_sums, _), (weight_batch, _)) = (
-        equation.params["dimension_numbers"] for equation in (first, last)
-    )
-    batch_rank = len(batch)
-    rank = queries.aval.ndim  # of the scores too
-    # Groups of queries may share the keys of one head. Then the queries have one more axis.
-    has_axes_of_attention = (
-        batch_rank in (1, 2)
-        and keys.aval.ndim == values.aval.ndim == batch_rank + 2
-        and rank in (batch_rank + 2, batch_rank + 3)
-        and all(v.aval.ndim == rank for v in scores.biases)
-        and tuple(weight_batch) == tuple(range(batch_rank))
-        and tuple(weight_sums) == (rank - 1,)
-        and first.outvars[0].aval.shape[-2] >= _FEWEST_QUERIES
-        and last.outvars[0].aval.shape[-1] == _summed_extent(first)
-    )
-    arrays = [queries, keys, values, *scores.biases]
-    dtypes = {v.aval.dtype for v in arrays}
-    if not has_axes_of_attention or len(dtypes) > 1 or dtypes.isdisjoint(_DTYPES):
-        return None
-    attend = partial(_attend, first, last, [factor for factor, _ in scores.factors])
-    operands = [*arrays, *(number for _, number in scores.factors)]
+    biases = [] if scores.bias is None else [scores.bias]
+    operands = [*scores.product.invars, values, *biases, *(x for _, x in scores.factors)]
     types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands]
+    attend = partial(_attend, scores, last)
     try:
         jax.eval_shape(attend, *types)
     except RuntimeError:  # which includes NotImplementedError
@@ -105,57 +94,75 @@ def _attention(matcher: Matcher, last: Equation) -> Computed | None:
     return Computed(attend, operands)
 
 
+def _is_attention(scores: _Scores, last: Equation) -> bool:
+    """Tell whether jax's function computes the product of weights and values in `last`."""
+    first = scores.product
+    queries, keys = first.invars
+    weights, values = last.invars
+    ((query_sums, _), (batch, _)), ((weight_sums, _), (weight_batch, _)) = (
+        equation.params["dimension_numbers"] for equation in (first, last)
+    )
+    shape = first.outvars[0].aval.shape  # of the scores
+    batch_rank, rank = len(batch), len(shape)
+    biases = [] if scores.bias is None else [scores.bias]
+    # Groups of queries may share the keys of one head. Then the scores have one more axis.
+    has_axes_of_attention = (
+        batch_rank in (1, 2)
+        and rank in (batch_rank + 2, batch_rank + 3)
+        and len(query_sums) == 1
+        and keys.aval.ndim == values.aval.ndim == batch_rank + 2
+        and all(v.aval.ndim == rank for v in (queries, *biases))
+        and weights.aval.shape == shape
+        and tuple(weight_batch) == tuple(range(batch_rank))
+        and tuple(weight_sums) == (rank - 1,)
+    )
+    if not has_axes_of_attention or shape[-2] < _FEWEST_QUERIES:
+        return False
+    dtypes = {v.aval.dtype for v in (queries, keys, weights, values, *biases)}
+    if len(dtypes) > 1 or dtypes.isdisjoint(_DTYPES):
+        return False
+    # Biases and factors may exceed the range of float16.
+    has_range = queries.aval.dtype != np.float16 or not (biases or scores.factors)
+    has_one_size = last.outvars[0].aval.shape[-1] == queries.aval.shape[query_sums[0]]
+    return has_range and has_one_size and math.isfinite(scores.scale)
+
+
 def _attend(
-    first: Equation,
-    last: Equation,
-    factors: Sequence[Any],
-    queries: Array,
-    keys: Array,
-    values: Array,
-    *others: Array,
+    scores: _Scores, last: Equation, queries: Array, keys: Array, values: Array, *others: Array
 ) -> Array:
     """Compute an attention by jax's function.
 
     Args:
-        first: the product of queries and keys.
+        scores: how the scores are computed.
         last: the product of weights and values.
-        factors: primitives that multiply or divide the scores by numbers, one for each number.
-            Here they multiply or divide the queries.
         queries, keys, values: the operands of the products, in the axes of the products.
-        others: the array that is added to the scores, if there is one, and then the numbers.
+        others: the bias, if there is one, and then the factors.
     """
-    ((query_sums, key_sums), (query_batch, key_batch)) = first.params["dimension_numbers"]
+    ((query_sums, key_sums), (query_batch, key_batch)) = scores.product.params["dimension_numbers"]
     ((_, value_sums), (_, value_batch)) = last.params["dimension_numbers"]
-    bias_count = len(others) - len(factors)
-    biases, numbers = others[:bias_count], others[bias_count:]
-    scaled = widened(queries)
-    for factor, number in zip(factors, numbers, strict=True):
-        scalar = jnp.reshape(number, ()).astype(scaled.dtype)
-        scaled = factor.bind(scaled, jnp.broadcast_to(scalar, scaled.shape))
-    queries = _batch_first(scaled.astype(queries.dtype), query_batch, last=query_sums)
+    dtype = queries.dtype
+    numbers = others if scores.bias is None else others[1:]
+    for (factor, _), number in zip(scores.factors, numbers, strict=True):
+        scalar = jnp.reshape(number, ()).astype(jnp.float32)
+        queries = factor.bind(widened(queries), jnp.broadcast_to(scalar, queries.shape))
+    queries = _batch_first(queries.astype(dtype), query_batch, last=query_sums)
     keys = _batch_first(keys, key_batch, last=key_sums)
     values = jnp.swapaxes(_batch_first(values, value_batch, last=value_sums), -1, -2)
     # jax's function takes the axes (items of the batch, queries or keys, heads, size of a head).
     q, k, v = (jnp.swapaxes(_with_heads(x), 1, 2) for x in (queries, keys, values))
     bias = None
-    if biases:
-        (bias,) = biases
+    if scores.bias is not None:
+        bias = jnp.maximum(others[0], jnp.asarray(_LEAST_BIAS, dtype))
         items, *heads = bias.shape[:-2]
         if math.prod(heads) > 1:
             heads = queries.shape[1:-2]
         bias = _with_heads(jnp.broadcast_to(bias, (items, *heads, q.shape[1], k.shape[1])))
     with jax.numpy_dtype_promotion("standard"):  # jax's function needs it
         attended = jax.nn.dot_product_attention(
-            q, k, v, bias, scale=1.0, implementation=_IMPLEMENTATION
+            q, k, v, bias, scale=scores.scale, implementation=_IMPLEMENTATION
         )
     result = jnp.swapaxes(attended, 1, 2).reshape(queries.shape)
     return result.astype(last.outvars[0].aval.dtype)
-
-
-def _summed_extent(product: Equation) -> int:
-    """Return the extent of the axis over which a product is summed."""
-    ((axis, *_), _), _ = product.params["dimension_numbers"]
-    return product.invars[0].aval.shape[axis]
 
 
 def _with_heads(x: Array) -> Array:
@@ -176,7 +183,7 @@ def _maker(matcher: Matcher, operand: Atom, *names: str, reads: int = 1) -> Equa
     Conversions between the dtypes `_FLOATS` are passed over. None is returned if the primitive of
     the equation is not one of `names`, or if the operand does not have `reads` readers.
     """
-    while matcher.program.uses.get(operand) == reads:
+    while not is_literal(operand) and matcher.program.uses[operand] == reads:
         maker = matcher.maker(operand, "convert_element_type", *names)
         if maker is None or primitive(maker) in names:
             return maker
@@ -235,23 +242,29 @@ def _scores(matcher: Matcher, x: Atom) -> _Scores | None:
     for scores, bias in (addition.invars, addition.invars[::-1]):
         scaled = _scaled_product(matcher, scores)
         if scaled is not None:
-            return scaled._replace(biases=[bias])
+            return scaled._replace(bias=bias)
     return None
 
 
 def _scaled_product(matcher: Matcher, x: Atom, reads: int = 1) -> _Scores | None:
     """Return a product, and the numbers that its result is multiplied with or divided by."""
-    factors: list[tuple[Any, Atom]] = []
+    scale, factors = 1.0, list[tuple[Any, Atom]]()
     while True:
         maker = _maker(matcher, x, PRODUCT, "mul", "div", reads=reads)
         if maker is None:
             return None
         if primitive(maker) == PRODUCT:
-            return _Scores(maker, factors[::-1], biases=[])
-        x, number = maker.invars
+            return _Scores(maker, scale, factors[::-1])
+        x, factor = maker.invars
         if primitive(maker) == "mul" and x.aval.size == 1:
-            x, number = number, x
-        if number.aval.size != 1:
+            x, factor = factor, x
+        if factor.aval.size != 1:
             return None
-        factors.append((maker.primitive, number))
+        number = matcher.number(factor)
+        if number is None:
+            factors.append((maker.primitive, factor))
+        elif primitive(maker) == "mul":
+            scale *= number
+        else:
+            scale /= number or math.nan
         reads = 1

@@ -126,16 +126,18 @@ def _by_mesh_passes(
         divided_params = params.values
         raw_params = params.params
 
-    def undivided() -> Any:
+    def as_written() -> Any:
         return compute(raw_params, *arguments)
 
     if not layout.specs or debugs_or_disables_jit():
-        return undivided()
-    divided = partial(_divided, compute, layout, time_axes, raw_params, divided_params, *arguments)
-    return or_else(divided, undivided)
+        return as_written()
+    rewritten = partial(
+        _rewritten, compute, layout, time_axes, raw_params, divided_params, *arguments
+    )
+    return or_else(rewritten, as_written)
 
 
-def _divided(
+def _rewritten(
     compute: Compute,
     layout: Layout,
     time_axes: int,
@@ -185,5 +187,6 @@ def _divided(
     along_params = Along(layout.along, factor_divisions)
     along_batch = Along(layout.batch, batch_divisions)
     divided = Divided(layout.in_use(), along_params, along_batch)
-    target = mesh_target(mesh_platform(layout.mesh), divided)
+    # If nothing is divided along factors, XLA's partitioner follows the shardings alone.
+    target = mesh_target(mesh_platform(layout.mesh), divided if layout.divisions else None)
     return jax.tree.unflatten(tree, differentiable(program, target)(*arrays))

@@ -39,8 +39,9 @@ class Placement(NamedTuple):
     @property
     def compute_capability(self) -> float | None:
         """Return the compute capability of a GPU of CUDA, or None for any other device."""
-        device: Any = self.device
-        return float(device.compute_capability) if platform_of(device) == "cuda" else None
+        capability = getattr(self.device, "compute_capability", None)
+        is_cuda = platform_of(self.device) == "cuda"
+        return float(capability) if is_cuda and capability is not None else None
 
 
 def default_device() -> Device:
@@ -68,7 +69,16 @@ def platform_of(device: Any) -> str:
     """
     if device.platform != "gpu":
         return device.platform
-    return "rocm" if "rocm" in device.client.platform_version else "cuda"
+    # A device of an abstract mesh has a kind only. A device of a topology has a compute capability
+    # only, which is a number for CUDA.
+    version = getattr(getattr(device, "client", None), "platform_version", "")
+    description = f"{version} {device.device_kind}"
+    if "rocm" in description or "AMD" in description:
+        return "rocm"
+    capability = str(getattr(device, "compute_capability", ""))
+    has_number = capability.replace(".", "").isdigit()
+    is_cuda = has_number or "cuda" in description or "NVIDIA" in description
+    return "cuda" if is_cuda else device.platform
 
 
 def default_platform() -> str:

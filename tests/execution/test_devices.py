@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AbstractDevice, AxisType, NamedSharding, PartitionSpec
 
 import nnef_jax
 from lowering.targets import Target, target_of
@@ -129,10 +129,19 @@ def test_gpus_have_the_platform_for_which_calls_are_lowered(
     platform: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = SimpleNamespace(platform_version=f"PJRT C API\n{platform} 13000")
-    gpu: Any = SimpleNamespace(platform="gpu", compute_capability="9.0", client=client)
+    gpu: Any = SimpleNamespace(
+        platform="gpu", compute_capability="9.0", client=client, device_kind="H100"
+    )
     assert platform_of(gpu) == platform
     capability = 9.0 if platform == "cuda" else None
     assert Placement(gpu, is_committed=True).compute_capability == capability
+    kind = {"cuda": "NVIDIA H100", "rocm": "AMD Instinct MI300X"}[platform]
+    assert platform_of(AbstractDevice(kind, None, platform="gpu")) == platform
+    client.platform_version = "oneAPI"
+    other: Any = SimpleNamespace(platform="gpu", client=client, device_kind="Arc")
+    assert platform_of(other) == "gpu"
+    assert Placement(other, is_committed=True).compute_capability is None
+    client.platform_version = platform
     monkeypatch.setattr("nnef_jax.execution.executables.platform_of", lambda _: platform_of(gpu))
     targets: list[Any] = []
     target = Definition.target

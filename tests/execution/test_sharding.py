@@ -21,7 +21,7 @@ import nnef_jax
 from nnef_jax.errors import InputError
 from nnef_jax.execution.runnable import execution_of
 from tests import torch_networks
-from tests.helpers import model_of
+from tests.helpers import COMPOSITIONAL, model_of
 from tests.mesh_support import (
     BATCH,
     HIDDEN,
@@ -236,6 +236,24 @@ def test_a_dict_says_how_parameters_are_sharded(digits: nnef_jax.Model, mesh: Me
     assert shapes["conv1_filter"] == (8, 1, 3, 3) and shapes["conv2_filter"] == (32, 8, 3, 3)
     assert shapes["linear_bias"] == (1, 5) and shapes["conv1_bias"] == (1, 16)
     assert_close(model(IMAGES), digits(IMAGES))
+
+
+def test_a_dict_divides_what_lies_between_two_matrices() -> None:
+    """The hidden units stay divided, so a call has one sum over the devices."""
+    text = """version 1.0; graph net(x) -> (y) {
+        x = external(shape = [8,64]);
+        v = variable(shape = [256,64], label = 'v');
+        w = variable(shape = [32,256], label = 'w');
+        y = linear(relu(linear(x, v)), w); }"""
+    shapes = {"v": (256, 64), "w": (32, 256)}
+    data = {k: RANDOM.standard_normal(n).astype(np.float32) for k, n in shapes.items()}
+    model = model_of(COMPOSITIONAL + text.split(";", 1)[1], data=data)
+    mesh = jax.make_mesh((2,), ("model",), axis_types=(AxisType.Auto,))
+    sharded = model.shard(mesh, params={"v": P("model"), "w": P(None, "model")})
+    x = RANDOM.standard_normal((8, 64)).astype(np.float32)
+    result, counts = result_and_collectives(sharded.apply, sharded.params, x)
+    assert counts == {"all-reduce": 1}
+    assert_close(result, model(x), 1e-4)
 
 
 @pytest.mark.parametrize(

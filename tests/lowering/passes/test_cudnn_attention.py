@@ -146,6 +146,22 @@ def hiding(x: Any) -> Any:
     return jnp.where(x > 0, x, -jnp.inf)
 
 
+def test_known_numbers_are_not_rounded() -> None:
+    """1 / sqrt(80) times the queries has more digits than bfloat16."""
+    factors = (3, 3, 1)
+    operands = [f * random(1, 2, 32, 80, seed=i).astype(B) for i, f in enumerate(factors)]
+
+    def attend(queries: Any, keys: Any, values: Any) -> Any:
+        scores = jnp.einsum("bnth,bnsh->bnts", queries, keys, preferred_element_type=jnp.float32)
+        weights = jax.nn.softmax(scores / 80**0.5, axis=-1).astype(values.dtype)
+        return jnp.einsum("bnts,bnsh->bnth", weights, values)
+
+    (result,) = after(attend, *operands)(*operands)
+    exact = attend(*(x.astype(jnp.float32) for x in operands))
+    error = result.astype(jnp.float32) - exact
+    assert jnp.abs(error).max() < 0.015  # 0.05 if the scaled queries are rounded
+
+
 OTHERS: dict[str, tuple[Callable[..., Any], list[Any]]] = {
     "weights that are a result": (with_weights, arguments(HEADS_SECOND)),
     "float32": (attention(), arguments(HEADS_SECOND, dtype=jnp.float32)),
@@ -173,6 +189,28 @@ OTHERS: dict[str, tuple[Callable[..., Any], list[Any]]] = {
     "scores rounded to integers": (
         attention(scores=lambda x: x.astype(jnp.int32).astype(B)),
         arguments(HEADS_SECOND),
+    ),
+    "a number divided by the scores": (attention(scores=lambda x: 1 / x), arguments(HEADS_SECOND)),
+    "a literal divided": (lambda x, y, z: (1 / x) @ jnp.swapaxes(y, 2, 3), arguments(HEADS_SECOND)),
+    "a literal added": (attention(scores=lambda x: 1 + x), arguments(HEADS_SECOND)),
+    "one text, and a mask for two": (
+        attention(scores=lambda x, m: x + m),
+        [
+            *(x[:1] for x in arguments(HEADS_SECOND)[:2]),
+            arguments(HEADS_SECOND)[2],
+            MASK[None, None] * jnp.ones((2, 1, 1, 1), B),
+        ],
+    ),
+    "an outer product": (
+        attention(("bth,bsg->bthsg", "bthsg,bsh->bthg"), lambda x: x),
+        [random(2, 24, 4, seed=i).astype(B) for i in range(3)],
+    ),
+    "a mask in float16": (
+        attention(scores=lambda x, m: x + m),
+        [
+            x.astype(jnp.float16)
+            for x in arguments(HEADS_SECOND, jnp.maximum(MASK, -6e4)[None, None])
+        ],
     ),
     "few queries": (attention(), [x[:, :, :15] for x in arguments(HEADS_SECOND)]),
     "no batch": (attention(("th,sh->ts", "ts,sh->th")), arguments(("th,sh->ts", "ts,sh->th"))),
