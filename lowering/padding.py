@@ -12,7 +12,7 @@ items of the parts before it.
     mean = PaddedFunction(lambda x, y: jnp.concatenate([x, y]).mean(), *types)
     mean(SymbolValues({"P": 7}, {"P": jnp.int32(3)}), jnp.zeros(8), jnp.ones(1))
 
-`lowering.padding_rules` has a rule for each primitive.
+`lowering.padding_rules` and `lowering.padding_bodies` have a rule for each primitive.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from lowering import jaxpr_evaluation
-from lowering.padding_rules import RULES
+from lowering.padding_bodies import RULES
 from lowering.padding_state import NotPaddableError as NotPaddableError
 from lowering.padding_state import PaddedState, Shape, is_list, shape_of
 from lowering.program import Program

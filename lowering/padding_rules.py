@@ -7,17 +7,16 @@ first. The places behind them are padding, which has arbitrary values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lowering import jaxpr_evaluation, jaxprs
 from lowering.extents import is_symbolic, runs_of
 from lowering.facts import facts
-from lowering.jaxpr_types import ClosedJaxpr, Equation
-from lowering.jaxprs import CONVOLUTION, PRODUCT, SCAN, primitive
+from lowering.jaxpr_types import Equation
+from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive
 from lowering.padding_state import (
     NotPaddableError,
     PaddedState,
@@ -27,7 +26,6 @@ from lowering.padding_state import (
     shape_of,
     with_places,
 )
-from lowering.program import Program
 from lowering.rewriting import Rules
 
 RULES = Rules()
@@ -439,67 +437,3 @@ def _scatter(state: PaddedState, equation: Equation, operands: list[Any]) -> lis
     # Updates with an index beyond an axis are dropped.
     mode = lax.GatherScatterMode.FILL_OR_DROP
     return state.bind_bounded(equation, [x, indices, updates], mode=mode)
-
-
-@RULES("cond")
-def _branches(state: PaddedState, equation: Equation, operands: list[Any]) -> list[Any]:
-    """Evaluate the branch that the first operand chooses."""
-    index, *arguments = operands
-    finite = [i for i, v in enumerate(equation.invars[1:]) if state.is_finite(v)]
-
-    def as_function(branch: ClosedJaxpr) -> Callable[..., list[Any]]:
-        return lambda *arguments: state.inner().evaluated(Program(branch), arguments, finite)
-
-    functions = list(map(as_function, equation.params["branches"]))
-    return lax.switch(index, functions, *arguments)
-
-
-@RULES(SCAN)
-def _scan(state: PaddedState, equation: Equation, operands: list[Any]) -> list[Any]:
-    """Evaluate a loop along an axis. Iterations for padding leave the carry unchanged."""
-    length = equation.params["length"]
-    body = Program(equation.params["jaxpr"])
-    constants, start, stacks = jaxprs.scan_parts(equation, operands)
-    if is_symbolic(length):
-        most = state.symbols.bound(length)  # the number of iterations
-        is_item = jnp.arange(most) < state.symbols.value(length)
-
-        def step_of_item(*arguments: Any) -> Sequence[Any]:
-            body_arguments, is_running = arguments[:-1], arguments[-1]
-            results = state.inner().evaluated(body, body_arguments)
-            carry = body_arguments[len(constants) : len(constants) + len(start)]
-            for i, before in enumerate(carry):
-                results[i] = jnp.where(is_running, results[i], before)
-            return results
-
-        # The last stack tells each iteration whether it is for an item.
-        others = [*constants, *start]
-        stacks = [lax.slice_in_dim(x, 0, most) for x in stacks]
-        stacks = [*(state.with_ones_for_empty(x, length, others) for x in stacks), is_item]
-        return jaxpr_evaluation.scanned(
-            equation, step_of_item, constants, start, stacks, length=most
-        )
-
-    def step(*arguments: Any) -> Sequence[Any]:
-        return state.inner().evaluated(body, arguments)
-
-    return jaxpr_evaluation.scanned(equation, step, constants, start, stacks)
-
-
-@RULES("while")
-def _while(state: PaddedState, equation: Equation, operands: list[Any]) -> list[Any]:
-    """Repeat a body while a condition holds. The carried arrays keep their shapes."""
-    condition, body = (Program(equation.params[name]) for name in ("cond_jaxpr", "body_jaxpr"))
-    condition_count = equation.params["cond_nconsts"]
-    constant_count = condition_count + equation.params["body_nconsts"]
-    condition_constants = operands[:condition_count]
-    body_constants = operands[condition_count:constant_count]
-
-    def continues(carry: list[Any]) -> Any:
-        (result,) = state.inner().evaluated(condition, [*condition_constants, *carry])
-        return result
-
-    def next_carry(carry: list[Any]) -> list[Any]:
-        return state.inner().evaluated(body, [*body_constants, *carry])
-
-    return lax.while_loop(continues, next_carry, operands[constant_count:])

@@ -1,6 +1,7 @@
 """The state of an evaluation on padded arrays. `lowering.padding` starts the evaluation.
 
-`lowering.padding_rules` has the rules, one for each primitive of jax.
+The rules, one for each primitive of jax, are those of `lowering.padding_rules` and
+`lowering.padding_bodies`.
 """
 
 from __future__ import annotations
@@ -228,16 +229,17 @@ class PaddedState:
                 x = _padded_in_derivatives(x, zero, self.is_item(x, axis, extent), other)
         return x
 
-    def with_ones_for_empty(self, x: Any, extent: Any, others: Sequence[Any]) -> Any:
-        """Return x. If it has no items, and x or others are differentiated, its padding is 1.
+    def with_ones_for_empty(self, x: Any, extent: Any, read_too: Sequence[Any]) -> Any:
+        """Return x. If x has no items, and an array is differentiated, the padding of x is 1.
 
-        `extent` is the extent of the first axis. The padding of a list without items may be NaN. A
+        The array is x, or one of the arrays `read_too`, which the same loop reads. `extent` is the
+        extent of the first axis. The padding of a list without items may be NaN. A
         loop over the list computes derivatives for its padding too, and multiplies them by 0.
         """
         if not jnp.issubdtype(x.dtype, jnp.inexact):
             return x
         has_items = self.symbols.value(extent) > 0
-        return _padded_in_derivatives(x, jnp.ones((), x.dtype), has_items, others)
+        return _padded_in_derivatives(x, jnp.ones((), x.dtype), has_items, read_too)
 
     def without_derivatives(self, v: Variable, x: Any) -> Any:
         """Return x, the array of v, with padding that has no derivatives."""

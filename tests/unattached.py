@@ -61,7 +61,7 @@ def both_parts(model: nnef_jax.Model, arrays: Sequence[Any], platform: str) -> l
     params = on_device(types)
     inputs = on_device(list(arrays))
     parts, call = Executables(definition).lower(
-        execution_of(model).outputs, params, (inputs,), platform
+        execution_of(model).outputs, params, (inputs,), definition.target(platform)
     )
     assert parts.platform == platform
     stored = [*params.values()]

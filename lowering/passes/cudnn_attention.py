@@ -128,7 +128,12 @@ def _is_attention(scores: _Scores, last: Equation) -> bool:
 
 
 def _attend(
-    scores: _Scores, last: Equation, queries: Array, keys: Array, values: Array, *others: Array
+    scores: _Scores,
+    last: Equation,
+    queries: Array,
+    keys: Array,
+    values: Array,
+    *bias_and_factors: Array,
 ) -> Array:
     """Compute an attention by jax's function.
 
@@ -136,12 +141,12 @@ def _attend(
         scores: how the scores are computed.
         last: the product of weights and values.
         queries, keys, values: the operands of the products, in the axes of the products.
-        others: the bias, if there is one, and then the factors.
+        bias_and_factors: the bias, if there is one, and then the factors.
     """
     ((query_sums, key_sums), (query_batch, key_batch)) = scores.product.params["dimension_numbers"]
     ((_, value_sums), (_, value_batch)) = last.params["dimension_numbers"]
     dtype = queries.dtype
-    numbers = others if scores.bias is None else others[1:]
+    numbers = bias_and_factors[0 if scores.bias is None else 1 :]
     for (factor, _), number in zip(scores.factors, numbers, strict=True):
         scalar = jnp.reshape(number, ()).astype(jnp.float32)
         queries = factor.bind(widened(queries), jnp.broadcast_to(scalar, queries.shape))
@@ -152,7 +157,7 @@ def _attend(
     q, k, v = (jnp.swapaxes(_with_heads(x), 1, 2) for x in (queries, keys, values))
     bias = None
     if scores.bias is not None:
-        bias = jnp.maximum(others[0], jnp.asarray(_LEAST_BIAS, dtype))
+        bias = jnp.maximum(bias_and_factors[0], jnp.asarray(_LEAST_BIAS, dtype))
         items, *heads = bias.shape[:-2]
         if math.prod(heads) > 1:
             heads = queries.shape[1:-2]

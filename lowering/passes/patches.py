@@ -47,7 +47,7 @@ def run(program: Program, target: Target) -> Program:
 
 
 def _by_product(matcher: Matcher, equation: Equation, *, sums_patches: bool) -> Computed | None:
-    """Return the product for a patch embedding, or for the gradient of its filter.
+    """Return the product that replaces a patch embedding, or the gradient of a filter.
 
     Item m of an embedding is the sum over k of x[m * stride + k] * filter[k], where m counts
     patches, and k counts the items of a patch. Item k of the gradient of the filter is the sum over

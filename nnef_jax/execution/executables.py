@@ -14,7 +14,7 @@ import jax
 from jax.core import Tracer
 from jax.sharding import Sharding
 
-from lowering import Preparing, Split, named, or_else, prepared, unprepared
+from lowering import Preparing, Split, Target, named, or_else, prepared, unprepared
 from lowering.graph import Graph
 from nnef_jax.calls.arguments import array_type
 from nnef_jax.errors import NnefError
@@ -202,7 +202,7 @@ class Executables:
         arrays = {label: types[label] for label in labels}
         inputs = [array_type(value) for value in graph.inputs]
         entry = Entry(definition, "outputs")
-        split, _call = self.lower(entry, arrays, (inputs,), platform)
+        split, _call = self.lower(entry, arrays, (inputs,), definition.target(platform))
         return split
 
     def jitted_routine(self, entry: RoutineEntry) -> Any:
@@ -296,16 +296,12 @@ class Executables:
         entry: Entry,
         arrays: Arrays,
         arguments: Lists,
-        platform: str,
-        devices: int = 1,
-        compute_capability: float | None = None,
+        target: Target,
     ) -> tuple[Split, Callable[..., Any]]:
-        """Lower a call of an entry for devices of a platform. Return a split, and the call.
+        """Lower a call of an entry for a target. Return a split, and the call.
 
         The returned call is a function of prepared values and `arguments`. Arrays and arguments
-        may be types. Nothing is compiled, so the host needs no device of the platform.
-        `devices` is the number of devices. `compute_capability` is that of GPUs of CUDA, or None
-        if it is unknown.
+        may be types. Nothing is compiled, so the host needs no device of the target.
         """
         definition = self.definition
         labels = [*arrays]
@@ -321,7 +317,7 @@ class Executables:
             program = Program(closed_jaxpr, len(parameters), prepares=False)
             if definition.optimize:
                 program = differentiable(program)
-            split = lower(program, definition.target(platform, devices, compute_capability))
+            split = lower(program, target)
 
             def call_split(values: Sequence[jax.Array], *arguments: Sequence[jax.Array]) -> Any:
                 results = split.call(values, jax.tree.leaves(arguments))
@@ -347,22 +343,17 @@ class Executables:
         compiler options are chosen by trial.
         """
         definition = self.definition
-        platform = platform_of(place.device)
-        lowered_entry, lists = entry.lowered(arguments)
-        split, lowered_call = self.lower(
-            lowered_entry,
-            arrays,
-            lists,
-            platform,
-            devices=place.devices,
-            compute_capability=place.compute_capability,
+        target = definition.target(
+            platform_of(place.device), place.devices, place.compute_capability
         )
+        lowered_entry, lists = entry.lowered(arguments)
+        split, lowered_call = self.lower(lowered_entry, arrays, lists, target)
         call = entry.around(lowered_call)
         # The compiled function consists of this call only.
         is_alone = True
         options = split.options(is_alone)
         if definition.options.autotune:
-            candidates = definition.target(platform).candidates
+            candidates = target.candidates
             if candidates is not None:
                 values = prepared(split, [*arrays.values()], place)
                 options = _by_trial(call, (values, *arguments), candidates())

@@ -354,9 +354,8 @@ class Execution:
             arrays = params if entry.takes_state else params | state
             arguments = entry.arguments(state, inputs)
             devices = layout.mesh.size if layout else 1
-            parts, call = self.executables.lower(
-                entry, arrays, arguments, platform, devices, compute_capability
-            )
+            target = self.definition.target(platform, devices, compute_capability)
+            parts, call = self.executables.lower(entry, arrays, arguments, target)
             value_types = jax.eval_shape(parts.prepare, [*arrays.values()])
             if layout and layout.place:
                 replicated = layout.place.where

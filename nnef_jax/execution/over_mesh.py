@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.lax import with_sharding_constraint
@@ -15,6 +15,10 @@ from nnef_jax.execution.meshes import Layout, mesh_platform
 from nnef_jax.execution.places import debugs_or_disables_jit, explicit_mesh
 from nnef_jax.execution.probe import Probe
 from nnef_jax.execution.run_options import Params, Prepared
+
+if TYPE_CHECKING:
+    # `lowering.parallel` is imported only for types, because the import takes a while.
+    from lowering import Divided
 
 Compute = Callable[..., Any]  # The function takes parameters, a state, inputs and a probe.
 
@@ -149,12 +153,9 @@ def _rewritten(
 ) -> Any:
     """Call `compute`, rewritten by the passes for a mesh.
 
-    For tensor parallelism, the layout divides parameters along factors of their axes. The extent of
-    an axis is a product of factors, such as 12 = 3 * 4. The pass `spread` keeps the factors divided
-    in all tensors of the network. `prepared` maps labels to the parameters that `Layout.divided`
-    has reshaped.
+    `prepared` maps labels to the parameters that `Layout.divided` has reshaped.
     """
-    from lowering import Along, Divided, Division, differentiable, mesh_target, traced
+    from lowering import differentiable, mesh_target, traced
 
     def compute_reshaped(arrays: Mapping[str, jax.Array], *arguments: Any) -> Any:
         """Call `compute` with all parameters in their original shapes."""
@@ -166,27 +167,47 @@ def _rewritten(
     if not program.has_items:
         # Extents of the program are symbols and not numbers, so they cannot be divided.
         return compute(params, state, inputs, probe)
+    # If nothing is divided along factors, XLA's partitioner follows the shardings alone.
+    divided = None
+    if layout.divisions:
+        divided = _divided(layout, time_axes, params, prepared, state, inputs, probe)
+    target = mesh_target(mesh_platform(layout.mesh), divided)
+    return jax.tree.unflatten(tree, differentiable(program, target)(*arrays))
+
+
+def _divided(
+    layout: Layout,
+    time_axes: int,
+    params: Mapping[str, jax.Array],
+    prepared: Mapping[str, jax.Array],
+    state: Mapping[str, jax.Array],
+    inputs: Sequence[jax.Array],
+    probe: Probe,
+) -> Divided:
+    """Return how the arguments of a network's program are divided, for the pass `spread`.
+
+    For tensor parallelism, the layout divides parameters along factors of their axes. The extent of
+    an axis is a product of factors, such as 12 = 3 * 4. The pass keeps the factors divided in all
+    tensors of the network.
+    """
+    from lowering import Along, Divided, Division
+
     # jax sorts the keys of dicts. So the program takes the operands sorted by label, then the
     # states sorted by label, and then the inputs. A key of this dict is an argument's index.
     factor_divisions: dict[int, Division] = {}
-    for index, label in enumerate([*sorted(operands), *sorted(state)]):
+    for index, label in enumerate([*sorted(params), *sorted(state)]):
         division = layout.division(label, is_reshaped=label in prepared)
         if division:
             factor_divisions[index] = division
     extent = layout.extent([x.shape for x in inputs], time_axes)
-    first_state = len(operands)
-    first_input = first_state + len(state)
+    first_input = len(params) + len(state)
     batch_divisions: dict[int, Division] = {}
-    for index in range(first_state, len(arrays)):
-        is_input = index >= first_input
-        leading_axes = time_axes if is_input else 0
-        spec = layout.sharding_for(extent, arrays[index].shape, leading_axes).spec
+    for index, x in enumerate(jax.tree.leaves((state, inputs, probe)), start=len(params)):
+        leading_axes = time_axes if index >= first_input else 0
+        spec = layout.sharding_for(extent, x.shape, leading_axes).spec
         if spec:
             batch_axis = len(spec) - 1  # the last entry of the spec is that of the batch
             batch_divisions[index] = Division(batch_axis)
     along_params = Along(layout.along, factor_divisions)
     along_batch = Along(layout.batch, batch_divisions)
-    divided = Divided(layout.in_use(), along_params, along_batch)
-    # If nothing is divided along factors, XLA's partitioner follows the shardings alone.
-    target = mesh_target(mesh_platform(layout.mesh), divided if layout.divisions else None)
-    return jax.tree.unflatten(tree, differentiable(program, target)(*arrays))
+    return Divided(layout.in_use(), along_params, along_batch)

@@ -209,8 +209,8 @@ class GrowingStates:
     ) -> list[Any]:
         """Return the extent of each of `axes` after a loop that always has `iterations` iterations.
 
-        Each iteration must add the same number of items, and the padded state must have exactly the
-        last extent. The extent of any other axis is None. `graph` is the graph of the body, and
+        The extent is None unless each iteration adds the same number of items, and the padded state
+        has no place behind the last item. `graph` is the graph of the body, and
         `after` are the states after an iteration.
         """
         extents: list[Any] = []

@@ -22,8 +22,8 @@ def padded_lists(
 ) -> tuple[Tensor, list[tuple[Any, Any]]]:
     """Pad the axes of a tensor that the operation `pad` cannot pad.
 
-    An axis is padded here if its padding depends on numbers of items. All axes are padded here if
-    the tensor is a list and the border is not constant.
+    The operation cannot pad an axis whose padding depends on numbers of items. If the border is not
+    constant, the operation cannot pad a list at all.
 
     Args:
         site: the layer or node.

@@ -17,7 +17,7 @@ from nnef_jax.flattening.repetition import LAST, Outputs, RepeatedBody
 from nnef_jax.flattening.site import Site, Tensor
 from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
 
-_MOST_JOINED = 65_536  # a loop with joined outputs has at most this number of iterations
+_MOST_JOINED = 65_536  # iterations of a loop with joined outputs
 # A loop with an upper bound takes as many steps as the bound. A loop with a larger bound gets no
 # bound, unless the sizes of its results depend on the bound.
 _MOST_STEPS = 1024

@@ -124,7 +124,7 @@ def _loop(
     if isinstance(count, Constant):
         count_item = count.array.reshape(-1)[0]
         if is_symbolic(count_item):
-            # The run computes a symbolic count. An example is the number of items of a list.
+            # A run computes the count, for example from the length of a list.
             count = site.tensor(count)
         else:
             # Exporters of `while` write the largest integer for a loop without a limit.

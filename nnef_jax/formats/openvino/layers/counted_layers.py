@@ -1,6 +1,6 @@
 """Functions for NonZero, Unique and SparseFillEmptyRows, which compute the sizes of their results.
 
-A result has room for the largest number of items. Padding follows the items.
+Each result has the largest possible extent. The places behind its items are padding.
 """
 
 from __future__ import annotations

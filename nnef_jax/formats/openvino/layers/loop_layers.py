@@ -34,7 +34,7 @@ def _loop(site: LayerSite) -> list[Any]:
     if isinstance(count, Constant):
         declared_count = count.array.reshape(-1)[0]
         if is_symbolic(declared_count):
-            # The run computes a symbolic count. An example is the number of items of a list.
+            # A run computes the count, for example from the length of a list.
             count = site.tensor(count)
         else:
             has_limit = declared_count >= 0  # a negative number stands for "no limit"
