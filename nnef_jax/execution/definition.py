@@ -380,15 +380,23 @@ class Definition:
         """Return the target for which calls are lowered.
 
         `devices` is the number of devices. `compute_capability` is that of GPUs of CUDA, or None
-        if it is unknown. If the network is not optimised, the target has no passes.
+        if it is unknown. If the network is not optimised, or the passes cannot be imported, the
+        target has no passes.
         """
         from lowering import target_of
 
+        without_passes = Target(platform, ())
         if not self.optimize:
-            return Target(platform, ())
+            return without_passes
         rates = host_profile.rates(self.network.graph, self.options, platform)
-        target = target_of(platform, devices, rates, is_open=self.network.is_open)
-        return replace(target, compute_capability=compute_capability)
+
+        def with_passes() -> Target:
+            target = target_of(platform, devices, rates, is_open=self.network.is_open)
+            return replace(target, compute_capability=compute_capability)
+
+        # The modules of the passes import what a later jax may lack.
+        with named(self.about):
+            return or_else(with_passes, lambda: without_passes)
 
     def preparation(
         self, platform: str, function: Function, params: Arrays, state: Arrays, inputs: Inputs
