@@ -31,12 +31,28 @@ CPU = {"xla_cpu_experimental_ynn_fusion_type": ""}
 # with this option, but ResNet-50 takes 177 ms without any option, and 159 ms with this option.
 BFLOAT16 = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 
-# This option disables one of XLA's passes. With this pass, XLA writes into an array of bfloat16 by
-# widening the array and rounding all its items again, which takes 1 ms for 12 heads of 1024 keys of
-# 64 items. Without the pass, XLA writes the keys of a token in place, in 2 us, but cannot compute
-# in 16 bits. Therefore this option is only for functions that have no operation in 16 bits after
-# the pass `widening`, and never for functions that users write.
-_IN_PLACE = {"xla_disable_hlo_passes": "float-normalization-bf16"}
+# XLA disables the passes that this option names, which are separated by commas.
+_DISABLED_PASSES = "xla_disable_hlo_passes"
+
+# With this pass, XLA writes into an array of bfloat16 by widening the array and rounding all its
+# items again, which takes 1 ms for 12 heads of 1024 keys of 64 items. Without the pass, XLA writes
+# the keys of a token in place, in 2 us, but cannot compute in 16 bits. Therefore the pass is
+# disabled only for functions that have no operation in 16 bits after the pass `widening`, and never
+# for functions that users write.
+_FLOAT_NORMALISATION = "float-normalization-bf16"
+
+# With this pass, XLA compiles a loop into one kernel, which one thread runs. Since jax 0.12 the
+# pass takes all loops whose products are of a matrix and a vector. Small loops need the pass: an
+# LSTM of 64 units takes 1.26 times as long without it, and a step of a Llama of 12 layers of width
+# 128 takes 1.62 times as long. Large loops lose by the pass: on two threads, without it, an LSTM of
+# 512 units takes 0.70 times as long, and a step of a Llama of 12 layers of width 768 takes 0.80
+# times as long and compiles in 2 s instead of 19 s. LSTMs of 256 units and Llamas of 6 layers of
+# width 384 take as long either way.
+_LOOP_KERNELS = "small-while-loop-hoisting"
+
+# `_LOOP_KERNELS` is disabled if a product of a matrix and a vector has at least this many
+# multiply-adds. In an LSTM of 512 units such a product has 1 << 20.
+_FEWEST_FOR_THREADS = 1 << 19
 
 # With this option YNNPACK computes products and convolutions of 8 bits, which Eigen computes by
 # plain loops. A product of 6272x512x128 items takes 0.4 ms by YNNPACK and 19.5 ms by Eigen. 3x3
@@ -75,7 +91,12 @@ def candidates() -> list[dict[str, str]]:
 
 
 def compiler_options(
-    multiply_adds: int, *, bfloat16: bool = False, in_bytes: bool = False, in_place: bool = False
+    multiply_adds: int,
+    *,
+    bfloat16: bool = False,
+    in_bytes: bool = False,
+    in_place: bool = False,
+    loop_kernels: bool = True,
 ) -> dict[str, str]:
     """Return `jax.jit`'s options for a function, or {} if jaxlib does not have these options.
 
@@ -85,21 +106,34 @@ def compiler_options(
         in_bytes: whether some products are of 8 bits.
         in_place: whether the function writes into arrays of bfloat16, and computes nothing in 16
             bits.
+        loop_kernels: whether XLA may compile a loop into one kernel.
     """
     if not is_enabled("eigen") or not _knows(CPU | _WIDTH):
         return {}
-    if in_bytes:
-        return _widest(BYTES)
-    if multiply_adds < _FEWEST_MULTIPLY_ADDS and not bfloat16:
-        return _widest({})  # without an option XLA uses YNNPACK, which starts faster
-    options = BFLOAT16 if bfloat16 and profile().multiplies_bfloat16 else CPU
-    if bfloat16 and options is CPU:
-        # Eigen reads widened weights. With this schedule each weight is widened just before it is
-        # read, and without the schedule all weights are widened at the start.
-        options = CPU | least_memory()
-    if in_place and _knows(_IN_PLACE):
-        options = options | _IN_PLACE
+    options = _library(multiply_adds, bfloat16, in_bytes)
+    disabled: list[str] = []
+    if in_place:
+        disabled.append(_FLOAT_NORMALISATION)
+    if not loop_kernels:
+        disabled.append(_LOOP_KERNELS)
+    if disabled:
+        options = options | {_DISABLED_PASSES: ",".join(disabled)}
     return _widest(options)
+
+
+def _library(multiply_adds: int, bfloat16: bool, in_bytes: bool) -> dict[str, str]:
+    """Return the option that chooses XLA's library for products.
+
+    The arguments are those of `compiler_options`.
+    """
+    if in_bytes:
+        return BYTES
+    if bfloat16:
+        # Eigen reads widened weights. With the schedule for the least memory each weight is widened
+        # just before it is read, and without the schedule all weights are widened at the start.
+        return BFLOAT16 if profile().multiplies_bfloat16 else CPU | least_memory()
+    # Without an option XLA uses YNNPACK, which starts faster.
+    return {} if multiply_adds < _FEWEST_MULTIPLY_ADDS else CPU
 
 
 def of_program(program: Program, call: ClosedJaxpr, is_alone: bool) -> dict[str, str]:
@@ -111,11 +145,15 @@ def of_program(program: Program, call: ClosedJaxpr, is_alone: bool) -> dict[str,
     # These numbers count the multiply-adds of the program as it was before the passes.
     narrow_work = 0
     total_work = 0
+    largest_row_work = 0
     for equation, times in jaxprs.repeated(program.closed.jaxpr):
         if primitive(equation) not in _PRODUCTS:
             continue
-        multiply_adds = times * _multiply_adds(equation)
+        once = _multiply_adds(equation)
+        multiply_adds = times * once
         total_work += multiply_adds
+        if once <= max(v.aval.size for v in equation.invars):  # of a matrix and a vector
+            largest_row_work = max(largest_row_work, once)
         operand_dtypes = [v.aval.dtype for v in equation.invars]
         if jnp.bfloat16 in operand_dtypes or is_of_bfloat16(equation):
             narrow_work += multiply_adds
@@ -133,7 +171,11 @@ def of_program(program: Program, call: ClosedJaxpr, is_alone: bool) -> dict[str,
     may_write_in_place = is_alone and is_mostly_narrow and writes_bfloat16
     in_place = may_write_in_place and not computes_narrow(call.jaxpr)
     return compiler_options(
-        total_work, bfloat16=is_mostly_narrow, in_bytes=in_bytes, in_place=in_place
+        total_work,
+        bfloat16=is_mostly_narrow,
+        in_bytes=in_bytes,
+        in_place=in_place,
+        loop_kernels=largest_row_work < _FEWEST_FOR_THREADS,
     )
 
 
