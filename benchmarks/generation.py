@@ -6,8 +6,7 @@ The model is a random Llama of 12 layers of width 768 in float32. Exporters writ
 once, as their users would: torch_to_nnef writes an NNEF archive, optimum an ONNX model. Each engine
 reads the same prompt of 32 tokens and generates 32 tokens greedily. nnef_jax generates them in one
 compiled loop over caches of 128 places. The loops of the other engines are Python, and their caches
-grow. All engines must generate the same tokens. The last row of the table is the time of the matrix
-products of a token, which any program in jax needs.
+grow. All engines must generate the same tokens.
 
 The packages are those of docs/language_model_recipes.md, and tract.
 """
@@ -27,7 +26,6 @@ import numpy as np
 
 PROMPT_LENGTH, STEPS, PLACES = 32, 32, 128
 LAYERS, WORDS = 12, 2048
-_PRODUCTS = "the products alone, in jax"
 Generate = Callable[[int], list[int]]  # generates so many tokens after the prompt
 
 
@@ -138,27 +136,6 @@ def of_torch(path: Path, prompt: list[int]) -> Generate:
     return generate
 
 
-def products(steps: int) -> Callable[[], object]:
-    """Return a function that computes only the matrix products of so many tokens, in plain jax."""
-    import jax
-    import jax.numpy as jnp
-
-    shapes = [(768, 3 * 768), (768, 768), (768, 2 * 2048), (2048, 768)] * LAYERS + [(768, WORDS)]
-    random = np.random.default_rng(0)
-    matrices = [jnp.asarray(random.standard_normal(x, np.float32) / 40) for x in shapes]
-
-    @jax.jit
-    def multiply(matrices: list[jax.Array], row: jax.Array) -> jax.Array:
-        def token(_: object, row: jax.Array) -> jax.Array:
-            for matrix in matrices:
-                row = row[:, : matrix.shape[0]] @ matrix
-            return row
-
-        return jax.lax.fori_loop(0, steps, token, row)
-
-    return lambda: multiply(matrices, jnp.ones((1, WORDS))).block_until_ready()
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Export the model, and print the median time of a token in each engine."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -188,7 +165,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name, generate in engines.items():
         calls[f"{name}: prompt"] = lambda generate=generate: generate(1)
         calls[f"{name}: all"] = lambda generate=generate: generate(1 + STEPS)
-    calls[_PRODUCTS] = products(STEPS)
     measured = timing.measure(calls, options.rounds)
     samples = measured.samples
     times: dict[str, float] = {}
@@ -196,7 +172,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         pairs = zip(samples[f"{name}: all"], samples[f"{name}: prompt"], strict=True)
         times[name] = median((all_tokens - first) / STEPS for all_tokens, first in pairs)
     fastest = min(time for name, time in times.items() if not name.startswith("nnef_jax"))
-    times[_PRODUCTS] = median(samples[_PRODUCTS]) / STEPS
     print(f"| engine, {options.threads} threads | ms a token | of the fastest other engine |")
     print("|---|---|---|")
     for name, time in times.items():

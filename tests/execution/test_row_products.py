@@ -105,3 +105,25 @@ def test_users_functions_may_compute_in_bfloat16(monkeypatch: pytest.MonkeyPatch
 def test_what_computes_in_16_bits(function: Callable[[Any], Any], computes: bool) -> None:
     traced = jax.make_jaxpr(function)(jnp.ones((8, 8), jnp.bfloat16))
     assert computes_narrow(traced.jaxpr) == computes
+
+
+@pytest.mark.parametrize(("columns", "is_large"), [(1024, True), (64, False)])
+def test_a_loop_with_large_products_is_not_one_kernel(columns: int, is_large: bool) -> None:
+    net = f"""version 1.0;
+    graph net(x) -> (y) {{
+        x = external(shape = [1, 512]); w = variable(shape = [512, {columns}], label = 'w');
+        y = matmul(x, w);
+    }}"""
+    model = model_of(net, data={"w": np.ones((512, columns), np.float32)})
+
+    def repeat(params: Any, x: jax.Array, count: jax.Array) -> jax.Array:
+        start = jnp.zeros((1, columns), jnp.float32)
+        return lax.fori_loop(0, count, lambda _, y: model.apply(params, x + y[:, :1]), start)
+
+    chosen = model.compiler_options
+    assert ("small-while-loop-hoisting" in str(chosen)) == is_large
+    jitted = jax.jit(repeat, compiler_options=chosen)
+    compiled = jitted.lower(model.params, jnp.ones((1, 512)), jnp.int32(3)).compile()
+    has_kernel = "xla_cpu_small_call" in str(compiled.as_text())
+    takes_products = jax.__version_info__ >= (0, 12)
+    assert has_kernel == (takes_products and not is_large)
