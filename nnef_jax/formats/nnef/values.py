@@ -77,7 +77,8 @@ def _power(base: Known, exponent: Known) -> Known:
         return math.inf if is_positive else -math.inf
     except ValueError:
         if base == 0.0:  # The exponent is negative.
-            return math.inf
+            is_odd = exponent % 2 == 1
+            return math.copysign(math.inf, base) if is_odd else math.inf
         raise InvalidValue(f"{base} to the power {exponent} is not a real number") from None
 
 

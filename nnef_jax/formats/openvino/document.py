@@ -45,7 +45,7 @@ class Port:
     """
 
     id: int
-    shape: tuple[int, ...] | None
+    shape: tuple[int, ...]
     type: str  # the element type, or "" if it is not declared
     names: tuple[str, ...]
 

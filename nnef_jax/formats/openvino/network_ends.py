@@ -166,7 +166,7 @@ def declared_shape(layer: NetLayer, port: Port) -> list[int | None] | None:
     """
     text = layer.attributes.get("shape")
     if layer.kind != "parameter" or text is None:
-        return [None if extent < 0 else extent for extent in port.shape or ()]
+        return [None if extent < 0 else extent for extent in port.shape]
     if text.strip() == OPEN_RANK:
         return None
     return extents(text)

@@ -169,7 +169,7 @@ def _prior_box(
     Section 2.2 of arXiv:1512.02325 (SSD) explains the boxes. If `scale_all`, each size has boxes of
     all ratios. Otherwise only the first size has boxes of all ratios, as in MXNet's MultiBoxPrior.
     In this case, `smallest` and `step` are fractions of the image's height in versions 10 and 11,
-    and pixels in older versions.
+    and pixels in older versions. In versions 10 and 11 a `step` of -1 divides the height evenly.
 
     Each size in `smallest` has a square. If `largest` has an item for this size, the size also has
     a larger square. Each ratio in `ratios[1:]` adds a rectangle. (`ratios[0]` is 1, the square.) If

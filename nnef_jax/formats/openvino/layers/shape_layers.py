@@ -169,7 +169,7 @@ def _legacy_split(site: LayerSite, *, axis: int = axis("axis", 1)) -> Sequence[V
 
     A part has the extent that the file declares for the output.
     """
-    shapes = [port.shape or () for port in site.layer.outputs]
+    shapes = [port.shape for port in site.layer.outputs]
     if any(len(shape) <= axis for shape in shapes):
         raise InvalidShape(f"an output has no axis {axis}")
     return split_by_lengths(site, site.tensor(0), axis, [shape[axis] for shape in shapes])
