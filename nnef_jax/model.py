@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 
 from lowering.graph import Graph
 from nnef_jax.calls.arguments import Params, State
+from nnef_jax.calls.array_conversion import copied
 from nnef_jax.calls.trimming import is_length
 from nnef_jax.execution.arrays import Arrays
 from nnef_jax.execution.executables import Executables
@@ -123,11 +124,15 @@ class Model(Writable):
         """
         definition = self._execution.definition
         current_params, current_state = self._execution.arrays.leaves()
-        checked_params = definition.check_params(params, all=True)
+        # Arrays of numpy are copied, since the user may change them later.
+        checked_params: dict[str, Any] = {}
+        for label, array in definition.check_params(params, all=True).items():
+            checked_params[label] = copied(array)
         if state is None:
             initial_state = current_state
         else:
-            initial_state = definition.check_state(state, definition.states)
+            checked_state = definition.check_state(state, definition.states)
+            initial_state = {label: copied(array) for label, array in checked_state.items()}
         new_params: dict[str, Any] = {}
         for label in definition.labels:
             new_params[label] = checked_params.get(label, current_params[label])

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 # A setting of jax is not part of the key if its name contains one of these words. The words are in
 # the names of settings for logs, for cache folders, and for the choice of devices. All other
 # settings are part of the key, also those that a later version of jax adds.
-_IRRELEVANT = re.compile("cache|cross_host|default_device|dump|_log|platform|traceback|visible")
+_IRRELEVANT = re.compile(
+    "cache|cross_host|default_device|dump|_log_|logging|platform|traceback|visible"
+)
 
 
 def key_of(graph: Graph, device: Device, *conditions: object) -> str:

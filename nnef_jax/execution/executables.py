@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import jax
+import numpy as np
 from jax.core import Tracer
 from jax.sharding import Sharding
 
@@ -29,6 +30,7 @@ from nnef_jax.execution.places import (
     default_platform,
     is_traced,
     platform_of,
+    trace_settings,
 )
 from nnef_jax.execution.probe import NOTHING
 from nnef_jax.execution.routine import RoutineEntry
@@ -51,7 +53,7 @@ class Store:
     """The compiled and jitted functions of a network, for one set of options.
 
     Args:
-        compiled: the executables. A key has the entry, the device or sharding, and the shapes.
+        compiled: the executables. Their keys are made by `Execution`.
         functions: a jitted function for each entry, which takes the parameters as an argument. This
             cache also has the compiler options for each platform.
     """
@@ -244,7 +246,7 @@ class Executables:
             arguments: the lists of a call, or the arguments of a routine. The executable is
                 compiled for their types.
             place: the device or sharding on which the executable runs.
-            key: the entry, the place and the shapes.
+            key: the entry, the place, jax's settings and the types of the arguments.
             keeps_values: whether prepared values are stored on disk.
         """
         # The cache of prepared values has only weak references to the values. This list keeps the
@@ -382,6 +384,7 @@ class Executables:
         definition = self.definition
         device = place.device
         types = [str(jax.typeof(x)) for x in (*arrays.values(), *jax.tree.leaves(arguments))]
+        structure = str(jax.tree.structure(arguments))
         choices: dict[str, bool] = {}
         platform = platform_of(device)
         if definition.has_kernels(platform):
@@ -389,9 +392,21 @@ class Executables:
                 definition.network.graph, definition.options, platform, measures=measures
             )
             choices = rates.decisions()
-        return key_of(
-            graph, device, place.is_committed, entry.name, types, definition.options, choices
-        )
+        conditions = place.is_committed, entry.name, types, structure, definition.options, choices
+        return key_of(graph, device, *conditions)
+
+
+def key_of_types(arrays: Sequence[Any]) -> tuple[Any, ...]:
+    """Return an executable's key, made from the types of `arrays` (arrays of numpy or jax)."""
+    default_device: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    key: list[Any] = [default_device, trace_settings()]
+    for x in arrays:
+        if type(x) is np.ndarray:
+            key.append((x.shape, x.dtype))
+        else:
+            # For an uncommitted array the last item is False instead of a sharding.
+            key.append((type(x), x.shape, x.dtype, x.committed and x.sharding))
+    return tuple(key)
 
 
 def _by_trial(

@@ -18,7 +18,7 @@ from nnef_jax.execution import forks
 from nnef_jax.execution.arrays import Arrays, Leaves
 from nnef_jax.execution.definition import Definition, Inputs
 from nnef_jax.execution.entry import Entry, results_of
-from nnef_jax.execution.executables import Executables
+from nnef_jax.execution.executables import Executables, key_of_types
 from nnef_jax.execution.finite import not_finite
 from nnef_jax.execution.meshes import Layout
 from nnef_jax.execution.places import (
@@ -27,6 +27,7 @@ from nnef_jax.execution.places import (
     default_platform,
     is_explicit,
     is_traced,
+    trace_settings,
 )
 from nnef_jax.execution.probe import NOTHING, Probe
 from nnef_jax.execution.routine import Routine, RoutineEntry
@@ -59,9 +60,9 @@ class Execution:
         # Functions for use in a caller's trace. A key has the name of the entry, and the result of
         # `debugs_or_disables_jit`.
         self._in_trace = Once()
-        # Bound executables. Each has a key: the entry, the device or sharding, and the types of the
-        # arguments. An executable of the entry `outputs` has a second key, which `_key_of_types`
-        # computes faster.
+        # Bound executables. Each has a key: the entry, the device or sharding, jax's settings, and
+        # the types of the arguments. An executable of the entry `outputs` has a second key, which
+        # `key_of_types` computes faster.
         self._recent = Once(definition.options.max_executables)
 
     @property
@@ -201,10 +202,10 @@ class Execution:
             return None  # `run` raises the error for this case.
         recent = self._recent.values
         try:
-            key = _key_of_types(inputs)
+            key = key_of_types(inputs)
             executable = recent.get(key)
-            # Each executable here has two keys. Two keys mean a single executable, whose order of
-            # use need not be updated.
+            # An executable of a call has two keys. If there are only two keys, the order of use
+            # need not be updated.
             has_several_executables = len(recent) > 2
             if executable is not None and has_several_executables:
                 recent.move_to_end(key)
@@ -263,7 +264,7 @@ class Execution:
             # The next call with these types gets the executable from `executable_for`.
             are_arrays = all(isinstance(x, jax.Array) or type(x) is np.ndarray for x in arrays)
             if are_arrays:
-                self._recent.keep(_key_of_types(arrays), executable)
+                self._recent.keep(key_of_types(arrays), executable)
         try:
             return executable(*arguments)
         except ValueError:
@@ -382,8 +383,11 @@ class Execution:
         self, entry: Entry | RoutineEntry, arguments: Sequence[Any], place: Placement
     ) -> partial[Any]:
         """Return the executable for the types of a call's arguments, bound to prepared values."""
-        types = tuple([(x.shape, x.dtype) for x in jax.tree.leaves(arguments)])
-        key = entry.name, place, types
+        # The structure of the arguments of a routine is not determined by the leaves, because an
+        # argument may be None.
+        leaves, structure = jax.tree.flatten(arguments)
+        types = tuple([(x.shape, x.dtype) for x in leaves])
+        key = entry.name, place, trace_settings(), structure, types
         executable = self._recent.values.get(key)
         if executable is None:
             arrays = self._arrays_read(entry, place)
@@ -491,16 +495,3 @@ class Execution:
 def _without_probe(run: Callable[..., Any], *arguments: Any) -> Any:
     """Call `run`, a function of params, state, inputs and a probe, with an empty probe."""
     return run(*arguments, NOTHING)
-
-
-def _key_of_types(arrays: Inputs) -> tuple[Any, ...]:
-    """Return an executable's key, made from the types of `arrays` (arrays of numpy or jax)."""
-    default_device: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-    key: list[Any] = [default_device]
-    for x in arrays:
-        if type(x) is np.ndarray:
-            key.append((x.shape, x.dtype))
-        else:
-            # For an uncommitted array the last item is False instead of a sharding.
-            key.append((type(x), x.shape, x.dtype, x.committed and x.sharding))
-    return tuple(key)

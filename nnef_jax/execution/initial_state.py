@@ -21,11 +21,12 @@ def first_state(execution: Execution, inputs: Callable[[], Inputs]) -> dict[str,
     is called only if an initial value is computed from inputs. Raises InputError if such an
     input is a type, which has no values.
     """
-    stored = dict(execution.arrays.initial_state())
     network = execution.network
-    # The state is copied because a step overwrites its memory.
-    if execution.definition.options.donate_state:
-        stored = {label: jnp.array(x, copy=True) for label, x in stored.items()}
+    stored: dict[str, Any] = dict(execution.arrays.initial_state())
+    for label, x in stored.items():
+        if isinstance(x, jax.Array):
+            # The user may donate the state to a function, which then overwrites its memory.
+            stored[label] = jnp.array(x, copy=True)
     if not network.computed_state_labels:
         return stored
     input_arrays = inputs()

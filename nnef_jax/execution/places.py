@@ -54,6 +54,21 @@ def default_device() -> Device:
     return setting
 
 
+def trace_settings() -> tuple[object, ...]:
+    """Return the settings of jax that change what a traced function computes.
+
+    They are part of the keys of executables in memory. A program of a network has no other
+    settings of jax, except those for which `debugs_or_disables_jit` is true.
+    """
+    config: Any = jax.config
+    return (
+        config.jax_default_matmul_precision,
+        config.jax_enable_x64,
+        config.jax_threefry_partitionable,
+        config.jax_default_prng_impl,
+    )
+
+
 def is_traced() -> bool:
     """Tell whether jax is tracing now, for instance within a function that a user compiles."""
     # Within a trace, the result of `stop_gradient` is a tracer. Outside of a trace, `stop_gradient`

@@ -25,7 +25,9 @@ from nnef_jax.generation.prompts import (
     last_tokens,
     lengths_by_loop,
     overlapping,
+    require_rows,
     require_words,
+    shape_of_prompts,
     tokens_at,
     where_read,
     words_of,
@@ -103,9 +105,15 @@ class Decoder:
     def with_model(self, model: Model) -> Decoder:
         """Return a decoder like this one, for another model of the same network.
 
-        `model` is made from `self.model`: it may be sharded, or have trained parameters.
+        `model` is made from `self.model`: it may be sharded, or have trained parameters. Raises
+        InputError if its caches have other shapes.
         """
         require("model", model, Model, "a nnef_jax.Model")
+        shapes, expected = (
+            {x.label: x.value.type.shape for x in y.graph.states} for y in (model, self.model)
+        )
+        if shapes != expected:
+            raise InputError(f"the model's states have the shapes {shapes}, not {expected}")
         return Decoder(model, self.roles, self.places, self.window)
 
     def model_of(self, tokens: int = 1) -> Model:
@@ -163,6 +171,9 @@ class Decoder:
         `tokens` has the shape (batch, tokens). The network may return only the logits of the
         last token.
         """
+        arrays: Any = state
+        if isinstance(arrays, Mapping):  # otherwise the model raises an error
+            require_rows(np.shape(tokens)[0], {**arrays, **context})
         inputs: dict[str, Any] = {self.roles.tokens: tokens, **context}
         return self.model.step(state, params=params, **inputs)
 
@@ -188,7 +199,7 @@ class Decoder:
 
         Raises InputError for an empty prompt, or a prompt that is longer than the caches.
         """
-        rows, width = np.shape(tokens)
+        rows, width = shape_of_prompts(tokens)
         sizes = self._lengths(lengths, rows, width)
         return self._read_prompts(params, tokens, sizes, context)
 
@@ -258,7 +269,7 @@ class Decoder:
         training.
         """
         array = jnp.asarray(tokens)
-        rows, width = array.shape
+        rows, width = shape_of_prompts(array)
         self._lengths(None, rows, width)  # checks the length of the rows
         state = self.init_state(rows)
         # The logits after each token score the next token, so the last token is not read.
@@ -330,8 +341,8 @@ class Decoder:
     ) -> Iterator[NDArray[np.int32]]:
         """Yield the tokens that `generate` returns, as soon as they are generated.
 
-        Each array, int32 (batch,), has one token of each row. The arguments are as in
-        `generate`.
+        Each array, int32 (batch,), has one token of each row. The last one is that with which all
+        rows have stopped. The arguments are as in `generate`.
         """
         request = self._request(tokens, steps, lengths, sample, key, stop, params, context)
         return (block[:, 0] for block in self._blocks(request, 1))
@@ -369,7 +380,7 @@ class Decoder:
             tokens, steps, lengths, sample=GREEDY, key=0, stop=stop, params=None, context=context
         )
         # Each size is compiled, so `steps` is rounded up to a power of two, and to at least 64.
-        size = max(_BLOCK, 1 << (steps - 1).bit_length())
+        size = max(_BLOCK, 1 << (request.steps - 1).bit_length())
         ranking = Ranking(stop_array(request.stop), np.float32(length_penalty))
         repeated = {name: np.repeat(x, beams, axis=0) for name, x in context.items()}
         beam_context = self._bound_context(repeated, len(request.prompts) * beams)
@@ -394,12 +405,14 @@ class Decoder:
         Raises InputError or TypeError for a wrong argument.
         """
         require("steps", steps, int | np.integer, "a number of tokens")
+        steps = int(steps)
         if steps < 1:
             raise InputError(f"steps must be at least 1, they are {steps}")
         require("sample", sample, Sampling, "a nnef_jax.generation.Sampling")
         prompts = checked_tokens(tokens)
         require_words(prompts, self.model.graph.outputs[0].type.shape[-1])
         prompts = prompts.astype(np.int32)
+        require_rows(len(prompts), context)
         sizes = self._lengths(lengths, *prompts.shape)
         needed_places = max(sizes) + steps - 1  # the last token is not read
         if needed_places > self.places:

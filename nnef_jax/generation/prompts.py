@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -116,15 +116,35 @@ def where_read(is_read: NDArray[np.bool_], after: Any, before: Any) -> Any:
     return jax.tree.map(select, after, before)
 
 
+def shape_of_prompts(tokens: ArrayLike) -> tuple[int, int]:
+    """Return the shape (batch, tokens) of prompts. Raises InputError if it is another one."""
+    shape = np.shape(tokens)
+    if len(shape) != 2:
+        raise InputError(f"tokens must have the shape (batch, tokens), they have {shape}")
+    return shape
+
+
 def checked_tokens(tokens: ArrayLike) -> NDArray[Any]:
     """Return prompts as an array (batch, tokens). Raises InputError unless they are tokens."""
-    array = np.atleast_2d(np.asarray(tokens))
+    try:
+        array = np.atleast_2d(np.asarray(tokens))
+    except ValueError as error:  # rows of different lengths
+        hint = "pad the rows, and pass the numbers of their tokens as lengths"
+        raise InputError(f"tokens are no array: {error}", hint=hint) from None
     if array.size == 0:
         raise InputError("a prompt is empty")
     if array.ndim != 2 or array.dtype.kind not in "iu" or array.min() < 0:
         expected = "token numbers, (batch, tokens) or (tokens,)"
         raise InputError(f"tokens must be {expected}, they are {shown(tokens)}")
     return array
+
+
+def require_rows(rows: int, arrays: Mapping[str, ArrayLike]) -> None:
+    """Raise InputError unless the first axis of each array counts `rows` rows."""
+    for name, array in arrays.items():
+        shape = np.shape(array)
+        if shape and shape[0] != rows:
+            raise InputError(f"'{name}' has {shape[0]} rows, the tokens have {rows}")
 
 
 def require_words(prompts: NDArray[Any], words: int) -> None:

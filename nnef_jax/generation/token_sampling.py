@@ -37,7 +37,8 @@ class Sampling:
     Args:
         temperature: the number by which logits are divided before a token is drawn; 0 is
             greedy.
-        top_k: a token is drawn only if its logit is one of the `top_k` largest; 0 for all tokens.
+        top_k: a token is drawn only if its logit is one of the `top_k` largest, or equal to one of
+            them; 0 for all tokens.
         top_p: a token is drawn only if all more probable tokens together have a probability below
             `top_p`; 1 for all tokens (nucleus sampling, Holtzman et al. 2019).
         repetition_penalty: changes the logits of tokens that are in the text already. A positive
@@ -102,9 +103,11 @@ class SamplingNumbers(NamedTuple):
     repetition_penalty: _Number | None
 
     def penalised(self, logits: Array, seen: Array) -> Array:
-        """Return logits as `Sampling.penalised` does."""
+        """Return logits as `Sampling.penalised` does. With a penalty they have at least 32 bits."""
         if self.repetition_penalty is None:
             return logits
+        if logits.dtype.itemsize < 4:  # 16 bits would round the penalty: bfloat16 rounds 1.003 to 1
+            logits = logits.astype(jnp.float32)
         penalty = jnp.asarray(self.repetition_penalty, logits.dtype)
         lower = jnp.where(logits > 0, logits / penalty, logits * penalty)
         return jnp.where(seen, lower, logits)
@@ -113,7 +116,9 @@ class SamplingNumbers(NamedTuple):
         """Return tokens as `Sampling.choose` does."""
         if self.temperature is None:
             return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-        logits = logits.astype(jnp.float32) / self.temperature
+        logits = logits.astype(jnp.float32)
+        # The largest logit becomes 0. Otherwise several logits may be infinity after the division.
+        logits = (logits - jnp.max(logits, axis=-1, keepdims=True)) / self.temperature
         if 0 < top_k < logits.shape[-1]:
             largest, _ = jax.lax.top_k(logits, top_k)
             least = largest[:, -1:]
@@ -144,10 +149,11 @@ def stop_tokens(stop: int | Sequence[int]) -> tuple[int, ...]:
 
     Raises InputError for anything but integers.
     """
-    stops = np.atleast_1d(stop)
-    if stops.size and stops.dtype.kind not in "iu":
+    # Numbers of more than 64 bits are objects for numpy.
+    stops = np.atleast_1d(np.asarray(stop, object)).ravel().tolist()
+    if not all(isinstance(x, int | np.integer) and not isinstance(x, bool) for x in stops):
         raise InputError(f"stop must be token numbers, it is {shown(stop)}")
-    tokens = {int(x) for x in stops.ravel()}
+    tokens = {int(x) for x in stops}
     return tuple(sorted(x for x in tokens if 0 <= x <= np.iinfo(np.int32).max))
 
 

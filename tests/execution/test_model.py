@@ -15,6 +15,7 @@ import pytest
 import nnef_jax
 from lowering.graph import TensorType
 from lowering.registry import Registry
+from nnef_jax.execution.runnable import execution_of
 from tests.helpers import COMPOSITIONAL, model_of
 
 NET = """
@@ -317,3 +318,32 @@ def test_calls_like_earlier_ones() -> None:
         for wrong in ((x.T, k), (x, k, k), (k, k), (x,), (x, x), ("x", k)):
             with pytest.raises(nnef_jax.InputError):
                 model(*wrong)
+
+
+def test_arrays_of_numpy_are_copied() -> None:
+    params = arrays()
+    model = model_of(NET, data=arrays()).with_params(params)
+    x = np.ones((2, 3, 8, 8), np.float32)
+    expected = model_of(NET, data=arrays())(x)
+    for array in params.values():
+        array *= 2
+    np.testing.assert_array_equal(model(x).y, expected.y)
+    np.testing.assert_allclose(model.apply(model.params, x).y, expected.y, rtol=1e-5)
+
+
+def test_the_precision_may_change_between_calls() -> None:
+    net = "version 1.0; graph net(x) -> (y) { x = external(shape = [64,64]); y = matmul(x, x); }"
+    model = model_of(net, optimize=False)
+    x = np.ones((64, 64), np.float32)
+    execution = execution_of(model)
+
+    def is_highest() -> bool:
+        model(x)
+        text = execution.compiled(execution.outputs, {}, [x]).as_text() or ""
+        return "operand_precision={highest,highest}" in text
+
+    with jax.default_matmul_precision("default"):
+        assert not is_highest()
+        with jax.default_matmul_precision("highest"):
+            assert is_highest()
+        assert not is_highest()

@@ -173,3 +173,12 @@ def test_each_donated_state_becomes_its_own_next_one() -> None:
     places = {label: x.unsafe_buffer_pointer() for label, x in state.items()}
     _, state = model.step(state, x)
     assert {label: x.unsafe_buffer_pointer() for label, x in state.items()} == places
+
+
+def test_the_initial_state_may_be_donated(model: nnef_jax.Model) -> None:
+    step = jax.jit(model.step, donate_argnums=0)
+    expected, _ = model.step(model.init_state(), XS[0])
+    for _ in range(2):
+        y, _ = step(model.init_state(), XS[0])
+        np.testing.assert_array_equal(y, expected)
+    np.testing.assert_array_equal(model(XS[0]), expected)

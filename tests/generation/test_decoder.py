@@ -393,12 +393,71 @@ def test_numbers_of_numpy_are_numbers(llama: Decoder) -> None:
     plain = llama.generate([1, 2], 4, stop=5, key=3, sample=Sampling(1.0))
     same = llama.generate([1, 2], 4, stop=np.int64(5), key=np.int64(3), sample=Sampling(1.0))
     np.testing.assert_array_equal(same.tokens, plain.tokens)
+    assert llama.search([1, 2], np.int64(3)).tokens.shape == (1, 3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(NnefError, match="lengths must be"):
         llama.generate([1, 2], 4, lengths=[1.5])
     with pytest.raises(NnefError, match="stop must be token numbers"):
         llama.generate([1, 2], 4, stop=[1.5])
     with pytest.raises(TypeError, match="not both: \\['logits'\\]"):
         nnef_jax.decoder(llama.model, 64, roles=llama.roles, logits="y")
+
+
+def test_settings_of_two_kinds(tmp_path: Path) -> None:
+    """Each kind of `Sampling` has a program of its own, also if programs are stored."""
+    plain = nnef_jax.decoder(nnef_jax.load(NETWORKS / "llama.nnef.tgz"), 64)
+    for _ in range(2):  # the second decoder loads the programs
+        model = nnef_jax.load(NETWORKS / "llama.nnef.tgz", cache_dir=tmp_path)
+        decoder = nnef_jax.decoder(model, 64)
+        for penalty, temperature in ((1, 1.5), (1.5, 0), (1.5, 1.5)):
+            sample = Sampling(temperature, repetition_penalty=penalty)
+            expected = plain.generate([1, 2], 6, sample=sample).tokens
+            tokens = decoder.generate([1, 2], 6, sample=sample).tokens
+            np.testing.assert_array_equal(tokens, expected)
+
+
+@pytest.mark.parametrize("stores", [True, False])
+def test_a_setting_of_jax_that_changes(stores: bool, tmp_path: Path) -> None:
+    def decoder() -> Decoder:
+        folder = tmp_path if stores else None
+        return nnef_jax.decoder(nnef_jax.load(NETWORKS / "llama.onnx", cache_dir=folder), 64)
+
+    def tokens_of(decoder: Decoder) -> list[int]:
+        return decoder.generate([1, 2], 8, sample=Sampling(2.0)).tokens[0].tolist()
+
+    used = decoder()
+    before = tokens_of(used)
+    with jax.threefry_partitionable(False):
+        assert tokens_of(used) == tokens_of(decoder()) != before
+    assert tokens_of(used) == before
+
+
+def test_rows_that_differ() -> None:
+    speech = nnef_jax.decoder(nnef_jax.load(NETWORKS / "whisper.onnx"), 64)
+    with np.load(NETWORKS / "whisper.npz") as arrays:
+        encoded = {name: arrays[name] for name in speech.roles.context}
+    twice = {name: np.concatenate([x, x]) for name, x in encoded.items()}
+    one, two = "has 1 rows, the tokens have 2", "has 2 rows, the tokens have 1"
+    state = speech.init_state(1)
+    for call, message in (
+        (lambda: speech.generate([3], 2, **twice), two),
+        (lambda: speech.generate([[3], [4]], 2, **encoded), one),
+        (lambda: speech.search([[3], [4]], 2, **encoded), one),
+        (lambda: speech.prefill(None, [[3]], **twice), two),
+        (lambda: speech.step(None, state, np.array([3, 4]), **twice), one),
+    ):
+        with pytest.raises(InputError, match=message):
+            call()
+
+
+def test_shapes_that_do_not_fit(llama: Decoder) -> None:
+    other = nnef_jax.decoder(nnef_jax.load(NETWORKS / "llama.nnef.tgz"), 64)
+    with pytest.raises(InputError, match=r"the model's states have the shapes .*64"):
+        llama.with_model(other.model)
+    with pytest.raises(InputError, match="tokens are no array"):
+        llama.generate([[1, 2], [3]], 2)  # pyright: ignore[reportArgumentType]
+    for method in (llama.prefill, llama.log_probabilities):
+        with pytest.raises(InputError, match=r"tokens must have the shape \(batch, tokens\)"):
+            method(None, np.array([1, 2]))
 
 
 def test_keys_of_two_kinds(tmp_path: Path) -> None:

@@ -82,3 +82,27 @@ def test_settings_that_are_no_numbers(options: Any) -> None:
 def test_stop_tokens_beyond_all_tokens_are_left_out() -> None:
     assert stop_tokens([7, 2**40, -1, np.int64(3), 7]) == (3, 7)
     assert stop_tokens(np.uint64(2**63)) == ()
+
+
+def test_stop_tokens_of_more_than_64_bits_are_left_out() -> None:
+    assert stop_tokens([7, 2**70, -1]) == (7,)
+    for stop in ("ab", [1.5], [True]):
+        with pytest.raises(InputError, match="stop must be token numbers"):
+            stop_tokens(stop)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("temperature", [1e-37, 1.2e-38])
+def test_the_least_temperatures_take_the_largest_logit(temperature: float) -> None:
+    logits = jnp.array([[35.0, 40.0, -1.0], [-200.0, -100.0, -300.0]])
+    tokens = Sampling(temperature).choose(logits, jax.random.key(0))
+    np.testing.assert_array_equal(tokens, [1, 1])
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_a_penalty_is_not_rounded_to_16_bits(dtype: Any) -> None:
+    logits = jnp.array([[3.0, -2.0, 1.0]], dtype)
+    seen = jnp.array([[True, True, False]])
+    small = Sampling(repetition_penalty=1.003).penalised(logits, seen)
+    np.testing.assert_allclose(small, [[3 / 1.003, -2 * 1.003, 1]], rtol=1e-6)
+    large = Sampling(repetition_penalty=1e6).penalised(logits, seen)
+    np.testing.assert_allclose(large, [[3e-6, -2e6, 1]], rtol=1e-6)
