@@ -16,7 +16,7 @@ from lowering.extents import is_symbolic
 from lowering.jaxpr_types import ClosedJaxpr, Equation
 from lowering.jaxprs import SCAN
 from lowering.padding_rules import RULES as RULES
-from lowering.padding_state import PaddedState
+from lowering.padding_state import PaddedState, with_derivatives_where
 from lowering.program import Program
 
 
@@ -35,7 +35,11 @@ def _branches(state: PaddedState, equation: Equation, operands: list[Any]) -> li
 
 @RULES(SCAN)
 def _scan(state: PaddedState, equation: Equation, operands: list[Any]) -> list[Any]:
-    """Evaluate a loop along an axis. Iterations for padding leave the carry unchanged."""
+    """Evaluate a loop along an axis. Iterations for padding leave the carry unchanged.
+
+    These iterations also read the carry and the constants, and may compute NaN or infinities.
+    Therefore all that they read has no derivatives.
+    """
     length = equation.params["length"]
     body = Program(equation.params["jaxpr"])
     constants, start, stacks = jaxprs.scan_parts(equation, operands)
@@ -45,16 +49,15 @@ def _scan(state: PaddedState, equation: Equation, operands: list[Any]) -> list[A
 
         def step_of_item(*arguments: Any) -> Sequence[Any]:
             body_arguments, is_running = arguments[:-1], arguments[-1]
-            results = state.inner().evaluated(body, body_arguments)
+            read = [with_derivatives_where(is_running, x) for x in body_arguments]
+            results = state.inner().evaluated(body, read)
             carry = body_arguments[len(constants) : len(constants) + len(start)]
             for i, before in enumerate(carry):
                 results[i] = jnp.where(is_running, results[i], before)
             return results
 
         # The last stack tells each iteration whether it is for an item.
-        read_too = [*constants, *start]
-        stacks = [lax.slice_in_dim(x, 0, most) for x in stacks]
-        stacks = [*(state.with_ones_for_empty(x, length, read_too) for x in stacks), is_item]
+        stacks = [*(lax.slice_in_dim(x, 0, most) for x in stacks), is_item]
         return jaxpr_evaluation.scanned(
             equation, step_of_item, constants, start, stacks, length=most
         )

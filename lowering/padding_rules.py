@@ -33,10 +33,11 @@ RULES = Rules()
 
 @RULES("broadcast_in_dim")
 def _broadcast(state: PaddedState, equation: Equation, operands: list[Any]) -> list[Any]:
-    """Broadcast an array.
+    """Broadcast an array. If an axis becomes symbolic and has no items, broadcast the number 1.
 
-    If an axis becomes symbolic and has no items, the number 1 is broadcast instead, so that no
-    infinity in the array becomes padding.
+    The padding of the result counts as finite if the operand has no padding, see `is_finite`. An
+    infinity in this padding does no harm if it is an item too: the item makes a product with the
+    result infinite in any case. Without items there is only padding, which must be finite.
     """
     x = operands[0]
     before, after = shape_of(equation.invars[0]), shape_of(equation.outvars[0])
@@ -52,10 +53,15 @@ def _broadcast(state: PaddedState, equation: Equation, operands: list[Any]) -> l
 
 @RULES("iota", "transpose", "squeeze", "stack", "optimization_barrier", "bitcast_convert_type",
        "le_to", "lt_to", "levels")  # fmt: skip
-@RULES(by_item=True)
 def _unaffected(state: PaddedState, equation: Equation, operands: list[Any]) -> list[Any]:
     """Evaluate an equation in which no item of a result depends on padding."""
     return state.bind_bounded(equation, operands)
+
+
+@RULES(by_item=True)
+def _by_item(state: PaddedState, equation: Equation, operands: list[Any]) -> list[Any]:
+    """Evaluate an elementwise equation."""
+    return state.bind_by_item(equation, operands)
 
 
 @RULES("dim_as_value")
@@ -116,7 +122,8 @@ def _reshape(state: PaddedState, equation: Equation, operands: list[Any]) -> lis
         index = index + coordinate * stride
         number = number // extent
         stride = stride * x.shape[axis]
-    return [jnp.take(x.reshape(-1), index, mode="clip")]
+    items = jnp.take(x.reshape(-1), index, mode="clip")
+    return [state.without_derivatives(equation.outvars[0], items)]
 
 
 def _keeps_padding_behind(before: Shape, after: Shape) -> bool:
@@ -287,11 +294,18 @@ def _reduced(state: PaddedState, equation: Equation, operands: list[Any]) -> lis
 
 @RULES("cumsum", "cumprod", "cummax", "cummin")
 def _running(state: PaddedState, equation: Equation, operands: list[Any]) -> list[Any]:
-    """Compute running sums or the like. If they run backwards, neutral numbers replace padding."""
+    """Compute running sums or the like. If they run backwards, neutral numbers replace padding.
+
+    Otherwise they replace padding in derivatives only: the derivative of a running product
+    multiplies derivatives by padding.
+    """
     (v,), (x,) = equation.invars, operands
+    axes = [equation.params["axis"]]
+    padding = neutral(primitive(equation), x.dtype)
     if equation.params["reverse"]:
-        padding = neutral(primitive(equation), x.dtype)
-        x = state.with_padding(v, x, [equation.params["axis"]], padding)
+        x = state.with_padding(v, x, axes, padding)
+    else:
+        x = state.with_padding_in_derivatives(v, x, axes, padding, x)
     return state.bind_bounded(equation, [x])
 
 
@@ -313,9 +327,9 @@ def _product(state: PaddedState, equation: Equation, operands: list[Any]) -> lis
     # The derivative of a product also sums over the axes that the product does not sum.
     new_x, new_y = x, y
     if not is_x_finite:
-        new_x = state.with_zeros_in_derivatives(left, x, {*range(x.ndim)} - {*x_axes}, y)
+        new_x = state.with_padding_in_derivatives(left, x, {*range(x.ndim)} - {*x_axes}, 0, y)
     if not is_y_finite:
-        new_y = state.with_zeros_in_derivatives(right, y, {*range(y.ndim)} - {*y_axes}, x)
+        new_y = state.with_padding_in_derivatives(right, y, {*range(y.ndim)} - {*y_axes}, 0, x)
     return state.bind_bounded(equation, [new_x, new_y])
 
 
@@ -330,7 +344,7 @@ def _convolution(state: PaddedState, equation: Equation, operands: list[Any]) ->
     x = state.with_padding(v, x, summed_axes, 0)
     if not state.is_finite(v):
         # The derivative by the filter also sums over the batch.
-        x = state.with_zeros_in_derivatives(v, x, [batch_axis], filter)
+        x = state.with_padding_in_derivatives(v, x, [batch_axis], 0, filter)
     return state.bind_bounded(equation, [x, filter])
 
 

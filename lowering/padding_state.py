@@ -26,9 +26,12 @@ from lowering.rewriting import Rules
 from lowering.symbol_values import SymbolValues
 
 Shape = Sequence[Any]  # extents; some may be symbolic
-# Primitives that put items of other arrays into an array with symbolic extents. The padding of this
-# array must have no derivatives.
-_ENTRIES = frozenset({"broadcast_in_dim", CONVOLUTION, PRODUCT, "gather", "pad", "dynamic_slice"})
+# Primitives whose rules may compute padding of a result from items of an operand, as a running sum
+# does. The derivatives by padding may be NaN, and must not be added to the derivatives by items.
+_PADDING_OF_ITEMS = frozenset({
+    "broadcast_in_dim", CONVOLUTION, PRODUCT, "gather", "pad", "dynamic_slice", "slice", "split",
+    "tile", "cumsum", "cumprod", "cummax", "cummin",
+})  # fmt: skip
 _WITH_DERIVATIVE = "custom_jvp_call"  # the primitive of a function with a derivative of its own
 
 
@@ -113,7 +116,7 @@ class PaddedState:
         if moves_items and all(map(self.is_finite, equation.invars)):
             self._finite.update(equation.outvars)
         results = rule(self, equation, operands)
-        if primitive(equation) in _ENTRIES:
+        if primitive(equation) in _PADDING_OF_ITEMS:
             results = list(map(self.without_derivatives, equation.outvars, results))
         return results
 
@@ -182,21 +185,71 @@ class PaddedState:
                 new_params[name] = self.symbols.bounds(value)
         return jaxpr_evaluation.bind(equation, operands, **new_params)
 
+    def bind_by_item(self, equation: Equation, operands: Sequence[Any]) -> list[Any]:
+        """Evaluate an elementwise equation. The derivatives by items do not depend on padding.
+
+        An operand may have a single item where the result is a list. The derivative by this item is
+        a sum over the list. In the derivatives, the item is broadcast to the items of the list, and
+        not to the padding.
+        """
+        shape = tuple(shape_of(equation.outvars[0]))
+        is_repeated = [_is_repeated(v, shape) for v in equation.invars]
+        if not (any(is_repeated) and _is_real(equation.outvars[0])):
+            return self.bind_bounded(equation, operands)
+        places = self.symbols.bounds(shape)
+
+        def results_of(_: Array, *arrays: Any) -> list[Any]:
+            return self.bind_bounded(equation, arrays)
+
+        def derivative(primals: Any, tangents: Any) -> tuple[Any, Any]:
+            is_item, *arrays = primals
+            _, *array_tangents = tangents
+            real = [i for i, dx in enumerate(array_tangents) if not isinstance(dx, SymbolicZero)]
+
+            def results_of_real(*real_arrays: Any) -> list[Any]:
+                all_arrays = list(arrays)
+                for i, x in zip(real, real_arrays, strict=True):
+                    if is_repeated[i]:
+                        x = with_derivatives_where(is_item, jnp.broadcast_to(x, places))
+                    all_arrays[i] = x
+                return results_of(is_item, *all_arrays)
+
+            point = [arrays[i] for i in real]
+            return jax.jvp(results_of_real, point, [array_tangents[i] for i in real])
+
+        padded = jax.custom_jvp(results_of)
+        padded.defjvp(derivative, symbolic_zeros=True)
+        return padded(self.are_items(shape, places), *operands)
+
+    def are_items(self, shape: Shape, places: Sequence[int]) -> Array:
+        """Tell which places of an array are items, and which are padding.
+
+        `shape` is the shape of the items, and `places` is the shape of the array. The result
+        broadcasts with the array.
+        """
+        result = jnp.ones([1] * len(shape), bool)
+        for axis, extent in enumerate(shape):
+            if is_symbolic(extent):
+                result &= self._is_item(places, axis, extent)
+        return result
+
     def is_item(self, x: Any, axis: int, extent: Any) -> Array:
         """Tell which positions of x along an axis are items, and which are padding.
 
         `extent` is the extent of the axis. The result broadcasts with x.
         """
-        shape = [1] * x.ndim
-        shape[axis] = x.shape[axis]
-        places = lax.broadcasted_iota(jnp.int32, shape, axis)
-        return places < self.symbols.value(extent)
+        return self._is_item(x.shape, axis, extent)
+
+    def _is_item(self, places: Sequence[int], axis: int, extent: Any) -> Array:
+        """Tell the same as `is_item` for an array of the shape `places`."""
+        shape = [1] * len(places)
+        shape[axis] = places[axis]
+        return lax.broadcasted_iota(jnp.int32, shape, axis) < self.symbols.value(extent)
 
     def repeated(self, x: Any, axis: int, extent: Any) -> Any:
         """Return x with its first item along an axis in place of padding.
 
-        Numbers that are computed from padding, and their derivatives, are then as finite as those
-        that are computed from items.
+        The padding has no derivatives. It is finite if the first item is finite.
         """
         if not is_symbolic(extent) or x.shape[axis] == 0:
             return x
@@ -213,43 +266,29 @@ class PaddedState:
         first = lax.slice_in_dim(x, 0, 1, axis=axis)
         return _padded_in_derivatives(x, first, self.is_item(x, axis, extent), x)
 
-    def with_zeros_in_derivatives(self, v: Atom, x: Any, axes: Collection[int], other: Any) -> Any:
-        """Return x, the array of v. If x or `other` is differentiated, its padding is 0.
+    def with_padding_in_derivatives(
+        self, v: Atom, x: Any, axes: Collection[int], value: Any, other: Any
+    ) -> Any:
+        """Return x, the array of v. If x or `other` is differentiated, its padding is `value`.
 
-        `axes` are the axes whose padding is replaced. x is multiplied by `other`. The derivative of
-        the product by `other` multiplies the padding of x by derivatives, which are 0. With an
-        infinity or NaN as padding the result would be NaN.
+        `axes` are the axes whose padding is replaced. x is multiplied by `other`, which may be x
+        itself. The derivative by `other` multiplies the padding of x by derivatives that are 0.
+        With an infinity or NaN as padding, this product would be NaN.
         """
         if not jnp.issubdtype(x.dtype, jnp.inexact):
             return x
         for axis in axes:
             extent = shape_of(v)[axis]
             if is_symbolic(extent):
-                zero = jnp.zeros([1] * x.ndim, x.dtype)
-                x = _padded_in_derivatives(x, zero, self.is_item(x, axis, extent), other)
+                padding = jnp.full([1] * x.ndim, value, x.dtype)
+                x = _padded_in_derivatives(x, padding, self.is_item(x, axis, extent), other)
         return x
-
-    def with_ones_for_empty(self, x: Any, extent: Any, read_too: Sequence[Any]) -> Any:
-        """Return x. If x has no items, and an array is differentiated, the padding of x is 1.
-
-        The array is x, or one of the arrays `read_too`, which the same loop reads. `extent` is the
-        extent of the first axis. The padding of a list without items may be NaN. A
-        loop over the list computes derivatives for its padding too, and multiplies them by 0.
-        """
-        if not jnp.issubdtype(x.dtype, jnp.inexact):
-            return x
-        has_items = self.symbols.value(extent) > 0
-        return _padded_in_derivatives(x, jnp.ones((), x.dtype), has_items, read_too)
 
     def without_derivatives(self, v: Variable, x: Any) -> Any:
         """Return x, the array of v, with padding that has no derivatives."""
-        if not jnp.issubdtype(x.dtype, jnp.inexact):
+        if not is_list(v):
             return x
-        for axis, extent in enumerate(shape_of(v)):
-            if is_symbolic(extent):
-                # No value changes: XLA leaves the selection out if nothing is differentiated.
-                x = jnp.where(self.is_item(x, axis, extent), x, lax.stop_gradient(x))
-        return x
+        return with_derivatives_where(self.are_items(shape_of(v), x.shape), x)
 
     def with_padding(self, v: Atom, x: Any, axes: Collection[int], value: Any) -> Any:
         """Return x, the array of v, with `value` in each place of the padding along `axes`."""
@@ -258,6 +297,16 @@ class PaddedState:
             if is_symbolic(extent):
                 x = jnp.where(self.is_item(x, axis, extent), x, jnp.asarray(value, x.dtype))
         return x
+
+
+def with_derivatives_where(is_item: Array, x: Any) -> Any:
+    """Return x. Where `is_item` is false, the derivatives by x are exactly 0.
+
+    Without derivatives, a program is the same as with x itself.
+    """
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        return x
+    return _padded_in_derivatives(x, x, is_item, x)
 
 
 @jax.custom_jvp
@@ -314,12 +363,12 @@ def neutral(name: str, dtype: Any) -> Any:
     `name` is the name of the reduction.
     """
     is_logical = jnp.issubdtype(dtype, np.bool_)
-    if name.endswith(("sum", "or", "xor")):
+    if name.endswith(("sum", "or")):  # "xor" too
         return 0
     if name.endswith("prod"):
         return 1
     if name.endswith("and"):
-        return True if is_logical else -1  # -1 has all bits
+        return np.invert(np.zeros((), dtype))  # True, or an integer with all bits
     if is_logical:
         return name.endswith("min")  # true for the minimum, false for the maximum
     return least(dtype) if name.endswith("max") else _largest(dtype)
@@ -340,6 +389,18 @@ def _is_symbolic(equation: Equation) -> bool:
 def _is_real(v: Atom) -> bool:
     """Tell whether a variable or literal of a program has derivatives."""
     return jnp.issubdtype(v.aval.dtype, jnp.inexact)
+
+
+def _is_repeated(v: Atom, shape: Shape) -> bool:
+    """Tell whether an operand of an elementwise equation has a single item along a list's axis.
+
+    `shape` is the shape of the equation's result. Operands without derivatives do not count.
+    """
+    if is_literal(v) or not _is_real(v):
+        return False
+    extents = tuple(shape_of(v)) or (1,) * len(shape)  # a scalar has no axes
+    pairs = zip(extents, shape, strict=True)
+    return any(is_symbolic(n) and not is_symbolic(extent) for extent, n in pairs)
 
 
 def _results_and_derivatives(equation: Equation, real: Sequence[int]) -> Program:

@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lowering import jaxpr_evaluation, jaxprs, primitives
+from lowering import jaxpr_evaluation, jaxprs
 from lowering.contexts import is_enabled
 from lowering.cpu.blocks import attended
 from lowering.cpu.kernel_rules import RULES
@@ -232,14 +232,14 @@ def _while(program: Program, equation: Equation, *views: View) -> list[View] | N
         in_loop=True,
     )
     parts, _ = _body_parts(body, constants, start, items=[], in_order=True)
-    condition = primitives.as_call(params["cond_jaxpr"])
-
-    def has_more(state: list[Array]) -> Array:
-        (result,) = condition(*condition_constants, *state)
-        return result
-
-    last = lax.while_loop(has_more, partial(parts.call, parts.prepare(constants)), start)
-    return list(map(plain, last))
+    prepared = list(parts.prepare(constants))
+    changed = {
+        "body_jaxpr": jaxpr_evaluation.make_jaxpr(parts.call, prepared, start),
+        "body_nconsts": len(prepared),
+    }
+    # The condition may have an axis of a batch, which `lax.while_loop` refuses.
+    operands = [*condition_constants, *prepared, *start]
+    return list(map(plain, equation.primitive.bind(*operands, **(params | changed))))
 
 
 @RULES("cond")

@@ -116,11 +116,10 @@ def _sliced_list(
     limit: Any = FAR,
 ) -> Tensor:
     """Slice a tensor along an axis, and count the items of the result in a run.
-    The number of items is at most the extent `limit`.
 
-    The number of items is computed by operations of the graph. An expression of jax's symbols, such
-    as n - 1, would be wrong for a list without items, because jax assumes that each symbol is at
-    least 1.
+    The number of items is at most the extent `limit`. The number is computed by operations of the
+    graph. An expression of jax's symbols, such as n - 1, would be wrong for a list without items,
+    because jax assumes that each symbol is at least 1.
     """
     graph = site.graph
     extent = site.known_shape(x)[axis]

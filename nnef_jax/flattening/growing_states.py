@@ -30,8 +30,8 @@ class GrowingAxis:
         state: the index of the state.
         axis: the axis.
         step: the largest number of items that an iteration adds.
-        least: a number of items for which there must be room: the largest number after an
-            iteration, if it is known without the number before the iteration. Otherwise 0.
+        least: the padded state has room for at least this number of items. It is 0 if the room
+            depends only on `step` and on the extent before the first iteration.
     """
 
     state: int

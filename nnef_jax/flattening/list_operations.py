@@ -15,6 +15,7 @@ from lowering.extents import is_symbolic, largest_of, smallest_of
 from lowering.graph import Value, is_float
 from lowering.location import Span
 from lowering.ops import BY_ITEM
+from lowering.symbol_values import symbols_in
 from nnef_jax.flattening.emission import ByName, ends_of
 from nnef_jax.flattening.lists import ListEmission
 
@@ -69,20 +70,45 @@ def _with_extents_of_indices(
 
 def _broadcast(
     graph: ListEmission, operands: ByName, attributes: ByName, span: Span | None
-) -> ByName:
-    """Return the operands of a broadcast. An input that is a list gets the symbols of `shape`."""
+) -> ByName | list[Value]:
+    """Return the operands of a broadcast, or the result in a list.
+
+    The input and `shape` are broadcast to each other. Along each axis, their extents get the same
+    symbol, as the extents of operands of an elementwise operation do. If an extent of `shape`
+    changes, the broadcast is added here.
+    """
     x = operands["input"]
-    if not graph.is_list(x):
+    shape = graph.symbols.dimensions.of(tuple(attributes["shape"]))
+    if not isinstance(x, Value):
         return operands
-    shape = attributes["shape"]
-    # New axes come first. Their number is negative if `shape` has fewer axes than the list.
+    if not (graph.is_list(x) or any(_is_counted(graph, extent) for extent in shape)):
+        return operands
+    extents = list(shape)
+    # New axes come first. Their number is negative if `shape` has fewer axes than the input.
     new_axis_count = len(shape) - len(x.type.shape)
-    extents: dict[int, Any] = {}
-    for axis, extent in enumerate(graph.shape_of(x)):
-        axis_in_shape = new_axis_count + axis
-        if is_symbolic(extent) and axis_in_shape >= 0:
-            extents[axis] = shape[axis_in_shape]
-    return {**operands, "input": _with_extents(graph, x, extents, span)}
+    for i in range(max(new_axis_count, 0), len(shape)):
+        axis = i - new_axis_count
+        extent, new_extent = graph.shape_of(x)[axis], shape[i]
+        is_counted = _is_counted(graph, extent)
+        is_new_counted = _is_counted(graph, new_extent)
+        if is_counted and is_new_counted:
+            if extent - new_extent != 0:
+                extents[i] = _common_extent(graph, [extent, new_extent], span)
+                x = _spread(graph, x, axis, extents[i], span)
+        elif is_counted and not is_symbolic(new_extent) and new_extent != 1:
+            x = _spread(graph, x, axis, new_extent, span)
+        elif is_new_counted and not is_symbolic(extent) and extent != 1:
+            extents[i] = extent
+    operands = {**operands, "input": x}
+    if extents == list(shape):
+        return operands
+    return [graph.insert("broadcast", operands, span, shape=tuple(extents))]
+
+
+def _is_counted(graph: ListEmission, extent: Any) -> bool:
+    """Tell whether an extent depends on numbers of items, and on no symbol of the user."""
+    symbols = symbols_in(extent)
+    return bool(symbols) and symbols <= graph.symbols.most.keys()
 
 
 def _by_item(

@@ -260,15 +260,22 @@ def chosen(branch: int) -> Arguments:
     return function, filters, [random(2, 16, 9, 8, seed=2), jnp.float32(1 - 2 * branch)]
 
 
-def repeated_while() -> Arguments:
+def repeated_while(count: Any) -> Arguments:
+    """Return a loop for a batch, or for each of its items if there are several counts."""
+
     def function(parameters: Any, inputs: Any) -> Any:
         def turn(state: Any) -> Any:
-            count, y = state
-            return count + 1, jnp.tanh(conv(y, parameters[0], padding=[(2, 2), (2, 2)]))
+            i, y = state
+            return i + 1, jnp.tanh(conv(y, parameters[0], padding=[(2, 2), (2, 2)]))
 
-        return lax.while_loop(lambda state: state[0] < inputs[1], turn, (0, inputs[0]))
+        def loop(x: Any, count: Any) -> Any:
+            return lax.while_loop(lambda state: state[0] < count, turn, (0, x))
 
-    return function, [random(16, 16, 5, 5) / 9], [random(2, 16, 9, 8, seed=2), jnp.int32(3)]
+        return jax.vmap(loop)(*inputs) if np.ndim(count) else loop(*inputs)
+
+    x = random(2, 16, 9, 8, seed=2)
+    x = x[:, None] if np.ndim(count) else x
+    return function, [random(16, 16, 5, 5) / 9], [x, jnp.asarray(count, jnp.int32)]
 
 
 def varying_filter(**options: Any) -> Arguments:
@@ -410,7 +417,9 @@ def test_means_of_positions_are_no_reductions() -> None:
         assert "reduce_sum" not in names_of(made_of(*means(items, kept)))
 
 
-@pytest.mark.parametrize("make", [partial(chosen, 0), repeated_while])
+@pytest.mark.parametrize(
+    "make", [partial(chosen, 0), partial(repeated_while, 3), partial(repeated_while, [3, 1])]
+)
 def test_convolutions_of_branches_and_loops_have_channels_last(make: Any) -> None:
     function, *arguments = make()
     compute = optimised(function)

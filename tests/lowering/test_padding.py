@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from jax import lax
 
 from lowering.jaxpr_evaluation import make_jaxpr
 from lowering.padding import NotPaddableError, padded
+from lowering.padding_state import neutral
 from lowering.program import Program
 from lowering.symbol_values import SymbolValues
 
@@ -253,6 +255,86 @@ def test_derivatives_beside_lists_without_items(
     slope = jax.grad(total)(places[argument])
     part = tuple(slice(0, n) for n in arrays[argument].shape)
     np.testing.assert_allclose(slope[part], jax.grad(expected)(arrays[argument]), rtol=1e-6)
+
+
+def differences(carry: Any, x: Any) -> tuple[Any, Any]:
+    return x, 1 / (x - carry)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    ("function", "shapes", "argument"),
+    [
+        (lambda x, y: x * y, [(P, 3), (1, 3)], 1),
+        (lambda x, y: x + y, [(P, 3), (1, 3)], 1),
+        (lambda x, y: lax.mul(x, y), [(P, 3), ()], 1),
+        (lambda x, y: jnp.clip(x, y, 9.0), [(P, 3), ()], 1),
+        (lambda x, y: y / x + x**y, [(P, 3), (P, 1)], 1),
+        (lambda x: x - x.mean(0, keepdims=True), [(P, 3)], 0),
+        (lambda x: lax.cumsum(x), [(P, 3)], 0),
+        (lambda x: lax.cumsum(x, reverse=True), [(P, 3)], 0),
+        (lambda x: lax.cumprod(x), [(P, 3)], 0),
+        (lambda x: lax.cumprod(x, reverse=True), [(P, 3)], 0),
+        (lambda x: lax.cummax(x), [(P, 3)], 0),
+        (lambda x: lax.cummin(x), [(P, 3)], 0),
+        (lambda x: jnp.tile(x, (2, 1)), [(P, 3)], 0),
+        (lambda x: x.reshape(-1), [(3, P)], 0),
+        (lambda x, y: jnp.concatenate([x, y])[: x.shape[0]], [(P, 3), (2, 3)], 1),
+        (lambda x, y: lax.split(jnp.concatenate([x, y]), (x.shape[0], 2))[0], [(P, 3), (2, 3)], 1),
+        (lambda x: lax.scan(differences, 0.5, x)[1], [(P,)], 0),
+        (lambda x, y: lax.scan(lambda c, row: (c + row, c * row * y), y, x)[1], [(P, 3), (3,)], 1),
+    ],
+)
+def test_derivatives_by_items_do_not_depend_on_padding(
+    function: Callable[..., Any], shapes: Shapes, argument: int, count: int
+) -> None:
+    """The padding of x is NaN, and the derivative by the first padding of the result is 0/0."""
+
+    def total(*arrays: Any) -> Any:
+        y = function(*arrays)
+        places_after = y.shape[0] - jnp.arange(y.shape[0], dtype="float32")
+        return (jnp.sin(y) / jnp.expand_dims(places_after, range(1, y.ndim))).sum()
+
+    program = traced(total, shapes)
+    draw = np.random.default_rng(0)
+    arrays = [draw.uniform(1, 2, with_extent(x, count)).astype(np.float32) for x in shapes]
+    places = [jnp.asarray(with_padding(*x)) for x in zip(arrays, shapes, strict=True)]
+
+    def on_places(x: Any, count: Any) -> Any:
+        operands = [*places[:argument], x, *places[argument + 1 :]]
+        return padded(program, operands, SymbolValues({P: MOST}, {P: count}))[0]
+
+    items = tuple(slice(0, n) for n in arrays[argument].shape)
+    expected = jax.grad(total, argument)(*map(jnp.asarray, arrays))
+    slope = jax.jit(jax.grad(on_places))(places[argument], jnp.int32(count))
+    np.testing.assert_allclose(slope[items], expected, rtol=1e-4, atol=1e-5)
+    direction = jnp.ones_like(expected)
+    padded_direction = jnp.zeros_like(slope).at[items].set(direction)
+    at_count = partial(on_places, count=jnp.int32(count))
+    _, change = jax.jvp(at_count, [places[argument]], [padded_direction])
+    np.testing.assert_allclose(change, expected.sum(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_program_without_derivatives_is_not_changed() -> None:
+    """Only derivatives distinguish items of a row that is added to each item of a list."""
+    program = traced(lambda x, y: jnp.exp(x + y), [(P, 3), (1, 3)])
+
+    def run(x: Any, y: Any) -> Any:
+        return padded(program, [x, y], SymbolValues({P: MOST}, {P: jnp.int32(2)}))[0]
+
+    text = jax.jit(run).lower(jnp.ones((MOST, 3)), jnp.ones((1, 3))).compile().as_text()
+    assert text is not None and "select" not in text and "iota" not in text
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "bool", "uint32"])
+def test_neutral_numbers_change_nothing(dtype: str) -> None:
+    items = np.array([0, 1, 77], np.uint8).astype(dtype)
+    for name, function in (
+        ("and", np.bitwise_and), ("or", np.bitwise_or), ("xor", np.bitwise_xor),
+        ("max", np.maximum), ("min", np.minimum),
+    ):  # fmt: skip
+        number = np.asarray(neutral(f"reduce_{name}", dtype)).astype(dtype)
+        np.testing.assert_array_equal(function(items, number), items, err_msg=name)
 
 
 def test_what_has_no_rule_is_refused() -> None:

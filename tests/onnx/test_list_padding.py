@@ -1,4 +1,7 @@
-"""Pads and resizes of lists, and lists that never have items, compared with onnx.reference."""
+"""Pads, resizes and expansions of lists, and lists that never have items.
+
+The results are compared with onnx.reference.
+"""
 
 from __future__ import annotations
 
@@ -136,6 +139,46 @@ def test_refusals_name_the_operator_the_axis_and_the_count(
     text = str(error.value)
     assert all(word in text for word in [*words, "'it.sum_reduce'"]), text
     assert not any(word in text for word in ("ymbolic", "racer", "_DimExpr", "n0"))
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [node("Shape", "b", "s"), node("Expand", "a s", "y")],
+        [node("Shape", "b", "s"), node("Expand", "a s", "e"), node("Shape", "e", "t"),
+         node("Expand", "value t", "f"), node("Mul", "f e", "y")],
+        [node("Shape", "b", "s"), node("Expand", "x s", "y")],
+        [node("Shape", "x", "s"), node("Expand", "a s", "y")],
+        [node("Expand", "a one_and_two", "y")],
+        [node("Shape", "b", "s"), node("Concat", "two s", "t", axis=0), node("Expand", "a t", "y")],
+        [node("Shape", "b", "s"), node("Unsqueeze", "a axis", "u"), node("Expand", "u s", "y")],
+    ],
+)  # fmt: skip
+def test_expansions_broadcast_both_ways(nodes: list[Any]) -> None:
+    """The input or the shape may be a list. Either may have one row."""
+    lists = [node("Compress", "x mask", "a", axis=0), node("Compress", "z z_mask", "b", axis=0)]
+    inputs = [tensor("x", (4, 2)), tensor("z", (4, 2)), tensor("mask", (4,), BOOL),
+              tensor("z_mask", (4,), BOOL)]  # fmt: skip
+    weights = {
+        "value": np.float32([[3, 5]]), "one_and_two": np.array([1, 2]), "two": np.array([2]),
+        "axis": np.array([0]),
+    }  # fmt: skip
+    file = model([*lists, *nodes], inputs, [tensor("y", None)], weights, 18)
+    net = nnef_jax.load(file.SerializeToString())
+    run = jax.jit(lambda *x: net.apply(net.params, *x, capture=net.lengths))
+    results = 0
+    for counts in np.ndindex(5, 5):
+        x_mask, z_mask = (np.arange(4) < n for n in counts)
+        feeds = {"x": X, "z": X, "mask": x_mask, "z_mask": z_mask}
+        try:
+            (expected,) = ReferenceEvaluator(file).run(None, feeds)
+        except ValueError:  # the numbers of rows do not broadcast
+            continue
+        y, lengths = run(*feeds.values())
+        y = nnef_jax.trim(y, lengths) if lengths else y
+        np.testing.assert_array_equal(y, expected, err_msg=str(counts))
+        results += 1
+    assert results >= 10
 
 
 def test_suppression_of_a_list_of_boxes() -> None:
