@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array, device_put, lax
 from numpy.typing import ArrayLike, NDArray
 
 from lowering.extents import UNKNOWN
@@ -227,7 +227,7 @@ class Decoder:
             state = where_read(is_read, after, state)
             last = last_logits(chunk_logits)
             logits = last if logits is None else where_read(is_read, last, logits)
-        return logits, {**state, LENGTH: jnp.asarray(sizes)}
+        return logits, {**state, LENGTH: device_put(sizes)}
 
     def _chunks(self) -> Sequence[int]:
         """Return the numbers of tokens that may be read at once, the largest first."""
@@ -421,10 +421,9 @@ class Decoder:
                 f"places, the caches have {self.places}",
                 hint="decoder(..., places=...) sets their number",
             )
-        first_key = jax.random.key(key) if isinstance(key, int | np.integer) else key
-        return _Request(
-            prompts, sizes, steps, sample, first_key, stop_tokens(stop), params, context
-        )
+        # The loop takes over the memory of its arguments.
+        own_key = jax.random.key(key) if isinstance(key, int | np.integer) else jnp.copy(key)
+        return _Request(prompts, sizes, steps, sample, own_key, stop_tokens(stop), params, context)
 
     def _blocks(self, request: _Request, size: int) -> Iterator[NDArray[np.int32]]:
         """Read the prompts of a request, and yield the generated tokens in blocks.
@@ -450,7 +449,7 @@ class Decoder:
                 loop, state, prompts, choice, np.int32(count), context
             )
             yield np.asarray(tokens)[:, :count]
-            if np.all(state.is_done):
+            if np.asarray(state.is_done).all():
                 return
             # Only the first block reads prompts.
             prompts = prompts._replace(lengths=jnp.zeros_like(prompts.lengths))
@@ -482,21 +481,21 @@ class Decoder:
             by_loop = lengths_by_loop(lengths, self._chunks(), overlaps=self.window == 0)
         logits: Any = None
         if np.all(by_loop == lengths):
-            logits = jnp.zeros((rows, type.shape[-1]), type.dtype)
+            logits = device_put(np.zeros((rows, type.shape[-1]), type.dtype))
             state = self.init_state(rows)
         else:
             sizes = lengths - by_loop
             logits, state = self._read_prompts(None, request.prompts, sizes, request.context)
         words = logits.shape[-1]
         require_words(request.prompts, words)
-        seen = words_of(request.prompts, lengths, words)
+        # `jnp.zeros` and `jnp.asarray` would compile programs for each number of rows.
         start = LoopState(
             logits,
             state,
-            key=jnp.copy(request.key),  # the loop takes over the memory of its arguments
-            seen=jnp.asarray(seen),
-            last=jnp.zeros(rows, jnp.int32),
-            is_done=jnp.zeros(rows, bool),
+            request.key,
+            seen=device_put(words_of(request.prompts, lengths, words)),
+            last=device_put(np.zeros(rows, np.int32)),
+            is_done=device_put(np.zeros(rows, bool)),
         )
         tokens = last_tokens(request.prompts, lengths, by_loop, _LONGEST_IN_LOOP)
-        return start, Prompts(jnp.asarray(tokens), jnp.asarray(by_loop, jnp.int32))
+        return start, Prompts(device_put(tokens), device_put(by_loop))
