@@ -436,12 +436,8 @@ class Decoder:
             return
         context = self._bound_context(request.context, len(request.prompts))
         state, prompts = self._start(request)
-        numbers = request.sample.numbers()
-        # A loop is compiled for each `top_k`, which has no effect if no token is drawn.
-        is_drawn = numbers.temperature is not None
-        top_k = request.sample.top_k if is_drawn else 0
-        loop = TokenLoop(size, top_k, rolls=self.window > 0)
-        choice = TokenChoice(numbers, stop_array(request.stop))
+        loop = TokenLoop(size, rolls=self.window > 0)
+        choice = TokenChoice(request.sample.numbers(), stop_array(request.stop))
         execution = execution_of(self.model)
         for begin in range(0, request.steps, size):
             count = min(size, request.steps - begin)

@@ -54,12 +54,10 @@ class TokenLoop:
 
     Args:
         size: the most tokens that a run generates.
-        top_k: a token is drawn from the `top_k` tokens with the largest logits; 0 for all tokens.
         rolls: whether a full cache drops its first position when a token is added.
     """
 
     size: int
-    top_k: int = 0
     rolls: bool = False
     title: str = field(default="generate", init=False)
     # A run takes over the memory of argument 0, the loop's state. Otherwise a run would copy the
@@ -145,7 +143,7 @@ class TokenLoop:
 
     def _chosen(self, loop: LoopState, numbers: SamplingNumbers, key: Array) -> Array:
         """Return the next token of each row (batch,). A row that is done repeats its last token."""
-        token = numbers.choose(numbers.penalised(loop.logits, loop.seen), key, self.top_k)
+        token = numbers.choose(numbers.penalised(loop.logits, loop.seen), key)
         return jnp.where(loop.is_done, loop.last, token)
 
     def step_arguments(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from numpy.typing import NDArray
 
 from nnef_jax.errors import InputError
@@ -17,7 +17,7 @@ from nnef_jax.options import require, shown
 
 _TINY = float(np.finfo(np.float32).tiny)
 _LARGE = float(np.finfo(np.float32).max)
-_Number = Array | np.float32
+_Number = Array | np.float32 | np.int32
 
 
 def require_normal(name: str, value: object) -> None:
@@ -77,13 +77,15 @@ class Sampling:
 
         `key` is a key of `jax.random`. It is used only if the temperature is not 0.
         """
-        return self.numbers().choose(logits, key, self.top_k)
+        return self.numbers().choose(logits, key)
 
     def numbers(self) -> SamplingNumbers:
-        """Return the real numbers of this `Sampling`, as arguments of a compiled loop."""
+        """Return the numbers of this `Sampling`, as arguments of a compiled loop."""
         is_greedy = self.temperature == 0
+        top_k = min(self.top_k, np.iinfo(np.int32).max)
         return SamplingNumbers(
             temperature=None if is_greedy else np.float32(self.temperature),
+            top_k=None if is_greedy or top_k == 0 else np.int32(top_k),
             top_p=None if is_greedy or self.top_p == 1 else np.float32(self.top_p),
             repetition_penalty=(
                 None if self.repetition_penalty == 1 else np.float32(self.repetition_penalty)
@@ -92,13 +94,14 @@ class Sampling:
 
 
 class SamplingNumbers(NamedTuple):
-    """The real numbers of a `Sampling`: scalars of float32, or None for a number without effect.
+    """The numbers of a `Sampling`: scalars of 32 bits, or None for a number without effect.
 
     A loop is compiled for the set of numbers that are not None. The loop runs with any values of
     these numbers.
     """
 
     temperature: _Number | None  # None: the token of largest logit is chosen
+    top_k: _Number | None
     top_p: _Number | None
     repetition_penalty: _Number | None
 
@@ -112,25 +115,43 @@ class SamplingNumbers(NamedTuple):
         lower = jnp.where(logits > 0, logits / penalty, logits * penalty)
         return jnp.where(seen, lower, logits)
 
-    def choose(self, logits: Array, key: Array, top_k: int) -> Array:
+    def choose(self, logits: Array, key: Array) -> Array:
         """Return tokens as `Sampling.choose` does."""
         if self.temperature is None:
             return jnp.argmax(logits, axis=-1).astype(jnp.int32)
         logits = logits.astype(jnp.float32)
         # The largest logit becomes 0. Otherwise several logits may be infinity after the division.
         logits = (logits - jnp.max(logits, axis=-1, keepdims=True)) / self.temperature
-        if 0 < top_k < logits.shape[-1]:
-            largest, _ = jax.lax.top_k(logits, top_k)
-            least = largest[:, -1:]
-            logits = jnp.where(logits < least, -jnp.inf, logits)
+        if self.top_k is not None:
+            counts = jnp.ones_like(logits, jnp.int32)
+            logits = jnp.where(has_less_above(logits, counts, self.top_k), logits, -jnp.inf)
         if self.top_p is not None:
-            ordered = -jnp.sort(-logits, axis=-1)  # the largest first
-            probabilities = jax.nn.softmax(ordered, axis=-1)
-            of_more_probable = jnp.cumsum(probabilities, axis=-1) - probabilities
-            candidates = jnp.where(of_more_probable < self.top_p, ordered, jnp.inf)
-            least = jnp.min(candidates, axis=-1, keepdims=True)
-            logits = jnp.where(logits < least, -jnp.inf, logits)
+            probabilities = jax.nn.softmax(logits, axis=-1)
+            logits = jnp.where(has_less_above(logits, probabilities, self.top_p), logits, -jnp.inf)
         return jax.random.categorical(key, logits, axis=-1).astype(jnp.int32)
+
+
+def has_less_above(logits: Array, weights: Array, limit: _Number) -> Array:
+    """Return whether the words with larger logits than a word weigh less than `limit` together.
+
+    `logits` are float32 (batch, words), at most 0. `weights` (batch, words) are at least 0.
+
+    The least of these logits is determined by a binary search. A sort would take 39 ms instead of
+    2 ms on a CPU for 1 x 151,936 words, and jax could not store the program.
+    """
+    # The bits of positive numbers, read as integers, are in the order of the numbers.
+    ranks = lax.bitcast_convert_type(jnp.abs(logits), jnp.int32)  # the largest logit has the least
+
+    def with_bit(last_rank: Array, bit: Array) -> tuple[Array, None]:
+        """Set a bit of the last rank, if all lower ranks weigh less than `limit`."""
+        larger = last_rank | bit
+        weight = jnp.sum(weights, axis=-1, keepdims=True, where=ranks < larger, dtype=weights.dtype)
+        return jnp.where(weight < limit, larger, last_rank), None
+
+    first_rank = jnp.zeros((*logits.shape[:-1], 1), jnp.int32)
+    bits = jnp.asarray(1 << np.arange(30, -1, -1), jnp.int32)
+    last_rank, _ = lax.scan(with_bit, first_rank, bits)
+    return ranks <= last_rank
 
 
 GREEDY = Sampling()

@@ -11,7 +11,7 @@ import pytest
 
 from nnef_jax.errors import InputError
 from nnef_jax.generation import Sampling
-from nnef_jax.generation.token_sampling import stop_tokens
+from nnef_jax.generation.token_sampling import has_less_above, stop_tokens
 
 
 def test_the_repetition_penalty() -> None:
@@ -35,6 +35,27 @@ def test_words_that_can_be_drawn(sample: Sampling, words: set[int]) -> None:
     probabilities = jnp.log(jnp.asarray([[0.2, 0.05, 0.65, 0.1]]))
     keys = jax.random.split(jax.random.key(0), 100)
     assert {int(sample.choose(probabilities, key)[0]) for key in keys} == words
+
+
+@pytest.mark.parametrize("scale", [0.01, 3.0, 1e30])
+def test_the_drawn_words_are_those_of_a_sort(scale: float) -> None:
+    """The words above a drawn word are fewer than `top_k`, and less probable than `top_p`."""
+    random = np.random.default_rng(4)
+    logits = (scale * random.integers(-9, 9, (4, 60)) / 4).astype(np.float32)  # many are equal
+    logits[1, 5:] = -np.inf
+    logits -= logits.max(axis=1, keepdims=True)
+    probabilities = np.asarray(jax.nn.softmax(logits))
+    is_more_probable = logits[:, None, :] > logits[:, :, None]  # word by word
+
+    def check(weights: Any, limit: Any) -> None:
+        weight_above = (is_more_probable * weights[:, None, :].astype(np.float64)).sum(axis=2)
+        drawn = has_less_above(jnp.asarray(logits), jnp.asarray(weights), limit)
+        np.testing.assert_array_equal(drawn, weight_above < limit)
+
+    for top_k in 1, 2, 7, 59, 60, 100, 2**31 - 1:
+        check(np.ones_like(logits, np.int32), np.int32(top_k))
+    for top_p in 1e-6, 0.1, 0.5, 0.9, 0.99:
+        check(probabilities, np.float32(top_p))
 
 
 def test_frequencies_are_those_of_the_probabilities() -> None:
