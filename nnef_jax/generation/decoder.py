@@ -20,6 +20,7 @@ from nnef_jax.execution.runnable import execution_of
 from nnef_jax.generation.beams import BeamSearch, Ranking
 from nnef_jax.generation.decoder_network import LENGTH, with_tokens
 from nnef_jax.generation.prompts import (
+    checked_lengths,
     checked_tokens,
     in_turn,
     last_tokens,
@@ -38,12 +39,13 @@ from nnef_jax.generation.token_sampling import (
     GREEDY,
     Sampling,
     last_logits,
+    new_key,
     require_normal,
     stop_array,
     stop_tokens,
 )
 from nnef_jax.model import Model
-from nnef_jax.options import require, shown
+from nnef_jax.options import require
 
 # The numbers of tokens that are read at once. Three programs read prompts of any length.
 CHUNKS = (256, 16, 1)
@@ -134,6 +136,8 @@ class Decoder:
         The caches are empty, and the lengths are 0. `batch` is the number of rows.
         """
         require("batch", batch, int, "a number of rows")
+        if batch < 0:
+            raise InputError(f"batch must be at least 0, it is {batch}")
         state: dict[str, Array] = {}
         for variable in self.model.graph.states:
             type = variable.value.type
@@ -238,26 +242,8 @@ class Decoder:
         return [x for x in CHUNKS if x < self.places]
 
     def _lengths(self, lengths: ArrayLike | None, rows: int, width: int) -> NDArray[np.int32]:
-        """Return the lengths of `rows` prompts. If `lengths` is None, each length is `width`.
-
-        Raises InputError unless each length is a number from 1 to `width`, and at most the number
-        of places of the caches. If the network reads a fixed number of tokens at a time, a length
-        must be at least this number.
-        """
-        sizes = np.full(rows, width) if lengths is None else np.asarray(lengths)
-        are_integers = sizes.dtype.kind in "iu"
-        is_in_range = sizes.shape == (rows,) and np.all((sizes >= 1) & (sizes <= width))
-        if not (are_integers and is_in_range):
-            message = f"lengths must be {rows} numbers from 1 to {width}, they are {shown(lengths)}"
-            raise InputError(message if width else "a prompt is empty")
-        if max(sizes) > self.places:
-            message = f"a prompt has {max(sizes)} tokens, the caches have {self.places} places"
-            raise InputError(message, hint="decoder(..., places=...) sets their number")
-        fewest = self._chunks()[-1]
-        if min(sizes) < fewest:
-            message = f"a prompt has {min(sizes)} tokens, the network reads {fewest} at a time"
-            raise InputError(message)
-        return sizes.astype(np.int32)
+        """Return the lengths of `rows` prompts, as `checked_lengths` does."""
+        return checked_lengths(lengths, rows, width, fewest=self._chunks()[-1], most=self.places)
 
     def log_probabilities(
         self, params: Params | Prepared | None, tokens: ArrayLike, **context: ArrayLike
@@ -270,6 +256,10 @@ class Decoder:
         """
         array = jnp.asarray(tokens)
         rows, width = shape_of_prompts(array)
+        if width == 1:
+            raise InputError(
+                "the first token of a row has no log-probability, and there is no other"
+            )
         self._lengths(None, rows, width)  # checks the length of the rows
         state = self.init_state(rows)
         # The logits after each token score the next token, so the last token is not read.
@@ -421,9 +411,9 @@ class Decoder:
                 f"places, the caches have {self.places}",
                 hint="decoder(..., places=...) sets their number",
             )
+        stops = stop_tokens(stop)
         # The loop takes over the memory of its arguments.
-        own_key = jax.random.key(key) if isinstance(key, int | np.integer) else jnp.copy(key)
-        return _Request(prompts, sizes, steps, sample, own_key, stop_tokens(stop), params, context)
+        return _Request(prompts, sizes, steps, sample, new_key(key), stops, params, context)
 
     def _blocks(self, request: _Request, size: int) -> Iterator[NDArray[np.int32]]:
         """Read the prompts of a request, and yield the generated tokens in blocks.

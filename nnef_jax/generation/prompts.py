@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 from numpy.typing import ArrayLike, NDArray
 
 from lowering.extents import UNKNOWN
@@ -124,8 +125,16 @@ def shape_of_prompts(tokens: ArrayLike) -> tuple[int, int]:
     return shape
 
 
+def require_concrete(name: str, array: object) -> None:
+    """Raise InputError if an argument is traced, so that its values are not known."""
+    if isinstance(array, Tracer):
+        message = f"{name} must be known when a function is traced"
+        raise InputError(message, hint="pass them from outside of jax.jit, jax.vmap and jax.grad")
+
+
 def checked_tokens(tokens: ArrayLike) -> NDArray[Any]:
     """Return prompts as an array (batch, tokens). Raises InputError unless they are tokens."""
+    require_concrete("tokens", tokens)
     try:
         array = np.atleast_2d(np.asarray(tokens))
     except ValueError as error:  # rows of different lengths
@@ -137,6 +146,30 @@ def checked_tokens(tokens: ArrayLike) -> NDArray[Any]:
         expected = "token numbers, (batch, tokens) or (tokens,)"
         raise InputError(f"tokens must be {expected}, they are {shown(tokens)}")
     return array
+
+
+def checked_lengths(
+    lengths: ArrayLike | None, rows: int, width: int, *, fewest: int, most: int
+) -> NDArray[np.int32]:
+    """Return the lengths of `rows` prompts. If `lengths` is None, each length is `width`.
+
+    Raises InputError unless each length is a number from 1 to `width`, at least `fewest`, the least
+    number of tokens that the network reads at a time, and at most `most`, the places of the caches.
+    """
+    require_concrete("lengths", lengths)
+    sizes = np.full(rows, width) if lengths is None else np.asarray(lengths)
+    are_integers = sizes.dtype.kind in "iu"
+    is_in_range = sizes.shape == (rows,) and np.all((sizes >= 1) & (sizes <= width))
+    if not (are_integers and is_in_range):
+        message = f"lengths must be {rows} numbers from 1 to {width}, they are {shown(lengths)}"
+        raise InputError(message if width else "a prompt is empty")
+    if max(sizes) > most:
+        message = f"a prompt has {max(sizes)} tokens, the caches have {most} places"
+        raise InputError(message, hint="decoder(..., places=...) sets their number")
+    if min(sizes) < fewest:
+        message = f"a prompt has {min(sizes)} tokens, the network reads {fewest} at a time"
+        raise InputError(message)
+    return sizes.astype(np.int32)
 
 
 def require_rows(rows: int, arrays: Mapping[str, ArrayLike]) -> None:

@@ -157,6 +157,21 @@ def has_less_above(logits: Array, weights: Array, limit: _Number) -> Array:
 GREEDY = Sampling()
 
 
+def new_key(key: Array | int) -> Array:
+    """Return a copy of a key, or a key for a seed. The memory of the result may be donated.
+
+    Raises InputError for anything else.
+    """
+    try:
+        if isinstance(key, int | np.integer) and not isinstance(key, bool):
+            return jax.random.key(key)
+        jax.eval_shape(jax.random.split, key)
+    except (TypeError, ValueError, OverflowError):
+        expected = "a seed of at most 64 bits, or one key of jax.random"
+        raise InputError(f"key must be {expected}, it is {shown(key)}") from None
+    return jnp.copy(key)
+
+
 def last_logits(logits: Array) -> Array:
     """Return the logits (batch, words) of the last token, from logits (batch, tokens, words).
 

@@ -460,6 +460,22 @@ def test_shapes_that_do_not_fit(llama: Decoder) -> None:
             method(None, np.array([1, 2]))
 
 
+def test_arguments_that_cannot_be(llama: Decoder) -> None:
+    """Each error names the argument."""
+    tokens = np.array([[1, 2, 3]])
+    for key in (1.5, "a", None, True, 2**70, jax.random.split(jax.random.key(0)), jnp.ones(3)):
+        with pytest.raises(InputError, match="key must be a seed of at most 64 bits, or one key"):
+            llama.generate(tokens, 2, sample=Sampling(1.0), key=key)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InputError, match="lengths must be known"):
+        jax.jit(lambda lengths: llama.prefill(None, tokens, lengths))(jnp.array([2]))
+    with pytest.raises(InputError, match="tokens must be known"):
+        jax.jit(lambda tokens: llama.generate(tokens, 2).tokens)(tokens)
+    with pytest.raises(InputError, match="batch must be at least 0"):
+        llama.init_state(-1)
+    with pytest.raises(InputError, match="the first token of a row has no log-probability"):
+        llama.log_probabilities(None, tokens[:, :1])
+
+
 def test_keys_of_two_kinds(tmp_path: Path) -> None:
     """Each kind of key has a program of its own, also if programs are stored."""
     model = nnef_jax.load(NETWORKS / "llama.nnef.tgz", cache_dir=tmp_path)
