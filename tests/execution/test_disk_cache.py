@@ -218,6 +218,21 @@ def test_configuration_is_part_of_the_key(tmp_path: Path, monkeypatch: pytest.Mo
         assert cache_key.key_of(graph, device) == before
 
 
+def test_a_setting_of_logistic_functions_is_none_of_logs(tmp_path: Path) -> None:
+    name = "jax_use_hlo_logistic_lowering"
+    if name not in jax.config.values:
+        pytest.skip("jax has no such setting")
+    graph = net(tmp_path).graph
+    device = jax.devices()[0]
+    before = cache_key.key_of(graph, device)
+    value = jax.config.values[name]
+    jax.config.update(name, not value)
+    try:
+        assert cache_key.key_of(graph, device) != before
+    finally:
+        jax.config.update(name, value)
+
+
 def test_the_dtype_of_a_literal_is_part_of_the_key() -> None:
     device = jax.devices()[0]
 
