@@ -107,23 +107,28 @@ def test_what_computes_in_16_bits(function: Callable[[Any], Any], computes: bool
     assert computes_narrow(traced.jaxpr) == computes
 
 
-@pytest.mark.parametrize(("columns", "is_large"), [(1024, True), (64, False)])
-def test_a_loop_with_large_products_is_not_one_kernel(columns: int, is_large: bool) -> None:
+@pytest.mark.parametrize(
+    ("batch", "columns", "is_large"), [(1, 1024, True), (1, 64, False), (32, 64, False)]
+)
+def test_a_loop_with_large_products_is_not_one_kernel(
+    batch: int, columns: int, is_large: bool
+) -> None:
     net = f"""version 1.0;
     graph net(x) -> (y) {{
-        x = external(shape = [1, 512]); w = variable(shape = [512, {columns}], label = 'w');
+        x = external(shape = [{batch}, 1, 512]);
+        w = variable(shape = [{batch}, 512, {columns}], label = 'w');
         y = matmul(x, w);
     }}"""
-    model = model_of(net, data={"w": np.ones((512, columns), np.float32)})
+    model = model_of(net, data={"w": np.ones((batch, 512, columns), np.float32)})
 
     def repeat(params: Any, x: jax.Array, count: jax.Array) -> jax.Array:
-        start = jnp.zeros((1, columns), jnp.float32)
-        return lax.fori_loop(0, count, lambda _, y: model.apply(params, x + y[:, :1]), start)
+        start = jnp.zeros((batch, 1, columns), jnp.float32)
+        return lax.fori_loop(0, count, lambda _, y: model.apply(params, x + y[..., :1]), start)
 
     chosen = model.compiler_options
     assert ("small-while-loop-hoisting" in str(chosen)) == is_large
     jitted = jax.jit(repeat, compiler_options=chosen)
-    compiled = jitted.lower(model.params, jnp.ones((1, 512)), jnp.int32(3)).compile()
+    compiled = jitted.lower(model.params, jnp.ones((batch, 1, 512)), jnp.int32(3)).compile()
     has_kernel = "xla_cpu_small_call" in str(compiled.as_text())
     takes_products = jax.__version_info__ >= (0, 12)
     assert has_kernel == (takes_products and not is_large)
