@@ -303,7 +303,9 @@ def _spliced(
                 results = list(map(_renewed, results))
                 info = call_info.replace(name_stack=call_info.name_stack + info.name_stack)
             callee = callee_of(equation)
-            if callee is None:
+            if _chooses_nothing(equation, operands):
+                results = operands[1:2]
+            elif callee is None:
                 equation_copy = equation.replace(invars=operands, outvars=results, source_info=info)
                 equations.append(equation_copy)
             else:
@@ -320,6 +322,14 @@ def _spliced(
     outvars = add_equations(closed.jaxpr, values={}, call_info=None)
     jaxpr = closed.jaxpr.replace(constvars=list(constants), eqns=equations, outvars=outvars)
     return closed_jaxpr(jaxpr, constants.values())
+
+
+def _chooses_nothing(equation: Equation, operands: Sequence[Atom]) -> bool:
+    """Tell whether an equation chooses between items of one array."""
+    if primitive(equation) != "select_n":
+        return False
+    _, first, *cases = operands
+    return all(x is first for x in cases)
 
 
 def _retyped(variable: Variable, aval: Aval) -> Variable:

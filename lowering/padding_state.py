@@ -198,8 +198,8 @@ class PaddedState:
             return self.bind_bounded(equation, operands)
         places = self.symbols.bounds(shape)
 
-        def results_of(_: Array, *arrays: Any) -> list[Any]:
-            return self.bind_bounded(equation, arrays)
+        def results_of(is_item: Array, *arrays: Any) -> list[Any]:
+            return [_batched_with(is_item, x) for x in self.bind_bounded(equation, arrays)]
 
         def derivative(primals: Any, tangents: Any) -> tuple[Any, Any]:
             is_item, *arrays = primals
@@ -315,7 +315,7 @@ def _padded_in_derivatives(x: Array, padding: Array, is_item: Array, other: Any)
 
     `other` is a pytree of arrays.
     """
-    return x
+    return _batched_with(is_item, x)
 
 
 @partial(_padded_in_derivatives.defjvp, symbolic_zeros=True)
@@ -326,6 +326,15 @@ def _derivative_of_padded(primals: Any, tangents: Any) -> tuple[Array, Any]:
     if not isinstance(dx, SymbolicZero):
         dx = jnp.where(is_item, dx, jnp.zeros_like(dx))
     return jnp.where(is_item, x, padding), dx
+
+
+def _batched_with(is_item: Array, x: Array) -> Array:
+    """Return x as a choice between x and x. Passes and XLA remove the choice.
+
+    `jax.vmap` then batches the result if it batches `is_item`. It must do so because it batches
+    the derivative in this case, and a function must be batched if its derivative is.
+    """
+    return lax.select(jnp.broadcast_to(is_item, x.shape), x, x)
 
 
 def shape_of(v: Atom) -> Shape:

@@ -460,6 +460,23 @@ def test_shapes_that_do_not_fit(llama: Decoder) -> None:
             method(None, np.array([1, 2]))
 
 
+@pytest.mark.parametrize("file", ["llama.nnef.tgz", "llama.onnx"])
+def test_gradients_of_a_batch(file: str) -> None:
+    """The gradient of a batch is the sum of the gradients of its rows."""
+    decoder = nnef_jax.decoder(nnef_jax.load(NETWORKS / file), 64)
+    tokens = np.random.default_rng(0).integers(1, 30, (3, 9)).astype(np.int32)
+
+    def loss(params: Any, tokens: Any) -> Any:
+        return -decoder.log_probabilities(params, tokens).sum()
+
+    gradient = jax.jit(jax.grad(loss))
+    params = dict(decoder.model.params)
+    rows = [gradient(params, tokens[i : i + 1]) for i in range(3)]
+    for label, slopes in gradient(params, tokens).items():
+        expected = np.sum([row[label] for row in rows], axis=0)
+        np.testing.assert_allclose(slopes, expected, 1e-3, 1e-4 * np.abs(expected).max())
+
+
 def test_arguments_that_cannot_be(llama: Decoder) -> None:
     """Each error names the argument."""
     tokens = np.array([[1, 2, 3]])

@@ -121,6 +121,38 @@ def test_derivatives_are_those_of_the_reference(case: str) -> None:
                 np.testing.assert_allclose(slopes[i], difference, 2e-2, 5e-3, err_msg=message)
 
 
+FIRST_ROWS = [
+    node("Cast", "mask", "numbers_of_mask", to=INT64), node("ReduceSum", "numbers_of_mask", "end"),
+    node("Slice", "x axis end axis", "it"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("choice", ["chosen rows", "first rows"])
+def test_counts_of_a_batch(case: str, choice: str) -> None:
+    """The lists of a batch have other counts, and the same items."""
+    chosen_rows = [node("Compress", "x mask", "it", axis=0)]
+    choose = chosen_rows if choice == "chosen rows" else FIRST_ROWS
+    inputs = [tensor("x", X.shape), tensor("w", W.shape), tensor("mask", (5,), BOOL)]
+    file = model([*choose, *CASES[case], *WEIGH], inputs, [tensor("y", None)], WEIGHTS, 18)
+    net = nnef_jax.load(file.SerializeToString())
+
+    def total(x: Any, w: Any, mask: Any) -> Any:
+        y, lengths = net.apply(net.params, x, w, mask, capture=net.lengths)
+        (rows,) = lengths.values()
+        is_item = jnp.arange(y.shape[0])[:, None] < rows[:, None]
+        return jnp.where(is_item, y, 0).sum()
+
+    masks = np.stack(list(MASKS.values()))
+    of_one = jax.jit(jax.grad(total, (0, 1)))
+    expected = jax.tree.map(lambda *x: np.sum(x, axis=0), *[of_one(X, W, mask) for mask in masks])
+    of_batch = jax.jit(
+        jax.grad(lambda x, w: jax.vmap(total, (None, None, 0))(x, w, masks).sum(), (0, 1))
+    )
+    for slopes, expected_slopes in zip(of_batch(X, W), expected, strict=True):
+        np.testing.assert_allclose(slopes, expected_slopes, 1e-4, 1e-4)
+
+
 def test_running_products_have_derivatives_beside_much_padding() -> None:
     """The derivatives of 10 + 10 * 20 are 1 + 20 and 10. The product of 200 items overflows."""
     x = np.zeros(200, np.float32)
