@@ -325,7 +325,8 @@ def _derivative_of_padded(primals: Any, tangents: Any) -> tuple[Array, Any]:
     dx, *_ = tangents
     if not isinstance(dx, SymbolicZero):
         dx = jnp.where(is_item, dx, jnp.zeros_like(dx))
-    return jnp.where(is_item, x, padding), dx
+    # The padding has no derivatives in a second derivative either.
+    return jnp.where(is_item, x, lax.stop_gradient(padding)), dx
 
 
 def _batched_with(is_item: Array, x: Array) -> Array:

@@ -82,20 +82,39 @@ CASES: dict[str, list[Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_derivatives_are_those_of_the_reference(case: str) -> None:
-    choose = node("Compress", "x mask", "it", axis=0)
-    inputs = [tensor("x", X.shape), tensor("w", W.shape), tensor("mask", (5,), BOOL)]
-    file = model([choose, *CASES[case], *WEIGH], inputs, [tensor("y", None)], WEIGHTS, 18)
-    net = nnef_jax.load(file.SerializeToString())
-    reference = ReferenceEvaluator(file)
+CHOSEN_ROWS = [node("Compress", "x mask", "it", axis=0)]
+FIRST_ROWS = [
+    node("Cast", "mask", "numbers_of_mask", to=INT64), node("ReduceSum", "numbers_of_mask", "end"),
+    node("Slice", "x axis end axis", "it"),
+]  # fmt: skip
 
-    @jax.jit
+
+def network_of(case: str, choice: list[Any]) -> Any:
+    """Return a file of ONNX that computes y from x, w and mask, which has 5 items.
+
+    The nodes `choice` compute the list "it" from x and mask.
+    """
+    inputs = [tensor("x", X.shape), tensor("w", W.shape), tensor("mask", (5,), BOOL)]
+    return model([*choice, *CASES[case], *WEIGH], inputs, [tensor("y", None)], WEIGHTS, 18)
+
+
+def sum_by(file: Any) -> Any:
+    """Return the sum of the items of y as a function of x, w and mask."""
+    net = nnef_jax.load(file.SerializeToString())
+
     def total(x: Any, w: Any, mask: Any) -> Any:
         y, lengths = net.apply(net.params, x, w, mask, capture=net.lengths)
         (rows,) = lengths.values()
         is_item = jnp.arange(y.shape[0])[:, None] < rows[:, None]
         return jnp.where(is_item, y, 0).sum()
+
+    return total
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_derivatives_are_those_of_the_reference(case: str) -> None:
+    file = network_of(case, CHOSEN_ROWS)
+    reference = ReferenceEvaluator(file)
 
     def expected(x: np.ndarray, w: np.ndarray, mask: np.ndarray) -> float:
         if not mask.any():
@@ -103,7 +122,7 @@ def test_derivatives_are_those_of_the_reference(case: str) -> None:
         (y,) = reference.run(None, {"x": x, "w": w, "mask": mask})
         return float(y.sum(dtype=np.float64))
 
-    gradient = jax.jit(jax.grad(total, (0, 1)))
+    gradient = jax.jit(jax.grad(sum_by(file), (0, 1)))
     for name, mask in MASKS.items():
         for step, slopes in zip(("x", "w"), gradient(X, W, mask), strict=True):
             array = X if step == "x" else W
@@ -121,28 +140,11 @@ def test_derivatives_are_those_of_the_reference(case: str) -> None:
                 np.testing.assert_allclose(slopes[i], difference, 2e-2, 5e-3, err_msg=message)
 
 
-FIRST_ROWS = [
-    node("Cast", "mask", "numbers_of_mask", to=INT64), node("ReduceSum", "numbers_of_mask", "end"),
-    node("Slice", "x axis end axis", "it"),
-]  # fmt: skip
-
-
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("choice", ["chosen rows", "first rows"])
-def test_counts_of_a_batch(case: str, choice: str) -> None:
+@pytest.mark.parametrize("choice", [CHOSEN_ROWS, FIRST_ROWS], ids=["chosen rows", "first rows"])
+def test_counts_of_a_batch(case: str, choice: list[Any]) -> None:
     """The lists of a batch have other counts, and the same items."""
-    chosen_rows = [node("Compress", "x mask", "it", axis=0)]
-    choose = chosen_rows if choice == "chosen rows" else FIRST_ROWS
-    inputs = [tensor("x", X.shape), tensor("w", W.shape), tensor("mask", (5,), BOOL)]
-    file = model([*choose, *CASES[case], *WEIGH], inputs, [tensor("y", None)], WEIGHTS, 18)
-    net = nnef_jax.load(file.SerializeToString())
-
-    def total(x: Any, w: Any, mask: Any) -> Any:
-        y, lengths = net.apply(net.params, x, w, mask, capture=net.lengths)
-        (rows,) = lengths.values()
-        is_item = jnp.arange(y.shape[0])[:, None] < rows[:, None]
-        return jnp.where(is_item, y, 0).sum()
-
+    total = sum_by(network_of(case, choice))
     masks = np.stack(list(MASKS.values()))
     of_one = jax.jit(jax.grad(total, (0, 1)))
     expected = jax.tree.map(lambda *x: np.sum(x, axis=0), *[of_one(X, W, mask) for mask in masks])
@@ -151,6 +153,35 @@ def test_counts_of_a_batch(case: str, choice: str) -> None:
     )
     for slopes, expected_slopes in zip(of_batch(X, W), expected, strict=True):
         np.testing.assert_allclose(slopes, expected_slopes, 1e-4, 1e-4)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_second_derivatives(case: str) -> None:
+    """Products of the Hessian and a direction, in both modes, are those of finite differences."""
+    gradient = jax.grad(sum_by(network_of(case, CHOSEN_ROWS)), (0, 1))
+    random = np.random.default_rng(1)
+    direction = tuple(random.normal(size=z.shape).astype(np.float32) for z in (X, W))
+
+    def slope(x: Any, w: Any, mask: Any) -> Any:
+        slopes = gradient(x, w, mask)
+        return sum(jnp.vdot(a, b) for a, b in zip(slopes, direction, strict=True))
+
+    @jax.jit
+    def products(mask: Any) -> Any:
+        by_jvp = jax.jvp(lambda *z: gradient(*z, mask), (X, W), direction)[1]
+        step = 2**-7
+        ends = [
+            gradient(*(z + sign * step * d for z, d in zip((X, W), direction, strict=True)), mask)
+            for sign in (1, -1)
+        ]
+        differences = jax.tree.map(lambda a, b: (a - b) / (2 * step), *ends)
+        return by_jvp, jax.grad(slope, (0, 1))(X, W, mask), differences
+
+    for name, mask in MASKS.items():
+        *derivatives, differences = products(mask)
+        for derivative in derivatives:
+            for x, expected in zip(derivative, differences, strict=True):
+                np.testing.assert_allclose(x, expected, 2e-2, 2e-2, err_msg=name)
 
 
 def test_running_products_have_derivatives_beside_much_padding() -> None:
