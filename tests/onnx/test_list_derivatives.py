@@ -61,6 +61,8 @@ CASES: dict[str, list[Any]] = {
     "centred items": [node("ReduceMean", "it axis", "mean", keepdims=1),
                       node("Sub", "it mean", "centred"), node("Mul", "centred w", "r")],
     "softmax": [node("Softmax", "it", "p", axis=0), node("Mul", "p w", "r")],
+    "positive products": [node("Mul", "it w", "products"), node("Relu", "products", "r")],
+    "softplus": [node("Softplus", "it", "p"), node("Mul", "p w", "r")],
     "running sums": [node("CumSum", "it zero", "sums"), node("Mul", "sums w", "r")],
     "running sums from the end": [node("CumSum", "it zero", "r", reverse=1)],
     "running sums before items": [node("CumSum", "it zero", "r", exclusive=1)],
