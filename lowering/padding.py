@@ -28,7 +28,7 @@ from jax import Array
 from lowering import jaxpr_evaluation
 from lowering.padding_bodies import RULES
 from lowering.padding_state import NotPaddableError as NotPaddableError
-from lowering.padding_state import PaddedState, Shape, is_list, shape_of
+from lowering.padding_state import PaddedState, Shape, is_list, shape_of, varying_axes
 from lowering.program import Program
 from lowering.symbol_values import SymbolValues
 
@@ -104,7 +104,8 @@ def padded(
 
     Raises NotPaddableError if an equation has no rule.
     """
-    return PaddedState(symbols, RULES).evaluated(program, arguments, finite)
+    axes = varying_axes([*arguments, *symbols.counts.values()])
+    return PaddedState(symbols, RULES, axes).evaluated(program, arguments, finite)
 
 
 class PaddedFunction:

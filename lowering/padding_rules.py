@@ -51,8 +51,8 @@ def _broadcast(state: PaddedState, equation: Equation, operands: list[Any]) -> l
     return state.bind_bounded(equation, [x, *operands[1:]])
 
 
-@RULES("iota", "transpose", "squeeze", "stack", "optimization_barrier", "bitcast_convert_type",
-       "le_to", "lt_to", "levels")  # fmt: skip
+@RULES("iota", "transpose", "squeeze", "stack", "optimization_barrier", "reshard",
+       "bitcast_convert_type", "le_to", "lt_to", "levels")  # fmt: skip
 def _unaffected(state: PaddedState, equation: Equation, operands: list[Any]) -> list[Any]:
     """Evaluate an equation in which no item of a result depends on padding."""
     return state.bind_bounded(equation, operands)

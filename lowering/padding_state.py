@@ -6,7 +6,7 @@ The rules, one for each primitive of jax, are those of `lowering.padding_rules` 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -56,11 +56,17 @@ class PaddedState:
         symbols: the values of the symbols. Equations may define further symbols.
         rules: a function for each primitive. It takes this object, the equation, and the padded
             operands, and returns the padded results.
+        axes: the axes of a mesh along which arrays of the evaluation vary, as `jax.shard_map`
+            checks it. All arrays then count as varying, since the operands of an equation must
+            vary along the same axes.
     """
 
-    def __init__(self, symbols: SymbolValues, rules: Rules) -> None:
+    def __init__(
+        self, symbols: SymbolValues, rules: Rules, axes: frozenset[str] = frozenset()
+    ) -> None:
         self.symbols = symbols
         self._rules = rules
+        self._axes = axes
         self._finite: set[Variable] = set()  # the variables whose padding is marked as finite
 
     def inner(self, counts: Mapping[str, Array] | None = None) -> PaddedState:
@@ -69,7 +75,7 @@ class PaddedState:
         Symbols that the body defines stay in the new state. If `counts` is not None, it replaces
         the values of the symbols.
         """
-        inner = PaddedState(self.symbols.inner(counts), self._rules)
+        inner = PaddedState(self.symbols.inner(counts), self._rules, self._axes)
         inner._finite |= self._finite
         return inner
 
@@ -83,11 +89,23 @@ class PaddedState:
         # Calls of the same function share its variables, so marks of an earlier call are removed.
         self._finite.difference_update(program.arguments)
         self._finite.update(program.arguments[i] for i in finite)
-        results = program.evaluated(arguments, self._compute)
+        varying_arguments = list(map(self._varying, arguments))
+        results = program.evaluated(varying_arguments, self._compute, self._varying)
         return [self.cut(v, x) for v, x in zip(program.results, results, strict=True)]
+
+    def _varying(self, x: Any) -> Any:
+        """Return x as an array that varies along all axes of the evaluation."""
+        if not self._axes:
+            return x
+        missing = self._axes - varying_axes([x])
+        return lax.pcast(x, tuple(missing), to="varying") if missing else x
 
     def _compute(self, equation: Equation, operands: list[Any]) -> Sequence[Any]:
         """Evaluate an equation. Raises NotPaddableError if the equation has no rule."""
+        return list(map(self._varying, self._results(equation, operands)))
+
+    def _results(self, equation: Equation, operands: list[Any]) -> Sequence[Any]:
+        """Evaluate an equation. The results may vary along some of the axes only."""
         if not _is_symbolic(equation):
             return jaxpr_evaluation.bind(equation, operands)
         function = jaxprs.called(equation)
@@ -183,7 +201,7 @@ class PaddedState:
         for name, value in new_params.items():
             if has_symbols(value):
                 new_params[name] = self.symbols.bounds(value)
-        return jaxpr_evaluation.bind(equation, operands, **new_params)
+        return jaxpr_evaluation.bind(equation, list(map(self._varying, operands)), **new_params)
 
     def bind_by_item(self, equation: Equation, operands: Sequence[Any]) -> list[Any]:
         """Evaluate an elementwise equation. The derivatives by items do not depend on padding.
@@ -297,6 +315,12 @@ class PaddedState:
             if is_symbolic(extent):
                 x = jnp.where(self.is_item(x, axis, extent), x, jnp.asarray(value, x.dtype))
         return x
+
+
+def varying_axes(arrays: Iterable[Any]) -> frozenset[str]:
+    """Return the axes of a mesh along which `jax.shard_map` knows that an array varies."""
+    types = [getattr(jax.typeof(x), "manual_axis_type", None) for x in arrays]
+    return frozenset[str]().union(*(type.varying for type in types if type is not None))
 
 
 def with_derivatives_where(is_item: Array, x: Any) -> Any:

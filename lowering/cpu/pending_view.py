@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -68,8 +69,12 @@ def item_of(stack: View) -> View:
     axis of the stack's array.
     """
     order = tuple(axis - 1 for axis in stack.order[1:])
-    array = jax.ShapeDtypeStruct(stack.array.shape[1:], stack.array.dtype)
-    return View(array, order, stack.shape[1:])  # pyright: ignore[reportArgumentType]
+    shape = stack.array.shape[1:]
+    array: Any = jax.ShapeDtypeStruct(shape, stack.array.dtype)
+    is_in_shard_map = bool(jax.sharding.get_abstract_mesh().manual_axes)
+    if is_in_shard_map:  # jax checks along which axes of a mesh an array varies
+        array = jax.typeof(stack.array).update(shape=shape)
+    return View(array, order, stack.shape[1:])
 
 
 def arranged(view: View, order: Order) -> Array:

@@ -11,6 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 import nnef_jax
 
@@ -155,6 +158,25 @@ def test_counts_of_a_batch(case: str, choice: list[Any]) -> None:
     )
     for slopes, expected_slopes in zip(of_batch(X, W), expected, strict=True):
         np.testing.assert_allclose(slopes, expected_slopes, 1e-4, 1e-4)
+
+
+@pytest.mark.parametrize("checks", [True, False])
+@pytest.mark.parametrize("case", CASES)
+def test_counts_on_the_devices_of_a_mesh(case: str, checks: bool) -> None:
+    """Each device has masks of its own. The gradient by shared items is summed."""
+    total = sum_by(network_of(case, FIRST_ROWS))
+    masks = np.stack(list(MASKS.values()))
+    expected = jax.tree.map(
+        lambda *x: np.sum(x, axis=0), *[jax.grad(total, (0, 1))(X, W, mask) for mask in masks]
+    )
+    mesh = Mesh(np.array(jax.devices()[:2]), ("d",))
+    over_mesh = jax.shard_map(
+        lambda x, w, masks: lax.psum(jax.vmap(total, (None, None, 0))(x, w, masks).sum(), "d"),
+        mesh=mesh, in_specs=(P(), P(), P("d")), out_specs=P(), check_vma=checks,
+    )  # fmt: skip
+    slopes = jax.jit(jax.grad(over_mesh, (0, 1)))(X, W, masks)
+    for x, expected_slopes in zip(slopes, expected, strict=True):
+        np.testing.assert_allclose(x, expected_slopes, 1e-4, 1e-4)
 
 
 @pytest.mark.parametrize("case", CASES)
